@@ -1,0 +1,5 @@
+"""`python -m clawstream` is `clawstream`."""
+
+from clawstream.cli import main
+
+main()

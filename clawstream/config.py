@@ -1,0 +1,252 @@
+"""Settings: one TOML, read once by the command line, overridden by CLAWSTREAM_* variables.
+
+Nothing else reads the environment.
+An unknown key is an error. Every stage gets its own section and nothing else.
+`CLAWSTREAM_GATEWAY__PORT=8080` overrides `port` under `[gateway]`; CLAWSTREAM_KAFKA and CLAWSTREAM_POSTGRES are
+short for the addresses of the two servers.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import platformdirs
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from clawstream.errors import ConfigError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Section(BaseModel):
+    """A part of the settings: frozen, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KafkaSettings(Section):
+    """The broker."""
+
+    bootstrap: str | None = Field(None, description="host:port[,host:port]; none: a broker of our own is started")
+    prefix: str = Field("", description="put before every topic and group name", pattern=r"^[A-Za-z0-9._-]*$")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    ca_file: Path | None = None
+
+
+class PostgresSettings(Section):
+    """The database."""
+
+    url: SecretStr | None = Field(None, description="an SQLAlchemy URL; none: a database of our own is started")
+
+
+class EngineSettings(Section):
+    """The inference engine, and the policy that it serves."""
+
+    urls: tuple[str, ...] = Field((), description="SGLang servers; none: the embedded CPU engine is started")
+    model_path: Path | None = Field(None, description="the Hugging Face folder of the base policy")
+    port: int = Field(30010, ge=0, le=65535, description="of the embedded engine; 0: any free one")
+    threads: int = Field(1, ge=1, description="of the embedded engine")
+    max_running_requests: int = Field(64, ge=1, description="of the embedded engine")
+
+
+class PolicySettings(Section):
+    """What learns."""
+
+    id: str = Field("policy", pattern=r"^[A-Za-z0-9._-]+$", description="names the policy on the log")
+    served_model: str = Field("policy", description="the model name that clients ask for")
+    renderer: str = Field("auto", description="the chat template's family, as the renderers package names it")
+    enable_thinking: bool | None = Field(None, description="for families that can think; none: the template's default")
+
+
+class GatewaySettings(Section):
+    """The HTTP gateway that clients talk to."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(30000, ge=0, le=65535)
+    api_key: SecretStr | None = Field(None, description="the bearer key; without one only this machine is served")
+    default_turn_type: Literal["main", "side"] = "main"
+    max_body_bytes: int = Field(8 * 2**20, ge=1024, le=8 * 2**20)
+    default_max_tokens: int = Field(1024, ge=1, description="where the client names no limit")
+    default_temperature: float = Field(0.7, ge=0, le=2, description="where the client names none")
+    heartbeat_s: float = Field(10.0, gt=0, description="between comments on a silent stream")
+    ack_timeout_s: float = Field(5.0, gt=0, description="how long the end of an answer waits for Kafka")
+    index_window_s: int = Field(86_400, ge=0, description="how far back sessions are read from the log at start")
+    first_token_timeout_s: float = Field(300.0, gt=0)
+
+    @model_validator(mode="after")
+    def _a_key_guards_other_addresses(self) -> "GatewaySettings":
+        if self.host not in LOOPBACK and self.api_key is None:
+            raise ValueError(
+                f"host {self.host} can be reached from outside: set gateway.api_key, or listen on 127.0.0.1"
+            )
+        return self
+
+
+class TurnsSettings(Section):
+    """Pairing."""
+
+    session_idle_s: int = Field(1800, ge=1, description="without an exchange, by the log's clock, a session is idle")
+
+
+class JudgeSettings(Section):
+    """The judges: any OpenAI-compatible endpoint."""
+
+    url: str | None = Field(None, description="base URL ending in /v1; none: the policy's own engine judges nothing")
+    model: str = "judge"
+    api_key: SecretStr | None = None
+    votes: int = Field(3, ge=1, le=15, description="per question and turn")
+    quorum: int | None = Field(None, ge=1, description="readable votes that a verdict needs; none: a majority of votes")
+    temperature: float = Field(0.6, ge=0, le=2)
+    max_tokens: int = Field(1024, ge=16)
+    section_tokens: int = Field(2000, ge=64, description="of request, answer and next state each in a judge's prompt")
+    calls_at_once: int = Field(64, ge=1)
+    call_timeout_s: float = Field(60.0, gt=0)
+    deadline_s: float = Field(600.0, gt=0, description="after which a vote that did not arrive is recorded as failed")
+
+    @property
+    def needed(self) -> int:
+        """The quorum in force."""
+        return self.quorum if self.quorum is not None else self.votes // 2 + 1
+
+
+class TrainingSettings(Section):
+    """Micro-batches and losses; names and defaults as in design.md section 7."""
+
+    batch_samples: int = Field(16, ge=1)
+    max_wait_s: float = Field(3600.0, gt=0, description="since the oldest waiting sample; then a smaller batch fires")
+    max_versions_behind: int | None = Field(None, ge=0, description="older samples are dropped; none: never")
+    max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
+    method: Literal["combined", "binary", "opd"] = "combined"
+    w_binary: float = Field(1.0, ge=0)
+    w_opd: float = Field(1.0, ge=0)
+    gap_clip_nats: float = Field(5.0, gt=0)
+    gap_mask_nats: float = -0.1
+    baseline: Literal["zero", "running"] = "zero"
+    clip_low: float = Field(0.2, gt=0)
+    clip_high: float = Field(0.28, gt=0)
+    importance_cap: float = Field(2.0, gt=0)
+    kl: float = Field(0.02, ge=0)
+    average: Literal["sequence", "token"] = "sequence"
+    teacher: Literal["reference", "ema", "current"] = "reference"
+    ema_decay: float = Field(0.99, gt=0, lt=1)
+    ratio_to: Literal["old", "sampled"] = "old"
+    learning_rate: float = Field(1e-5, gt=0)
+    constant_updates: int = Field(8, ge=1, description="after these the rate falls with the inverse square root")
+    weight_decay: float = Field(0.1, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
+    micro_batch_tokens: int = Field(16_384, ge=64)
+    keep_checkpoints: int = Field(5, ge=1)
+    seed: int = 0
+    threads: int | None = Field(None, ge=1, description="torch threads; none: torch's own choice")
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """(binary, opd), as the method says."""
+        binary = 0.0 if self.method == "opd" else self.w_binary
+        opd = 0.0 if self.method == "binary" else self.w_opd
+        return binary, opd
+
+
+class MonitorSettings(Section):
+    """The live windows."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(30066, ge=0, le=65535)
+
+
+class _Environment(EnvSettingsSource):
+    """The CLAWSTREAM_* variables, with the two servers' addresses by their short names."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        short = {"kafka": "bootstrap", "postgres": "url"}.get(field_name)
+        if short is not None and not value.startswith("{"):
+            return {short: value}
+        return super().decode_complex_value(field_name, field, value)
+
+
+class Settings(BaseSettings):
+    """Everything, as one frozen value."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix="CLAWSTREAM_",
+        env_nested_delimiter="__",
+        nested_model_default_partial_update=True,
+    )
+
+    data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("clawstream")))
+    cache_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("clawstream")))
+    kafka: KafkaSettings = KafkaSettings()
+    postgres: PostgresSettings = PostgresSettings()
+    engine: EngineSettings = EngineSettings()
+    policy: PolicySettings = PolicySettings()
+    gateway: GatewaySettings = GatewaySettings()
+    turns: TurnsSettings = TurnsSettings()
+    judge: JudgeSettings = JudgeSettings()
+    training: TrainingSettings = TrainingSettings()
+    monitor: MonitorSettings = MonitorSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003  # pydantic's own; ours stands in for it
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment goes before the file, which `load` passes as arguments."""
+        return _Environment(settings_cls), init_settings
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """Where the versions of this policy are kept."""
+        return self.data_dir / "policies" / self.policy.id
+
+
+def load(path: Path | None) -> Settings:
+    """Return the settings in the file, or the defaults, with the environment's overrides.
+
+    Raises ConfigError naming the key, what was found and what is allowed.
+    """
+    values: dict[str, object] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise ConfigError(f"{path}: no such file; name an existing one with --config, or leave it out") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not TOML: {error}") from error
+    try:
+        return Settings(**values)  # type: ignore[arg-type]  # pydantic checks the values of an untyped file
+    except ValidationError as error:
+        where = f"{path}: " if path else ""
+        problems = "; ".join(_problem(dict(item)) for item in error.errors())
+        raise ConfigError(f"{where}{problems}. Nothing was started.") from error
+
+
+def _problem(item: dict[str, object]) -> str:
+    location = item.get("loc", ())
+    key = ".".join(map(str, location)) if isinstance(location, tuple) else str(location)
+    if item.get("type") == "extra_forbidden":
+        return f"unknown key {key}: remove it, or see `clawstream config` for the keys there are"
+    return f"{key}: {item.get('msg')} (found {item.get('input')!r})"
+
+
+def child_environment(overrides: Mapping[str, object]) -> dict[str, str]:
+    """Return this process's environment with settings for a child: `{"gateway.port": 8080}` and the like."""
+    short = {"kafka.bootstrap": "CLAWSTREAM_KAFKA", "postgres.url": "CLAWSTREAM_POSTGRES"}
+    named = {short.get(key, "CLAWSTREAM_" + key.upper().replace(".", "__")): value for key, value in overrides.items()}
+    return os.environ | {
+        name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in named.items()
+    }

@@ -1,0 +1,69 @@
+"""Every error that clawstream raises on purpose; types differ where the handling differs.
+
+ClawstreamError
++-- OperatorError      a person has to change something: exit code 2 on the command line
+|   +-- ConfigError        the settings file or an override
+|   +-- TopicMismatch      a topic is missing, or is not as topics/*.yaml says
+|   +-- UnusableCheckpoint a checkpoint folder is incomplete or of another model
+|   +-- TrainingDiverged   a step's gradient is not a finite number
+|   +-- DatabaseMismatch   the database's schema is not the one this version writes
+|   +-- PartUnavailable    a server that is needed is not there (broker, database, engine, Java)
++-- UnusableEvent      this record can never be processed: it goes to <topic>.dlq
+|   +-- UndecodableRecord  bytes that no schema of ours explains
+|   +-- UnusableExchange   an exchange that can't become a turn or a sample
++-- TryLater           a peer did not answer as it should; the same call may succeed later
+
+A message says which thing, what was found and what was expected, what happens now, and what to do.
+"""
+
+
+class ClawstreamError(Exception):
+    """Root of the tree; never raised itself."""
+
+
+class OperatorError(ClawstreamError):
+    """A person has to change something; the command line prints the message and exits with 2."""
+
+
+class ConfigError(OperatorError):
+    """The settings file or an override can't be used."""
+
+
+class TopicMismatch(OperatorError):
+    """A topic is missing or differs from its file in topics/."""
+
+
+class UnusableCheckpoint(OperatorError):
+    """A checkpoint folder is incomplete, damaged or of another model."""
+
+
+class TrainingDiverged(OperatorError):
+    """A step's gradient is not a finite number: the weights stay as they were."""
+
+
+class DatabaseMismatch(OperatorError):
+    """The database's schema is not the one that this version reads and writes."""
+
+
+class PartUnavailable(OperatorError):
+    """A server that is needed can't be reached or started."""
+
+
+class UnusableEvent(ClawstreamError):
+    """This record can never be processed; it goes to the topic's dead-letter queue."""
+
+
+class UndecodableRecord(UnusableEvent):
+    """The bytes of a record are not an event of any schema we know."""
+
+
+class UnusableExchange(UnusableEvent):
+    """An exchange that can't become a turn or a sample."""
+
+
+class TryLater(ClawstreamError):
+    """A peer refused, failed or did not answer in time; the same call may succeed later."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

@@ -1,0 +1,79 @@
+"""What every event is: an immutable fact with an id that follows from what it says happened.
+
+`event_id` is a uuid5 over the event's type and the fields named in IDENTITY, so writing a fact again is writing the
+same event; of two records with one id the first in the partition counts. Fields are plain values: token ids and
+log-probs are tuples here and packed little-endian bytes on the wire (`Packed`).
+"""
+
+import uuid
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, ClassVar
+
+_NAMESPACE = uuid.UUID("9d1f6c1e-6f0e-5c58-9a53-0d7b3c1f4a10")
+
+
+class Packed(Enum):
+    """How a tuple of numbers is written: the array type code, little-endian, without a length prefix of its own."""
+
+    INT32 = "i"
+    FLOAT32 = "f"  # an absent value (None) is written as NaN and read back as None
+    INT8 = "b"
+
+
+TokenIds = Annotated[tuple[int, ...], Packed.INT32]
+LogProbs = Annotated[tuple[float | None, ...], Packed.FLOAT32]  # nats; None: the engine reported no value
+Mask = Annotated[tuple[int, ...], Packed.INT8]  # 1: the token is trained, 0: it is not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A fact; subclasses say which, and which of their fields make it that fact and no other."""
+
+    IDENTITY: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def event_id(self) -> str:
+        """The uuid5 of what happened: equal for two events exactly when they say that the same thing happened."""
+        return derived_id(type(self).__name__, *(getattr(self, name) for name in self.IDENTITY))
+
+    @property
+    def key(self) -> str:
+        """The record key: events with one key keep their order."""
+        raise AttributeError(f"{type(self).__name__} has no key: derive it from SessionEvent or PolicyEvent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEvent(Event):
+    """A fact about one session."""
+
+    session_id: str
+
+    @property
+    def key(self) -> str:
+        """The session."""
+        return self.session_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyEvent(Event):
+    """A fact about one policy, the thing that learns; its versions count from 0, the base."""
+
+    policy_id: str
+
+    @property
+    def key(self) -> str:
+        """The policy."""
+        return self.policy_id
+
+
+def derived_id(kind: str, *parts: object) -> str:
+    """Return a uuid5 of `kind` and `parts`; None and "" give different ids."""
+    return str(uuid.uuid5(_NAMESPACE, "\x1f".join([kind, *(repr(part) for part in parts)])))
+
+
+def float32(values: Iterable[float | None]) -> tuple[float | None, ...]:
+    """Round to float32, so that an event equals its own decoded record."""
+    return tuple(None if value is None else array("f", (value,))[0] for value in values)

@@ -1,0 +1,138 @@
+"""Exchanges: one request and what was answered, as the gateway saw it; and the end of a session.
+
+An exchange holds what is new. `RequestDelta` names the parent exchange and how much of its request is kept;
+`clawstream.events.history` rebuilds whole requests.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from clawstream.events.base import LogProbs, SessionEvent, TokenIds
+
+
+class TurnType(StrEnum):
+    """Whether a request is part of the conversation (main) or the client's own housekeeping (side)."""
+
+    MAIN = "main"
+    SIDE = "side"
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+class FailureReason(StrEnum):
+    """Why an exchange has no answer that the client saw to its end."""
+
+    CLIENT_GONE = "client_gone"
+    ENGINE_REFUSED = "engine_refused"
+    ENGINE_FAILED = "engine_failed"
+    TIMED_OUT = "timed_out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpan:
+    """`num_tokens` consecutive output tokens that were sampled by `policy_version`."""
+
+    policy_version: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the answer's tokens were sampled."""
+
+    temperature: float  # 0: greedy
+    top_p: float
+    top_k: int | None  # None: no limit
+    max_tokens: int
+    seed: int | None  # None: the engine's choice
+    stop: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDelta:
+    """A request, less what its parent's request already holds.
+
+    The whole request's messages are the parent's first `kept_messages`, then `messages`; its prompt is the parent's
+    first `kept_tokens` prompt tokens, then `token_ids`; its options are `options`, or the parent's where that is None.
+    Without a parent nothing is kept and `options` is not None.
+    """
+
+    parent_exchange_id: str | None
+    kept_messages: int
+    kept_tokens: int
+    messages: tuple[bytes, ...]  # each message as JSON, as the client sent it
+    token_ids: TokenIds
+    options: bytes | None  # the body without `messages`, as JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeCompleted(SessionEvent):
+    """An answer that was generated to its end; acknowledged by Kafka before the client sees how it finished."""
+
+    IDENTITY: ClassVar = ("exchange_id",)
+
+    exchange_id: str  # also the OpenAI response id, less its "chatcmpl-"
+    turn_type: TurnType
+    client: str  # the client profile that named session and turn type: "openclaw", "headers", "history", ...
+    model: str  # as the client named it
+    request: RequestDelta
+    request_sha256: str  # of the whole body without stream options; equal for a retry
+    retry_count: int | None  # what the client's retry header says; None: no such header
+    sampling: Sampling
+    policy_id: str
+    versions: tuple[VersionSpan, ...]  # in output order; their num_tokens sum to len(output_ids)
+    message: bytes  # the assistant message as answered, as JSON
+    output_ids: TokenIds  # as sampled, the stop token included
+    output_logprobs: LogProbs  # one per output id, at the sampling temperature
+    finish_reason: FinishReason
+    cached_tokens: int | None  # prompt tokens that the engine had cached; None: not reported
+    trace_id: str | None  # of the request's traceparent
+    received_at_ms: int  # since the epoch, UTC; so are the next two
+    first_token_at_ms: int | None  # None: the answer has no tokens
+    finished_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeFailed(SessionEvent):
+    """A request that was accepted and whose answer the client did not get to its end."""
+
+    IDENTITY: ClassVar = ("exchange_id",)
+
+    exchange_id: str
+    turn_type: TurnType
+    client: str
+    model: str
+    request: RequestDelta
+    reason: FailureReason
+    status: int | None  # the engine's HTTP status; None: there was none
+    detail: str
+    policy_id: str
+    output_ids: TokenIds  # what had been sampled by then
+    received_at_ms: int
+    finished_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionDone(SessionEvent):
+    """The client said that the session is over."""
+
+    IDENTITY: ClassVar = ("session_id", "after_exchange_id")
+
+    after_exchange_id: str | None  # the session's newest exchange; None: none is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionIdle(SessionEvent):
+    """Nothing was asked for `idle_s` after this exchange, by the log's own clock."""
+
+    IDENTITY: ClassVar = ("session_id", "after_exchange_id")
+
+    after_exchange_id: str
+    idle_s: int

@@ -1,0 +1,89 @@
+"""Which turn of a session without a sample gets a second look, and when that is known. Pure.
+
+The one rule: a session is judged by the turns that stood on the topic when it was said to be settled, so that the same
+turn is chosen whatever else has arrived by then.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from clawstream.events.judging import HintAbsent, HintFound, VerdictReached
+from clawstream.events.turns import TurnsSettled
+
+Hint = HintFound | HintAbsent
+
+
+class Mark(NamedTuple):
+    """A TurnsSettled: it came after `num_turns` of the session's turns, of which the first `start` are of an earlier
+    life of the session, one that the client had said was done.
+    """
+
+    settled: TurnsSettled
+    start: int
+    num_turns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondLook:
+    """A turn to be looked at again, in view of the session's first `num_turns` turns."""
+
+    turn_id: str
+    num_turns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondLooks:
+    """The second looks due, in order, and whether nothing more is to be waited for."""
+
+    due: tuple[SecondLook, ...]
+    settled: bool
+
+
+def gives_sample(verdict: VerdictReached, hint: Hint) -> bool:
+    """Return whether what judges said of a turn is something to learn from."""
+    return isinstance(hint, HintFound) or verdict.score in (-1, 1)
+
+
+def marked(marks: tuple[Mark, ...], settled: TurnsSettled, num_turns: int) -> tuple[Mark, ...]:
+    """Return the marks with a new one; themselves where it is known."""
+    if any(mark.settled == settled for mark in marks):
+        return marks
+    start = max((mark.num_turns for mark in marks if mark.settled.done), default=0)
+    return (*marks, Mark(settled, start, num_turns))
+
+
+def second_looks(
+    turn_ids: Sequence[str],
+    marks: Sequence[Mark],
+    verdicts: Mapping[str, VerdictReached],
+    hints: Mapping[str, Hint],
+    looks: Mapping[str, VerdictReached],
+) -> SecondLooks:
+    """Return the second looks that a session is due.
+
+    `turn_ids` are its paired turns in topic order; `verdicts` and `hints` are of revision 0, `looks` of revision 1.
+    A session gets another look at each mark while nothing of it gave a sample, and no turn is looked at twice.
+    """
+    due: dict[str, SecondLook] = {}
+    served: set[int] = set()
+    for mark in marks:
+        turns = turn_ids[mark.start : mark.num_turns]
+        if any(turn not in verdicts or turn not in hints for turn in turns):
+            return SecondLooks(due=tuple(due.values()), settled=False)
+        if mark.start in served or any(gives_sample(verdicts[turn], hints[turn]) for turn in turns):
+            continue
+        best = max(turns, key=lambda turn: _said(verdicts[turn]), default=None)
+        if best is None or best in due:
+            continue
+        due[best] = SecondLook(turn_id=best, num_turns=mark.num_turns)
+        if best not in looks:
+            return SecondLooks(due=tuple(due.values()), settled=False)
+        if looks[best].score in (-1, 1):
+            served.add(mark.start)
+    return SecondLooks(due=tuple(due.values()), settled=True)
+
+
+def _said(verdict: VerdictReached) -> int:
+    """Return the sum of absolute readable votes; `max` keeps the earliest of equals."""
+    return verdict.num_positive + verdict.num_negative

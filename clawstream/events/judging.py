@@ -1,0 +1,138 @@
+"""Votes, verdicts and hints: what judges said of a turn, and what that comes to.
+
+A turn is asked about in revisions: 0 is the ordinary look, 1 the floor's look at a session that gave no sample.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from clawstream.events.base import SessionEvent, derived_id
+
+
+class Question(StrEnum):
+    """What a judge was asked."""
+
+    SCORE = "score"  # was the answer good, by what happened next: -1, 0, 1
+    HINT = "hint"  # does what happened next say how to do better: -1 no, 1 yes and how
+
+
+class VoteStatus(StrEnum):
+    """What came of one question to one judge."""
+
+    READABLE = "readable"
+    UNREADABLE = "unreadable"  # a reply arrived and has no verdict that can be read
+    FAILED = "failed"  # no reply arrived before the deadline
+
+
+class VerdictStatus(StrEnum):
+    """How a verdict came about."""
+
+    DECIDED = "decided"  # one score has strictly more votes than any other
+    TIED = "tied"  # the score is 0
+    BELOW_QUORUM = "below_quorum"  # too few readable votes; there is no score
+
+
+class HintAbsence(StrEnum):
+    """Why a turn has no hint."""
+
+    NONE_OFFERED = "none_offered"  # the readable votes say that the next state teaches nothing
+    TOO_SHORT = "too_short"  # hints were offered, none longer than ten characters
+    UNREADABLE = "unreadable"  # no vote could be read
+    FAILED = "failed"  # no judge answered
+
+
+class FeedbackSource(StrEnum):
+    """Who gave feedback."""
+
+    PERSON = "person"
+    ENVIRONMENT = "environment"
+    HEURISTIC = "heuristic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteCast(SessionEvent):
+    """One judge's reply to one question about one turn, read or unreadable, or the fact that none came."""
+
+    turn_id: str
+    question: Question
+    judge: str  # model and endpoint, "qwen3-8b@judge.internal:30001"
+    prompt_version: str
+    revision: int
+    ballot: int  # 0 ..< votes asked of this judge
+    status: VoteStatus
+    score: int | None  # None unless readable, which is not a 0
+    hint: str | None  # None unless the question was for a hint and the vote gives one
+    text: str | None  # the judge's reply; None: none came
+    error: str | None  # why none came
+    prompt_tokens: int | None  # as the endpoint counted; None: not reported
+    completion_tokens: int | None
+    latency_ms: int
+    cast_at_ms: int  # since the epoch, UTC
+
+    @property
+    def event_id(self) -> str:
+        """One per ballot; a failed vote has an id of its own, so that judging again later does not collide with it."""
+        ballot = (self.turn_id, self.question, self.judge, self.prompt_version, self.revision, self.ballot)
+        parts = (*map(str, ballot), self.cast_at_ms) if self.status is VoteStatus.FAILED else tuple(map(str, ballot))
+        return derived_id("VoteCast", *parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictReached(SessionEvent):
+    """What the votes on a turn come to."""
+
+    IDENTITY: ClassVar = ("turn_id", "judge", "prompt_version", "revision")
+
+    turn_id: str
+    judge: str
+    prompt_version: str
+    revision: int
+    status: VerdictStatus
+    score: int | None  # -1, 0 or 1; None below the quorum
+    num_positive: int
+    num_neutral: int
+    num_negative: int
+    num_unreadable: int
+    num_failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintFound(SessionEvent):
+    """What the next state says the answer should have been like; the longest of the hints offered."""
+
+    IDENTITY: ClassVar = ("turn_id", "judge", "prompt_version", "revision")
+
+    turn_id: str
+    judge: str
+    prompt_version: str
+    revision: int
+    hint: str  # stripped, longer than 10 characters
+    num_offered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintAbsent(SessionEvent):
+    """No hint can be had from this turn's next state, and why."""
+
+    IDENTITY: ClassVar = ("turn_id", "judge", "prompt_version", "revision")
+
+    turn_id: str
+    judge: str
+    prompt_version: str
+    revision: int
+    reason: HintAbsence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedbackGiven(SessionEvent):
+    """What somebody said of an answer outside the conversation: a thumb, a text, an outcome."""
+
+    IDENTITY: ClassVar = ("feedback_id",)
+
+    feedback_id: str
+    turn_id: str
+    source: FeedbackSource
+    score: float | None  # -1 to 1; None: words only
+    text: str | None
+    given_at_ms: int  # since the epoch, UTC

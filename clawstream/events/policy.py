@@ -1,0 +1,97 @@
+"""The life of a policy: batches planned, steps taken, versions published and taken over by engines.
+
+Version 0 is the base; the step that trains on the n-th batch makes version n.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from clawstream.events.base import PolicyEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicOffset:
+    """The next offset to read of a partition."""
+
+    topic: str
+    partition: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlanned(PolicyEvent):
+    """What the step that makes `policy_version` trains on; written before the step, and executed as written."""
+
+    IDENTITY: ClassVar = ("policy_id", "policy_version")
+
+    policy_version: int
+    parent_version: int
+    sample_ids: tuple[str, ...]  # in training order
+    offsets: tuple[TopicOffset, ...]  # all records before these are in this batch or an earlier one, or were dropped
+    seed: int
+    settings: bytes  # the training settings, as JSON
+    planned_at_ms: int  # since the epoch, UTC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTaken(PolicyEvent):
+    """An optimizer step was taken and its checkpoint is whole on disk. Losses and log-probs in nats."""
+
+    IDENTITY: ClassVar = ("policy_id", "policy_version")
+
+    policy_version: int
+    num_samples: int
+    num_hinted: int
+    num_rewarded: int
+    num_tokens: int  # trained
+    num_tokens_dropped: int  # a log-prob was missing or not finite
+    loss_nats: float | None  # None: no token could be trained on, so the weights stayed
+    kl_reference_nats: float | None  # None: nothing was trained on, or no reference was asked for
+    mean_gap_nats: float | None  # teacher - old; None: no sample has a hint
+    mean_reward: float | None  # None: no sample has a reward
+    clipped_share: float | None  # None: one step a batch, so nothing can be clipped
+    grad_norm: float | None  # before clipping; None: nothing was trained on
+    learning_rate: float
+    mean_versions_behind: float  # of the samples' newest sampling version against the parent
+    max_versions_behind: int
+    step_ms: int
+    taken_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyPublished(PolicyEvent):
+    """The weights of a version lie at `path`, whole, and engines may take them over."""
+
+    IDENTITY: ClassVar = ("policy_id", "policy_version")
+
+    policy_version: int
+    parent_version: int | None  # None: the base
+    path: str
+    manifest_sha256: str | None  # None: the base, which has no manifest
+    num_bytes: int
+    published_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyActivated(PolicyEvent):
+    """An engine serves this version from now on."""
+
+    IDENTITY: ClassVar = ("policy_id", "policy_version", "engine", "activated_at_ms")
+
+    policy_version: int
+    engine: str  # its address
+    pause_ms: float  # how long no token was sampled
+    num_bytes: int
+    activated_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRejected(PolicyEvent):
+    """An engine did not take this version over; it serves what it served."""
+
+    IDENTITY: ClassVar = ("policy_id", "policy_version", "engine", "rejected_at_ms")
+
+    policy_version: int
+    engine: str
+    reason: str
+    rejected_at_ms: int
