@@ -1,0 +1,122 @@
+"""How Kafka's clients are made: who we are to the broker, how much we take at once, what its errors mean to us."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from aiokafka.helpers import create_ssl_context
+from aiokafka.structs import OffsetAndMetadata
+
+from clawstream.errors import PartUnavailable, TryLater
+
+MAX_RECORD_BYTES = 9 * 2**20  # 8 MiB, and room for what stands around them; topics/*.yaml say the same
+LINGER_MS = 2
+CONNECT_WITHIN_S = 15.0
+ASK_TIMES = 20
+ASK_AGAIN_S = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSecurity:
+    """How to be let in by the broker."""
+
+    protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_username: str | None = None
+    sasl_password: str | None = None
+    ca_file: Path | None = None  # None: the system's authorities
+
+    def __repr__(self) -> str:
+        """Without the password."""
+        return f"KafkaSecurity({self.protocol}, {self.sasl_mechanism}, {self.sasl_username})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """Where the broker is and how to be let in; makes clients that are not connected yet."""
+
+    bootstrap: str
+    client_id: str
+    security: KafkaSecurity
+
+    def producer(self) -> AIOKafkaProducer:
+        """A producer that loses and repeats nothing while it lives."""
+        return AIOKafkaProducer(
+            **self._common(), acks="all", enable_idempotence=True, compression_type="zstd", linger_ms=LINGER_MS,
+            max_request_size=MAX_RECORD_BYTES, max_batch_size=2**18,
+        )  # fmt: skip
+
+    def consumer(self, **more: Any) -> AIOKafkaConsumer:
+        """A consumer that commits and jumps nowhere of its own accord."""
+        options: dict[str, Any] = {"enable_auto_commit": False, "auto_offset_reset": "none", "check_crcs": True}
+        return AIOKafkaConsumer(**self._common(), **(options | more))
+
+    def admin(self) -> AIOKafkaAdminClient:
+        """An administrator."""
+        return AIOKafkaAdminClient(**self._common())
+
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Say which broker can't be reached, where the block finds that it can't."""
+        try:
+            yield
+        except (KafkaError, OSError, TimeoutError) as error:
+            raise PartUnavailable(
+                f"no Kafka broker answers at {self.bootstrap} ({describe(error)}). Nothing was written. Start it, or "
+                "set kafka.bootstrap (CLAWSTREAM_KAFKA) to the host:port of another one"
+            ) from error
+
+    def _common(self) -> dict[str, Any]:
+        security = self.security
+        options: dict[str, Any] = {
+            "bootstrap_servers": self.bootstrap,
+            "client_id": self.client_id,
+            "security_protocol": security.protocol,
+        }
+        if security.protocol.endswith("SSL"):
+            cafile = None if security.ca_file is None else str(security.ca_file)
+            options["ssl_context"] = create_ssl_context(cafile=cafile)
+        if security.sasl_mechanism is not None:
+            options |= {
+                "sasl_mechanism": security.sasl_mechanism,
+                "sasl_plain_username": security.sasl_username,
+                "sasl_plain_password": security.sasl_password,
+            }
+        return options
+
+
+async def committed_offsets(
+    admin: AIOKafkaAdminClient, group: str, at: list[TopicPartition] | None = None
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return how far a group has come, where it has read anything; the group's name is the broker's."""
+    for attempt in range(ASK_TIMES):
+        try:
+            found = await admin.list_consumer_group_offsets(group, partitions=at)
+        except KafkaError as error:
+            # A broker that never had a group first makes the topic that groups are kept in.
+            if attempt == ASK_TIMES - 1 or not error.retriable:
+                raise TryLater(f"Kafka does not say how far {group} has come: {describe(error)}") from error
+            await asyncio.sleep(ASK_AGAIN_S)
+        else:
+            break
+    return {place: there for place, there in found.items() if there.offset >= 0}
+
+
+@contextmanager
+def kafka_errors(doing: str) -> Iterator[None]:
+    """Turn what Kafka's client raises inside the block into TryLater."""
+    try:
+        yield
+    except KafkaError as error:
+        raise TryLater(f"Kafka did not let us {doing}: {describe(error)}") from error
+
+
+def describe(error: BaseException) -> str:
+    """Return the error with its type, since many have no words of their own."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

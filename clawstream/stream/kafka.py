@@ -1,0 +1,309 @@
+"""The log on Kafka.
+
+The one rule: what was acknowledged stays, in the order in which it was written, by key. Names of topics and groups are
+without the installation's prefix everywhere but here.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import OffsetOutOfRangeError
+
+from clawstream.errors import TopicMismatch, TryLater
+from clawstream.events import Event
+from clawstream.stream.appending import Appender, Bytes
+from clawstream.stream.client import CONNECT_WITHIN_S, Broker, KafkaSecurity, committed_offsets, kafka_errors
+from clawstream.stream.codec import Codec, codec
+from clawstream.stream.headers import dead_letter_headers
+from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Raw, Start, StartAt
+from clawstream.stream.member import GroupOptions, KafkaMember
+from clawstream.stream.records import arrived
+from clawstream.stream.schemas import all_schemas
+from clawstream.stream.subscription import subscription
+from clawstream.stream.topics import SCHEMAS_TOPIC, dead_letter_topic
+
+_POLL_MS = 500
+_POLL_RECORDS = 500
+
+
+class KafkaLog:
+    """The log of one installation, connected from `connect` to the end of its block."""
+
+    def __init__(
+        self, broker: Broker, prefix: str, codec: Codec, appender: Appender, admin: AIOKafkaAdminClient
+    ) -> None:
+        self._broker = broker
+        self._prefix = prefix
+        self._codec = codec
+        self._appender = appender
+        self._admin = admin
+        self._consumers: set[AIOKafkaConsumer] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        bootstrap: str,
+        *,
+        prefix: str = "",
+        client_id: str = "clawstream",
+        security: KafkaSecurity | None = None,
+        written_by: Codec | None = None,
+    ) -> "AsyncIterator[KafkaLog]":
+        """Yield the log; raises PartUnavailable where no broker answers."""
+        broker = Broker(bootstrap=bootstrap, client_id=client_id, security=security or KafkaSecurity())
+        used = written_by or codec()
+        async with AsyncExitStack() as stack:
+            with broker.connecting():
+                async with asyncio.timeout(CONNECT_WITHIN_S):
+                    admin = broker.admin()
+                    stack.push_async_callback(admin.close)
+                    await admin.start()
+                    appender = await stack.enter_async_context(Appender(broker, prefix, used))
+            log = cls(broker, prefix, used, appender, admin)
+            stack.push_async_callback(log._close_readers)
+            yield log
+
+    def healthy(self) -> bool:
+        """Return whether the broker answered when it was last asked, at most some seconds ago."""
+        return self._appender.healthy
+
+    async def append(
+        self, events: Sequence[Event], traceparent: str | None = None, *, timeout_s: float | None = None
+    ) -> None:
+        """Return when all events are acknowledged; calls keep their order, per key.
+
+        Raises UnusableEvent, before anything is written, for an event that can't be; TryLater where a part may be
+        written. Without `timeout_s` it waits for a broker that is away; after it, what was not acknowledged may still
+        reach the log.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.write([Outgoing(event, traceparent) for event in events])
+        except TimeoutError as error:
+            raise TryLater(
+                f"Kafka at {self._broker.bootstrap} did not acknowledge {len(events)} events within {timeout_s:g} s; "
+                "they may still be written"
+            ) from error
+
+    async def write(self, outgoing: Sequence[Outgoing]) -> None:
+        """Do as `append` does, with a trace for each event."""
+        await self._appender.append([self._appender.encoded(one) for one in outgoing])
+
+    async def publish_schemas(self) -> None:
+        """Write every schema to the compacted topic, so that the data explains itself elsewhere."""
+        await self._appender.append(
+            [
+                Bytes(
+                    topic=self._prefix + SCHEMAS_TOPIC,
+                    key=schema.fingerprint.hex().encode(),
+                    value=schema.text.encode(),
+                    headers=[("content-type", b"application/json")],
+                    what=f"the schema of {schema.event.__name__} v{schema.version}",
+                )
+                for schema in all_schemas()
+            ]
+        )
+
+    async def set_aside(self, place: Place, offset: int, *, group: str, error: Exception) -> None:
+        """Copy the record to its topic's dead-letter queue, byte for byte and acknowledged."""
+        queue = dead_letter_topic(place.topic)
+        if queue is None:
+            raise TopicMismatch(f"{place.topic} has no dead-letter queue in its file in topics/, and {group} needs one")
+        raw = await self._fetch(place, offset)
+        why = dead_letter_headers(*place, offset, raw.timestamp_ms, group=group, error=error)
+        what = f"the copy of {place.topic}-{place.partition} offset {offset}"
+        headers = [*raw.headers, *why]
+        await self._appender.append([Bytes(self._prefix + queue, raw.key, raw.value, headers, what)])
+
+    async def follow(
+        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
+    ) -> AsyncIterator[Sequence[Arrived]]:
+        """Yield what is on the topics and what comes, in order per partition, without a group.
+
+        `start` is an offset by (topic, partition), the earliest for partitions that it leaves out; or one of the two
+        words; or a time in ms since the epoch. With `until_end` it ends where the topics end now.
+        """
+        async with self._reader() as consumer:
+            places = await self._places(topics)
+            starts = await self._starts(consumer, places, start)
+            ends = await self._offsets(consumer.end_offsets, places) if until_end else None
+            async for records in self._read(consumer, starts, ends):
+                yield records
+
+    async def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
+        """Yield each partition's records from the first offset up to and without the second, in order."""
+        async with self._reader() as consumer:
+            begins = await self._offsets(consumer.beginning_offsets, list(ranges))
+            starts = {place: max(first, begins[place]) for place, (first, _) in ranges.items()}
+            ends = {place: end for place, (_, end) in ranges.items()}
+            async for records in self._read(consumer, starts, ends):
+                yield records
+
+    @asynccontextmanager
+    async def join(
+        self,
+        group: str,
+        topics: Sequence[str],
+        listener: Listener,
+        *,
+        instance_id: str | None = None,
+        options: GroupOptions | None = None,
+    ) -> AsyncIterator[KafkaMember]:
+        """Be a member of `group` for the length of the block."""
+        consumer = self._broker.consumer(
+            group_id=self._prefix + group, group_instance_id=instance_id, **(options or GroupOptions()).arguments()
+        )
+        member = KafkaMember(consumer, listener, self._admin, self._prefix + group, self._prefix, self._arrived)
+        async with self._started(consumer):
+            consumer.subscribe(topics=[self._prefix + topic for topic in topics], listener=member.rebalance)
+            yield member
+
+    async def subscribe(
+        self,
+        topics: Sequence[str],
+        group: str,
+        *,
+        start: StartAt,
+        revoked: Callable[[frozenset[Place]], Awaitable[None]] | None = None,
+        instance_id: str | None = None,
+    ) -> AsyncIterator[Batch]:
+        """Yield what comes on this member's share of the topics; where it starts is kept elsewhere.
+
+        A batch counts as taken when the next is asked for; that is then noted with the group, for people who look at
+        its lag. `revoked` is awaited before partitions go to another member.
+        """
+        async for batch in subscription(self, topics, group, start=start, revoked=revoked, instance_id=instance_id):
+            yield batch
+
+    async def end_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        """Return the offset that each partition's next record will have."""
+        async with self._reader() as consumer:
+            return await self._offsets(consumer.end_offsets, await self._places(topics))
+
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        """Return the oldest offset that each partition still has."""
+        async with self._reader() as consumer:
+            return await self._offsets(consumer.beginning_offsets, await self._places(topics))
+
+    async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[Place, Commit]:
+        """Return how far the group has come where it has read anything; None: on all of its topics."""
+        found = await committed_offsets(self._admin, self._prefix + group)
+        commits = {self._place(at): Commit(there.offset, there.metadata) for at, there in found.items()}
+        return {place: commit for place, commit in commits.items() if topics is None or place.topic in topics}
+
+    async def lag(self, group: str) -> int | None:
+        """Return how many records the group has not done yet; None: it has never read."""
+        committed = await self.committed(group)
+        if not committed:
+            return None
+        ends = await self.end_offsets(sorted({place.topic for place in committed}))
+        return sum(max(0, ends[place] - commit.offset) for place, commit in committed.items())
+
+    async def _fetch(self, place: Place, offset: int) -> Raw:
+        async with self._reader() as consumer:
+            at = self._at(place)
+            consumer.assign([at])
+            consumer.seek(at, offset)
+            with kafka_errors(f"read {place.topic}-{place.partition} at offset {offset}"):
+                found: ConsumerRecord[Any, Any] = await consumer.getone(at)
+            return self._raw(found)
+
+    def _reader(self) -> "AbstractAsyncContextManager[AIOKafkaConsumer]":
+        return self._started(self._broker.consumer(max_poll_records=_POLL_RECORDS))
+
+    @asynccontextmanager
+    async def _started(self, consumer: AIOKafkaConsumer) -> AsyncIterator[AIOKafkaConsumer]:
+        self._consumers.add(consumer)
+        try:
+            with kafka_errors("read"):
+                await consumer.start()
+            yield consumer
+        finally:
+            self._consumers.discard(consumer)
+            await consumer.stop()
+
+    async def _close_readers(self) -> None:
+        """A reader that was left in the middle ends with the log, and not when it is found to be garbage."""
+        for consumer in list(self._consumers):
+            await consumer.stop()
+
+    async def _read(
+        self, consumer: AIOKafkaConsumer, starts: Mapping[Place, int], ends: Mapping[Place, int] | None
+    ) -> AsyncIterator[Sequence[Arrived]]:
+        left = {self._at(place) for place, start in starts.items() if ends is None or start < ends[place]}
+        consumer.assign(list(left))
+        for place, offset in starts.items():
+            if self._at(place) in left:
+                consumer.seek(self._at(place), offset)
+        while left:
+            try:
+                with kafka_errors("read"):
+                    found = await consumer.getmany(timeout_ms=_POLL_MS)
+            except OffsetOutOfRangeError as error:
+                raise TopicMismatch(
+                    f"records that are to be read are not there any more ({error}): they are past their topic's "
+                    "retention, or the topic was made anew"
+                ) from error
+            read = [self._arrived(record) for records in found.values() for record in records]
+            if ends is not None:
+                read = [record for record in read if record.offset < ends[Place(record.topic, record.partition)]]
+                for at in list(left):
+                    if await consumer.position(at) >= ends[self._place(at)]:
+                        left.discard(at)
+                        consumer.pause(at)
+            if read:
+                yield read
+
+    async def _starts(self, consumer: AIOKafkaConsumer, places: Sequence[Place], start: Start) -> dict[Place, int]:
+        if start == "latest":
+            return await self._offsets(consumer.end_offsets, places)
+        begins = await self._offsets(consumer.beginning_offsets, places)
+        if isinstance(start, Mapping):
+            return {place: start.get(place, begin) for place, begin in begins.items()}
+        if isinstance(start, int):
+            ends = await self._offsets(consumer.end_offsets, places)
+            with kafka_errors("look for a time"):
+                found = await consumer.offsets_for_times({self._at(place): start for place in places})
+            times = {self._place(at): there for at, there in found.items()}
+            return {place: ends[place] if times[place] is None else times[place].offset for place in places}
+        return begins
+
+    async def _offsets(
+        self, ask: Callable[[list[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]], places: Iterable[Place]
+    ) -> dict[Place, int]:
+        with kafka_errors("ask for offsets"):
+            found = await ask([self._at(place) for place in places])
+        return {self._place(at): offset for at, offset in found.items()}
+
+    async def _places(self, topics: Sequence[str]) -> list[Place]:
+        with kafka_errors("ask for partitions"):
+            return [
+                Place(topic, partition)
+                for topic in topics
+                for partition in sorted(await self._appender.partitions_of(self._prefix + topic))
+            ]
+
+    def _arrived(self, record: "ConsumerRecord[Any, Any]") -> Arrived:
+        return arrived(self._raw(record), self._codec)
+
+    def _raw(self, record: "ConsumerRecord[Any, Any]") -> Raw:
+        return Raw(
+            topic=record.topic.removeprefix(self._prefix),
+            partition=record.partition,
+            offset=record.offset,
+            timestamp_ms=record.timestamp,
+            key=record.key,
+            value=record.value,
+            headers=tuple(record.headers),
+        )
+
+    def _at(self, place: tuple[str, int]) -> TopicPartition:
+        return TopicPartition(self._prefix + place[0], place[1])
+
+    def _place(self, at: TopicPartition) -> Place:
+        return Place(at.topic.removeprefix(self._prefix), at.partition)

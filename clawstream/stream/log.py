@@ -1,0 +1,148 @@
+"""What a log is: the surface that stages, gateway, projector and trainer use, on Kafka and in memory alike.
+
+The one rule: both logs pass the tests in tests/stream/contract, so what holds on one holds on the other.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from clawstream.events import Event
+from clawstream.stream.stage import Record
+
+
+class Place(NamedTuple):
+    """A partition of a topic, without the installation's prefix; any (topic, partition) pair equals it."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raw:
+    """A record as bytes."""
+
+    topic: str  # without the installation's prefix
+    partition: int
+    offset: int
+    timestamp_ms: int  # when the broker appended it, since the epoch, UTC
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undecodable:
+    """A record that no schema of ours explains."""
+
+    raw: Raw
+    reason: str
+
+    @property
+    def topic(self) -> str:
+        """Where it stands."""
+        return self.raw.topic
+
+    @property
+    def partition(self) -> int:
+        """Where it stands."""
+        return self.raw.partition
+
+    @property
+    def offset(self) -> int:
+        """Where it stands."""
+        return self.raw.offset
+
+    @property
+    def timestamp_ms(self) -> int:
+        """When the broker appended it."""
+        return self.raw.timestamp_ms
+
+
+Arrived = Record | Undecodable
+Start = Mapping[tuple[str, int], int] | Literal["earliest", "latest"] | int
+
+
+class Outgoing(NamedTuple):
+    """An event to write, and the trace that it belongs to."""
+
+    event: Event
+    traceparent: str | None = None
+
+
+class Commit(NamedTuple):
+    """The next offset that a group will read of a partition, and what it noted beside it."""
+
+    offset: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What was read of one partition, in order."""
+
+    place: Place
+    records: Sequence[Arrived]
+    next_offset: int  # after the last of them
+
+
+class Listener(Protocol):
+    """Is told which partitions a member of a group has."""
+
+    async def assigned(self, committed: Mapping[Place, Commit | None]) -> Mapping[Place, int]:
+        """Return where to start reading each; nothing is read of them before this returns."""
+
+    async def revoked(self, places: frozenset[Place]) -> None:
+        """The partitions go to another member once this returns."""
+
+
+class Member(Protocol):
+    """One reader of a group."""
+
+    async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[Place, Sequence[Arrived]]:
+        """Return what arrived, waiting for the first record at most `timeout_s`; never cancelled."""
+
+    async def commit(self, commits: Mapping[Place, Commit]) -> bool:
+        """Note how far the group has come; False where some of the partitions are not ours any more."""
+
+    def pause(self, places: Iterable[Place]) -> None:
+        """Fetch no more of these, until `resume`."""
+
+    def resume(self, places: Iterable[Place]) -> None:
+        """Fetch these again."""
+
+    def caught_up(self, place: Place) -> bool:
+        """Return whether all that was on the partition at the last fetch has been polled."""
+
+
+class Log(Protocol):
+    """What the runner needs of a log."""
+
+    async def write(self, outgoing: Sequence[Outgoing]) -> None:
+        """Return when all are acknowledged, in this order per key.
+
+        Raises UnusableEvent, before anything is written, for an event that can't be; TryLater where a part may be
+        written and the whole may be tried again.
+        """
+
+    async def set_aside(self, place: Place, offset: int, *, group: str, error: Exception) -> None:
+        """Copy the record to its topic's dead-letter queue, acknowledged."""
+
+    async def begin_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]:
+        """Return the oldest offset that each partition still has."""
+
+    def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
+        """Yield each partition's records from the first offset up to and without the second, in order."""
+
+    def join(
+        self, group: str, topics: Sequence[str], listener: Listener, *, instance_id: str | None = None
+    ) -> AbstractAsyncContextManager[Member]:
+        """Be a member of `group` for the length of the block."""
+
+
+class StartAt(Protocol):
+    """Says where to read partitions from; asked each time that some are given to this member."""
+
+    def __call__(self, places: frozenset[Place]) -> Awaitable[Mapping[Place, int]]:
+        """Return the next offset to read of each."""

@@ -1,0 +1,201 @@
+"""The log in this process's memory: the same surface as the log on Kafka, for tests, replays and tools.
+
+The one rule: it keeps bytes, by the same codec, in partitions, and its groups hand partitions over as a broker's do; so
+what passes here was not made easy. A `Cut` takes the log away in the middle of anything, as a killed process sees it.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from zlib import crc32
+
+from clawstream.errors import TopicMismatch, TryLater
+from clawstream.events import Event
+from clawstream.stream.codec import codec
+from clawstream.stream.cut import Cut
+from clawstream.stream.headers import Headers, dead_letter_headers, headers_of, key_bytes
+from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Raw, Start, StartAt
+from clawstream.stream.memory_group import Group, MemoryMember
+from clawstream.stream.records import arrived
+from clawstream.stream.subscription import subscription
+from clawstream.stream.topics import all_topics, count_of, dead_letter_topic, topic_of
+
+
+class MemoryBroker:
+    """Partitions and groups; several logs may be connected to one broker, as processes are."""
+
+    def __init__(self, *, partitions: int = 3, clock_ms: Callable[[], int] | None = None) -> None:
+        self._clock_ms = clock_ms or (lambda: int(time.time() * 1000))
+        self._partitions: dict[Place, list[Raw]] = {
+            Place(topic.name, number): [] for topic in all_topics() for number in range(count_of(topic, partitions))
+        }
+        self._counts = {topic.name: count_of(topic, partitions) for topic in all_topics()}
+        self._groups: dict[str, Group] = {}
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def write(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> Place:
+        """Append a record to the partition of its key."""
+        place = Place(topic, crc32(key or b"") % self._counts[topic])
+        records = self._partitions[place]
+        now_ms = self._clock_ms()
+        raw = Raw(
+            topic=place.topic,
+            partition=place.partition,
+            offset=len(records),
+            timestamp_ms=max(now_ms, records[-1].timestamp_ms) if records else now_ms,
+            key=key,
+            value=value,
+            headers=tuple(headers),
+        )
+        records.append(raw)
+        self.notify()
+        return place
+
+    def records(self, place: Place) -> Sequence[Raw]:
+        """Return all records of a partition; its first offset is 0, and there are no holes."""
+        return self._partitions[place]
+
+    def places(self, topics: Iterable[str]) -> list[Place]:
+        """Return the partitions of the topics."""
+        return [Place(topic, number) for topic in topics for number in range(self._counts[topic])]
+
+    def group(self, name: str) -> Group:
+        """Return the group, which exists from when it is first asked for."""
+        return self._groups.setdefault(name, Group(self))
+
+    def notify(self) -> None:
+        """Something changed: let everybody who waits look again."""
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._waiting.clear()
+
+    async def changed(self, timeout_s: float | None = None) -> None:
+        """Return when something changed since now, or after `timeout_s`."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        await asyncio.wait([waiting], timeout=timeout_s)
+        self._waiting.discard(waiting)
+
+
+class MemoryLog:
+    """One connection to a broker in memory."""
+
+    def __init__(self, broker: MemoryBroker | None = None, *, cut: Cut | None = None) -> None:
+        self.broker = broker or MemoryBroker()
+        self._cut = cut or Cut.never()
+
+    def healthy(self) -> bool:
+        """Return whether the connection stands."""
+        return not self._cut.happened.is_set()
+
+    async def append(
+        self, events: Sequence[Event], traceparent: str | None = None, *, timeout_s: float | None = None
+    ) -> None:
+        """Return when all events are on the log; see KafkaLog.append."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.write([Outgoing(event, traceparent) for event in events])
+        except TimeoutError as error:
+            raise TryLater(f"{len(events)} events were not acknowledged within {timeout_s:g} s") from error
+
+    async def write(self, outgoing: Sequence[Outgoing]) -> None:
+        """Do as `append` does, with a trace for each event."""
+        now_ms = int(time.time() * 1000)
+        encoded = [(event, traceparent, codec().encode(event)) for event, traceparent in outgoing]
+        async with self._cut.around():
+            for event, traceparent, value in encoded:
+                headers = headers_of(event, source="/clawstream/memory", now_ms=now_ms, traceparent=traceparent)
+                self.broker.write(topic_of(type(event)), key_bytes(event.key), value, headers)
+
+    async def set_aside(self, place: Place, offset: int, *, group: str, error: Exception) -> None:
+        """Copy the record to its topic's dead-letter queue, byte for byte."""
+        queue = dead_letter_topic(place.topic)
+        if queue is None:
+            raise TopicMismatch(f"{place.topic} has no dead-letter queue in its file in topics/, and {group} needs one")
+        raw = self.broker.records(place)[offset]
+        why = dead_letter_headers(*place, offset, raw.timestamp_ms, group=group, error=error)
+        async with self._cut.around():
+            self.broker.write(queue, raw.key, raw.value, [*raw.headers, *why])
+
+    async def follow(
+        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
+    ) -> AsyncGenerator[Sequence[Arrived], None]:
+        """Yield what is on the topics and what comes, in order per partition; see KafkaLog.follow."""
+        ends = await self.end_offsets(topics)
+        positions = {place: self._start(place, start) for place in ends}
+        while True:
+            found: list[Arrived] = []
+            for place, position in positions.items():
+                end = ends[place] if until_end else None
+                raws = self.broker.records(place)[position:end]
+                positions[place] += len(raws)
+                found += [arrived(raw, codec()) for raw in raws]
+            if found:
+                yield found
+            elif until_end:
+                return
+            else:
+                await self.broker.changed()
+
+    async def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
+        """Yield each partition's records from the first offset up to and without the second, in order."""
+        for place, (first, end) in ranges.items():
+            async with self._cut.around():
+                raws = self.broker.records(place)[first:end]
+            for raw in raws:
+                yield [arrived(raw, codec())]
+
+    @asynccontextmanager
+    async def join(
+        self, group: str, topics: Sequence[str], listener: Listener, *, instance_id: str | None = None
+    ) -> AsyncIterator[MemoryMember]:
+        """Be a member of `group` for the length of the block; `instance_id` makes no difference here."""
+        del instance_id
+        member = MemoryMember(self.broker, self.broker.group(group), topics, listener, self._cut)
+        try:
+            yield member
+        finally:
+            member.leave()
+
+    async def subscribe(
+        self,
+        topics: Sequence[str],
+        group: str,
+        *,
+        start: StartAt,
+        revoked: Callable[[frozenset[Place]], Awaitable[None]] | None = None,
+        instance_id: str | None = None,
+    ) -> AsyncGenerator[Batch, None]:
+        """Yield what comes on this member's share of the topics; see KafkaLog.subscribe."""
+        async for batch in subscription(self, topics, group, start=start, revoked=revoked, instance_id=instance_id):
+            yield batch
+
+    async def end_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        """Return the offset that each partition's next record will have."""
+        return {place: len(self.broker.records(place)) for place in self.broker.places(topics)}
+
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        """Return the oldest offset that each partition still has."""
+        return dict.fromkeys(self.broker.places(topics), 0)
+
+    async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[Place, Commit]:
+        """Return how far the group has come where it has read anything; None: on all of its topics."""
+        commits = self.broker.group(group).committed
+        return {place: commit for place, commit in commits.items() if topics is None or place.topic in topics}
+
+    async def lag(self, group: str) -> int | None:
+        """Return how many records the group has not done yet; None: it has never read."""
+        commits = self.broker.group(group).committed
+        if not commits:
+            return None
+        return sum(len(self.broker.records(place)) - commit.offset for place, commit in commits.items())
+
+    def _start(self, place: Place, start: Start) -> int:
+        raws = self.broker.records(place)
+        if isinstance(start, Mapping):
+            return start.get(place, 0)
+        if isinstance(start, int):
+            return next((raw.offset for raw in raws if raw.timestamp_ms >= start), len(raws))
+        return len(raws) if start == "latest" else 0

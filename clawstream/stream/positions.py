@@ -1,0 +1,82 @@
+"""Where a group begins to read that is not run by us: the monitor's, whose consumer is faust's.
+
+The one rule: a group's positions are set while nobody reads in it; the broker refuses anything else.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import GroupIdNotFound, for_code
+from aiokafka.structs import OffsetAndMetadata
+
+from clawstream.errors import PartUnavailable, TryLater
+from clawstream.stream.client import Broker, kafka_errors
+from clawstream.stream.log import Place
+
+ASK_AGAIN_S = 0.5
+
+
+async def offsets_at(broker: Broker, prefix: str, places: Iterable[Place], time_ms: int) -> dict[Place, int]:
+    """Return each partition's first offset that was appended at `time_ms` or later; its end where there is none."""
+    at = {TopicPartition(prefix + place.topic, place.partition): place for place in places}
+    async with _started(broker.consumer()) as consumer:
+        with kafka_errors("look for a time"):
+            found = await consumer.offsets_for_times(dict.fromkeys(at, time_ms))
+            ends = await consumer.end_offsets(list(at))
+    return {place: ends[one] if found[one] is None else found[one].offset for one, place in at.items()}
+
+
+async def set_group(
+    broker: Broker, prefix: str, group: str, starts: Mapping[Place, int], *, within_s: float = 15.0
+) -> None:
+    """Let `group` begin at `starts`; waits for a killed member to be forgotten.
+
+    Raises PartUnavailable where somebody still reads in the group after `within_s`.
+    """
+    name = prefix + group
+    await _emptied(broker, name, within_s)
+    offsets = {TopicPartition(prefix + p.topic, p.partition): OffsetAndMetadata(at, "") for p, at in starts.items()}
+    async with _started(broker.consumer(group_id=name)) as consumer:
+        consumer.assign(list(offsets))
+        with kafka_errors(f"set where {name} begins"):
+            await consumer.commit(offsets)
+
+
+async def _emptied(broker: Broker, name: str, within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    admin = broker.admin()
+    try:
+        with broker.connecting():
+            await admin.start()
+        while await _has_members(admin, name):
+            if time.monotonic() > deadline:
+                raise PartUnavailable(
+                    f"the consumer group {name} has a member already, since more than {within_s:g} s. "
+                    "Nothing was started. Stop the other process"
+                )
+            await asyncio.sleep(ASK_AGAIN_S)
+    finally:
+        await admin.close()
+
+
+async def _has_members(admin: AIOKafkaAdminClient, name: str) -> bool:
+    with kafka_errors(f"ask who reads in {name}"):
+        [response] = await admin.describe_consumer_groups([name])
+    [(code, _name, _state, _type, _protocol, members, *_)] = response.groups
+    if code and for_code(code) is not GroupIdNotFound:
+        raise TryLater(f"Kafka did not say who reads in {name}: {for_code(code).__name__}")
+    return bool(members)
+
+
+@asynccontextmanager
+async def _started(consumer: AIOKafkaConsumer) -> AsyncIterator[AIOKafkaConsumer]:
+    try:
+        with kafka_errors("ask for positions"):
+            await consumer.start()
+        yield consumer
+    finally:
+        await consumer.stop()

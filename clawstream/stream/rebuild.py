@@ -1,0 +1,56 @@
+"""Where a stage begins after a restart, and the order in which it folds what was.
+
+The one rule: what was committed is folded by the log's clock, across topics, before anything is read live.
+"""
+
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+
+from clawstream.stream.log import Arrived
+from clawstream.stream.stage import Record
+
+
+class Note(NamedTuple):
+    """What a stage notes beside a committed offset."""
+
+    rebuild_from: int  # the first offset that a key which was not silent for long still needs
+    clock_ms: int  # of the log; keys that were silent for longer than they are retained by then are over
+
+    def written(self) -> str:
+        """Return the note as the broker keeps it."""
+        return json.dumps({"from": self.rebuild_from, "clock_ms": self.clock_ms})
+
+
+def read_note(text: str, committed: int) -> Note:
+    """Return the note; a commit by another tool has none, and then there is nothing to rebuild."""
+    try:
+        said = json.loads(text)
+        return Note(min(int(said["from"]), committed), int(said["clock_ms"]))
+    except (KeyError, TypeError, ValueError):
+        return Note(committed, 0)
+
+
+async def in_clock_order(streams: Sequence[AsyncIterator[Sequence[Arrived]]]) -> AsyncIterator[Sequence[Record]]:
+    """Merge streams that are each in order, by the time at which the broker appended; undecodable records are left out.
+
+    Of equal times the earlier stream's comes first. Yields at most what one stream gave at once.
+    """
+    heads: list[deque[Record]] = [deque() for _ in streams]
+    running = set(range(len(streams)))
+    while True:
+        for number in sorted(running):
+            while number in running and not heads[number]:
+                more = await anext(streams[number], None)
+                if more is None:
+                    running.discard(number)
+                else:
+                    heads[number].extend(record for record in more if isinstance(record, Record))
+        merged: list[Record] = []
+        while any(heads) and all(heads[number] for number in running):
+            first = min((head for head in heads if head), key=lambda head: head[0].timestamp_ms)
+            merged.append(first.popleft())
+        if not merged:
+            return
+        yield merged

@@ -1,0 +1,30 @@
+"""Records as stages see them, from the bytes of a log. Pure.
+
+The one rule: bytes that can't be read are a value, not an exception: whoever reads decides what becomes of them.
+"""
+
+from clawstream.errors import UndecodableRecord
+from clawstream.stream.codec import Codec
+from clawstream.stream.headers import key_bytes, traceparent_of
+from clawstream.stream.log import Arrived, Raw, Undecodable
+from clawstream.stream.stage import Record
+
+
+def arrived(raw: Raw, codec: Codec) -> Arrived:
+    """Return the record with its event, or why it has none."""
+    try:
+        event = codec.decode(raw.value)
+    except UndecodableRecord as error:
+        return Undecodable(raw=raw, reason=str(error))
+    if raw.key != key_bytes(event.key):
+        reason = f"{type(event).__name__} {event.event_id} has the key {event.key!r}, its record {raw.key!r}"
+        return Undecodable(raw=raw, reason=reason)
+    return Record(
+        topic=raw.topic,
+        partition=raw.partition,
+        offset=raw.offset,
+        timestamp_ms=raw.timestamp_ms,
+        key=event.key,
+        event=event,
+        traceparent=traceparent_of(raw.headers),
+    )

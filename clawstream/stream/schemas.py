@@ -1,0 +1,87 @@
+"""The Avro schemas in schemas/, one file per event and version, known by their fingerprints.
+
+The one rule: a file that records were written with is never edited, since its fingerprint stands in each of them; a
+new meaning is a new version in a new file.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fastavro.schema
+
+from clawstream import resources
+from clawstream.events import EVENTS, Event
+
+_FILE_NAME = re.compile(r"(?P<event>[a-z_]+)\.v(?P<version>[0-9]+)\.avsc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """One version of one event's schema."""
+
+    event: type[Event]
+    version: int
+    fingerprint: bytes  # CRC-64-AVRO of the canonical form, little-endian: as it stands in records
+    text: str  # the file as it is
+    parsed: Any  # as fastavro wants it
+
+
+@cache
+def all_schemas() -> tuple[Schema, ...]:
+    """Return every schema that this version can read, the versions of an event in order."""
+    return load(resources.folder("schemas"))
+
+
+def load(folder: Path) -> tuple[Schema, ...]:
+    """Return the schemas in `folder`; raises ValueError where a file is no schema of ours, or two look alike."""
+    kinds = {snake_name(kind): kind for kind in EVENTS}
+    schemas = [_read(path, kinds) for path in sorted(folder.glob("*.avsc"))]
+    _refuse_lookalikes(schemas)
+    missing = sorted(set(kinds.values()) - {schema.event for schema in schemas}, key=lambda kind: kind.__name__)
+    if missing:
+        raise ValueError(f"{folder}: no schema for {', '.join(kind.__name__ for kind in missing)}")
+    return tuple(sorted(schemas, key=lambda schema: (schema.event.__name__, schema.version)))
+
+
+def snake_name(kind: type[Event]) -> str:
+    """Return the event's name as files have it."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def fingerprint(parsed: Any) -> bytes:
+    """Return the eight bytes that name a schema in each record."""
+    canonical = fastavro.schema.to_parsing_canonical_form(parsed)
+    # The library's hexadecimal form is little-endian already: '"int"' gives 8f5c393f1ad57572.
+    return bytes.fromhex(fastavro.schema.fingerprint(canonical, "CRC-64-AVRO"))
+
+
+def _read(path: Path, kinds: Mapping[str, type[Event]]) -> Schema:
+    name = _FILE_NAME.fullmatch(path.name)
+    if name is None or name["event"] not in kinds:
+        raise ValueError(f"{path}: expected <event>.v<version>.avsc, the event one of {', '.join(sorted(kinds))}")
+    text = path.read_text()
+    parsed = fastavro.schema.parse_schema(json.loads(text))
+    return Schema(
+        event=kinds[name["event"]],
+        version=int(name["version"]),
+        fingerprint=fingerprint(parsed),
+        text=text,
+        parsed=parsed,
+    )
+
+
+def _refuse_lookalikes(schemas: Iterable[Schema]) -> None:
+    """Defaults and docs are not in the canonical form, so two versions that differ only there can't be told apart."""
+    seen: dict[bytes, Schema] = {}
+    for schema in schemas:
+        other = seen.setdefault(schema.fingerprint, schema)
+        if other is not schema:
+            raise ValueError(
+                f"{schema.event.__name__} v{schema.version} and {other.event.__name__} v{other.version} have one "
+                f"fingerprint, {schema.fingerprint.hex()}: a record does not say which it is. Change a name or a type"
+            )

@@ -1,0 +1,70 @@
+"""What a stage is: a pure fold over the log, by key. Every runner (Kafka, memory, replay) hosts the same value.
+
+    step(state of the key, record) -> Step(state, events to write, calls to make)
+
+Rules that make a stage safe to kill at any point and to run on any number of workers:
+- `step` depends on nothing but its arguments, and writing an event again is writing the same event.
+- Records of one topic and key come in log order; records of different topics come in any order, so a stage that joins
+  topics gives the same events whichever side comes first.
+- A record counts as done when its events are acknowledged and its calls have returned, and theirs too. Only a
+  contiguous run of done records is committed.
+- After a restart the state of each open key is rebuilt first, by folding what was done already without writing or
+  calling anything, in the order of the log's clock; then the rest is read live.
+- A key whose last record is more than `retain_ms` older (by the log's clock) than the next one starts afresh; that is
+  what bounds the rebuild.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from clawstream.events import Event
+
+S = TypeVar("S")
+C = TypeVar("C")
+
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """An event as it stands on the log."""
+
+    topic: str  # without the installation's prefix
+    partition: int
+    offset: int
+    timestamp_ms: int  # when the broker appended it, since the epoch, UTC
+    key: str
+    event: Event
+    traceparent: str | None = None
+
+
+class Step(NamedTuple, Generic[S, C]):
+    """What follows from one record."""
+
+    state: S | None  # None: this key needs no state any more
+    events: Sequence[Event] = ()
+    calls: Sequence[C] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage(Generic[S, C]):
+    """A fold by key, with what it reads and how its slow calls are made.
+
+    step     (state or None, record) -> Step; pure
+    tick     (state, now in ms of the log's clock) -> Step; pure; asked every second for each open key where it is given
+    perform  makes one call and returns the events that came of it; raises TryLater to be asked again, with jitter,
+             while the partition pauses when too many wait; `give_up` turns a call into events once `deadline_s` is over
+    """
+
+    name: str  # also the consumer group, after the installation's prefix
+    reads: tuple[str, ...]  # topics, all with the same key and partition count
+    step: Callable[[S | None, Record], Step[S, C]]
+    tick: Callable[[S, int], Step[S, C]] | None = None
+    perform: Callable[[C], Awaitable[Sequence[Event]]] | None = None
+    give_up: Callable[[C, str], Sequence[Event]] | None = None  # (call, why) -> events
+    calls_at_once: int = 64  # per worker
+    call_timeout_s: float = 60.0
+    deadline_s: float = 600.0
+    retain_ms: int = DAY_MS
+    in_flight: int = field(default=1024)  # records read and not yet done, per worker

@@ -1,0 +1,270 @@
+"""The topics, as topics/*.yaml describes them, and what a broker would need to have them so. Pure, but for the files.
+
+The one rule: a topic with records in it is never deleted, repartitioned or kept for a shorter time. A difference that
+only that would mend is a `Refused`, and stays a person's to decide.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clawstream import resources
+from clawstream.events import EVENTS, Event
+
+DLQ_SUFFIX = ".dlq"
+SCHEMAS_TOPIC = "clawstream.schemas.v1"
+FOR_EVER_MS = -1
+
+# What a topic is to those who read it; a start-up refuses a broker that differs here. The rest is tuning.
+_PROMISES = ("cleanup.policy", "retention.ms", "retention.bytes", "message.timestamp.type")
+# Kafka's own values, where a file leaves a promise out.
+_DEFAULTS = {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1"}
+_KEPT = ("retention.ms", "retention.bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One topic; a dead-letter queue is a topic with its source's key."""
+
+    name: str  # without the installation's prefix
+    partitions: int
+    replicas: int
+    config: Mapping[str, str]
+    description: str
+    key: str
+    events: tuple[type[Event], ...]
+    producers: tuple[str, ...]
+    consumers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A topic as the broker has it."""
+
+    partitions: int
+    config: Mapping[str, str]  # in force, the broker's defaults included
+    overrides: Mapping[str, str]  # set on the topic itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Created:
+    """The topic is not there yet."""
+
+    topic: Topic
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return f"create {self.topic.name} with {_counted(self.topic.partitions, 'partition')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Altered:
+    """A setting of the topic is to change."""
+
+    topic: Topic
+    setting: str
+    found: str | None  # None: not set
+    wanted: str
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return f"alter {self.topic.name}: {self.setting} from {self.found} to {self.wanted}"
+
+    @property
+    def is_promise(self) -> bool:
+        """Whether readers rely on the setting."""
+        return self.setting in _PROMISES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A difference that is not ours to mend."""
+
+    topic: Topic
+    what: str
+    found: str
+    wanted: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return f"refuse {self.topic.name}: {self.what} is {self.found}, expected {self.wanted}; {self.remedy}"
+
+
+Change = Created | Altered | Refused
+
+
+@cache
+def all_topics() -> tuple[Topic, ...]:
+    """Return every topic that an installation has, the dead-letter queues included."""
+    return load(resources.folder("topics"))
+
+
+def load(folder: Path) -> tuple[Topic, ...]:
+    """Return the topics in `folder`; raises ValueError where a file contradicts itself or another."""
+    topics: list[Topic] = []
+    for path in sorted(folder.glob("*.yaml")):
+        topics += _read(path, yaml.safe_load(path.read_text()))
+    _refuse_contradictions(topics)
+    return tuple(topics)
+
+
+def topic_of(kind: type[Event]) -> str:
+    """Return the topic that an event of this type is written to, without the installation's prefix."""
+    return _homes()[kind]
+
+
+@cache
+def _homes() -> dict[type[Event], str]:
+    return {kind: topic.name for topic in all_topics() for kind in topic.events}
+
+
+@cache
+def event_topics() -> tuple[str, ...]:
+    """Return the topics that hold events: all but the schemas and the dead-letter queues."""
+    return tuple(topic.name for topic in all_topics() if topic.events)
+
+
+def dead_letter_topic(topic: str) -> str | None:
+    """Return where undecodable records of `topic` go; None: nobody who reads it sets any aside."""
+    name = topic + DLQ_SUFFIX
+    return name if any(other.name == name for other in all_topics()) else None
+
+
+def diff(wanted: Iterable[Topic], found: Mapping[str, Found], *, partitions: int | None = None) -> list[Change]:
+    """Return what is to change for the broker to be as `wanted`; `found` is by name.
+
+    `partitions` stands in for the files' count where that is more than one: installations for tests are small.
+    """
+    changes: list[Change] = []
+    for topic in wanted:
+        count = count_of(topic, partitions)
+        there = found.get(topic.name)
+        if there is None:
+            changes.append(Created(topic=topic))
+            continue
+        if there.partitions != count:
+            changes.append(
+                Refused(
+                    topic=topic, what="number of partitions", found=str(there.partitions), wanted=str(count),
+                    remedy="records would move between partitions: create the topic anew and copy it, "
+                    "or use another kafka.prefix",
+                )
+            )  # fmt: skip
+        changes += _setting_changes(topic, there)
+    return changes
+
+
+def count_of(topic: Topic, partitions: int | None) -> int:
+    """Return how many partitions the topic has in an installation with `partitions`; None: as its file says."""
+    return topic.partitions if partitions is None or topic.partitions == 1 else partitions
+
+
+def mermaid(topics: Sequence[Topic]) -> str:
+    """Return the flow of events as a Mermaid graph: who writes which topic, and who reads it."""
+    lines = ["flowchart LR"]
+    for topic in topics:
+        if topic.events:
+            node = topic.name.replace(".", "_")
+            lines.append(f'    {node}[("{topic.name}")]')
+            lines += [f"    {producer}([{producer}]) --> {node}" for producer in topic.producers]
+            lines += [f"    {node} --> {consumer}([{consumer}])" for consumer in topic.consumers]
+    return "\n".join(lines) + "\n"
+
+
+def _setting_changes(topic: Topic, there: Found) -> list[Change]:
+    changes: list[Change] = []
+    wanted_settings = {name: _DEFAULTS[name] for name in _DEFAULTS if name not in topic.config} | dict(topic.config)
+    if wanted_settings["cleanup.policy"] == "compact":
+        wanted_settings = {name: value for name, value in wanted_settings.items() if name not in _KEPT}
+    for setting, wanted in wanted_settings.items():
+        current = there.config.get(setting)
+        if current == wanted:
+            continue
+        if setting in _KEPT and current is not None and _longer(current, wanted):
+            changes.append(
+                Refused(
+                    topic=topic, what=setting, found=current, wanted=wanted,
+                    remedy="records would be deleted: lower it by hand, or raise it in the topic's file",
+                )
+            )  # fmt: skip
+        elif setting == "cleanup.policy" and current is not None:
+            changes.append(
+                Refused(
+                    topic=topic, what=setting, found=current, wanted=wanted,
+                    remedy="records would be deleted by another rule: change it by hand",
+                )
+            )  # fmt: skip
+        else:
+            changes.append(Altered(topic=topic, setting=setting, found=current, wanted=wanted))
+    return changes
+
+
+def _longer(found: str, wanted: str) -> bool:
+    """Return whether `found` keeps more than `wanted` would."""
+    return int(wanted) != FOR_EVER_MS and (int(found) == FOR_EVER_MS or int(found) > int(wanted))
+
+
+def _read(path: Path, document: Any) -> list[Topic]:
+    kinds = {kind.__name__: kind for kind in EVENTS}
+    try:
+        ours = document["x-clawstream"]
+        topic = Topic(
+            name=document["metadata"]["name"],
+            partitions=document["spec"]["partitions"],
+            replicas=document["spec"]["replicas"],
+            config={name: str(value) for name, value in document["spec"]["config"].items()},
+            description=ours["description"],
+            key=ours["key"],
+            events=tuple(kinds[name] for name in ours["schemas"]),
+            producers=tuple(ours["producers"]),
+            consumers=tuple(ours["consumers"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: {error} is missing or unknown; the other files show what a topic has") from error
+    if path.name != f"{topic.name}.yaml":
+        raise ValueError(f"{path}: it describes {topic.name}, so its name has to be {topic.name}.yaml")
+    return [topic, *_dead_letters(topic, ours.get("deadLetter"))]
+
+
+def _dead_letters(topic: Topic, document: Any) -> list[Topic]:
+    if document is None:
+        return []
+    return [
+        Topic(
+            name=topic.name + DLQ_SUFFIX,
+            partitions=document["partitions"],
+            replicas=topic.replicas,
+            config={name: str(value) for name, value in document["config"].items()},
+            description=f"Records of {topic.name} that no stage can use, byte for byte, and why.",
+            key=topic.key,
+            events=(),
+            producers=topic.consumers,
+            consumers=(),
+        )
+    ]
+
+
+def _refuse_contradictions(topics: Sequence[Topic]) -> None:
+    homes: dict[type[Event], str] = {}
+    for topic in topics:
+        for kind in topic.events:
+            if homes.setdefault(kind, topic.name) != topic.name:
+                raise ValueError(f"{kind.__name__} is in {homes[kind]} and in {topic.name}; an event has one topic")
+    homeless = [kind.__name__ for kind in EVENTS if kind not in homes]
+    if homeless:
+        raise ValueError(f"no topic holds {', '.join(homeless)}")
+    counts = {topic.partitions for topic in topics if topic.key == "session_id" and topic.events}
+    if len(counts) > 1:
+        raise ValueError(
+            f"topics about sessions have {sorted(counts)} partitions; they need one count, "
+            "so that what belongs to a session meets in one worker"
+        )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,138 @@
+"""What a worker has of one partition number: its states, its clock, and the records that are not done.
+
+The one rule: a record is done when its events are acknowledged, its calls have returned, and the events of those are
+acknowledged; or when it stands in the dead-letter queue.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from clawstream.errors import UnusableEvent
+from clawstream.stream.clock import LogClock
+from clawstream.stream.fold import Fold
+from clawstream.stream.log import Commit, Place
+from clawstream.stream.rebuild import Note, read_note
+from clawstream.stream.stage import Record, Stage
+from clawstream.stream.watermark import Watermark
+
+S = TypeVar("S")
+C = TypeVar("C")
+
+
+@dataclass(slots=True, kw_only=True)
+class Errand:
+    """What one record, or one tick, leads to; done when nothing of it is left."""
+
+    place: Place | None  # None: a tick
+    offset: int
+    traceparent: str | None = None
+    left: int = 0
+
+
+class Share(Generic[S, C]):
+    """One partition number of all topics of a stage, from when it is given to this worker until it is taken away."""
+
+    def __init__(
+        self, stage: Stage[S, C], number: int, committed: Mapping[Place, Commit | None], begins: Mapping[Place, int]
+    ) -> None:
+        self.number = number
+        self.places = tuple(Place(topic, number) for topic in stage.reads)
+        self.live = False
+        self.gone = False
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.starts = {place: _start(committed[place], begins[place]) for place in self.places}
+        self.fold = Fold(stage)
+        self._stage = stage
+        self._clock = LogClock(stage.reads)
+        self._notes = {place: _note(committed[place], self.starts[place]) for place in self.places}
+        self._marks = {place: Watermark(start) for place, start in self.starts.items()}
+        self._committed: dict[Place, tuple[int, int]] = {}  # offset, rebuild_from
+        self._nothing_open = asyncio.Event()
+        self._nothing_open.set()
+
+    @property
+    def num_open(self) -> int:
+        """How many records were read and are not done."""
+        return sum(mark.num_open for mark in self._marks.values())
+
+    def to_rebuild(self) -> dict[Place, tuple[int, int]]:
+        """Return what is to be remembered before this share goes live: from the first offset up to the second."""
+        ranges = {place: (self._notes[place].rebuild_from, self.starts[place]) for place in self.places}
+        return {place: (first, end) for place, (first, end) in ranges.items() if first < end}
+
+    def forget(self) -> None:
+        """Begin remembering anew."""
+        self.fold = Fold(self._stage)
+
+    def remember(self, records: Sequence[Record], at_s: float) -> None:
+        """Fold what was done before, in order, without writing or calling anything."""
+        for record in records:
+            with contextlib.suppress(UnusableEvent):
+                self.fold.apply(record)
+            self._clock.see(record.topic, record.timestamp_ms, at_s)
+            self._expire(record.timestamp_ms)
+
+    def go_live(self, at_s: float) -> None:
+        """All that was is remembered; what comes now is for real."""
+        clock_ms = max(note.clock_ms for note in self._notes.values())
+        self._clock.resume(clock_ms, at_s)
+        self._expire(clock_ms)
+        self.live = True
+
+    def read(self, place: Place, offset: int, timestamp_ms: int, at_s: float) -> None:
+        """A record was read; it is open until `done`."""
+        self._marks[place].read(offset)
+        self._clock.see(place.topic, timestamp_ms, at_s)
+        self._nothing_open.clear()
+
+    def done(self, place: Place, offset: int) -> None:
+        """The record needs nothing more."""
+        self._marks[place].done(offset)
+        if not self.num_open:
+            self._nothing_open.set()
+
+    async def nothing_open(self) -> None:
+        """Return when every record that was read is done."""
+        await self._nothing_open.wait()
+
+    def clock_ms(self, caught_up: Callable[[Place], bool], at_s: float) -> int | None:
+        """Return the log's time; None: nothing says what time it is."""
+        return self._clock.now_ms([place.topic for place in self.places if not caught_up(place)], at_s)
+
+    def commits(self, now_ms: int | None) -> dict[Place, Commit]:
+        """Return what is to be committed: the partitions whose offset or note is not what the group has."""
+        if now_ms is not None:
+            self._expire(now_ms)
+        commits: dict[Place, Commit] = {}
+        for place, mark in self._marks.items():
+            offset = mark.committable
+            note = Note(self.fold.rebuild_from(place.topic, offset), now_ms or 0)
+            if self._committed.get(place) != (offset, note.rebuild_from):
+                commits[place] = Commit(offset, note.written())
+        return commits
+
+    def committed(self, commits: Mapping[Place, Commit]) -> None:
+        """The group has these now."""
+        for place, commit in commits.items():
+            if place in self._marks:
+                self._committed[place] = (commit.offset, read_note(commit.note, commit.offset).rebuild_from)
+
+    def end(self) -> None:
+        """The partition is not ours any more: what is under way for it is nobody's."""
+        self.gone = True
+        for task in self.tasks:
+            task.cancel()
+
+    def _expire(self, now_ms: int) -> None:
+        self.fold.expire(now_ms, {place.topic: mark.committable for place, mark in self._marks.items()})
+
+
+def _start(committed: Commit | None, begin: int) -> int:
+    return begin if committed is None else max(committed.offset, begin)
+
+
+def _note(committed: Commit | None, start: int) -> Note:
+    return Note(start, 0) if committed is None else read_note(committed.note, start)

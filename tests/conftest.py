@@ -1,0 +1,51 @@
+"""What all tests share: the servers, and settings that keep runs alike.
+
+A server is started once a run, when the first test asks for it. Tests keep apart by a topic prefix and a database of
+their own.
+"""
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+from tests import servers
+
+# Before anybody imports torch or starts a process that does: two cores are shared by a broker, a database and us.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "torch" in sys.modules:
+    sys.modules["torch"].set_num_threads(1)
+
+hypothesis.settings.register_profile("here", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """host:port of a real broker."""
+    with servers.kafka(tmp_path_factory.mktemp("kafka")) as bootstrap:
+        yield bootstrap
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """SQLAlchemy URL of a real database; use `fresh_database_url` to write."""
+    with servers.postgres(tmp_path_factory.mktemp("postgres")) as url:
+        yield url
+
+
+@pytest.fixture
+def topic_prefix() -> str:
+    """Goes before the names of topics and groups; no other test has it."""
+    return f"test-{uuid.uuid4().hex[:12]}."
+
+
+@pytest.fixture
+def fresh_database_url(postgres_url: str) -> Iterator[str]:
+    """SQLAlchemy URL of an empty database that no other test has."""
+    with servers.database(postgres_url, f"test_{uuid.uuid4().hex[:12]}") as url:
+        yield url

@@ -1,0 +1,14 @@
+"""Bytes onto a log, as somebody else's producer would put them there."""
+
+from clawstream.stream.appending import Bytes
+from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.memory import MemoryLog
+
+
+async def append_bytes(
+    log: KafkaLog | MemoryLog, topic: str, key: bytes, value: bytes | None, headers: list[tuple[str, bytes]]
+) -> None:
+    if isinstance(log, MemoryLog):
+        log.broker.write(topic, key, value, headers)
+    else:
+        await log._appender.append([Bytes(log._prefix + topic, key, value, headers, "noise")])
