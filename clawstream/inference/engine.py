@@ -1,0 +1,125 @@
+"""How a model is asked: the values that go in and come out, and the protocol that every engine client keeps.
+
+An engine gives no number that it did not compute: a log-prob it left out is None, never 0.
+Log-probs are nats at the sampling temperature, before top-p and top-k (temperature 0 counts as 1), as SGLang reports
+them by default; with SGLANG_RETURN_ORIGINAL_LOGPROB set it reports those of temperature 1 instead, so leave that unset.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from clawstream.errors import ClawstreamError
+
+
+class EngineRefused(ClawstreamError):
+    """The engine understood the request and will not do it; asking again the same way changes nothing."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class FinishKind(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The end of an answer; `matched` is the stop token id or stop string that ended it."""
+
+    kind: FinishKind
+    matched: int | str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn; temperature 0 is greedy, and an absent seed lets the engine choose one."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    sampling_seed: int | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One prompt as token ids; requests share cached prefixes only under the same `extra_key` and adapter."""
+
+    input_ids: Sequence[int]
+    sampling: Sampling
+    extra_key: str | None = None
+    rid: str | None = None
+    lora_name: str | None = None
+
+
+class VersionSpan(NamedTuple):
+    """`num_tokens` tokens in a row, sampled by the weights named `version`."""
+
+    version: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What is new since the chunk before; `finish` and `weight_versions` come with the last one."""
+
+    token_ids: tuple[int, ...]
+    logprobs_nats: tuple[float | None, ...]
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish: Finish | None = None
+    weight_versions: tuple[VersionSpan, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """What an engine serves now; `weight_version` is None where the engine names none."""
+
+    model_path: str
+    context_length_tokens: int
+    weight_version: str | None
+
+
+class Engine(Protocol):
+    """A model behind SGLang's dialect. Refusals are EngineRefused, everything that may pass is TryLater."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Chunks as they are sampled; closing the iterator early cancels the generation."""
+
+    async def score(
+        self, input_ids: Sequence[int], start: int, *, extra_key: str | None = None, lora_name: str | None = None
+    ) -> tuple[float, ...]:
+        """Log-probs (temperature 1) of input_ids[start:], each given all tokens before it; start is at least 1."""
+
+    async def pause(self) -> None:
+        """No token is sampled until `resume`; running requests keep their state."""
+
+    async def update_weights(self, path: str, version: str) -> None:
+        """The weights at `path` are served under the name `version`; no running request is cut."""
+
+    async def resume(self) -> None:
+        """Sampling goes on where `pause` stopped it."""
+
+    async def load_lora_adapter(self, name: str, path: str) -> None:
+        """Requests may name the adapter from now on."""
+
+    async def unload_lora_adapter(self, name: str) -> None:
+        """The adapter is gone; requests that run under it are finished first."""
+
+    async def health(self) -> bool:
+        """Whether the engine answers and can generate."""
+
+    async def server_info(self) -> ServerInfo:
+        """What it serves at this moment."""

@@ -1,0 +1,205 @@
+"""The engine client: SGLang's native HTTP over one pooled session that somebody else owns.
+
+A refusal of the engine (4xx) is EngineRefused; a connection, a server error or a silence is TryLater.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+
+from clawstream.errors import TryLater
+from clawstream.inference.dialect import read_chunk, write_request
+from clawstream.inference.engine import Chunk, EngineRefused, FinishKind, GenerateRequest, Sampling, ServerInfo
+
+_HEADERS = {"Content-Type": "application/json"}
+
+
+class SglangEngine:
+    """One engine at `url`. `silence_s` bounds the wait between two chunks, so it must exceed the longest pause."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, *, silence_s: float = 600.0, control_s: float = 120.0
+    ) -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+        self._stream_timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence_s)
+        self._control_timeout = aiohttp.ClientTimeout(total=control_s, sock_connect=10.0)
+
+    @property
+    def url(self) -> str:
+        """Its address, which names it on the log."""
+        return self._url
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Chunks as they arrive, the last one with a finish; closing the iterator closes the connection."""
+        body = write_request(request, stream=True)
+        async with self._asking("POST", "/generate", body, self._stream_timeout) as response:
+            await self._check(response, "/generate")
+            async for event in _events(response):
+                chunk = self._read(event)
+                yield chunk
+                if chunk.finish is not None:
+                    # What follows is [DONE]; reading it hands the connection back to the pool instead of closing it.
+                    await response.read()
+                    return
+        raise TryLater(f"engine {self._url}: the stream ended without a finish; ask again")
+
+    async def score(
+        self, input_ids: Sequence[int], start: int, *, extra_key: str | None = None, lora_name: str | None = None
+    ) -> tuple[float, ...]:
+        """Log-probs (temperature 1) of input_ids[start:]; the request starts one earlier, where no value is given."""
+        if not 1 <= start <= len(input_ids):
+            raise ValueError(f"start is {start}, expected 1 to {len(input_ids)}: the first token has no log-prob")
+        request = GenerateRequest(
+            input_ids=input_ids,
+            sampling=Sampling(max_new_tokens=0, temperature=0.0),
+            extra_key=extra_key,
+            lora_name=lora_name,
+        )
+        body = write_request(request, stream=False) | {"logprob_start_len": start - 1}
+        answer = await self._post("/generate", body)
+        try:
+            values = [entry[0] for entry in answer["meta_info"]["input_token_logprobs"]][1:]
+            tokens = [entry[1] for entry in answer["meta_info"]["input_token_logprobs"]][1:]
+        except (KeyError, TypeError, IndexError) as error:
+            raise TryLater(f"engine {self._url}: a score without input_token_logprobs: {error!r}") from error
+        if tokens != list(input_ids[start:]) or any(value is None for value in values):
+            raise TryLater(
+                f"engine {self._url}: scores for {len(values)} tokens, expected values for exactly the "
+                f"{len(input_ids) - start} tokens from position {start}; the scores are not used"
+            )
+        return tuple(values)
+
+    async def pause(self) -> None:
+        """No token is sampled until `resume`; running requests keep their KV cache."""
+        await self._post("/pause_generation", {"mode": "in_place"})
+
+    async def resume(self) -> None:
+        """Sampling goes on where `pause` stopped it."""
+        await self._post("/continue_generation", {})
+
+    async def update_weights(self, path: str, version: str) -> None:
+        """The weights at `path` are served as `version`. Pause first, or SGLang waits for every running request."""
+        body = {"model_path": path, "weight_version": version, "abort_all_requests": False, "flush_cache": False}
+        await self._post("/update_weights_from_disk", body)
+
+    async def load_lora_adapter(self, name: str, path: str) -> None:
+        """Requests may name the adapter from now on."""
+        await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+    async def unload_lora_adapter(self, name: str) -> None:
+        """The adapter is gone."""
+        await self._post("/unload_lora_adapter", {"lora_name": name})
+
+    async def abort(self, rid: str) -> None:
+        """The request named `rid` finishes as aborted."""
+        await self._post("/abort_request", {"rid": rid})
+
+    async def health(self) -> bool:
+        """Whether GET /health answers 200. A real SGLang generates a token for this and takes a second."""
+        try:
+            async with self._asking("GET", "/health", None, self._control_timeout) as response:
+                return response.status == 200
+        except TryLater:
+            return False
+
+    async def server_info(self) -> ServerInfo:
+        """Context length from /server_info; model and weight version from /model_info, which a swap moves."""
+        server, model = await self._get("/server_info"), await self._get("/model_info")
+        try:
+            limit = server.get("context_length") or server["max_req_input_len"]
+            version = model.get("weight_version")
+            return ServerInfo(
+                model_path=str(model["model_path"]),
+                context_length_tokens=int(limit),
+                weight_version=None if version is None else str(version),
+            )
+        except (KeyError, TypeError) as error:
+            raise TryLater(f"engine {self._url}: /server_info or /model_info lacks a field: {error!r}") from error
+
+    async def weight_version(self) -> str | None:
+        """The name of the weights that it serves; None where it gives none."""
+        version = (await self._get("/model_info")).get("weight_version")
+        return None if version is None else str(version)
+
+    async def _post(self, path: str, body: Mapping[str, object]) -> Mapping[str, Any]:
+        async with self._asking("POST", path, body, self._control_timeout) as response:
+            return await self._check(response, path, read=True)
+
+    async def _get(self, path: str) -> Mapping[str, Any]:
+        async with self._asking("GET", path, None, self._control_timeout) as response:
+            return await self._check(response, path, read=True)
+
+    @asynccontextmanager
+    async def _asking(
+        self, method: str, path: str, body: Mapping[str, object] | None, patience: aiohttp.ClientTimeout
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        data = None if body is None else orjson.dumps(body)
+        try:
+            async with self._session.request(
+                method, self._url + path, data=data, headers=_HEADERS, timeout=patience
+            ) as response:
+                yield response
+        except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
+            raise TryLater(f"engine {self._url}{path}: no answer ({error!r}); ask again") from error
+
+    async def _check(self, response: aiohttp.ClientResponse, path: str, *, read: bool = False) -> Mapping[str, Any]:
+        if response.status == 200 and not read:
+            return {}
+        raw = await response.read()
+        content = _object(raw)
+        if response.status != 200:
+            raise self._failure(response.status, path, _message(content, raw))
+        return content
+
+    def _failure(self, status: int, path: str, message: str) -> EngineRefused | TryLater:
+        if status >= 500 or status in (408, 429):
+            return TryLater(f"engine {self._url}{path}: status {status}, {message}; ask again")
+        return EngineRefused(status, message)
+
+    def _read(self, event: bytes) -> Chunk:
+        element = _object(event)
+        if "error" in element:
+            error = element["error"]
+            code = error.get("code", 400) if isinstance(error, Mapping) else 400
+            raise self._failure(code if isinstance(code, int) else 500, "/generate", _message(element, event))
+        try:
+            chunk = read_chunk(element)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TryLater(f"engine {self._url}: a chunk that is not SGLang's dialect: {error!r}") from error
+        status = (element["meta_info"].get("finish_reason") or {}).get("status_code")
+        if chunk.finish is not None and chunk.finish.kind is FinishKind.ABORT and isinstance(status, int):
+            raise self._failure(status, "/generate", str(chunk.finish.message))
+        return chunk
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The data of each server-sent event, as soon as its last byte is here; stops at [DONE]."""
+    rest = b""
+    async for piece in response.content.iter_any():
+        *events, rest = (rest + piece).split(b"\n\n")
+        for event in events:
+            data = event.removeprefix(b"data:").strip()
+            if data == b"[DONE]":
+                return
+            if data:
+                yield data
+
+
+def _object(raw: bytes) -> Mapping[str, Any]:
+    try:
+        content = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _message(content: Mapping[str, Any], raw: bytes) -> str:
+    error = content.get("error")
+    if isinstance(error, Mapping):
+        error = error.get("message")
+    found = error or content.get("message") or content.get("error_message") or raw[:500].decode(errors="replace")
+    return str(found) or "no message"

@@ -1,0 +1,44 @@
+"""`python -m clawstream.local.engine`: the CPU engine as a process of its own."""
+
+import argparse
+import logging
+import sys
+
+from clawstream.errors import OperatorError
+
+
+def main() -> int:
+    """Serves until told to stop; 2 means that a person has to change something."""
+    parser = argparse.ArgumentParser(prog="clawstream.local.engine", description=__doc__)
+    parser.add_argument("--model-path", required=True, help="folder with config.json and safetensors")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=30100, help="port to listen on (30100)")
+    parser.add_argument("--context-length", type=int, help="tokens per request (the model's own limit)")
+    parser.add_argument("--max-running-requests", type=int, default=32, help="requests computed at once (32)")
+    parser.add_argument(
+        "--threads", type=int, help="threads for tensor operations (1 for small models, else all cores)"
+    )
+    parser.add_argument("--weight-version", default="default", help="name of the weights loaded at the start (default)")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # Imported here, so that --help does not wait for torch.
+    from clawstream.local.engine.server import serve
+
+    try:
+        serve(
+            options.model_path,
+            host=options.host,
+            port=options.port,
+            context_length_tokens=options.context_length,
+            max_running_requests=options.max_running_requests,
+            threads=options.threads,
+            weight_version=options.weight_version,
+        )
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""The engine itself: jobs in, deltas out, one step at a time. Single-threaded, and without a clock.
+
+Every step computes one token for each decoding job and, within a budget, prompts of jobs that wait. Weights change only
+between two steps, so each token has exactly one version.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clawstream.inference.dialect import Delta, Logprob
+from clawstream.local.engine.attention import plan_step
+from clawstream.local.engine.job import Decode, Job, finish_reason
+from clawstream.local.engine.kv import KvRows
+from clawstream.local.engine.lora import Adapters
+from clawstream.local.engine.model import RowModel
+from clawstream.local.engine.rows import Rows
+from clawstream.local.engine.sampling import draw, scaled_logprobs, top_logprobs
+
+# Prompt tokens a step may compute: many when nobody waits for a token, few while others stream.
+IDLE_PREFILL_TOKENS = 8192
+BUSY_PREFILL_TOKENS = 512
+# Logits of a prompt that is scored are kept below this many numbers (256 MB).
+_SCORED_LOGITS = 1 << 26
+
+Output = tuple[Job, Delta]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """One step's tokens: the jobs that decode (rows 0..B-1), then (job, count) of prompt."""
+
+    decoding: Sequence[Job]
+    filling: Sequence[tuple[Job, int]]
+
+
+class Core:
+    """All jobs of one model. `busy` is False when there is nothing to compute."""
+
+    def __init__(self, model: RowModel, *, num_rows: int, version: str, decode: Decode | None) -> None:
+        self._model = model
+        self._rows = Rows(KvRows(num_rows=num_rows, context_length_tokens=model.context_length_tokens))
+        self._waiting: deque[Job] = deque()
+        self._decode = decode
+        self.adapters = Adapters(model.module)
+        self.version = version
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._rows.jobs or self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._rows.jobs)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, job: Job) -> None:
+        """The job gets a row when one is free."""
+        self._waiting.append(job)
+
+    def abort(self, job: Job, message: str) -> list[Output]:
+        """The job is gone; its last delta says why. Nothing where it had finished."""
+        if job.finished:
+            return []
+        if job in self._rows.jobs:
+            self._rows.release(job)
+        else:
+            self._waiting.remove(job)
+        job.finished = True
+        return [(job, job.delta(self.version, {"type": "abort", "message": message}))]
+
+    def jobs(self) -> list[Job]:
+        """Every job that has not finished."""
+        return [*self._rows.jobs, *self._waiting]
+
+    def swap_weights(self, weights: Mapping[str, Tensor], version: str | None) -> None:
+        """The next token is sampled by these weights; running jobs keep their keys, later ones reuse none of them."""
+        self._model.apply(weights)
+        self._rows.new_epoch()
+        if version is not None:
+            self.version = version
+
+    def forget_cache(self) -> None:
+        """No later job reuses a key that exists now."""
+        self._rows.new_epoch()
+
+    def retract(self) -> None:
+        """Running jobs wait again and lose their keys, to be computed anew by whatever weights are then in use."""
+        jobs = self._rows.release_all()
+        for job in jobs:
+            job.restart()
+        self._waiting.extendleft(reversed(jobs))
+
+    @torch.inference_mode()
+    def step(self) -> list[Output]:
+        """One forward pass over everything that can run."""
+        work = self._plan()
+        self._rows.reserve()
+        jobs = [*work.decoding, *(job for job, _ in work.filling)]
+        counts = [1] * len(work.decoding) + [count for _, count in work.filling]
+        drawn, scored, keep = _wanted_logits(jobs, counts)
+        outputs: list[Output] = []
+        if jobs:
+            logits = self._forward(work, jobs, counts, keep)
+            self._note_scores(scored, logits[len(drawn) :])
+            for job, count in zip(jobs, counts, strict=True):
+                job.num_computed += count
+            if drawn:
+                outputs = self._draw(drawn, logits[: len(drawn)])
+        return outputs + self._finish_scored()
+
+    def _plan(self) -> _Work:
+        num_decoding = self._rows.arrange()
+        budget = BUSY_PREFILL_TOKENS if num_decoding else IDLE_PREFILL_TOKENS
+        filling: list[tuple[Job, int]] = []
+        for job in self._rows.jobs[num_decoding:]:
+            budget -= self._fill(job, budget, filling)
+        while budget > 0 and self._waiting and not self._rows.full:
+            job = self._waiting.popleft()
+            self._rows.admit(job)
+            budget -= self._fill(job, budget, filling)
+        return _Work(decoding=self._rows.jobs[:num_decoding], filling=filling)
+
+    def _fill(self, job: Job, budget: int, filling: list[tuple[Job, int]]) -> int:
+        count = min(job.target - job.num_computed, budget)
+        if job.call.logprob_start is not None:
+            count = min(count, max(16, _SCORED_LOGITS // self._model.vocab_size))
+        if count > 0:
+            filling.append((job, count))
+        return max(count, 0)
+
+    def _forward(self, work: _Work, jobs: Sequence[Job], counts: Sequence[int], keep: Sequence[int]) -> Tensor:
+        tokens: list[int] = []
+        positions: list[int] = []
+        for job, count in zip(jobs, counts, strict=True):
+            past = job.num_computed
+            tokens.extend(job.tokens[past : past + count])
+            positions.extend(range(past, past + count))
+        row_of = {id(job): row for row, job in enumerate(self._rows.jobs)}
+        prefills = [(row_of[id(job)], job.num_computed, count) for job, count in work.filling]
+        step = plan_step(self._rows.kv, [len(job.tokens) for job in work.decoding], prefills)
+        with self.adapters.using([job.call.request.lora_name for job in jobs], counts):
+            return self._model.forward(tokens, positions, step, keep)
+
+    def _draw(self, drawn: Sequence[Job], logits: Tensor) -> list[Output]:
+        num_top = max(job.call.top_logprobs_num for job in drawn)
+        result = draw(
+            logits,
+            [job.call.request.sampling for job in drawn],
+            [job.seed for job in drawn],
+            [job.num_answered for job in drawn],
+            num_top,
+        )
+        outputs = []
+        for index, job in enumerate(drawn):
+            job.add_token(result.token_ids[index], self.version)
+            finish = finish_reason(job, self._decode)
+            delta = job.delta(self.version, finish)
+            delta.token_ids.append(result.token_ids[index])
+            delta.logprobs.append(result.logprobs_nats[index])
+            if job.call.top_logprobs_num:
+                delta.top_logprobs = [_written(result.top[index][: job.call.top_logprobs_num])]
+            if finish is not None:
+                job.finished = True
+                self._rows.release(job)
+            outputs.append((job, delta))
+        return outputs
+
+    def _note_scores(self, scored: Sequence[tuple[Job, int]], logits: Tensor) -> None:
+        if not scored:
+            return
+        # Prompts are scored at temperature 1, whatever the answer is sampled at, as SGLang does.
+        logp = scaled_logprobs(logits, [1.0] * len(scored))
+        targets = torch.tensor([job.tokens[position + 1] for job, position in scored]).unsqueeze(1)
+        values = logp.gather(1, targets).squeeze(1).tolist()
+        num_top = max(job.call.top_logprobs_num for job, _ in scored)
+        top = top_logprobs(logp, num_top) if num_top else []
+        for index, (job, position) in enumerate(scored):
+            if not job.input_logprobs:
+                job.input_logprobs.append((None, job.tokens[position], None))
+                job.input_top.append(None)
+            job.input_logprobs.append((values[index], job.tokens[position + 1], None))
+            if num_top:
+                job.input_top.append(_written(top[index][: job.call.top_logprobs_num]))
+
+    def _finish_scored(self) -> list[Output]:
+        """Jobs that wanted no token end when their prompt is computed."""
+        done = [job for job in self._rows.jobs if not job.max_new_tokens and job.num_computed >= job.target]
+        for job in done:
+            if job.call.logprob_start == job.num_prompt - 1:
+                job.input_logprobs.append((None, job.tokens[-1], None))
+                job.input_top.append(None)
+            job.finished = True
+            self._rows.release(job)
+        return [(job, job.delta(self.version, {"type": "length", "length": 0})) for job in done]
+
+
+def _wanted_logits(jobs: Sequence[Job], counts: Sequence[int]) -> tuple[list[Job], list[tuple[Job, int]], list[int]]:
+    """Jobs that draw a token, (job, position) pairs that are scored, and the packed indices of both, in that order."""
+    drawn, drawn_at, scored, scored_at = [], [], [], []
+    first = 0
+    for job, count in zip(jobs, counts, strict=True):
+        past = job.num_computed
+        if job.max_new_tokens and past + count == len(job.tokens):
+            drawn.append(job)
+            drawn_at.append(first + count - 1)
+        for position in job.scored_positions(past, count):
+            scored.append((job, position))
+            scored_at.append(first + position - past)
+        first += count
+    return drawn, scored, drawn_at + scored_at
+
+
+def _written(top: Sequence[tuple[float, int]]) -> list[Logprob]:
+    return [(value, token, None) for value, token in top]

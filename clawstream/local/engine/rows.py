@@ -1,0 +1,160 @@
+"""Which job has which row, and which keys of finished jobs a new one may begin with.
+
+Rows 0..R-1 belong to jobs. Before a step the decoding ones come first, so that they are one view of the cache. The
+other rows keep what finished jobs left. Keys are reused only under the same cache key and only if they were computed
+entirely by the weights in use now: `epoch` counts the swaps.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clawstream.local.engine.job import Job, TokenArray
+from clawstream.local.engine.kv import KvRows
+
+_SHORTEST_REUSE_TOKENS = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class _Left:
+    """What a row without a job still holds."""
+
+    tokens: TokenArray
+    cache_key: tuple[str | None, str | None]
+    epoch: int
+    tick: int
+
+
+_NOTHING = np.empty(0, dtype=np.int32)
+
+
+class Rows:
+    """The jobs that have a row, in the order of their rows."""
+
+    def __init__(self, kv: KvRows) -> None:
+        self.kv = kv
+        self.jobs: list[Job] = []
+        self.epoch = 0
+        self._left = [self._empty() for _ in range(kv.num_rows)]
+        self._tick = 0
+
+    @staticmethod
+    def _empty() -> _Left:
+        return _Left(tokens=_NOTHING, cache_key=(None, None), epoch=-1, tick=0)
+
+    @property
+    def full(self) -> bool:
+        return len(self.jobs) == self.kv.num_rows
+
+    def new_epoch(self) -> None:
+        """Nothing computed so far is reused by a later job; jobs that run keep their keys."""
+        self.epoch += 1
+        self._left = [self._empty() for _ in range(self.kv.num_rows)]
+
+    def admit(self, job: Job) -> None:
+        """The job has the next row, filled with the longest prefix that another row can give it."""
+        row = len(self.jobs)
+        source, num_shared = self._longest_prefix(job)
+        if source is None:
+            self._make_room(row)
+        elif source >= row and num_shared * 2 >= self._used(source):
+            self._trade_remains(source, row)
+        else:
+            self._make_room(row, spare=source)
+            self._reserve(num_shared)
+            self.kv.copy(source, row, num_shared)
+        self._left[row] = self._empty()
+        job.epoch = self.epoch
+        job.num_computed = num_shared
+        job.cached_tokens = max(job.cached_tokens, num_shared)
+        self.jobs.append(job)
+
+    def reserve(self) -> None:
+        """Every job's row has room for all tokens it holds now."""
+        self._reserve(max((len(job.tokens) for job in self.jobs), default=0))
+
+    def release(self, job: Job) -> None:
+        """The job has no row; what it computed stays for reuse where it may be reused."""
+        row, last = self.jobs.index(job), len(self.jobs) - 1
+        left = self._remains(job)
+        self._trade_jobs(row, last)
+        self.jobs.pop()
+        self._left[last] = left
+
+    def arrange(self) -> int:
+        """The decoding rows come first afterwards; answers how many they are."""
+        first, last = 0, len(self.jobs) - 1
+        while True:
+            while first <= last and self.jobs[first].decoding:
+                first += 1
+            while first <= last and not self.jobs[last].decoding:
+                last -= 1
+            if first >= last:
+                return first
+            self._trade_jobs(first, last)
+
+    def release_all(self) -> list[Job]:
+        """No job has a row and nothing is left for reuse; the jobs in the order of their rows."""
+        jobs, self.jobs = self.jobs, []
+        self._left = [self._empty() for _ in range(self.kv.num_rows)]
+        return jobs
+
+    def _remains(self, job: Job) -> _Left:
+        if job.epoch != self.epoch or not job.num_computed:
+            return self._empty()
+        self._tick += 1
+        tokens = np.array(job.tokens[: job.num_computed], dtype=np.int32)
+        return _Left(tokens=tokens, cache_key=job.cache_key, epoch=job.epoch, tick=self._tick)
+
+    def _longest_prefix(self, job: Job) -> tuple[int | None, int]:
+        limit = job.target - 1 if job.max_new_tokens else job.target
+        if job.call.logprob_start is not None:
+            limit = min(limit, job.call.logprob_start)
+        best: tuple[int | None, int] = (None, 0)
+        wanted = job.prompt if job.num_prompt == len(job.tokens) else np.array(job.tokens, dtype=np.int32)
+        for row in range(self.kv.num_rows):
+            shared = min(_common(wanted, self._offered(row, job)), limit)
+            if shared >= _SHORTEST_REUSE_TOKENS and shared > best[1]:
+                best = (row, shared)
+        return best
+
+    def _offered(self, row: int, job: Job) -> TokenArray:
+        if row < len(self.jobs):
+            other = self.jobs[row]
+            fits = other.epoch == self.epoch and other.cache_key == job.cache_key
+            return other.prompt[: other.num_computed] if fits else _NOTHING
+        left = self._left[row]
+        return left.tokens if left.epoch == self.epoch and left.cache_key == job.cache_key else _NOTHING
+
+    def _make_room(self, row: int, spare: int | None = None) -> None:
+        """Row `row` may be overwritten: the remains used longest ago are given up, never those of `spare`."""
+        free = [index for index in range(row, self.kv.num_rows) if index != spare] or [row]
+        victim = min(free, key=lambda index: self._left[index].tick)
+        if victim != row:
+            self.kv.copy(row, victim, self._used(row))
+            self._left[victim] = self._left[row]
+
+    def _trade_remains(self, one: int, other: int) -> None:
+        if one != other:
+            self.kv.swap(one, self._used(one), other, self._used(other))
+            self._left[one], self._left[other] = self._left[other], self._left[one]
+
+    def _trade_jobs(self, one: int, other: int) -> None:
+        if one != other:
+            self.kv.swap(one, self._used(one), other, self._used(other))
+            self.jobs[one], self.jobs[other] = self.jobs[other], self.jobs[one]
+
+    def _used(self, row: int) -> int:
+        return self.jobs[row].num_computed if row < len(self.jobs) else len(self._left[row].tokens)
+
+    def _reserve(self, num_tokens: int) -> None:
+        self.kv.reserve(num_tokens, [self._used(row) for row in range(self.kv.num_rows)])
+
+
+def _common(one: TokenArray, other: TokenArray) -> int:
+    size = min(len(one), len(other))
+    if not size:
+        return 0
+    differs = one[:size] != other[:size]
+    first = int(differs.argmax())
+    return first if differs[first] else size

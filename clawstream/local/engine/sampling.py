@@ -1,0 +1,88 @@
+"""How the next token is drawn, for a whole batch at once.
+
+A draw is a function of (seed, index of the token in the answer) and of the row's own logits, so a seeded request gives
+the same tokens whatever else is in the batch. Axes: B rows, V vocabulary, K top log-probs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clawstream.inference.engine import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Tokens and their log-probs, row by row; top log-probs as (log-prob, id) where a row asked for them."""
+
+    token_ids: list[int]
+    logprobs_nats: list[float]
+    top: list[list[tuple[float, int]]]
+
+
+def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    """One number in (0, 1) per row, by the finalizer of splitmix64 over seed and index."""
+    state = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
+    steps = np.array(indices, dtype=np.uint64) + np.uint64(1)
+    state = _mixed(_mixed(state) + steps * np.uint64(0x9E3779B97F4A7C15))
+    return ((state >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def _mixed(state: "np.ndarray[tuple[int], np.dtype[np.uint64]]") -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def scaled_logprobs(logits_BV: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """[B, V] float32, nats, at each row's temperature; 0 (greedy) counts as 1."""
+    logits_BV = logits_BV.float()
+    if any(value not in (0.0, 1.0) for value in temperatures):
+        logits_BV = logits_BV / torch.tensor([value or 1.0 for value in temperatures]).unsqueeze(1)
+    return torch.log_softmax(logits_BV, dim=-1)
+
+
+def draw(
+    logits_BV: Tensor, samplings: Sequence[Sampling], seeds: Sequence[int], indices: Sequence[int], num_top: int
+) -> Draw:
+    """The next token of each row, with the log-prob it had before top-p and top-k."""
+    logp_BV = scaled_logprobs(logits_BV, [sampling.temperature for sampling in samplings])
+    greedy = [sampling.temperature == 0.0 for sampling in samplings]
+    if all(greedy):
+        tokens_B1 = logp_BV.argmax(dim=-1, keepdim=True)
+    else:
+        kept_BV = _filtered(logp_BV.exp(), samplings)
+        total_BV = kept_BV.cumsum(dim=-1, dtype=torch.float64)
+        wanted_B1 = torch.from_numpy(uniforms(seeds, indices)).unsqueeze(1) * total_BV[:, -1:]
+        tokens_B1 = torch.searchsorted(total_BV, wanted_B1).clamp_(max=logp_BV.shape[1] - 1)
+        if any(greedy):
+            tokens_B1 = torch.where(torch.tensor(greedy).unsqueeze(1), logp_BV.argmax(dim=-1, keepdim=True), tokens_B1)
+    return Draw(
+        token_ids=tokens_B1.squeeze(1).tolist(),
+        logprobs_nats=logp_BV.gather(1, tokens_B1).squeeze(1).tolist(),
+        top=top_logprobs(logp_BV, num_top) if num_top else [],
+    )
+
+
+def top_logprobs(logp_BV: Tensor, num_top: int) -> list[list[tuple[float, int]]]:
+    """The `num_top` most likely tokens of each row, most likely first."""
+    value_BK, index_BK = logp_BV.topk(min(num_top, logp_BV.shape[1]), dim=-1)
+    return [
+        list(zip(values, ids, strict=True)) for values, ids in zip(value_BK.tolist(), index_BK.tolist(), strict=True)
+    ]
+
+
+def _filtered(prob_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Probabilities with what top-k and top-p exclude set to 0, in vocabulary order."""
+    if all((s.top_k is None or s.temperature == 0.0) and s.top_p == 1.0 for s in samplings):
+        return prob_BV
+    size = prob_BV.shape[1]
+    sorted_BV, order_BV = prob_BV.sort(dim=-1, descending=True, stable=True)
+    before_BV = sorted_BV.cumsum(dim=-1) - sorted_BV
+    top_k_B1 = torch.tensor([size if s.top_k is None else s.top_k for s in samplings]).unsqueeze(1)
+    top_p_B1 = torch.tensor([s.top_p for s in samplings]).unsqueeze(1)
+    excluded_BV = (torch.arange(size).unsqueeze(0) >= top_k_B1) | ((before_BV > top_p_B1) & (top_p_B1 < 1.0))
+    return prob_BV.scatter(1, order_BV, sorted_BV.masked_fill(excluded_BV, 0.0))

@@ -1,0 +1,172 @@
+"""One installation on one machine: a broker and a database (ours, or the configured ones), and every part as a process.
+
+`installation(settings)` is the composition root of `clawstream up` and of the demo. While it runs, other commands find
+it through its data folder (running.py).
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+
+from clawstream.config import GatewaySettings, MonitorSettings, Settings, child_environment
+from clawstream.local.kafka import EmbeddedKafka
+from clawstream.local.ports import HOST, reserved
+from clawstream.local.postgres import EmbeddedPostgres
+from clawstream.local.running import Addresses, alone_on, announced
+from clawstream.local.supervisor import Part, Supervisor
+from clawstream.projections import database
+from clawstream.stream import admin
+from clawstream.stream.connect import security_of
+
+log = logging.getLogger(__name__)
+
+Listening = TypeVar("Listening", GatewaySettings, MonitorSettings)
+STAGES = ("turns", "judging", "samples", "train", "weights", "project", "monitor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """A running installation."""
+
+    settings: Settings  # with every address filled in
+    addresses: Addresses
+    supervisor: Supervisor
+
+
+@contextlib.asynccontextmanager
+async def installation(
+    settings: Settings,
+    *,
+    config: Path | None,
+    model_path: Path,
+    say: Callable[[str], None],
+    fresh: bool = False,
+    extra_parts: Sequence[Part] = (),
+) -> AsyncIterator[Installation]:
+    """Run every part until the block ends, on topics and tables that are made or brought up to date first.
+
+    Raises PartUnavailable naming the part that did not come up, with the end of its log.
+    """
+    with contextlib.ExitStack() as servers:
+        servers.enter_context(alone_on(settings.data_dir))
+        filled = await asyncio.to_thread(_with_servers, settings, servers, fresh, say)
+        filled = _with_ports(filled, model_path, servers)
+        addresses = _addresses(filled)
+        await _prepare(filled, addresses, say)
+        servers.enter_context(announced(filled.data_dir, addresses))
+        overrides = {
+            "data_dir": filled.data_dir,
+            "cache_dir": filled.cache_dir,
+            "kafka.bootstrap": addresses.kafka,
+            "postgres.url": addresses.postgres,
+            "engine.urls": list(addresses.engines),
+            "engine.port": filled.engine.port,
+            "engine.model_path": str(model_path),
+            "gateway.port": filled.gateway.port,
+            "monitor.port": filled.monitor.port,
+        }
+        environment = child_environment({key: str(v) if isinstance(v, Path) else v for key, v in overrides.items()})
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
+            Supervisor(filled.data_dir, environment=environment, say=say) as supervisor,
+        ):
+            engine = [] if settings.engine.urls else [_part("engine", config, http, f"{addresses.engines[0]}/health")]
+            stages = [name for name in STAGES if name != "judging" or settings.judge.url is not None]
+            # Each waits by itself for what it needs; they are stopped in the reverse order of these three.
+            await asyncio.gather(
+                supervisor.start([*engine, *extra_parts]),
+                supervisor.start([_part(name, config) for name in stages]),
+                supervisor.start([_part("gateway", config, http, f"{addresses.gateway}/readyz")]),
+            )
+            try:
+                yield Installation(settings=filled, addresses=addresses, supervisor=supervisor)
+            finally:
+                say("stopping: the gateway first, then the stages, the engine and the servers")
+
+
+async def _prepare(settings: Settings, addresses: Addresses, say: Callable[[str], None]) -> None:
+    """Make what is missing of topics and tables; nothing that is there is taken away."""
+    for change in await admin.apply(addresses.kafka, settings.kafka.prefix, security=security_of(settings.kafka)):
+        log.info("topics %s", change)
+    await asyncio.to_thread(database.upgrade, addresses.postgres)
+    say("topics and tables are in place; starting the parts")
+
+
+def _with_servers(
+    settings: Settings, servers: contextlib.ExitStack, fresh: bool, say: Callable[[str], None]
+) -> Settings:
+    """Start what is not configured; return the settings with both addresses."""
+    kafka, postgres = settings.kafka, settings.postgres
+    if kafka.bootstrap is None:
+        say("starting Kafka")
+        folder = settings.data_dir / "kafka"
+        broker = servers.enter_context(EmbeddedKafka(folder, fresh=fresh, cache_dir=settings.cache_dir))
+        kafka = kafka.model_copy(update={"bootstrap": broker.bootstrap})
+    if postgres.url is None:
+        say("starting Postgres")
+        database = servers.enter_context(EmbeddedPostgres(settings.data_dir / "postgres", fresh=fresh))
+        postgres = type(postgres).model_validate({"url": database.url})
+    return settings.model_copy(update={"kafka": kafka, "postgres": postgres})
+
+
+def _with_ports(settings: Settings, model_path: Path, servers: contextlib.ExitStack) -> Settings:
+    """Return the settings with a real port wherever 0 asked for any, kept free for the part that gets it."""
+
+    def kept(host: str, port: int) -> int:
+        return servers.enter_context(reserved(port or None)) if host == HOST else port
+
+    engine: dict[str, Any] = {"model_path": model_path}
+    if not settings.engine.urls:
+        engine |= {"port": kept(HOST, settings.engine.port)}
+    return settings.model_copy(
+        update={
+            "engine": settings.engine.model_copy(update=engine),
+            "gateway": _at_port(settings.gateway, kept(settings.gateway.host, settings.gateway.port)),
+            "monitor": _at_port(settings.monitor, kept(settings.monitor.host, settings.monitor.port)),
+        }
+    )
+
+
+def _at_port(section: Listening, port: int) -> Listening:
+    return section.model_copy(update={"port": port})
+
+
+def _addresses(settings: Settings) -> Addresses:
+    url = settings.postgres.url
+    assert settings.kafka.bootstrap is not None
+    assert url is not None
+    return Addresses(
+        supervisor_pid=os.getpid(),
+        kafka=settings.kafka.bootstrap,
+        postgres=url.get_secret_value(),
+        engines=settings.engine.urls or (f"http://127.0.0.1:{settings.engine.port}",),
+        gateway=f"http://{settings.gateway.host}:{settings.gateway.port}",
+        monitor=f"http://{settings.monitor.host}:{settings.monitor.port}",
+    )
+
+
+def _part(
+    command: str, config: Path | None, http: aiohttp.ClientSession | None = None, health: str | None = None
+) -> Part:
+    options = ("--config", str(config)) if config is not None else ()
+    argv = (sys.executable, "-m", "clawstream", *options, command)
+    if http is None or health is None:
+        return Part(name=command, command=argv)
+    session, url = http, health
+
+    async def ready() -> bool:
+        try:
+            async with session.get(url) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    return Part(name=command, command=argv, ready=ready)

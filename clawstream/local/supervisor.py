@@ -1,0 +1,236 @@
+"""All parts of one installation as child processes: started in order, restarted when they die, stopped together.
+
+A child never outlives its supervisor, and a Ctrl-C in the terminal reaches the supervisor alone.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clawstream.errors import PartUnavailable
+from clawstream.local.leash import die_with_parent
+from clawstream.local.running import PartState, write_parts
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A process to keep running; `ready` says whether it does its work yet, and is asked until it does."""
+
+    name: str
+    command: tuple[str, ...]
+    ready: Callable[[], Awaitable[bool]] | None = None  # None: it is ready as soon as it runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to wait for what."""
+
+    ready_within_s: float = 120.0
+    stop_within_s: float = 20.0  # then it is killed
+    steady_after_s: float = 30.0  # a part that ran this long starts its next restart without a wait
+    first_wait_s: float = 0.5
+    longest_wait_s: float = 30.0
+    start_tries: int = 3  # a part that dies this often before it was ever ready or steady ends the whole
+
+    def restart_wait_s(self, quick_deaths: int) -> float:
+        """How long to wait before a part is started again that died `quick_deaths` times in a row, each time soon."""
+        if quick_deaths <= 1:
+            return 0.0 if quick_deaths == 0 else self.first_wait_s
+        return min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(quick_deaths - 1, 32))
+
+
+@dataclass(slots=True, kw_only=True)
+class Child:
+    """How one part fares."""
+
+    part: Part
+    process: asyncio.subprocess.Process | None = None
+    restarts: int = 0
+    proven: bool = False  # it was ready or steady once, so a death is no longer a failure to start
+    failure: str | None = field(default=None)  # why it is not started again
+    since_ms: int = 0  # when it came to the state that it is in, since the epoch, UTC
+
+    @property
+    def running(self) -> bool:
+        """Whether its process is there."""
+        return self.process is not None and self.process.returncode is None
+
+
+class Supervisor:
+    """Keeps parts running from `__aenter__` to `__aexit__`, and parts.json in `folder` up to date.
+
+    What was started last is stopped first, and what was started together is stopped together: the gateway ends its
+    streams while the engine is still there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        environment: Mapping[str, str],
+        say: Callable[[str], None],
+        patience: Patience | None = None,
+        now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+    ) -> None:
+        self._folder = folder
+        self._environment = dict(environment)
+        self._say = say
+        self._patience = patience or Patience()
+        self._now_ms = now_ms
+        self._waves: list[list[Child]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.children: dict[str, Child] = {}
+        self.failed = asyncio.Event()
+
+    async def __aenter__(self) -> "Supervisor":
+        self.log_of("any").parent.mkdir(parents=True, exist_ok=True)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self, parts: Sequence[Part]) -> None:
+        """Start all of `parts` at once and return when each is ready.
+
+        Raises PartUnavailable with the end of its log for one that can't be started or does not get ready.
+        """
+        children = [Child(part=part) for part in parts]
+        self.children |= {child.part.name: child for child in children}
+        self._waves.append(children)
+        self._tasks |= {child.part.name: asyncio.create_task(self._keep(child)) for child in children}
+        waits = [asyncio.create_task(self._ready(child)) for child in children]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def stop(self) -> None:
+        """End all parts; return when they are gone."""
+        for wave in reversed(self._waves):
+            await asyncio.gather(*(self.stop_part(child.part.name) for child in wave))
+
+    async def stop_part(self, name: str) -> None:
+        """End one part, for good; return when it is gone, with all that it left in its process group."""
+        task = self._tasks[name]
+        task.cancel()
+        await asyncio.wait([task])
+        child = self.children[name]
+        if child.running:
+            await self._end(child)
+            self._note(child)
+
+    def failure(self) -> str:
+        """Say which part can't be had, and why; call it once `failed` is set."""
+        child = next(child for child in self.children.values() if child.failure is not None)
+        return self._words_on(child, child.failure or "")
+
+    def log_of(self, name: str) -> Path:
+        """Where the part's words go."""
+        return self._folder / "logs" / f"{name}.log"
+
+    async def _keep(self, child: Child) -> None:
+        quick_deaths = 0
+        while True:
+            started = time.monotonic()
+            try:
+                code = await self._run(child)
+            except OSError as error:
+                self._give_up(child, f"can't be started ({error})")
+                return
+            steady = time.monotonic() - started >= self._patience.steady_after_s
+            child.proven = child.proven or steady
+            quick_deaths = 0 if steady else quick_deaths + 1
+            if not child.proven and quick_deaths >= self._patience.start_tries:
+                self._give_up(child, f"exited with {code} {quick_deaths} times before it did its work")
+                return
+            child.restarts += 1
+            self._note(child)
+            self._say(f"{child.part.name} exited with {code}: restarting it (log: {self.log_of(child.part.name)})")
+            await asyncio.sleep(self._patience.restart_wait_s(quick_deaths - 1))
+
+    async def _run(self, child: Child) -> int:
+        with self.log_of(child.part.name).open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *child.part.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._environment,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        child.process = process
+        self._note(child)
+        log.info("part_started part=%s pid=%d", child.part.name, process.pid)
+        code = await process.wait()
+        _kill_group(process.pid)
+        return code
+
+    async def _ready(self, child: Child) -> None:
+        part, within_s = child.part, self._patience.ready_within_s
+        deadline = time.monotonic() + within_s
+        while child.failure is None and time.monotonic() < deadline:
+            if child.running and (part.ready is None or await part.ready()):
+                child.proven = child.proven or part.ready is not None
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
+        reason = child.failure or f"was not ready within {within_s:g} s"
+        raise PartUnavailable(self._words_on(child, reason))
+
+    async def _end(self, child: Child) -> None:
+        process = child.process
+        assert process is not None
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), self._patience.stop_within_s)
+        except TimeoutError:
+            log.warning("part_killed part=%s pid=%d", child.part.name, process.pid)
+        _kill_group(process.pid)
+        await process.wait()
+
+    def _give_up(self, child: Child, reason: str) -> None:
+        child.failure = reason
+        self._note(child)
+        self.failed.set()
+
+    def _note(self, child: Child) -> None:
+        child.since_ms = self._now_ms()
+        write_parts(self._folder, [_state(child) for child in self.children.values()])
+
+    def _words_on(self, child: Child, reason: str) -> str:
+        return f"{child.part.name} {reason}. The end of its log:\n{self._tail(child.part.name)}"
+
+    def _tail(self, name: str, num_lines: int = 15) -> str:
+        try:
+            lines = self.log_of(name).read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return "(it has none)"
+        return "\n".join(lines[-num_lines:])
+
+
+def _state(child: Child) -> PartState:
+    return PartState(
+        name=child.part.name,
+        pid=child.process.pid if child.process is not None and child.running else None,
+        restarts=child.restarts,
+        since_ms=child.since_ms,
+        failure=child.failure,
+    )
+
+
+def _kill_group(pid: int) -> None:
+    """End what the process left behind in its own group; it may be nothing."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the second of a group of zombies
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,110 @@
+"""Messages to prompt tokens and back, by the family's own template."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawstream.errors import ConfigError
+from clawstream.inference.rendering import CalledTool, PromptRenderer, UnrenderableRequest
+from tests.engine.tiny_model import make_tokenizer
+
+TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer and Qwen3's architecture, without a template of its own."""
+    path = tmp_path_factory.mktemp("qwen3")
+    make_tokenizer(path)
+    (path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def renderer(folder: Path) -> PromptRenderer:
+    return PromptRenderer.load(folder)
+
+
+def test_a_prompt_ends_where_the_answer_begins(renderer: PromptRenderer) -> None:
+    ids = renderer.prompt_ids([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}], {})
+    assert renderer.family == "qwen3"
+    assert renderer.decode(ids) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_text_parts_are_one_text_and_unprintable_characters_are_shown_as_such(renderer: PromptRenderer) -> None:
+    parts = [{"type": "text", "text": "a\ud800"}, {"type": "text", "text": "b\x00"}]
+    assert renderer.prompt_ids([{"role": "user", "content": parts}], {}) == renderer.prompt_ids(
+        [{"role": "user", "content": "a\ufffdb\ufffd"}], {}
+    )
+
+
+def test_thinking_is_turned_off_by_settings_and_by_request_alike(folder: Path, renderer: PromptRenderer) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    off = PromptRenderer.load(folder, "qwen3", enable_thinking=False)
+    ids = renderer.prompt_ids(messages, {"chat_template_kwargs": {"enable_thinking": False}})
+    assert ids == off.prompt_ids(messages, {})
+    assert renderer.decode(ids).endswith("<think>\n\n</think>\n\n")
+
+
+def test_tools_are_shown_unless_they_may_not_be_called(renderer: PromptRenderer) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    assert "# Tools" in renderer.decode(renderer.prompt_ids(messages, TOOLS))
+    assert renderer.prompt_ids(messages, TOOLS | {"tool_choice": "none"}) == renderer.prompt_ids(messages, {})
+
+
+def test_tool_calls_and_their_results_go_back_in(renderer: PromptRenderer) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "two", "tool_call_id": "c"},
+    ]
+    text = renderer.decode(renderer.prompt_ids(messages, TOOLS))
+    assert CALL in text
+    assert "<tool_response>\ntwo\n</tool_response>" in text
+
+
+def test_an_answer_is_read_back_as_reasoning_content_and_calls(renderer: PromptRenderer) -> None:
+    prompt = renderer.prompt_ids([{"role": "user", "content": "Hi"}], TOOLS)
+    parsed = renderer.parse(renderer.encode(f"<think>\nhm\n</think>\n\nSure. {CALL}<|im_end|>"), prompt, TOOLS)
+    assert (parsed.reasoning, parsed.content) == ("hm", "Sure.")
+    assert parsed.tool_calls == (CalledTool(native_id=None, name="f", arguments='{"a": 1}'),)
+
+
+def test_a_call_that_can_not_be_read_is_content(renderer: PromptRenderer) -> None:
+    parsed = renderer.parse(renderer.encode("<tool_call>{oops</tool_call>"), (), TOOLS)
+    assert (parsed.content, parsed.tool_calls) == ("<tool_call>{oops</tool_call>", ())
+
+
+def test_a_call_that_still_grows_is_not_content_yet(renderer: PromptRenderer) -> None:
+    ids = renderer.encode('Sure. <tool_call>\n{"name"')
+    assert renderer.parse(ids, (), TOOLS, ended=False).unfinished == '<tool_call>\n{"name"'
+    assert renderer.parse(ids, (), TOOLS, ended=False).content == "Sure."
+    assert renderer.parse(ids, (), TOOLS).content == 'Sure.\n<tool_call>\n{"name"'
+
+
+def test_a_template_option_that_the_family_lacks_is_refused(renderer: PromptRenderer) -> None:
+    with pytest.raises(UnrenderableRequest, match="no_such"):
+        renderer.prompt_ids([{"role": "user", "content": "Hi"}], {"chat_template_kwargs": {"no_such": 1}})
+
+
+@pytest.mark.parametrize(("family", "thinking"), [("no-such-family", None), ("llama-3", None), ("kimi-k2.5", False)])
+def test_a_family_that_does_not_fit_is_an_error_that_names_it(folder: Path, family: str, thinking: bool | None) -> None:
+    with pytest.raises(ConfigError, match=family):
+        PromptRenderer.load(folder, family, thinking)
+
+
+def test_a_template_of_its_own_goes_before_the_architecture(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path)
+    tokenizer.chat_template = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    own = PromptRenderer.load(tmp_path)
+    assert own.family == "default"
+    assert own.decode(own.prompt_ids([{"role": "user", "content": "Hi"}], {})) == "[user]Hi"
+    assert own.parse(own.encode(CALL), (), TOOLS).tool_calls[0].name == "f"

@@ -1,0 +1,91 @@
+"""The client against an engine that misbehaves, and the scripted engine's own promises."""
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from clawstream.errors import TryLater
+from clawstream.inference.engine import EngineRefused, GenerateRequest, Sampling
+from clawstream.inference.scripted import Answer, Fault, ScriptedBackend, counting, serving
+from clawstream.inference.sglang import SglangEngine
+
+REQUEST = GenerateRequest(input_ids=[1, 2, 3], sampling=Sampling(max_new_tokens=8))
+
+
+@pytest.fixture
+def backend() -> ScriptedBackend:
+    return ScriptedBackend(script=counting(8))
+
+
+@pytest.fixture
+async def engine(backend: ScriptedBackend) -> AsyncIterator[SglangEngine]:
+    async with serving(backend) as url, aiohttp.ClientSession() as session:
+        yield SglangEngine(session, url, silence_s=1, control_s=5)
+
+
+async def tokens(engine: SglangEngine, request: GenerateRequest = REQUEST) -> list[int]:
+    return [token async for chunk in engine.generate(request) for token in chunk.token_ids]
+
+
+async def test_script_is_said_word_for_word(engine: SglangEngine, backend: ScriptedBackend) -> None:
+    backend.script = lambda ids: Answer(token_ids=tuple(reversed(ids)), logprobs_nats=(-0.5, -0.25, -0.125))
+    chunks = [chunk async for chunk in engine.generate(REQUEST)]
+    assert [token for chunk in chunks for token in chunk.token_ids] == [3, 2, 1]
+    assert [value for chunk in chunks for value in chunk.logprobs_nats] == [-0.5, -0.25, -0.125]
+
+
+async def test_connection_cut_in_the_stream_is_for_later(engine: SglangEngine, backend: ScriptedBackend) -> None:
+    backend.faults.append(Fault(cut_after_tokens=3))
+    heard: list[int] = []
+
+    async def listen() -> None:
+        async for chunk in engine.generate(REQUEST):
+            heard.extend(chunk.token_ids)
+
+    with pytest.raises(TryLater):
+        await listen()
+    assert heard == [10, 11, 12]
+    assert await tokens(engine) == list(range(10, 18))
+
+
+@pytest.mark.parametrize(("status", "error"), [(400, EngineRefused), (503, TryLater), (429, TryLater)])
+async def test_refusal_by_status_is_final_or_for_later(
+    engine: SglangEngine, backend: ScriptedBackend, status: int, error: type[Exception]
+) -> None:
+    backend.faults.extend([Fault(status=status, message="because"), Fault(status=status, message="because")])
+    with pytest.raises(error, match="because"):
+        await tokens(engine)
+    with pytest.raises(error, match="because"):
+        await engine.score([1, 2, 3], 1)
+
+
+async def test_silence_beyond_the_limit_is_for_later(engine: SglangEngine, backend: ScriptedBackend) -> None:
+    backend.hold()
+    with pytest.raises(TryLater, match="no answer"):
+        await tokens(engine)
+
+
+async def test_request_reaches_the_engine_as_it_was_asked(engine: SglangEngine, backend: ScriptedBackend) -> None:
+    sampling = Sampling(max_new_tokens=2, temperature=0.7, top_p=0.9, top_k=5, sampling_seed=3, stop_token_ids=(9,))
+    request = GenerateRequest(input_ids=[5, 6], sampling=sampling, extra_key="41", rid="mine")
+    await tokens(engine, request)
+    assert backend.calls[-1].request == request
+
+
+async def test_hundred_requests_share_few_connections(backend: ScriptedBackend) -> None:
+    connector = aiohttp.TCPConnector(limit=2)
+    async with serving(backend) as url, aiohttp.ClientSession(connector=connector) as session:
+        engine = SglangEngine(session, url)
+        opened = 0
+        create = connector._create_connection
+
+        async def counted(*arguments: object, **named: object) -> object:
+            nonlocal opened
+            opened += 1
+            return await create(*arguments, **named)  # type: ignore[arg-type]
+
+        connector._create_connection = counted  # type: ignore[method-assign, assignment]
+        for _ in range(100):
+            assert len(await tokens(engine)) == 8
+    assert opened == 1

@@ -1,0 +1,39 @@
+"""A reserved port is nobody's but the server's."""
+
+import socket
+
+import pytest
+
+from clawstream.errors import PartUnavailable
+from clawstream.local.ports import HOST, reserved
+
+
+def test_a_server_listens_on_its_reserved_port() -> None:
+    with reserved() as port:
+        server = socket.create_server((HOST, port))
+    with server, socket.create_connection((HOST, port), timeout=5):
+        pass
+
+
+def test_two_reservations_are_two_ports() -> None:
+    with reserved() as first, reserved() as second:
+        assert first != second
+
+
+def test_a_reserved_port_is_refused_to_a_second_reservation() -> None:
+    refused = pytest.raises(PartUnavailable, match=r"port \d+ of 127.0.0.1 can't be had")
+    with reserved() as port, refused, reserved(port):
+        pass
+
+
+def test_a_port_that_somebody_listens_on_is_refused() -> None:
+    refused = pytest.raises(PartUnavailable, match="can't be had")
+    with socket.create_server((HOST, 0)) as server, refused, reserved(server.getsockname()[1]):
+        pass
+
+
+def test_a_port_is_free_again_after_its_reservation() -> None:
+    with reserved() as port:
+        pass
+    with reserved(port) as again:
+        assert again == port
