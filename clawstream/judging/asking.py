@@ -1,0 +1,235 @@
+"""What is to be asked about each turn, and when the votes come to something. Pure.
+
+The one rule: every step taken here rests on facts of one kind, that arrive in any order, and is taken by the record
+that completes them. So whatever is cut off is done again by the same record after a restart, and nothing is done
+silently while a session is rebuilt. Ballots rest on a turn and the request that shows it; a verdict on its votes; the
+floor on the verdicts and hints that were read back, and on the mark that the turns are settled.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from clawstream.events import (
+    Event,
+    HintAbsence,
+    HintAbsent,
+    HintFound,
+    Question,
+    TurnPaired,
+    VerdictReached,
+    VoteCast,
+    derived_id,
+)
+from clawstream.events.conversation import Message, parse, role_of
+from clawstream.events.floor import SecondLooks, second_looks
+from clawstream.events.history import rebuild
+from clawstream.judging.hints import choose, offers
+from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
+from clawstream.judging.session import Box, Session, learn
+from clawstream.judging.votes import outcome, tally
+
+FIRST_LOOK = 0
+FLOOR_LOOK = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ballot:
+    """One question to one judge about one turn."""
+
+    session_id: str
+    turn_id: str
+    question: Question
+    revision: int
+    number: int
+    prompt: Prompt
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """How turns are judged: who is asked, how often, and how many must be readable."""
+
+    judge: str
+    prompt_version: str
+    num_votes: int
+    quorum: int
+    section_tokens: int
+
+
+class _Look(NamedTuple):
+    """A turn to ask about, in a revision, in view of the session up to another turn."""
+
+    turn: TurnPaired
+    revision: int
+    in_view_of: TurnPaired
+
+
+class Follows(NamedTuple):
+    """The session after a record, and what to write and to ask."""
+
+    session: Session | None
+    events: list[Event]
+    ballots: list[Ballot]
+
+
+def observe(session: Session | None, event: Event, judging: Judging) -> Follows:
+    """Return what follows from one more record of a session, of any topic that judging reads."""
+    before = session if session is not None else Session()
+    after = learn(before, event, judge=judging.judge, prompt_version=judging.prompt_version)
+    if after is before:
+        return Follows(session, [], [])
+    events = _conclusions(after, event, judging) if isinstance(event, VoteCast) else []
+    after, ballots = _ask(after, judging)
+    return Follows(_rest(after), events, ballots)
+
+
+def _conclusions(session: Session, vote: VoteCast, judging: Judging) -> list[Event]:
+    """Return what the votes come to if `vote` was the last of them."""
+    cast = session.votes[Box(vote.turn_id, vote.question, vote.revision)]
+    if vote.ballot >= judging.num_votes or any(number not in cast for number in range(judging.num_votes)):
+        return []
+    votes = [cast[number] for number in range(judging.num_votes)]
+    return [_verdict(votes, judging) if vote.question is Question.SCORE else _hint(votes)]
+
+
+def _verdict(votes: list[VoteCast], judging: Judging) -> VerdictReached:
+    counts = tally(votes)
+    result = outcome(counts, quorum=judging.quorum)
+    return VerdictReached(
+        session_id=votes[0].session_id,
+        turn_id=votes[0].turn_id,
+        judge=judging.judge,
+        prompt_version=judging.prompt_version,
+        revision=votes[0].revision,
+        status=result.status,
+        score=result.score,
+        num_positive=counts.num_positive,
+        num_neutral=counts.num_neutral,
+        num_negative=counts.num_negative,
+        num_unreadable=counts.num_unreadable,
+        num_failed=counts.num_failed,
+    )
+
+
+def _hint(votes: list[VoteCast]) -> HintFound | HintAbsent:
+    first, chosen = votes[0], choose(votes)
+    if isinstance(chosen, HintAbsence):
+        return HintAbsent(
+            session_id=first.session_id,
+            turn_id=first.turn_id,
+            judge=first.judge,
+            prompt_version=first.prompt_version,
+            revision=first.revision,
+            reason=chosen,
+        )
+    return HintFound(
+        session_id=first.session_id,
+        turn_id=first.turn_id,
+        judge=first.judge,
+        prompt_version=first.prompt_version,
+        revision=first.revision,
+        hint=chosen,
+        num_offered=len(offers(votes)),
+    )
+
+
+def _ask(session: Session, judging: Judging) -> tuple[Session, list[Ballot]]:
+    """Return the session with every look taken that can be, and the ballots for them."""
+    ballots: list[Ballot] = []
+    for look in _looks(session):
+        needed = (look.turn.next_exchange_id, look.in_view_of.next_exchange_id)
+        if (look.turn.turn_id, look.revision) in session.asked or any(id_ not in session.requests for id_ in needed):
+            continue
+        session = replace(session, asked=session.asked | {(look.turn.turn_id, look.revision)})
+        ballots += _ballots(session, look, judging)
+    return session, ballots
+
+
+def _looks(session: Session) -> list[_Look]:
+    turns = list(session.turns.values())
+    first = [_Look(turn, FIRST_LOOK, turn) for turn in turns]
+    again = _second_looks(session).due if session.marks else ()
+    return first + [_Look(session.turns[look.turn_id], FLOOR_LOOK, turns[look.num_turns - 1]) for look in again]
+
+
+def _second_looks(session: Session) -> SecondLooks:
+    return second_looks(
+        list(session.turns),
+        session.marks,
+        {turn: verdict for (turn, revision), verdict in session.verdicts.items() if revision == FIRST_LOOK},
+        {turn: hint for (turn, revision), hint in session.hints.items() if revision == FIRST_LOOK},
+        {turn: verdict for (turn, revision), verdict in session.verdicts.items() if revision == FLOOR_LOOK},
+    )
+
+
+def _ballots(session: Session, look: _Look, judging: Judging) -> Iterable[Ballot]:
+    """Return the ballots of `look` whose votes are not known."""
+    turn_id = look.turn.turn_id
+    for question, prompt in _questions(session, look, judging):
+        cast = session.votes.get(Box(turn_id, question, look.revision), {})
+        for number in range(judging.num_votes):
+            if number not in cast:
+                yield Ballot(
+                    session_id=look.turn.session_id,
+                    turn_id=turn_id,
+                    question=question,
+                    revision=look.revision,
+                    number=number,
+                    prompt=prompt,
+                    seed=_seed(turn_id, question, look.revision, number),
+                )
+
+
+def _questions(session: Session, look: _Look, judging: Judging) -> list[tuple[Question, Prompt]]:
+    case = _case(look.turn, _messages(session, look.turn.next_exchange_id))
+    if look.revision == FIRST_LOOK:
+        return [
+            (Question.SCORE, score_prompt(case, judging.section_tokens)),
+            (Question.HINT, hint_prompt(case, judging.section_tokens)),
+        ]
+    whole = _messages(session, look.in_view_of.next_exchange_id)
+    return [(Question.SCORE, floor_prompt(case, whole, judging.section_tokens))]
+
+
+def _messages(session: Session, exchange_id: str) -> tuple[Message, ...]:
+    return tuple(parse(raw) for raw in rebuild(exchange_id, session.requests).messages)
+
+
+def _case(turn: TurnPaired, messages: tuple[Message, ...]) -> Case:
+    """Return the turn as the request that shows it tells it: what came before the echo, the echo, and what followed."""
+    before = range(turn.next_state[0])
+    echo = max(index for index in before if role_of(messages[index]) == "assistant")
+    return Case(
+        request=messages[:echo],
+        answer=messages[echo],
+        next_state=tuple(messages[index] for index in turn.next_state),
+    )
+
+
+def _seed(turn_id: str, question: Question, revision: int, number: int) -> int:
+    return int(derived_id("seed", turn_id, question.value, revision, number)[:7], 16)
+
+
+def _rest(session: Session) -> Session | None:
+    """Return what is still needed of a session: once it is done and judged, what is of a later life of it, if any."""
+    newest = session.marks[-1] if session.marks else None
+    if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
+        return session
+    end = newest.settled.after_exchange_id
+    if end not in session.requests or not _second_looks(session).settled or not _all_judged(session):
+        return session
+    order = list(session.requests)
+    later = Session(
+        requests=MappingProxyType({id_: session.requests[id_] for id_ in order[order.index(end) + 1 :]}),
+        votes=MappingProxyType({box: cast for box, cast in session.votes.items() if box.turn_id not in session.turns}),
+        verdicts=MappingProxyType({key: said for key, said in session.verdicts.items() if key[0] not in session.turns}),
+        hints=MappingProxyType({key: said for key, said in session.hints.items() if key[0] not in session.turns}),
+    )
+    return later if later != Session() else None
+
+
+def _all_judged(session: Session) -> bool:
+    keys = [(turn_id, FIRST_LOOK) for turn_id in session.turns]
+    return all(key in session.verdicts and key in session.hints for key in keys)

@@ -1,0 +1,128 @@
+"""The judging stage: turns -> votes, verdicts, hints.
+
+The one rule: a ballot ends in exactly one kind of vote. What arrived is readable or unreadable, what did not is asked
+again until the deadline, and only then recorded as failed.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from clawstream.config import JudgeSettings
+from clawstream.events import Event, VoteCast, VoteStatus
+from clawstream.inference.judge_client import JudgeRefused, JudgeReply
+from clawstream.judging.asking import Ballot, Judging, observe
+from clawstream.judging.prompts import PROMPT_VERSION
+from clawstream.judging.readings import read
+from clawstream.judging.session import Session
+from clawstream.stream.stage import Record, Stage, Step
+
+READS = (
+    "clawstream.exchanges.v1",
+    "clawstream.turns.v1",
+    "clawstream.votes.v1",
+    "clawstream.verdicts.v1",
+    "clawstream.hints.v1",
+)
+
+
+class Judge(Protocol):
+    """Who is asked."""
+
+    name: str
+
+    async def ask(self, system: str, user: str, *, seed: int) -> JudgeReply:
+        """The reply; raises TryLater or JudgeRefused."""
+
+
+def judging_stage(
+    settings: JudgeSettings, judge: Judge, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+) -> Stage[Session, Ballot]:
+    """Return the stage that puts turns to `judge` and concludes from its votes."""
+    judging = Judging(
+        judge=judge.name,
+        prompt_version=PROMPT_VERSION,
+        num_votes=settings.votes,
+        quorum=settings.needed,
+        section_tokens=settings.section_tokens,
+    )
+    booth = _Booth(judge, now_ms, settings.deadline_s)
+
+    def step(session: Session | None, record: Record) -> Step[Session, Ballot]:
+        return Step(*observe(session, record.event, judging))
+
+    return Stage(
+        name="judging",
+        reads=READS,
+        step=step,
+        perform=booth.cast,
+        give_up=booth.give_up,
+        calls_at_once=settings.calls_at_once,
+        call_timeout_s=settings.call_timeout_s,
+        deadline_s=settings.deadline_s,
+    )
+
+
+class _Booth:
+    """Turns ballots into votes."""
+
+    def __init__(self, judge: Judge, now_ms: Callable[[], int], deadline_s: float) -> None:
+        self._judge = judge
+        self._now_ms = now_ms
+        self._deadline_ms = int(deadline_s * 1000)
+
+    async def cast(self, ballot: Ballot) -> Sequence[Event]:
+        """Ask the judge. Raises TryLater where no reply arrived."""
+        started_ms = self._now_ms()
+        try:
+            reply = await self._judge.ask(ballot.prompt.system, ballot.prompt.user, seed=ballot.seed)
+        except JudgeRefused as error:
+            return [self._failed(ballot, str(error), self._now_ms() - started_ms)]
+        reading = read(ballot.question, reply.text)
+        return [
+            self._vote(
+                ballot,
+                status=VoteStatus.UNREADABLE if reading is None else VoteStatus.READABLE,
+                score=None if reading is None else reading.score,
+                hint=None if reading is None else reading.hint,
+                reply=reply,
+                latency_ms=self._now_ms() - started_ms,
+            )
+        ]
+
+    def give_up(self, ballot: Ballot, why: str) -> Sequence[Event]:
+        """Return the vote of a judge that did not reply before the deadline."""
+        return [self._failed(ballot, why, self._deadline_ms)]
+
+    def _failed(self, ballot: Ballot, why: str, latency_ms: int) -> VoteCast:
+        return self._vote(ballot, status=VoteStatus.FAILED, error=why, latency_ms=latency_ms)
+
+    def _vote(
+        self,
+        ballot: Ballot,
+        *,
+        status: VoteStatus,
+        latency_ms: int,
+        score: int | None = None,
+        hint: str | None = None,
+        reply: JudgeReply | None = None,
+        error: str | None = None,
+    ) -> VoteCast:
+        return VoteCast(
+            session_id=ballot.session_id,
+            turn_id=ballot.turn_id,
+            question=ballot.question,
+            judge=self._judge.name,
+            prompt_version=PROMPT_VERSION,
+            revision=ballot.revision,
+            ballot=ballot.number,
+            status=status,
+            score=score,
+            hint=hint,
+            text=None if reply is None else reply.text,
+            error=error,
+            prompt_tokens=None if reply is None else reply.prompt_tokens,
+            completion_tokens=None if reply is None else reply.completion_tokens,
+            latency_ms=latency_ms,
+            cast_at_ms=self._now_ms(),
+        )

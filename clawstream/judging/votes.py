@@ -1,0 +1,54 @@
+"""What the votes on an answer come to. Pure.
+
+The one rule: only readable votes count for a score, and a score needs a quorum of them; without it there is none.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clawstream.events import VerdictStatus, VoteCast, VoteStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Votes by what they say."""
+
+    num_positive: int
+    num_neutral: int
+    num_negative: int
+    num_unreadable: int
+    num_failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a tally comes to; `score` is None below the quorum."""
+
+    status: VerdictStatus
+    score: int | None
+
+
+def tally(votes: Sequence[VoteCast]) -> Tally:
+    """Return how many votes say what."""
+    scores = Counter(vote.score for vote in votes if vote.status is VoteStatus.READABLE)
+    statuses = Counter(vote.status for vote in votes)
+    return Tally(
+        num_positive=scores[1],
+        num_neutral=scores[0],
+        num_negative=scores[-1],
+        num_unreadable=statuses[VoteStatus.UNREADABLE],
+        num_failed=statuses[VoteStatus.FAILED],
+    )
+
+
+def outcome(counts: Tally, *, quorum: int) -> Outcome:
+    """Return the score with strictly more votes than any other; 0 for a tie, none below `quorum` readable votes."""
+    by_score = {1: counts.num_positive, 0: counts.num_neutral, -1: counts.num_negative}
+    if sum(by_score.values()) < quorum:
+        return Outcome(status=VerdictStatus.BELOW_QUORUM, score=None)
+    most = max(by_score.values())
+    ahead = [score for score, num_votes in by_score.items() if num_votes == most]
+    if len(ahead) > 1:
+        return Outcome(status=VerdictStatus.TIED, score=0)
+    return Outcome(status=VerdictStatus.DECIDED, score=ahead[0])

@@ -1,0 +1,174 @@
+"""Join an answer with what judges said of it to a sample, or say why there is none. Pure.
+
+The one rule: a sample rests on its answer, its verdict and its hint, and on nothing else; whichever comes last writes
+it, so the same facts give the same bytes in any order. A score of 0, or none, is nothing to train on.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from clawstream.errors import UnusableExchange
+from clawstream.events import (
+    Event,
+    HintFound,
+    RefusalReason,
+    SampleAssembled,
+    SampleRefused,
+    TokenIds,
+    TurnsSettled,
+    VerdictReached,
+)
+from clawstream.events.conversation import Message, parse
+from clawstream.events.floor import second_looks
+from clawstream.events.history import WholeRequest, rebuild
+from clawstream.samples.hinted import with_hint
+from clawstream.samples.masks import mask
+from clawstream.samples.session import Answer, Judged, Session, learn
+
+FIRST_LOOK = 0
+FLOOR_LOOK = 1
+
+Render = Callable[[Sequence[Message], Mapping[str, Any]], TokenIds | None]  # None: the template can't express it
+
+
+class Follows(NamedTuple):
+    """The session after a record, and what to write."""
+
+    session: Session | None
+    events: list[Event]
+
+
+def observe(session: Session | None, event: Event, render: Render) -> Follows:
+    """Return what follows from one more record of a session, of any topic that joining reads."""
+    before = session if session is not None else Session()
+    after = learn(before, event)
+    if after is before:
+        return Follows(session, [])
+    events: list[Event] = []
+    if isinstance(event, TurnsSettled) and after.marks[-1].start == len(after.turns):
+        events.append(_refused(event.session_id, None, None, RefusalReason.NO_NEXT_STATE))
+    ready = [key for key in after.verdicts if key not in after.joined and _is_ready(after, key)]
+    events += [_join(after, key, render) for key in ready]
+    return Follows(_rest(replace(after, joined=after.joined | set(ready))), events)
+
+
+def _is_ready(session: Session, key: Judged) -> bool:
+    return key.turn_id in session.answers and (key.revision == FLOOR_LOOK or key in session.hints)
+
+
+def _join(session: Session, key: Judged, render: Render) -> SampleAssembled | SampleRefused:
+    answer, verdict = session.answers[key.turn_id], session.verdicts[key]
+    found = session.hints.get(key)
+    hint = found.hint if isinstance(found, HintFound) else None
+    reward = verdict.score if verdict.score in (-1, 1) else None
+    if hint is None and reward is None:
+        if key.revision == FLOOR_LOOK:
+            return _refused(verdict.session_id, None, key, RefusalReason.FLOOR_UNDECIDED)
+        return _refused(verdict.session_id, key.turn_id, key, RefusalReason.NO_SIGNAL)
+    return _sample(session, answer, key, reward=reward, hint=hint, render=render)
+
+
+def _sample(
+    session: Session, answer: Answer, key: Judged, *, reward: int | None, hint: str | None, render: Render
+) -> SampleAssembled | SampleRefused:
+    exchange = answer.exchange
+    trained = mask(exchange)
+    if isinstance(trained, RefusalReason):
+        return _refused(exchange.session_id, key.turn_id, key, trained)
+    request = _request(session, answer)
+    if request is None:
+        return _refused(exchange.session_id, key.turn_id, key, RefusalReason.PROMPT_UNKNOWN)
+    hinted = None if hint is None else _hinted_prompt(request, hint, render)
+    if hint is not None and hinted is None:
+        return _refused(exchange.session_id, key.turn_id, key, RefusalReason.HINT_UNRENDERABLE)
+    return SampleAssembled(
+        session_id=exchange.session_id,
+        turn_id=key.turn_id,
+        judge=key.judge,
+        prompt_version=key.prompt_version,
+        revision=key.revision,
+        reward=reward,
+        hint=hint,
+        prompt_ids=request.token_ids,
+        hinted_prompt_ids=hinted,
+        response_ids=exchange.output_ids,
+        response_logprobs=exchange.output_logprobs,
+        trained=trained,
+        temperature=exchange.sampling.temperature,
+        policy_id=exchange.policy_id,
+        versions=exchange.versions,
+        num_earlier_turns=answer.num_earlier_turns,
+    )
+
+
+def _request(session: Session, answer: Answer) -> WholeRequest | None:
+    """Return the whole request; one that rests on another era's is not known, however long we remember that one."""
+    deltas = {id_: asked.delta for id_, asked in session.requests.items() if asked.era == answer.era}
+    try:
+        return rebuild(answer.exchange.exchange_id, deltas)
+    except UnusableExchange:
+        return None
+
+
+def _hinted_prompt(request: WholeRequest, hint: str, render: Render) -> TokenIds | None:
+    messages = [parse(raw) for raw in request.messages]
+    return render(with_hint(messages, hint), json.loads(request.options))
+
+
+def _refused(session_id: str, turn_id: str | None, key: Judged | None, reason: RefusalReason) -> SampleRefused:
+    return SampleRefused(
+        session_id=session_id,
+        turn_id=turn_id,
+        judge=None if key is None else key.judge,
+        prompt_version=None if key is None else key.prompt_version,
+        revision=FIRST_LOOK if key is None else key.revision,
+        reason=reason,
+    )
+
+
+def _rest(session: Session) -> Session | None:
+    """Return what is still needed of a session: once it is done and joined, what is of a later life of it, if any."""
+    newest = session.marks[-1] if session.marks else None
+    if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
+        return session
+    end = newest.settled.after_exchange_id
+    if end not in session.requests or not _all_joined(session):
+        return session
+    order = list(session.requests)
+    later = order[order.index(end) + 1 :]
+    verdicts = {key: said for key, said in session.verdicts.items() if key.turn_id not in session.turns}
+    hints = {key: said for key, said in session.hints.items() if key.turn_id not in session.turns}
+    if not (later or verdicts or hints):
+        return None
+    return Session(
+        era=session.era,
+        ended_after=session.ended_after,
+        requests=MappingProxyType({id_: session.requests[id_] for id_ in later}),
+        answers=MappingProxyType({id_: session.answers[id_] for id_ in later if id_ in session.answers}),
+        verdicts=MappingProxyType(verdicts),
+        hints=MappingProxyType(hints),
+        joined=frozenset(key for key in session.joined if key.turn_id not in session.turns),
+    )
+
+
+def _all_joined(session: Session) -> bool:
+    """Return whether every judge that has spoken has spoken of every turn, and the floor has had its say."""
+    judges = {(key.judge, key.prompt_version) for key in session.verdicts}
+    if session.turns and not judges:
+        return False
+    return all(_judge_is_done(session, *judge) for judge in judges)
+
+
+def _judge_is_done(session: Session, judge: str, prompt_version: str) -> bool:
+    def of(revision: int) -> Mapping[str, VerdictReached]:
+        mine = (judge, prompt_version, revision)
+        return {key.turn_id: verdict for key, verdict in session.verdicts.items() if key[:3] == mine}
+
+    hints = {key.turn_id: hint for key, hint in session.hints.items() if key[:2] == (judge, prompt_version)}
+    looks = second_looks(list(session.turns), session.marks, of(FIRST_LOOK), hints, of(FLOOR_LOOK))
+    turns = [Judged(judge, prompt_version, FIRST_LOOK, turn_id) for turn_id in session.turns]
+    again = [Judged(judge, prompt_version, FLOOR_LOOK, look.turn_id) for look in looks.due]
+    return looks.settled and all(key in session.joined for key in [*turns, *again])

@@ -1,0 +1,111 @@
+"""What joining knows of a session: facts from four topics, in any order. Pure.
+
+The one rule: of two facts with one identity the first counts, so reading a record again is no news.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
+
+from clawstream.events import (
+    Event,
+    ExchangeCompleted,
+    ExchangeFailed,
+    HintAbsent,
+    HintFound,
+    RequestDelta,
+    SessionDone,
+    TurnPaired,
+    TurnsSettled,
+    TurnType,
+    VerdictReached,
+)
+from clawstream.events.floor import Mark, marked
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class Asked(NamedTuple):
+    """A request as it stands on the log; an era ends when the client says that the session is done."""
+
+    era: int
+    delta: RequestDelta
+
+
+class Answer(NamedTuple):
+    """An answer that may become a sample, and how many other requests were answered before it in its era."""
+
+    exchange: ExchangeCompleted
+    era: int
+    num_earlier_turns: int
+
+
+class Judged(NamedTuple):
+    """What verdicts and hints are collected under."""
+
+    judge: str
+    prompt_version: str
+    revision: int
+    turn_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """All of it; nothing in here depends on how the topics interleave."""
+
+    era: int = 0
+    ended_after: frozenset[str | None] = frozenset()  # the exchanges after which an era ended
+    requests: Mapping[str, Asked] = field(default_factory=lambda: MappingProxyType({}))
+    answers: Mapping[str, Answer] = field(default_factory=lambda: MappingProxyType({}))
+    turns: Mapping[str, TurnPaired] = field(default_factory=lambda: MappingProxyType({}))  # in topic order
+    verdicts: Mapping[Judged, VerdictReached] = field(default_factory=lambda: MappingProxyType({}))
+    hints: Mapping[Judged, HintFound | HintAbsent] = field(default_factory=lambda: MappingProxyType({}))
+    marks: tuple[Mark, ...] = ()
+    joined: frozenset[Judged] = frozenset()  # what a sample or a refusal was written for
+
+
+def learn(session: Session, event: Event) -> Session:
+    """Return the session with the fact in it; itself where that is no news."""
+    match event:
+        case ExchangeCompleted() | ExchangeFailed():
+            return _learn_exchange(session, event)
+        case SessionDone():
+            if not session.requests or event.after_exchange_id in session.ended_after:
+                return session
+            ended_after = session.ended_after | {event.after_exchange_id}
+            return replace(session, era=session.era + 1, ended_after=ended_after)
+        case TurnPaired():
+            turns = _with(session.turns, event.turn_id, event)
+            return session if turns is session.turns else replace(session, turns=turns)
+        case TurnsSettled():
+            marks = marked(session.marks, event, len(session.turns))
+            return session if marks is session.marks else replace(session, marks=marks)
+        case VerdictReached():
+            verdicts = _with(session.verdicts, _key(event), event)
+            return session if verdicts is session.verdicts else replace(session, verdicts=verdicts)
+        case HintFound() | HintAbsent():
+            hints = _with(session.hints, _key(event), event)
+            return session if hints is session.hints else replace(session, hints=hints)
+    return session
+
+
+def _learn_exchange(session: Session, event: ExchangeCompleted | ExchangeFailed) -> Session:
+    requests = _with(session.requests, event.exchange_id, Asked(session.era, event.request))
+    if requests is session.requests:
+        return session
+    session = replace(session, requests=requests)
+    if isinstance(event, ExchangeFailed) or event.turn_type is TurnType.SIDE:
+        return session
+    before = {answer.exchange.request_sha256 for answer in session.answers.values() if answer.era == session.era}
+    answer = Answer(event, session.era, len(before - {event.request_sha256}))
+    return replace(session, answers=_with(session.answers, event.exchange_id, answer))
+
+
+def _key(event: VerdictReached | HintFound | HintAbsent) -> Judged:
+    return Judged(event.judge, event.prompt_version, event.revision, event.turn_id)
+
+
+def _with(known: Mapping[_K, _V], key: _K, value: _V) -> Mapping[_K, _V]:
+    return known if key in known else MappingProxyType({**known, key: value})

@@ -1,0 +1,133 @@
+"""Pair each answer with what happened next in its session. Pure.
+
+The one rule: an answer counts as delivered when a later request's history echoes it, and never otherwise. Until then
+it is pending; a history that has something else in its place makes it an orphan.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from clawstream.errors import UnusableExchange
+from clawstream.events import (
+    Event,
+    ExchangeCompleted,
+    ExchangeFailed,
+    OrphanReason,
+    RequestDelta,
+    TurnOrphaned,
+    TurnPaired,
+    TurnType,
+)
+from clawstream.events.history import rebuild
+from clawstream.turns.echo import Displaced, Echo, Missing, look, next_state
+
+MAX_PENDING = 32  # only asking the same again and again gets there; the oldest answer is then given up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """An answer whose fate no request has shown yet."""
+
+    turn_id: str
+    asked: tuple[bytes, ...] | None  # the request's messages; None: an exchange they refer to is not known
+    answer: bytes
+    finished_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What pairing knows of a session."""
+
+    session_id: str
+    newest_exchange_id: str
+    newest_at_ms: int  # when the broker appended it
+    requests: Mapping[str, RequestDelta] = field(default_factory=lambda: MappingProxyType({}))  # without tokens
+    pending: tuple[Pending, ...] = ()  # in answer order
+    answered: bool = False  # a main answer was seen
+    idle_after: str | None = None  # the exchange after which the session was said to be idle
+
+
+def observe(
+    session: Session | None, arrived: ExchangeCompleted | ExchangeFailed, at_ms: int
+) -> tuple[Session, list[Event]]:
+    """Return the session with `arrived` in it, and the fate of each pending answer that `arrived` shows.
+
+    An exchange seen before changes nothing. A side turn and a failed exchange are remembered only as parents of later
+    requests. A main request that rests on an unknown one shows nothing, and its answer is pending like any other.
+    """
+    if session is not None and arrived.exchange_id in session.requests:
+        return session, []
+    session = _remember(session, arrived, at_ms)
+    if arrived.turn_type is TurnType.SIDE or isinstance(arrived, ExchangeFailed):
+        return session, []
+    try:
+        messages = rebuild(arrived.exchange_id, session.requests).messages
+    except UnusableExchange:
+        messages = None
+    fates = {} if messages is None else _fates(session.pending, arrived, messages)
+    asked = Pending(
+        turn_id=arrived.exchange_id, asked=messages, answer=arrived.message, finished_at_ms=arrived.finished_at_ms
+    )
+    left = tuple(item for item in session.pending if item.turn_id not in fates)
+    given_up = [_orphan(item, arrived, OrphanReason.REGENERATED) for item in left[: 1 - MAX_PENDING]]
+    kept = (*left[1 - MAX_PENDING :], asked)
+    return replace(session, pending=kept, answered=True), [*fates.values(), *given_up]
+
+
+def _remember(session: Session | None, arrived: ExchangeCompleted | ExchangeFailed, at_ms: int) -> Session:
+    """Return the session with the messages of `arrived`; pairing needs no token."""
+    delta = replace(arrived.request, kept_tokens=0, token_ids=())
+    if session is None:
+        session = Session(session_id=arrived.session_id, newest_exchange_id=arrived.exchange_id, newest_at_ms=at_ms)
+    return replace(
+        session,
+        newest_exchange_id=arrived.exchange_id,
+        newest_at_ms=at_ms,
+        requests=MappingProxyType({**session.requests, arrived.exchange_id: delta}),
+    )
+
+
+def _fates(
+    pending: Sequence[Pending], arrived: ExchangeCompleted, messages: Sequence[bytes]
+) -> dict[str, TurnPaired | TurnOrphaned]:
+    """Return what `arrived` shows, by turn id and in answer order; answers left out stay pending."""
+    findings = [look(item.asked, item.answer, messages) for item in pending]
+    claims = _claims(findings)
+    fates: dict[str, TurnPaired | TurnOrphaned] = {}
+    for number, (item, finding) in enumerate(zip(pending, findings, strict=True)):
+        if isinstance(finding, Echo) and claims[finding.index] == number:
+            state = next_state(messages, finding.index)
+            if state:
+                fates[item.turn_id] = TurnPaired(
+                    session_id=arrived.session_id,
+                    turn_id=item.turn_id,
+                    next_exchange_id=arrived.exchange_id,
+                    next_state=state,
+                )
+            continue
+        reason = _reason(finding, number, claims)
+        # A request on its way before the answer was complete can't hold it, and shows nothing.
+        if reason is not None and arrived.received_at_ms >= item.finished_at_ms:
+            fates[item.turn_id] = _orphan(item, arrived, reason)
+    return fates
+
+
+def _orphan(item: Pending, arrived: ExchangeCompleted, reason: OrphanReason) -> TurnOrphaned:
+    return TurnOrphaned(
+        session_id=arrived.session_id, turn_id=item.turn_id, next_exchange_id=arrived.exchange_id, reason=reason
+    )
+
+
+def _claims(findings: Sequence[Echo | Displaced | Missing | None]) -> dict[int, int]:
+    """Return which pending answer each echo proves: the newest of those that say the same."""
+    return {finding.index: number for number, finding in enumerate(findings) if isinstance(finding, Echo)}
+
+
+def _reason(finding: Echo | Displaced | Missing | None, number: int, claims: Mapping[int, int]) -> OrphanReason | None:
+    if finding is None:
+        return None
+    if isinstance(finding, Missing):
+        return finding.reason
+    newer = claims.get(finding.index, -1) > number
+    return OrphanReason.REGENERATED if newer else OrphanReason.EDITED

@@ -1,0 +1,62 @@
+"""The turns stage: exchanges -> turns, and the idle mark that the log keeps of a silent session.
+
+The one rule: what the log says ends a session, a record or its own clock; never this machine's.
+"""
+
+from dataclasses import replace
+
+from clawstream.config import TurnsSettings
+from clawstream.events import (
+    Event,
+    ExchangeCompleted,
+    ExchangeFailed,
+    SessionDone,
+    SessionIdle,
+    TurnsSettled,
+)
+from clawstream.stream.stage import Record, Stage, Step
+from clawstream.turns.pairing import Session, observe
+
+EXCHANGES_TOPIC = "clawstream.exchanges.v1"
+
+
+def turns_stage(settings: TurnsSettings) -> Stage[Session, None]:
+    """Return the stage that pairs answers with what happened next."""
+    return Stage(
+        name="turns",
+        reads=(EXCHANGES_TOPIC,),
+        step=step,
+        tick=lambda session, now_ms: tick(session, now_ms, settings.session_idle_s),
+    )
+
+
+def step(session: Session | None, record: Record) -> Step[Session, None]:
+    """Return the session after `record`, and the turns that it decides."""
+    event = record.event
+    if isinstance(event, ExchangeCompleted | ExchangeFailed):
+        after, events = observe(session, event, record.timestamp_ms)
+        return Step(after, events)
+    if session is None:
+        return Step(None)
+    if isinstance(event, SessionDone):
+        return Step(None, _settled(session, done=True))
+    # A mark that a newer exchange overtook on its way to the log says nothing.
+    if isinstance(event, SessionIdle) and event.after_exchange_id == session.newest_exchange_id:
+        idle = replace(session, idle_after=event.after_exchange_id)
+        return Step(idle, _settled(session, done=False))
+    return Step(session)
+
+
+def tick(session: Session, now_ms: int, idle_s: int) -> Step[Session, None]:
+    """Say once that nothing followed the newest exchange for `idle_s`."""
+    newest = session.newest_exchange_id
+    if session.idle_after == newest or now_ms - session.newest_at_ms < idle_s * 1000:
+        return Step(session)
+    idle = SessionIdle(session_id=session.session_id, after_exchange_id=newest, idle_s=idle_s)
+    return Step(replace(session, idle_after=newest), [idle])
+
+
+def _settled(session: Session, *, done: bool) -> list[Event]:
+    if not session.answered:
+        return []
+    return [TurnsSettled(session_id=session.session_id, after_exchange_id=session.newest_exchange_id, done=done)]

@@ -1,0 +1,216 @@
+"""Turns, judging and samples over a log in memory, in any order and with restarts: what their properties are tested on.
+
+A stage reads any of its topics next; its calls return in any order. A restart keeps what a broker keeps: the log, and
+per topic the run of records whose events and calls are done. The rest is forgotten, rebuilt in the order of the log's
+clock without writing, and read again.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from clawstream.config import JudgeSettings, TurnsSettings
+from clawstream.events import (
+    Event,
+    HintAbsent,
+    HintFound,
+    Question,
+    SampleAssembled,
+    SampleRefused,
+    TurnOrphaned,
+    TurnPaired,
+    TurnsSettled,
+    VerdictReached,
+    VoteCast,
+    derived_id,
+)
+from clawstream.inference.judge_client import JudgeReply
+from clawstream.judging.stage import judging_stage
+from clawstream.samples.stage import samples_stage
+from clawstream.stream.stage import Record, Stage
+from clawstream.turns.stage import turns_stage
+from tests.sessions import EXCHANGES, HINTS, SAMPLES, TURNS, VERDICTS, VOTES, tokens
+
+T = TypeVar("T")
+
+_TOPICS: Mapping[str, tuple[type[Event], ...]] = {
+    TURNS: (TurnPaired, TurnOrphaned, TurnsSettled),
+    VOTES: (VoteCast,),
+    VERDICTS: (VerdictReached,),
+    HINTS: (HintFound, HintAbsent),
+    SAMPLES: (SampleAssembled, SampleRefused),
+}
+_TOPIC_OF = {kind: topic for topic, kinds in _TOPICS.items() for kind in kinds}
+REPLIES = {
+    Question.SCORE: ("\\boxed{1}", "\\boxed{-1}", "\\boxed{0}", "who knows"),
+    Question.HINT: (
+        "\\boxed{-1}",
+        "\\boxed{1} [HINT_START]Leave out the headings.[HINT_END]",
+        "\\boxed{1} [HINT_START]short[HINT_END]",
+        "who knows",
+    ),
+}
+
+
+class Letters:
+    """A template that writes a prompt as its messages, byte for byte."""
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> tuple[int, ...]:
+        return tokens(repr((list(messages), dict(options))).encode())
+
+
+class Oracle:
+    """A judge whose replies follow from the question and the seed; `replies` says which there are."""
+
+    name = "oracle@test"
+
+    def __init__(self, replies: Mapping[Question, Sequence[str]] = REPLIES) -> None:
+        self.replies = replies
+        self.asked: list[str] = []
+
+    async def ask(self, system: str, user: str, *, seed: int) -> JudgeReply:
+        self.asked.append(f"{system}\n{user}\n{seed}")
+        question = Question.HINT if "[HINT_START]" in system else Question.SCORE
+        replies = self.replies[question]
+        chosen = int(derived_id("reply", user, seed)[:6], 16) % len(replies)
+        return JudgeReply(text=replies[chosen], prompt_tokens=None, completion_tokens=None)
+
+
+@dataclass
+class Log:
+    """Topics of one partition; the clock counts records."""
+
+    topics: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    clock_ms: int = 0
+
+    def append(self, topic: str, event: Event) -> None:
+        self.clock_ms += 1
+        records = self.topics[topic]
+        records.append(
+            Record(
+                topic=topic,
+                partition=0,
+                offset=len(records),
+                timestamp_ms=self.clock_ms,
+                key=event.key,
+                event=event,
+            )
+        )
+
+    def first_by_id(self, *topics: str) -> dict[str, Event]:
+        """The events of some topics, of two with one id the first."""
+        found: dict[str, Event] = {}
+        for topic in topics:
+            for record in self.topics[topic]:
+                found.setdefault(record.event.event_id, record.event)
+        return found
+
+    def of(self, kind: type[T]) -> list[T]:
+        """The events of one kind, in topic order, repeats left out."""
+        seen = self.first_by_id(*self.topics)
+        return [event for event in seen.values() if isinstance(event, kind)]
+
+
+class Worker:
+    """One stage at work on the log."""
+
+    def __init__(self, stage: Stage[Any, Any], log: Log) -> None:
+        self.stage, self.log = stage, log
+        self.committed = dict.fromkeys(stage.reads, 0)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all that is not on the log or committed; rebuild as the runner does."""
+        self.states: dict[str, Any] = {}
+        self.calls: list[tuple[Record, Any]] = []
+        self.undone: dict[str, dict[int, int]] = {topic: {} for topic in self.stage.reads}
+        self.position = dict(self.committed)
+        read = [record for topic, end in self.committed.items() for record in self.log.topics[topic][:end]]
+        for record in sorted(read, key=lambda record: record.timestamp_ms):
+            self.states[record.key] = self.stage.step(self.states.get(record.key), record).state
+
+    def choices(self) -> list[str | int]:
+        """What can be done next: a topic to read from, or a call to return."""
+        unread = [topic for topic in self.stage.reads if self.position[topic] < len(self.log.topics[topic])]
+        return [*unread, *range(len(self.calls))]
+
+    def act(self, choice: str | int) -> None:
+        if isinstance(choice, str):
+            self._read(choice)
+        else:
+            self._return(choice)
+
+    def _read(self, topic: str) -> None:
+        record = self.log.topics[topic][self.position[topic]]
+        self.position[topic] += 1
+        step = self.stage.step(self.states.get(record.key), record)
+        self.states[record.key] = step.state
+        self._write(step.events)
+        self.undone[topic][record.offset] = len(step.calls)
+        self.calls += [(record, call) for call in step.calls]
+        self._commit(topic)
+
+    def _return(self, number: int) -> None:
+        record, call = self.calls.pop(number)
+        assert self.stage.perform is not None
+        self._write(now(self.stage.perform(call)))
+        self.undone[record.topic][record.offset] -= 1
+        self._commit(record.topic)
+
+    def _write(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self.log.append(_TOPIC_OF.get(type(event), EXCHANGES), event)
+
+    def _commit(self, topic: str) -> None:
+        while self.undone[topic].get(self.committed[topic]) == 0:
+            del self.undone[topic][self.committed[topic]]
+            self.committed[topic] += 1
+
+
+class Flow:
+    """The three stages on one log."""
+
+    def __init__(self, judge: Oracle | None = None, settings: JudgeSettings | None = None) -> None:
+        self.log = Log()
+        self.judge = judge or Oracle()
+        settings = settings or JudgeSettings(votes=3)
+        stages: list[Stage[Any, Any]] = [
+            turns_stage(TurnsSettings()),
+            judging_stage(settings, self.judge, now_ms=lambda: 0),
+            samples_stage(Letters()),
+        ]
+        self.workers = [Worker(stage, self.log) for stage in stages]
+
+    def run(self, events: Iterable[Event], rng: random.Random | None = None, *, restarts: float = 0.0) -> Log:
+        """Return the log when nothing is left to do; without `rng` every record is handled as soon as it is there."""
+        waiting = list(events)
+        while True:
+            choices: list[tuple[Worker | None, str | int]] = [
+                (worker, choice) for worker in self.workers for choice in worker.choices()
+            ]
+            if waiting and (rng is not None or not choices):
+                choices.append((None, 0))
+            if not choices:
+                return self.log
+            worker, choice = choices[0] if rng is None else rng.choice(choices)
+            if worker is None:
+                self.log.append(EXCHANGES, waiting.pop(0))
+            elif rng is not None and rng.random() < restarts:
+                worker.restart()
+            else:
+                worker.act(choice)
+
+    def states(self) -> list[Any]:
+        """What the stages still remember."""
+        return [state for worker in self.workers for state in worker.states.values() if state is not None]
+
+
+def now(made: Coroutine[Any, Any, T] | Any) -> T:
+    """Return what a coroutine returns that waits for nothing."""
+    try:
+        made.send(None)
+    except StopIteration as stopped:
+        return stopped.value  # type: ignore[no-any-return]
+    raise AssertionError("the coroutine waits for something")

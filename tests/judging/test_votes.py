@@ -1,0 +1,121 @@
+"""Votes to verdicts and hints: absence is no number, and no order matters."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawstream.events import HintAbsence, Question, VerdictStatus, VoteCast, VoteStatus
+from clawstream.judging.hints import choose, offers
+from clawstream.judging.votes import Outcome, outcome, tally
+
+FAILED = "failed"
+SCORES = st.lists(st.sampled_from([1, 0, -1, None, FAILED]), max_size=15)
+LONG = "Write it in plain words."
+
+
+def vote(ballot: int, score: int | str | None, hint: str | None = None) -> VoteCast:
+    status = VoteStatus.READABLE if isinstance(score, int) else VoteStatus.UNREADABLE
+    return VoteCast(
+        session_id="s",
+        turn_id="t",
+        question=Question.SCORE,
+        judge="judge@test",
+        prompt_version="v",
+        revision=0,
+        ballot=ballot,
+        status=VoteStatus.FAILED if score == FAILED else status,
+        score=score if isinstance(score, int) else None,
+        hint=hint,
+        text="",
+        error=None,
+        prompt_tokens=None,
+        completion_tokens=None,
+        latency_ms=1,
+        cast_at_ms=0,
+    )
+
+
+def votes(scores: Sequence[int | str | None]) -> list[VoteCast]:
+    return [vote(ballot, score) for ballot, score in enumerate(scores)]
+
+
+def result(*scores: int | str | None, quorum: int = 1) -> Outcome:
+    return outcome(tally(votes(scores)), quorum=quorum)
+
+
+@given(SCORES, st.randoms(use_true_random=False), st.integers(1, 8))
+def test_the_order_of_votes_does_not_matter(scores: list[int | str | None], rng: random.Random, quorum: int) -> None:
+    shuffled = rng.sample(scores, len(scores))
+    assert result(*shuffled, quorum=quorum) == result(*scores, quorum=quorum)
+
+
+@given(SCORES, st.integers(1, 8))
+def test_votes_that_say_nothing_never_change_a_score(scores: list[int | str | None], quorum: int) -> None:
+    readable = [score for score in scores if isinstance(score, int)]
+    assert result(*scores, quorum=quorum) == result(*readable, quorum=quorum)
+
+
+@given(SCORES, st.integers(1, 8))
+def test_a_score_is_what_strictly_more_votes_say_than_anything_else(
+    scores: list[int | str | None], quorum: int
+) -> None:
+    found = result(*scores, quorum=quorum)
+    others = [score for score in (1, 0, -1) if score != found.score]
+    ahead = found.score is not None and all(scores.count(found.score) > scores.count(other) for other in others)
+    assert ahead == (found.status is VerdictStatus.DECIDED)
+
+
+@given(SCORES)
+def test_no_vote_is_lost_in_the_tally(scores: list[int | str | None]) -> None:
+    counts = tally(votes(scores))
+    assert (counts.num_positive, counts.num_neutral, counts.num_negative, counts.num_unreadable, counts.num_failed) == (
+        scores.count(1),
+        scores.count(0),
+        scores.count(-1),
+        scores.count(None),
+        scores.count(FAILED),
+    )
+
+
+@pytest.mark.parametrize(
+    ("scores", "quorum", "status", "score"),
+    [
+        ((1, 1, -1), 2, VerdictStatus.DECIDED, 1),
+        ((0, 0, 1), 2, VerdictStatus.DECIDED, 0),
+        ((1, -1), 2, VerdictStatus.TIED, 0),
+        ((1, 0, -1), 2, VerdictStatus.TIED, 0),
+        ((1, None, FAILED), 2, VerdictStatus.BELOW_QUORUM, None),
+        ((None, None, None), 1, VerdictStatus.BELOW_QUORUM, None),
+    ],
+)
+def test_votes_come_to(
+    scores: tuple[int | str | None, ...], quorum: int, status: VerdictStatus, score: int | None
+) -> None:
+    assert result(*scores, quorum=quorum) == Outcome(status=status, score=score)
+
+
+def test_the_longest_hint_is_kept_and_of_equals_the_first() -> None:
+    cast = [vote(2, 1, LONG), vote(1, 1, LONG[:-1] + "!"), vote(0, 1, "Use no bold."), vote(3, -1, None)]
+    assert choose(cast) == "Write it in plain words!"
+    assert len(offers(cast)) == 3
+
+
+@pytest.mark.parametrize(
+    ("cast", "reason"),
+    [
+        ([vote(0, FAILED), vote(1, FAILED)], HintAbsence.FAILED),
+        ([vote(0, FAILED), vote(1, None)], HintAbsence.UNREADABLE),
+        ([vote(0, -1), vote(1, None)], HintAbsence.NONE_OFFERED),
+        ([vote(0, 1, None), vote(1, -1)], HintAbsence.NONE_OFFERED),
+        ([vote(0, 1, "0123456789"), vote(1, -1)], HintAbsence.TOO_SHORT),
+    ],
+)
+def test_without_a_hint_the_reason_is_said(cast: list[VoteCast], reason: HintAbsence) -> None:
+    assert choose(cast) is reason
+
+
+def test_a_hint_of_eleven_characters_is_long_enough() -> None:
+    assert choose([vote(0, 1, "01234567890")]) == "01234567890"

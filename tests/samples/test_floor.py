@@ -1,0 +1,104 @@
+"""The floor: which turn of a session without a sample is looked at again."""
+
+import pytest
+
+from clawstream.events import HintAbsence, HintAbsent, HintFound, TurnsSettled, VerdictReached, VerdictStatus
+from clawstream.events.floor import Mark, SecondLook, SecondLooks, marked, second_looks
+
+TURNS = ("t0", "t1", "t2")
+
+
+def verdict(turn_id: str, score: int | None = 0, *, said: int = 0) -> VerdictReached:
+    return VerdictReached(
+        session_id="s",
+        turn_id=turn_id,
+        judge="j",
+        prompt_version="v",
+        revision=0,
+        status=VerdictStatus.TIED if score == 0 else VerdictStatus.BELOW_QUORUM,
+        score=score,
+        num_positive=said // 2,
+        num_neutral=1,
+        num_negative=said - said // 2,
+        num_unreadable=0,
+        num_failed=0,
+    )
+
+
+def no_hint(turn_id: str) -> HintAbsent:
+    return HintAbsent(
+        session_id="s",
+        turn_id=turn_id,
+        judge="j",
+        prompt_version="v",
+        revision=0,
+        reason=HintAbsence.NONE_OFFERED,
+    )
+
+
+def marks(*counts: int, done: bool = False) -> tuple[Mark, ...]:
+    made: tuple[Mark, ...] = ()
+    for number, count in enumerate(counts):
+        made = marked(made, TurnsSettled(session_id="s", after_exchange_id=str(number), done=done), count)
+    return made
+
+
+def looks(at: tuple[Mark, ...], said: tuple[int, ...], **seen: int | None) -> SecondLooks:
+    """The second looks due in a session whose turns all have verdicts of 0, with so many votes behind them."""
+    return second_looks(
+        TURNS,
+        at,
+        {turn: verdict(turn, said=number) for turn, number in zip(TURNS, said, strict=False)},
+        {turn: no_hint(turn) for turn in TURNS},
+        {turn: verdict(turn, score) for turn, score in seen.items()},
+    )
+
+
+def due(settled: bool, *turns: tuple[str, int]) -> SecondLooks:
+    return SecondLooks(due=tuple(SecondLook(turn_id=turn, num_turns=count) for turn, count in turns), settled=settled)
+
+
+@pytest.mark.parametrize(("said", "best"), [((1, 3, 2), "t1"), ((2, 2, 2), "t0"), ((0, 0, 1), "t2")])
+def test_the_turn_with_most_votes_that_take_a_side_is_looked_at_and_of_equals_the_earliest(
+    said: tuple[int, ...], best: str
+) -> None:
+    assert looks(marks(3), said) == due(False, (best, 3))
+
+
+def test_turns_that_came_after_the_mark_are_not_considered() -> None:
+    assert looks(marks(1), (0, 3, 3)) == due(False, ("t0", 1))
+
+
+def test_nothing_is_looked_at_before_every_turn_has_its_verdict() -> None:
+    assert looks(marks(3), (1, 1)) == due(False)
+    assert looks((), (1, 1, 1)) == due(True)
+
+
+@pytest.mark.parametrize("score", [1, -1])
+def test_a_session_that_the_floor_gave_a_sample_is_not_looked_at_again(score: int) -> None:
+    assert looks(marks(1, 3), (0, 3, 0), t0=score) == due(True, ("t0", 1))
+
+
+@pytest.mark.parametrize("score", [0, None])
+def test_an_undecided_session_that_went_on_is_looked_at_again_at_another_turn(score: int | None) -> None:
+    assert looks(marks(1, 3), (0, 3, 0), t0=score) == due(False, ("t0", 1), ("t1", 3))
+    assert looks(marks(1, 3), (3, 0, 0), t0=score) == due(True, ("t0", 1))
+
+
+def test_a_later_life_of_a_session_has_a_floor_of_its_own() -> None:
+    assert looks(marks(1, 3, done=True), (3, 1, 2), t0=1) == due(False, ("t0", 1), ("t2", 3))
+
+
+def test_a_mark_that_is_read_again_is_the_same_mark() -> None:
+    settled = TurnsSettled(session_id="s", after_exchange_id="e", done=False)
+    once = marked((), settled, 1)
+    assert marked(once, settled, 3) is once
+
+
+def test_a_verdict_of_one_or_a_hint_leaves_nothing_for_the_floor() -> None:
+    hint = HintFound(
+        session_id="s", turn_id="t0", judge="j", prompt_version="v", revision=0, hint="Use plain words.", num_offered=1
+    )
+    decided = {"t0": verdict("t0", 1)}
+    assert second_looks(["t0"], marks(1), decided, {"t0": no_hint("t0")}, {}) == due(True)
+    assert second_looks(["t0"], marks(1), {"t0": verdict("t0", None)}, {"t0": hint}, {}) == due(True)

@@ -1,0 +1,160 @@
+"""Sessions as a gateway writes them: what tests of pairing, judging and samples feed the stages with.
+
+Every value follows from the arguments: the same calls give the same events.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clawstream.events import (
+    Event,
+    ExchangeCompleted,
+    ExchangeFailed,
+    FailureReason,
+    FinishReason,
+    RequestDelta,
+    Sampling,
+    SessionDone,
+    TurnType,
+    VersionSpan,
+    derived_id,
+)
+from clawstream.events.history import Parent, WholeRequest, shorten
+from clawstream.stream.stage import Record
+
+Json = dict[str, Any]
+
+SECOND_MS = 1000
+EXCHANGES = "clawstream.exchanges.v1"
+TURNS = "clawstream.turns.v1"
+VOTES = "clawstream.votes.v1"
+VERDICTS = "clawstream.verdicts.v1"
+HINTS = "clawstream.hints.v1"
+SAMPLES = "clawstream.samples.v1"
+
+
+def user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Json:
+    return {"role": "assistant", "content": text}
+
+
+def raw(messages: Iterable[Mapping[str, Any]]) -> tuple[bytes, ...]:
+    return tuple(json.dumps(message).encode() for message in messages)
+
+
+def tokens(text: bytes) -> tuple[int, ...]:
+    return tuple(text)
+
+
+@dataclass
+class Session:
+    """One session at a gateway: each call is an exchange, a second after the one before."""
+
+    session_id: str = "s"
+    policy_version: int = 3
+    num: int = 0
+    written: list[Event] = field(default_factory=list)
+    _parent: Parent | None = None
+
+    def ask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        answer: Mapping[str, Any] | str,
+        *,
+        turn_type: TurnType = TurnType.MAIN,
+        finish_reason: FinishReason = FinishReason.STOP,
+        logprobs: Sequence[float | None] | None = None,
+        took_ms: int = 500,
+        options: bytes = b'{"model":"policy"}',
+    ) -> ExchangeCompleted:
+        message = assistant(answer) if isinstance(answer, str) else dict(answer)
+        exchange_id, delta, received_at_ms = self._next(messages, options)
+        output_ids = tokens(str(message.get("content") or "").encode())
+        exchange = ExchangeCompleted(
+            session_id=self.session_id,
+            exchange_id=exchange_id,
+            turn_type=turn_type,
+            client="headers",
+            model="policy",
+            request=delta,
+            request_sha256=hashlib.sha256(b"".join(raw(messages)) + options).hexdigest(),
+            retry_count=None,
+            sampling=Sampling(temperature=0.7, top_p=1.0, top_k=None, max_tokens=64, seed=None, stop=()),
+            policy_id="policy",
+            versions=(VersionSpan(policy_version=self.policy_version, num_tokens=len(output_ids)),),
+            message=json.dumps(message).encode(),
+            output_ids=output_ids,
+            output_logprobs=(-0.5,) * len(output_ids) if logprobs is None else tuple(logprobs),
+            finish_reason=finish_reason,
+            cached_tokens=None,
+            trace_id=None,
+            received_at_ms=received_at_ms,
+            first_token_at_ms=received_at_ms + 10,
+            finished_at_ms=received_at_ms + took_ms,
+        )
+        self.written.append(exchange)
+        return exchange
+
+    def fail(self, messages: Sequence[Mapping[str, Any]]) -> ExchangeFailed:
+        exchange_id, delta, received_at_ms = self._next(messages, b'{"model":"policy"}')
+        exchange = ExchangeFailed(
+            session_id=self.session_id,
+            exchange_id=exchange_id,
+            turn_type=TurnType.MAIN,
+            client="headers",
+            model="policy",
+            request=delta,
+            reason=FailureReason.CLIENT_GONE,
+            status=None,
+            detail="the client closed the connection",
+            policy_id="policy",
+            output_ids=(),
+            received_at_ms=received_at_ms,
+            finished_at_ms=received_at_ms + 500,
+        )
+        self.written.append(exchange)
+        return exchange
+
+    def done(self) -> SessionDone:
+        after = self._parent.exchange_id if self._parent else None
+        self.written.append(SessionDone(session_id=self.session_id, after_exchange_id=after))
+        return self.written[-1]  # type: ignore[return-value]
+
+    def forget(self) -> None:
+        """The gateway starts anew: the next request is written whole."""
+        self._parent = None
+
+    def _next(self, messages: Sequence[Mapping[str, Any]], options: bytes) -> tuple[str, RequestDelta, int]:
+        self.num += 1
+        exchange_id = derived_id("test", self.session_id, self.num)
+        whole = WholeRequest(messages=raw(messages), token_ids=tokens(b"".join(raw(messages))), options=options)
+        delta = shorten(whole, self._parent)
+        num_parents = (
+            0 if delta.parent_exchange_id is None or self._parent is None else self._parent.request.num_parents
+        )
+        rebuilt = WholeRequest(
+            messages=whole.messages,
+            token_ids=whole.token_ids,
+            options=options,
+            num_parents=num_parents + (delta.parent_exchange_id is not None),
+        )
+        self._parent = Parent(exchange_id=exchange_id, request=rebuilt)
+        return exchange_id, delta, self.num * SECOND_MS
+
+
+def record(event: Event, topic: str = EXCHANGES, offset: int = 0, at_ms: int | None = None) -> Record:
+    """The event as it stands on the log, by default at its offset in seconds."""
+    return Record(
+        topic=topic,
+        partition=0,
+        offset=offset,
+        timestamp_ms=offset * SECOND_MS if at_ms is None else at_ms,
+        key=event.key,
+        event=event,
+    )
