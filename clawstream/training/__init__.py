@@ -1,0 +1,1 @@
+"""Samples become steps, and steps become published versions of the policy."""

@@ -1,0 +1,197 @@
+"""Which samples make up the next batch. Pure: time and versions come in as arguments.
+
+Every sample is in exactly one batch, whatever is delivered twice or read again from any planned offset: a plan, once on
+the log, is executed as it stands, and what it or an earlier plan names is taken by nobody else.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from clawstream.events import BatchPlanned, SampleAssembled, TopicOffset
+
+
+class DropReason(StrEnum):
+    """Why a sample that arrived is in no batch of ours."""
+
+    REPEATED = "repeated"  # its id came before: the first in the partition counts
+    STALE = "stale"  # sampled too many versions ago
+    NO_SIGNAL = "no_signal"  # it has only what this method gives no weight to
+    OTHER_POLICY = "other_policy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A sample as it was read from the log."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int  # when the broker appended it
+    sample: SampleAssembled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """When a batch is made, and of what."""
+
+    policy_id: str
+    batch_samples: int = 16
+    max_wait_ms: int = 3_600_000  # since the broker appended the oldest waiting sample; then a smaller batch is made
+    max_versions_behind: int | None = None  # None: however old
+    rewards_count: bool = True
+    hints_count: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The content of a plan: samples in training order, and up to where each partition is used up by it."""
+
+    samples: tuple[SampleAssembled, ...]
+    offsets: tuple[TopicOffset, ...]
+
+
+class Batcher:
+    """Collects samples in the order in which they are read, and gives each one out once.
+
+    `planned` is every plan of this policy on the log; those after `executed_version` are still to be
+    executed, and reading starts at `resume_offsets(planned, executed_version)`.
+    """
+
+    def __init__(self, rules: Rules, planned: Iterable[BatchPlanned] = (), *, executed_version: int = 0) -> None:
+        self.dropped: Counter[DropReason] = Counter()
+        self._rules = rules
+        self._waiting: dict[str, Arrival] = {}  # by sample id, in order of arrival
+        self._read: dict[tuple[str, int], int] = {}  # partition -> next offset to read
+        self._taken: set[str] = set()  # in a plan, or dropped for good
+        self._pending: list[BatchPlanned] = []
+        self._found: dict[str, SampleAssembled] = {}  # of pending plans, by id
+        for plan in first_plans(planned):
+            self._taken.update(plan.sample_ids)
+            self._read |= {(o.topic, o.partition): o.next_offset for o in plan.offsets}
+            if plan.policy_version > executed_version:
+                self._pending.append(plan)
+        self._wanted = {name for plan in self._pending for name in plan.sample_ids}
+
+    def receive(self, arrival: Arrival) -> DropReason | None:
+        """Take in one record of the samples topic; return why it will be in no new batch, None where it will be."""
+        where = (arrival.topic, arrival.partition)
+        self._read[where] = max(self._read.get(where, 0), arrival.offset + 1)
+        reason = self._refusal(arrival.sample)
+        name = arrival.sample.sample_id
+        if name in self._wanted:
+            self._found.setdefault(name, arrival.sample)
+        elif reason is None:
+            self._waiting[name] = arrival
+        else:
+            self.dropped[reason] += 1
+        return reason
+
+    def pending(self) -> tuple[BatchPlanned, tuple[SampleAssembled, ...] | None] | None:
+        """Return the oldest plan that is still to be executed, with its samples once all of them are read again."""
+        if not self._pending:
+            return None
+        plan = self._pending[0]
+        if any(name not in self._found for name in plan.sample_ids):
+            return plan, None
+        return plan, tuple(self._found[name] for name in plan.sample_ids)
+
+    def executed(self, plan: BatchPlanned) -> None:
+        """The step of the oldest pending plan is taken: let go of its samples."""
+        assert self._pending, f"version {plan.policy_version} was executed, but no plan is pending"
+        assert self._pending[0].policy_version == plan.policy_version, "plans are executed in their order"
+        self._pending.pop(0)
+        for name in plan.sample_ids:
+            self._wanted.discard(name)
+            self._found.pop(name, None)
+
+    def due(self, *, parent_version: int, now_ms: int) -> Batch | None:
+        """Return the batch to plan now, if there is one; the samples stay until `plan` says that it is on the log.
+
+        `now_ms` is compared with the log's own times. None also while a plan is pending: one step at a time.
+        """
+        self._drop_stale(parent_version)
+        if self._pending or not self._waiting:
+            return None
+        oldest_ms = min(arrival.timestamp_ms for arrival in self._waiting.values())
+        enough = len(self._waiting) >= self._rules.batch_samples
+        if not enough and now_ms - oldest_ms < self._rules.max_wait_ms:
+            return None
+        chosen = list(self._waiting.values())[: self._rules.batch_samples]
+        return Batch(samples=tuple(a.sample for a in chosen), offsets=self._offsets(without=len(chosen)))
+
+    def plan(self, plan: BatchPlanned) -> None:
+        """The plan is on the log: it is now the one to execute, and its samples are taken."""
+        self._taken.update(plan.sample_ids)
+        self._pending.append(plan)
+        self._wanted.update(plan.sample_ids)
+        for name in plan.sample_ids:
+            if (arrival := self._waiting.pop(name, None)) is not None:
+                self._found[name] = arrival.sample
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that wait for a batch."""
+        return len(self._waiting)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the broker appended the oldest waiting sample; None: none waits."""
+        return min((a.timestamp_ms for a in self._waiting.values()), default=None)
+
+    def _refusal(self, sample: SampleAssembled) -> DropReason | None:
+        rules = self._rules
+        if sample.sample_id in self._taken or sample.sample_id in self._waiting:
+            return DropReason.REPEATED
+        if sample.policy_id != rules.policy_id:
+            return DropReason.OTHER_POLICY
+        rewarded = sample.reward is not None and rules.rewards_count
+        hinted = sample.hinted_prompt_ids is not None and rules.hints_count
+        return None if rewarded or hinted else DropReason.NO_SIGNAL
+
+    def _drop_stale(self, parent_version: int) -> None:
+        bound = self._rules.max_versions_behind
+        if bound is None:
+            return
+        stale = [n for n, a in self._waiting.items() if versions_behind(a.sample, parent_version) > bound]
+        for name in stale:
+            del self._waiting[name]
+            self._taken.add(name)
+            self.dropped[DropReason.STALE] += 1
+
+    def _offsets(self, *, without: int) -> tuple[TopicOffset, ...]:
+        """Where each partition is read from again once the first `without` waiting samples are taken."""
+        next_offsets = dict(self._read)
+        for arrival in list(self._waiting.values())[without:]:
+            where = (arrival.topic, arrival.partition)
+            next_offsets[where] = min(next_offsets[where], arrival.offset)
+        return tuple(
+            TopicOffset(topic=topic, partition=partition, next_offset=offset)
+            for (topic, partition), offset in sorted(next_offsets.items())
+        )
+
+
+def first_plans(planned: Iterable[BatchPlanned]) -> list[BatchPlanned]:
+    """Return the plan of each version, in order; of two for one version the first on the log counts."""
+    first: dict[int, BatchPlanned] = {}
+    for plan in planned:
+        first.setdefault(plan.policy_version, plan)
+    return [first[version] for version in sorted(first)]
+
+
+def resume_offsets(planned: Iterable[BatchPlanned], executed_version: int) -> dict[tuple[str, int], int]:
+    """Return where to read each partition from; one that is missing is read from its beginning.
+
+    That is where the newest executed plan ends, so that the samples of every plan still to be executed come again.
+    """
+    offsets: dict[tuple[str, int], int] = {}
+    for plan in first_plans(planned):
+        if plan.policy_version <= executed_version:
+            offsets |= {(o.topic, o.partition): o.next_offset for o in plan.offsets}
+    return offsets
+
+
+def versions_behind(sample: SampleAssembled, parent_version: int) -> int:
+    """Return how many versions passed since the sample's last token was sampled; 0 where none is named."""
+    return max(parent_version - max((s.policy_version for s in sample.versions), default=parent_version), 0)

@@ -1,0 +1,220 @@
+"""The loss against numbers worked out by hand, finite differences and exact sums over a small vocabulary."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from clawstream.training.losses import LogProbs, Objective, Tally, figures, policy_loss
+
+NAN = float("nan")
+PLAIN = Objective(kl=0.0, importance_cap=1e9)
+
+
+def rows(*values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def gradient(
+    new: Tensor, known: LogProbs, advantage: Tensor, trained: Tensor, objective: Objective
+) -> tuple[Tensor, Tally]:
+    """The gradient of the mean, and the tally."""
+    leaf = new.clone().requires_grad_()
+    total, tally = policy_loss(leaf, known, advantage, trained, objective=objective)
+    total.backward()  # type: ignore[no-untyped-call]
+    assert leaf.grad is not None
+    return leaf.grad / max(tally.divisor(objective), 1), tally
+
+
+def on_policy(logp: Tensor) -> LogProbs:
+    return LogProbs(logp, logp, logp)
+
+
+def test_on_policy_the_gradient_is_minus_the_advantage_over_the_tokens_and_the_sequences() -> None:
+    logp = rows([-1.0, -2.0, -1.0], [-1.0, -1.0, NAN])
+    trained = torch.tensor([[True, True, True], [True, False, False]])
+    advantage = rows([1.0, -1.0, 0.5], [2.0, NAN, NAN])
+
+    grad, tally = gradient(logp, on_policy(logp), advantage, trained, Objective())
+
+    torch.testing.assert_close(grad, rows([-1 / 6, 1 / 6, -0.5 / 6], [-2 / 2, 0.0, 0.0]))
+    assert (tally.num_sequences, tally.num_tokens, tally.num_tokens_dropped) == (2, 4, 0)
+
+
+def test_the_mean_over_tokens_weighs_each_token_alike() -> None:
+    logp = rows([-1.0, -2.0, -1.0], [-1.0, -1.0, NAN])
+    trained = torch.tensor([[True, True, True], [True, False, False]])
+    advantage = rows([1.0, -1.0, 0.5], [2.0, NAN, NAN])
+
+    grad, tally = gradient(logp, on_policy(logp), advantage, trained, Objective(average="token"))
+
+    torch.testing.assert_close(grad, rows([-1 / 4, 1 / 4, -0.5 / 4], [-2 / 4, 0.0, 0.0]))
+    assert figures(tally, Objective(average="token")).loss_nats == pytest.approx(-2.5 / 4)
+
+
+def test_each_term_has_the_value_worked_out_by_hand() -> None:
+    old, sampled, new, reference = -1.0, -1.5, -0.9, -1.2
+    known = LogProbs(rows([old]), rows([sampled]), rows([reference]))
+
+    total, _ = policy_loss(rows([new]), known, rows([-3.0]), torch.tensor([[True]]), objective=Objective())
+
+    ratio, weight, d = math.exp(0.1), math.exp(0.5), 0.3
+    expected = weight * ratio * 3.0 + 0.02 * ratio * (math.exp(-d) - 1 + d)
+    assert float(total) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moves"),
+    [
+        (1.27, 1.0, True),
+        (1.29, 1.0, False),
+        (0.5, 1.0, True),
+        (0.81, -1.0, True),
+        (0.79, -1.0, False),
+        (1.9, -1.0, True),
+    ],
+)
+def test_the_clip_stops_only_what_went_too_far_already(ratio: float, advantage: float, moves: bool) -> None:
+    old = rows([-1.0])
+    new = old + math.log(ratio)
+
+    grad, tally = gradient(new, LogProbs(old, old, None), rows([advantage]), torch.tensor([[True]]), PLAIN)
+
+    assert float(grad) == pytest.approx(-ratio * advantage if moves else 0.0)
+    assert figures(tally, PLAIN).clipped_share == (0.0 if moves else 1.0)
+
+
+def test_the_clipped_share_is_absent_where_the_ratio_is_one_throughout() -> None:
+    logp = rows([-1.0, -2.0])
+
+    _, tally = gradient(logp, on_policy(logp), rows([1.0, 1.0]), torch.ones(1, 2, dtype=torch.bool), Objective())
+
+    assert figures(tally, Objective()).clipped_share is None
+
+
+def test_the_importance_weight_is_capped_and_carries_no_gradient() -> None:
+    old = rows([-1.0, -1.0, -1.0])
+    sampled = rows([-1.4, -3.0, -0.5])
+    objective = replace(PLAIN, importance_cap=2.0)
+
+    grad, _ = gradient(old, LogProbs(old, sampled, None), rows([1.0, 1.0, 1.0]), torch.ones(1, 3) == 1, objective)
+
+    torch.testing.assert_close(grad, -rows([math.exp(0.4), 2.0, math.exp(-0.5)]) / 3)
+
+
+def test_against_the_sampled_log_probs_the_ratio_is_the_correction_itself() -> None:
+    old, sampled = rows([-1.0]), rows([-1.1])
+    objective = replace(PLAIN, ratio_to="sampled")
+
+    grad, tally = gradient(old, LogProbs(old, sampled, None), rows([1.0]), torch.tensor([[True]]), objective)
+
+    assert float(grad) == pytest.approx(-math.exp(0.1))
+    assert figures(tally, objective).clipped_share == 0.0
+
+
+@pytest.mark.parametrize("far", [200.0, -200.0])
+def test_log_probs_far_apart_give_finite_numbers(far: float) -> None:
+    here, there = rows([-1.0]).float(), rows([-1.0 - far]).float()
+    for objective in (Objective(), Objective(ratio_to="sampled")):
+        grad, tally = gradient(
+            here, LogProbs(here, there, there), rows([-1.0]).float(), torch.tensor([[True]]), objective
+        )
+        assert bool(grad.isfinite().all())
+        assert math.isfinite(tally.loss_sum)
+
+
+@pytest.mark.parametrize("missing", ["new", "old", "sampled", "reference", "advantage"])
+@pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf")])
+def test_a_token_that_lacks_a_number_is_dropped_counted_and_without_gradient(missing: str, value: float) -> None:
+    numbers = {name: rows([-1.0, -1.0]) for name in ("new", "old", "sampled", "reference", "advantage")}
+    numbers[missing][0, 0] = value
+    known = LogProbs(numbers["old"], numbers["sampled"], numbers["reference"])
+
+    grad, tally = gradient(numbers["new"], known, numbers["advantage"], torch.ones(1, 2) == 1, Objective())
+
+    torch.testing.assert_close(grad, rows([0.0, 1.0]))
+    assert (tally.num_tokens, tally.num_tokens_dropped) == (1, 1)
+    assert math.isfinite(tally.loss_sum)
+
+
+def test_with_nothing_to_train_on_every_mean_is_absent() -> None:
+    logp = rows([NAN, NAN])
+
+    grad, tally = gradient(logp, on_policy(logp), logp, torch.ones(1, 2) == 1, Objective())
+
+    assert not bool(grad.any())
+    found = figures(tally, Objective())
+    assert (found.loss_nats, found.kl_reference_nats, found.clipped_share) == (None, None, None)
+    assert found.num_tokens_dropped == 2
+
+
+SMALL = st.floats(-3.0, -0.1).map(lambda x: round(x, 3))
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(SMALL, SMALL, SMALL, SMALL, st.floats(-2, 2)), min_size=4, max_size=4), st.booleans())
+def test_the_gradient_is_that_of_finite_differences(tokens: list[tuple[float, ...]], by_token: bool) -> None:
+    new, old, sampled, reference, advantage = (rows(list(column)) for column in zip(*tokens, strict=True))
+    objective = Objective(kl=0.5, average="token" if by_token else "sequence", clip_low=0.9, clip_high=50.0)
+    known, trained = LogProbs(old, sampled, reference), torch.ones(1, 4) == 1
+
+    grad, tally = gradient(new, known, advantage, trained, objective)
+
+    step = 1e-6
+    for token in range(4):
+        shift = torch.zeros_like(new)
+        shift[0, token] = step
+        up, _ = policy_loss(new + shift, known, advantage, trained, objective=objective)
+        down, _ = policy_loss(new - shift, known, advantage, trained, objective=objective)
+        slope = float(up - down) / (2 * step) / tally.divisor(objective)
+        assert float(grad[0, token]) == pytest.approx(slope, rel=1e-4, abs=1e-6)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(st.tuples(SMALL, SMALL, st.floats(-2, 2)), min_size=3, max_size=3), min_size=2, max_size=6))
+def test_a_batch_in_pieces_gives_the_gradient_of_the_whole(batch: list[list[tuple[float, ...]]]) -> None:
+    new, old, advantage = (torch.tensor(batch, dtype=torch.float64)[..., i] for i in range(3))
+    trained = torch.rand(new.shape, generator=torch.Generator().manual_seed(0)) > 0.3
+    whole, tally = gradient(new, LogProbs(old, old, old), advantage, trained, Objective())
+
+    leaf, sums = new.clone().requires_grad_(), Tally()
+    for row in range(len(batch)):
+        part = slice(row, row + 1)
+        total, one = policy_loss(
+            leaf[part], LogProbs(old[part], old[part], old[part]), advantage[part], trained[part], objective=Objective()
+        )
+        total.backward()  # type: ignore[no-untyped-call]
+        sums += one
+
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad / max(sums.divisor(Objective()), 1), whole)
+    assert sums.loss_sum == pytest.approx(tally.loss_sum)
+
+
+def test_ratio_times_k3_has_the_gradient_of_the_divergence_from_the_reference() -> None:
+    """Summed over a vocabulary with the sampling probabilities; k3 alone would have that of the other divergence."""
+    logits = torch.tensor([0.3, -1.0, 1.2, 0.0], dtype=torch.float64)
+    reference = torch.tensor([1.0, 0.5, -0.5, 0.2], dtype=torch.float64).log_softmax(0)
+
+    def exact(x: Tensor) -> Tensor:
+        new = x.log_softmax(0)
+        return (new.exp() * (new - reference)).sum()
+
+    def estimated(x: Tensor) -> Tensor:
+        new, old = x.log_softmax(0).unsqueeze(1), logits.log_softmax(0).unsqueeze(1)
+        probability = logits.softmax(0)
+        one = torch.ones(1, 1) == 1
+        objective = Objective(kl=1.0)
+        parts = []
+        for token in range(4):
+            known = LogProbs(old[token : token + 1], old[token : token + 1], reference[token].reshape(1, 1))
+            part, _ = policy_loss(new[token : token + 1], known, torch.zeros(1, 1).double(), one, objective=objective)
+            parts.append(probability[token] * part)
+        return torch.stack(parts).sum()
+
+    grads = [torch.autograd.functional.jacobian(f, logits) for f in (exact, estimated)]  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(grads[1], grads[0])

@@ -1,0 +1,278 @@
+"""Whole updates on a small policy: what each signal moves, what a checkpoint brings back, what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from clawstream.config import TrainingSettings
+from clawstream.errors import TrainingDiverged, UnusableCheckpoint
+from clawstream.events import SampleAssembled
+from clawstream.training.torch_model import Suffix
+from clawstream.training.trainer import Trainer
+from tests.training import tiny
+
+SETTINGS = TrainingSettings(learning_rate=1e-3, weight_decay=0.0, micro_batch_tokens=4096)
+MIXED = [
+    tiny.sample(f"s{i}", reward=(1, -1, None)[i % 3], hinted=i % 3 == 2 or i % 2 == 0, response_tokens=3 + i)
+    for i in range(8)
+]
+
+
+def with_settings(**changes: object) -> TrainingSettings:
+    return TrainingSettings(**(SETTINGS.model_dump() | changes))
+
+
+def on_policy(trainer: Trainer, samples: list[SampleAssembled]) -> list[SampleAssembled]:
+    """The samples with the log-probs that an engine on the current weights reports."""
+    return [replace(s, response_logprobs=tuple(map(float, scored(trainer, s)))) for s in samples]
+
+
+def scored(trainer: Trainer, s: SampleAssembled, *, hinted: bool = False) -> torch.Tensor:
+    prompt = s.hinted_prompt_ids if hinted else s.prompt_ids
+    assert prompt is not None
+    return trainer._model.score([Suffix(prompt, s.response_ids, s.temperature)], weights=None, budget_tokens=4096)[0]
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return trainer._model.copy()
+
+
+def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
+    return any(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("reward", [1, -1])
+def test_a_reward_moves_the_answer_s_probability_its_way(base: Path, reward: int) -> None:
+    trainer = Trainer(base, SETTINGS)
+    (s,) = on_policy(trainer, [tiny.sample("a", reward=reward)])
+    before = scored(trainer, s).sum()
+
+    trainer.update([s], version=1, seed=0)
+
+    assert float(scored(trainer, s).sum() - before) * reward > 0.01
+
+
+def test_a_hint_alone_brings_the_policy_nearer_to_its_hinted_self(base: Path) -> None:
+    trainer = Trainer(base, SETTINGS)
+    (s,) = on_policy(trainer, [tiny.sample("a", reward=None, hinted=True)])
+    teacher = scored(trainer, s, hinted=True)
+    before = (teacher - scored(trainer, s)).abs().mean()
+
+    trainer.update([s], version=1, seed=0)
+
+    assert float((teacher - scored(trainer, s)).abs().mean()) < float(before)
+
+
+@pytest.mark.parametrize(("method", "learns_from"), [("binary", 0), ("opd", 1)])
+def test_a_method_learns_only_from_its_own_signal(base: Path, method: str, learns_from: int) -> None:
+    samples = [tiny.sample("reward", reward=-1), tiny.sample("hint", reward=None, hinted=True)]
+    for index, s in enumerate(samples):
+        trainer = Trainer(base, with_settings(method=method))
+        before = weights(trainer)
+        update = trainer.update(on_policy(trainer, [s]), version=1, seed=0)
+        assert moved(before, weights(trainer)) == (index == learns_from)
+        assert (update.grad_norm is None) == (index != learns_from)
+
+
+def test_the_combined_gradient_is_the_sum_of_both_where_both_speak(base: Path) -> None:
+    """With a positive reward nothing is masked, so the gradients add up; clipping and the leash are out of the way."""
+    sums = {}
+    for method in ("binary", "opd", "combined"):
+        trainer = Trainer(base, with_settings(method=method, kl=0.0, max_grad_norm=1e9, learning_rate=1e-12))
+        trainer.update(on_policy(trainer, [tiny.sample("a", reward=1, hinted=True)]), version=1, seed=0)
+        sums[method] = {name: p.grad.clone() for name, p in trainer._model.trained.items() if p.grad is not None}
+
+    for name, combined in sums["combined"].items():
+        torch.testing.assert_close(combined, sums["binary"][name] + sums["opd"][name], atol=1e-5, rtol=1e-4)
+
+
+def test_the_first_step_has_the_gradient_worked_out_by_hand(base: Path) -> None:
+    """On policy, with a reward only, the loss is -reward times the mean log-prob of the answer."""
+    trainer = Trainer(base, with_settings(kl=0.0, max_grad_norm=1e9))
+    (s,) = on_policy(trainer, [tiny.sample("a", reward=-1, temperature=0.7)])
+    leaf = trainer._model.logprobs([Suffix(s.prompt_ids, s.response_ids, s.temperature)])
+    expected = torch.autograd.grad(leaf.mean(), list(trainer._model.trained.values()))
+
+    update = trainer.update([s], version=1, seed=0)
+
+    norm = torch.stack([g.square().sum() for g in expected]).sum().sqrt()
+    assert update.grad_norm == pytest.approx(float(norm), rel=1e-4)
+    assert update.loss.loss_nats == pytest.approx(1.0, rel=1e-4)
+
+
+def test_the_rate_of_a_later_update_moves_the_weights_less(base: Path) -> None:
+    moves = []
+    for version in (8, 32):
+        trainer = Trainer(base, SETTINGS)
+        before = weights(trainer)["model.norm.weight"]
+        update = trainer.update(MIXED, version=version, seed=0)
+        moves.append((weights(trainer)["model.norm.weight"] - before).abs().mean())
+        assert update.learning_rate == pytest.approx(1e-3 if version == 8 else 5e-4)
+
+    assert float(moves[1] / moves[0]) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_large_gradient_is_cut_to_its_bound_and_reported_whole(base: Path) -> None:
+    trainer = Trainer(base, with_settings(max_grad_norm=0.01))
+
+    update = trainer.update(MIXED, version=1, seed=0)
+
+    grads = [p.grad for p in trainer._model.trained.values() if p.grad is not None]
+    assert float(torch.stack([g.square().sum() for g in grads]).sum().sqrt()) == pytest.approx(0.01, rel=1e-3)
+    assert update.grad_norm is not None
+    assert update.grad_norm > 0.1
+
+
+def test_only_matrices_are_pulled_towards_zero(base: Path) -> None:
+    """At a rate of 1 a decay of 0.5 halves a weight, beside the step itself, which is as large for both."""
+    sizes = {}
+    for decay in (0.0, 0.5):
+        trainer = Trainer(base, with_settings(weight_decay=decay, learning_rate=1.0))
+        before = weights(trainer)
+        trainer.update(MIXED, version=1, seed=0)
+        sizes[decay] = weights(trainer)
+
+    name = "model.layers.0.mlp.up_proj.weight"
+    torch.testing.assert_close(sizes[0.0][name] - sizes[0.5][name], before[name] / 2, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(sizes[0.0]["model.norm.weight"], sizes[0.5]["model.norm.weight"])
+
+
+def test_a_batch_of_equal_samples_has_the_gradient_of_one(base: Path) -> None:
+    norms = []
+    for count in (1, 3):
+        trainer = Trainer(base, SETTINGS)
+        norms.append(trainer.update(on_policy(trainer, [tiny.sample("a")]) * count, version=1, seed=0).grad_norm)
+
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("average", ["sequence", "token"])
+def test_small_pieces_give_the_same_step_as_the_whole_batch(base: Path, average: str) -> None:
+    results = []
+    for budget in (64, 4096):
+        trainer = Trainer(base, with_settings(average=average, micro_batch_tokens=budget))
+        update = trainer.update(on_policy(trainer, MIXED), version=1, seed=0)
+        gradients = {name: p.grad.clone() for name, p in trainer._model.trained.items() if p.grad is not None}
+        results.append((gradients, update))
+
+    for name in results[0][0]:
+        torch.testing.assert_close(results[0][0][name], results[1][0][name], atol=1e-6, rtol=1e-3)
+    assert results[0][1].loss.loss_nats == pytest.approx(results[1][1].loss.loss_nats, rel=1e-5)
+
+
+def test_the_same_plan_gives_the_same_bytes(base: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        trainer = Trainer(base, SETTINGS)
+        trainer.update(MIXED, version=1, seed=7)
+        trainer.save(tmp_path / name)
+
+    for file in (tmp_path / "one").rglob("*.safetensors"):
+        assert file.read_bytes() == (tmp_path / "two" / file.relative_to(tmp_path / "one")).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"teacher": "ema", "ema_decay": 0.5}, {"lora_rank": 2}, {"baseline": "running"}], ids=str
+)
+def test_going_on_from_a_checkpoint_is_going_on(base: Path, tmp_path: Path, changes: dict[str, object]) -> None:
+    settings = with_settings(**changes)
+    whole = Trainer(base, settings)
+    whole.update(MIXED[:4], version=1, seed=1)
+    whole.save(tmp_path)
+    resumed = Trainer(base, settings)
+    resumed.restore(tmp_path)
+
+    results = [trainer.update(MIXED[4:], version=2, seed=2) for trainer in (whole, resumed)]
+
+    assert results[0] == results[1]
+    assert not moved(weights(whole), weights(resumed))
+
+
+def test_the_reference_is_the_base_also_after_a_restart(base: Path, tmp_path: Path) -> None:
+    trainer = Trainer(base, SETTINGS)
+    first = trainer.update(on_policy(trainer, MIXED), version=1, seed=0)
+    trainer.save(tmp_path)
+    resumed = Trainer(base, SETTINGS)
+    resumed.restore(tmp_path)
+
+    second = resumed.update(on_policy(resumed, MIXED), version=2, seed=0)
+
+    assert first.loss.kl_reference_nats == pytest.approx(0.0, abs=1e-6)
+    assert second.loss.kl_reference_nats is not None
+    assert second.loss.kl_reference_nats > 1e-4
+
+
+def test_the_ema_teacher_follows_the_policy_at_its_own_pace(base: Path) -> None:
+    trainer = Trainer(base, with_settings(teacher="ema", ema_decay=0.75))
+    before = weights(trainer)
+
+    trainer.update(MIXED, version=1, seed=0)
+
+    assert trainer._ema is not None
+    for name, after in weights(trainer).items():
+        torch.testing.assert_close(trainer._ema[name], 0.75 * before[name] + 0.25 * after)
+
+
+def test_a_checkpoint_made_without_ema_starts_it_at_its_own_weights(base: Path, tmp_path: Path) -> None:
+    trainer = Trainer(base, SETTINGS)
+    trainer.update(MIXED, version=1, seed=0)
+    trainer.save(tmp_path)
+    resumed = Trainer(base, with_settings(teacher="ema"))
+    resumed.restore(tmp_path)
+
+    assert resumed._ema is not None
+    assert not moved(resumed._ema, weights(trainer))
+
+
+def test_a_checkpoint_of_another_base_is_refused(base: Path, tmp_path: Path) -> None:
+    trainer = Trainer(base, SETTINGS)
+    (tmp_path / "v1").mkdir()
+    trainer.save(tmp_path / "v1")
+    other = Trainer(tiny.build(tmp_path / "other", seed=1), SETTINGS)
+
+    with pytest.raises(UnusableCheckpoint, match=r"engine\.model_path"):
+        other.restore(tmp_path / "v1")
+
+
+def test_a_missing_log_prob_drops_its_token_and_no_other(base: Path) -> None:
+    trainer = Trainer(base, SETTINGS)
+    (s,) = on_policy(trainer, [tiny.sample("a")])
+
+    update = trainer.update([replace(s, response_logprobs=(None, *s.response_logprobs[1:]))], version=1, seed=0)
+
+    assert update.loss.num_tokens_dropped == 1
+    assert update.loss.num_tokens == len(s.response_ids) - 1
+    assert update.grad_norm is not None
+
+
+def test_untrained_tokens_do_not_count(base: Path) -> None:
+    trainer = Trainer(base, SETTINGS)
+    s = tiny.sample("a")
+
+    update = trainer.update([replace(s, trained=(0, 0, *s.trained[2:]))], version=1, seed=0)
+
+    assert (update.loss.num_tokens, update.loss.num_tokens_dropped) == (len(s.response_ids) - 2, 0)
+
+
+def test_figures_are_absent_where_there_is_nothing_to_average(base: Path) -> None:
+    trainer = Trainer(base, SETTINGS)
+
+    rewarded = trainer.update([tiny.sample("a", reward=-1)], version=1, seed=0)
+    hinted = trainer.update([tiny.sample("b", reward=None, hinted=True)], version=2, seed=0)
+
+    assert (rewarded.mean_reward, rewarded.mean_gap_nats, rewarded.loss.clipped_share) == (-1.0, None, None)
+    assert hinted.mean_reward is None
+    assert hinted.mean_gap_nats is not None
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(base: Path) -> None:
+    trainer = Trainer(base, SETTINGS)
+    before = weights(trainer)
+    trainer._model.trained["model.norm.weight"].register_hook(lambda grad: grad * torch.nan)  # type: ignore[no-untyped-call]
+
+    with pytest.raises(TrainingDiverged, match="update 1"):
+        trainer.update(MIXED, version=1, seed=0)
+
+    assert not moved(before, weights(trainer))

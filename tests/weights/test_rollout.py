@@ -1,0 +1,84 @@
+"""Which version is due: the newest, once, unless this engine refused it."""
+
+from functools import reduce
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawstream.events import Event, PolicyRejected
+from clawstream.weights.rollout import Rollout, due, learn
+from tests import strategies
+from tests.monitoring.said import activated, published
+
+ENGINES = st.sampled_from(["http://a", "http://b"])
+VERSIONS = st.integers(0, 4)
+SAID = st.one_of(
+    VERSIONS.map(published),
+    st.builds(activated, VERSIONS, ENGINES),
+    st.builds(lambda version, engine: rejected(version, engine), VERSIONS, ENGINES),
+)
+
+
+def rejected(version: int, engine: str) -> PolicyRejected:
+    return PolicyRejected(
+        policy_id="policy", policy_version=version, engine=engine, reason="no config.json", rejected_at_ms=0
+    )
+
+
+def after(*events: Event) -> Rollout:
+    return reduce(learn, events, Rollout(policy_id="policy"))
+
+
+@given(st.lists(SAID), ENGINES, st.none() | VERSIONS.map(str))
+def test_what_is_due_is_the_newest_version_and_was_not_rejected_by_this_engine(
+    events: list[Event], engine: str, serving: str | None
+) -> None:
+    version = due(after(*events), engine=engine, serving=serving)
+    if version is not None:
+        assert version.policy_version == max(e.policy_version for e in events if type(e) is type(version))
+        assert rejected(version.policy_version, engine) not in events
+
+
+@given(st.lists(SAID), ENGINES)
+def test_nothing_is_due_once_the_engine_says_and_the_log_says_that_it_serves_the_newest(
+    events: list[Event], engine: str
+) -> None:
+    state = after(*events)
+    version = due(state, engine=engine, serving="base")
+    if version is not None:
+        done = learn(state, activated(version.policy_version, engine))
+        assert due(done, engine=engine, serving=str(version.policy_version)) is None
+        assert due(learn(state, rejected(version.policy_version, engine)), engine=engine, serving="base") is None
+
+
+@given(st.lists(SAID), st.integers(0, 20))
+def test_reading_the_log_again_from_anywhere_changes_nothing_but_who_took_over_last(
+    events: list[Event], start: int
+) -> None:
+    once, again = after(*events), after(*events, *events[start:])
+    assert (once.newest, once.rejected, once.active) == (again.newest, again.rejected, again.active)
+
+
+@given(strategies.events().filter(lambda event: getattr(event, "policy_id", None) != "policy"))
+def test_events_of_other_policies_change_nothing(event: Event) -> None:
+    assert learn(after(published(1)), event) == after(published(1))
+
+
+def test_an_engine_that_came_back_with_old_weights_is_brought_up_to_date() -> None:
+    state = after(published(0), published(1), activated(1, "http://a"))
+    assert due(state, engine="http://a", serving="default") == published(1)
+
+
+def test_a_version_that_is_served_and_not_on_the_log_is_due_so_that_it_gets_there() -> None:
+    assert due(after(published(1)), engine="http://a", serving="1") == published(1)
+
+
+def test_an_engine_that_names_no_version_serves_what_the_log_says() -> None:
+    assert due(after(published(1), activated(1, "http://a")), engine="http://a", serving=None) is None
+    assert due(after(published(1)), engine="http://a", serving=None) == published(1)
+
+
+def test_a_newer_version_is_offered_to_an_engine_that_refused_the_last_one() -> None:
+    state = after(published(1), rejected(1, "http://a"), published(2))
+    assert due(state, engine="http://a", serving="0") == published(2)
+    assert due(after(published(1), rejected(1, "http://a")), engine="http://b", serving="0") == published(1)

@@ -1,0 +1,324 @@
+"""Engines take over what is published while they answer, whatever happens to them, to us and to the log."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from clawstream.errors import TryLater
+from clawstream.events import Event, PolicyActivated, PolicyPublished, PolicyRejected
+from clawstream.inference.engine import EngineRefused, GenerateRequest, Sampling
+from clawstream.inference.scripted import ScriptedBackend, counting, serving
+from clawstream.inference.sglang import SglangEngine
+from clawstream.stream.log import Arrived, Start
+from clawstream.stream.stage import Record
+from clawstream.weights.stage import POLICY_TOPIC, SwappingEngine, keep_current, swap
+from tests.monitoring.said import activated, published
+
+WITHIN_S = 10.0
+
+
+class PolicyTopic:
+    """The policy topic in memory: what was appended, to whoever follows."""
+
+    def __init__(self, *events: Event) -> None:
+        self.events = list(events)
+        self.refusals = 0
+        self._more = asyncio.Condition()
+
+    async def append(self, events: Sequence[Event]) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise TryLater("Kafka did not acknowledge")
+        async with self._more:
+            self.events.extend(events)
+            self._more.notify_all()
+
+    async def follow(
+        self, topics: Sequence[str], start: Start, *, until_end: bool = False
+    ) -> AsyncIterator[Sequence[Arrived]]:
+        assert list(topics) == [POLICY_TOPIC]
+        assert isinstance(start, dict)
+        offset = start[POLICY_TOPIC, 0]
+        while True:
+            # One at a time, as slowly as a log may give them.
+            for event in self.events[offset:]:
+                await asyncio.sleep(0)
+                yield [_record(event, offset)]
+                offset += 1
+            if until_end:
+                return
+            async with self._more:
+                while len(self.events) <= offset:
+                    await self._more.wait()
+
+    def said(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WITHIN_S), self._more:
+            await self._more.wait_for(holds)
+
+    def active(self) -> list[tuple[str, int]]:
+        return [(e.engine, e.policy_version) for e in self.events if isinstance(e, PolicyActivated)]
+
+
+def _record(event: Event, offset: int) -> Record:
+    return Record(topic=POLICY_TOPIC, partition=0, offset=offset, timestamp_ms=0, key="policy", event=event)
+
+
+class Engine(ScriptedBackend):
+    """A scripted engine that keeps a list of what it was told."""
+
+    told: list[str]
+
+    async def pause(self, mode: str) -> None:
+        self.told.append(f"pause {mode}")
+        await super().pause(mode)
+
+    async def resume(self) -> None:
+        self.told.append("resume")
+        await super().resume()
+
+    async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> object:  # type: ignore[override]
+        self.told.append(f"update {version}")
+        return await super().update_weights(path, version, abort_all=abort_all)
+
+
+def engine(**how: object) -> Engine:
+    made = Engine(script=counting(), **how)  # type: ignore[arg-type]
+    made.told = []
+    return made
+
+
+@asynccontextmanager
+async def keeping(
+    log: PolicyTopic, *backends: ScriptedBackend, clients: Sequence[SwappingEngine] = ()
+) -> AsyncIterator[list[SwappingEngine]]:
+    """Keep scripted engines current for the length of the block; yield what talks to them."""
+    stop = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        urls = [await stack.enter_async_context(serving(backend)) for backend in backends]
+        engines: list[SwappingEngine] = [*clients, *(SglangEngine(http, url) for url in urls)]
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(
+                keep_current(engines, log, policy_id="policy", stop=stop, ask_every_s=0.02, now_ms=lambda: 7)
+            )
+            try:
+                yield engines
+            finally:
+                stop.set()
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Callable[[int], PolicyPublished]:
+    """Publish versions that lie on disk."""
+
+    def at(version: int) -> PolicyPublished:
+        folder = tmp_path / str(version)
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text("{}")
+        return published(version, str(folder))
+
+    return at
+
+
+Weights = Callable[[int], PolicyPublished]
+
+
+async def test_an_engine_takes_over_each_version_by_pausing_in_place_and_going_on(weights: Weights) -> None:
+    log, backend = PolicyTopic(weights(0)), engine()
+    async with keeping(log, backend) as [client]:
+        await log.until(lambda: len(log.active()) == 1)
+        await log.append([weights(1)])
+        await log.until(lambda: len(log.active()) == 2)
+    assert log.active() == [(client.url, 0), (client.url, 1)]
+    assert backend.told[-3:] == ["pause in_place", "update 1", "resume"]
+    assert backend.version == "1"
+    first = log.said(PolicyActivated)[0]
+    assert isinstance(first, PolicyActivated)
+    assert (first.activated_at_ms, first.num_bytes) == (7, 1)
+    assert first.pause_ms > 0
+
+
+async def test_only_the_newest_of_the_versions_on_the_log_is_taken_over(weights: Weights) -> None:
+    log, backend = PolicyTopic(*map(weights, range(5))), engine()
+    async with keeping(log, backend):
+        await log.until(lambda: log.active() != [])
+    assert [told for told in backend.told if told.startswith("update")] == ["update 4"]
+
+
+async def test_after_a_restart_no_engine_goes_back_to_a_version_on_the_way_to_the_newest(weights: Weights) -> None:
+    log, backend = PolicyTopic(), engine(version="4")
+    async with keeping(log, backend) as [client]:
+        pass
+    log = PolicyTopic(*(event for v in range(5) for event in (weights(v), activated(v, client.url))))
+    asked = asyncio.Event()
+    fake = Watched(client.url, "4", asked)
+    async with keeping(log, clients=[fake]):
+        async with asyncio.timeout(WITHIN_S):
+            await asked.wait()
+    assert fake.told == ["resume"]
+
+
+async def test_a_version_that_an_engine_refused_is_not_offered_again(weights: Weights) -> None:
+    log, backend = PolicyTopic(published(1, "/nowhere")), engine()
+    async with keeping(log, backend) as [client]:
+        await log.until(lambda: log.said(PolicyRejected) != [])
+        await log.append([weights(2)])
+        await log.until(lambda: log.active() != [])
+    [refusal] = log.said(PolicyRejected)
+    assert isinstance(refusal, PolicyRejected)
+    assert (refusal.policy_version, refusal.engine) == (1, client.url)
+    assert "config.json" in refusal.reason
+    assert [told for told in backend.told if told.startswith("update")] == ["update 1", "update 2"]
+    assert backend.flowing
+
+
+async def test_an_engine_that_comes_back_with_old_weights_is_brought_up_to_date(weights: Weights) -> None:
+    log, backend = PolicyTopic(weights(1)), engine()
+    async with keeping(log, backend):
+        await log.until(lambda: len(log.active()) == 1)
+        backend.version = "default"  # what a restarted engine says
+        await log.until(lambda: len(log.active()) == 2)
+    assert backend.version == "1"
+
+
+async def test_an_engine_that_is_away_holds_no_other_up_and_is_served_when_it_is_back(weights: Weights) -> None:
+    log, here = PolicyTopic(weights(1)), engine()
+    away = Watched("http://away", "default", asyncio.Event())
+    away.away = True
+    async with keeping(log, here, clients=[away]) as [_, client]:
+        await log.until(lambda: log.active() == [(client.url, 1)])
+        await log.append([weights(2)])
+        await log.until(lambda: log.active() == [(client.url, 1), (client.url, 2)])
+        away.away = False
+        await log.until(lambda: ("http://away", 2) in log.active())
+    assert away.told == ["resume", "pause", "update 2", "resume"]
+
+
+async def test_two_engines_take_a_version_over_once_each(weights: Weights) -> None:
+    log, one, other = PolicyTopic(weights(0)), engine(), engine()
+    async with keeping(log, one, other) as clients:
+        for version in range(1, 6):
+            await log.append([weights(version)])
+            await log.until(lambda version=version: len(log.active()) >= 2 * version)  # type: ignore[misc]
+        await log.until(lambda: {(client.url, 5) for client in clients} <= set(log.active()))
+    for backend in (one, other):
+        updates = [told for told in backend.told if told.startswith("update")]
+        assert len(updates) == len(set(updates))
+        assert updates[-1] == "update 5"
+
+
+@pytest.mark.parametrize("fails", ["pause", "update"])
+@pytest.mark.parametrize("how", [TryLater("reset by peer"), EngineRefused(400, "no")], ids=["silent", "refused"])
+async def test_an_engine_is_told_to_go_on_whatever_fails(fails: str, how: Exception) -> None:
+    fake = Watched("http://e", "default", asyncio.Event(), fails={fails: [how]})
+    try:
+        outcome = await swap(fake, published(1), lambda: 0)
+    except TryLater:
+        outcome = None
+    assert fake.told[-1] == "resume"
+    assert (outcome is None) == isinstance(how, TryLater)
+
+
+async def test_an_engine_that_did_not_hear_that_it_may_go_on_is_told_again_and_again(weights: Weights) -> None:
+    log = PolicyTopic(weights(1))
+    deaf = [TryLater("reset by peer")] * 3
+    fake = Watched("http://e", "default", asyncio.Event(), fails={"resume": [None, *deaf]})
+    async with keeping(log, clients=[fake]):
+        await log.until(lambda: log.active() != [])
+    assert fake.told.count("resume") >= 5
+    assert fake.told[-1] == "resume"
+    assert fake.serves == "1"
+
+
+async def test_an_engine_that_a_killed_process_left_paused_goes_on_at_our_start(weights: Weights) -> None:
+    log, backend = PolicyTopic(weights(1)), engine(version="1")
+    async with keeping(log, backend) as [client]:
+        await log.until(lambda: log.active() != [])
+    log = PolicyTopic(weights(1), activated(1, client.url))
+    fake = Watched(client.url, "1", asyncio.Event())
+    async with keeping(log, clients=[fake]), asyncio.timeout(WITHIN_S):
+        await fake.asked.wait()
+    assert fake.told == ["resume"]
+
+
+async def test_a_takeover_that_the_log_did_not_take_is_written_later(weights: Weights) -> None:
+    log, backend = PolicyTopic(weights(1)), engine()
+    log.refusals = 2
+    async with keeping(log, backend) as [client]:
+        await log.until(lambda: log.active() == [(client.url, 1)])
+    assert backend.version == "1"
+
+
+async def test_an_engine_that_still_serves_the_old_weights_after_a_takeover_has_refused_them() -> None:
+    fake = Watched("http://e", "0", asyncio.Event())
+    fake.deaf_to_updates = True
+    outcome = await swap(fake, published(1), lambda: 0)
+    assert isinstance(outcome, PolicyRejected)
+    assert outcome.reason == "it serves 0 after it took over 1"
+
+
+async def test_an_answer_goes_on_through_a_takeover_and_names_both_versions(weights: Weights) -> None:
+    log = PolicyTopic(weights(0))
+    backend = Engine(script=counting(400), token_delay_s=0.001)
+    backend.told = []
+    async with keeping(log, backend) as [client]:
+        await log.until(lambda: log.active() != [])
+        assert isinstance(client, SglangEngine)
+        request = GenerateRequest(input_ids=(1, 2), sampling=Sampling(max_new_tokens=400))
+        spans: list[int] = []
+        async for chunk in client.generate(request):
+            if not spans:
+                await log.append([weights(1)])
+            spans = [*spans, *chunk.token_ids]
+            last = chunk
+    assert len(spans) == 400
+    assert [span.version for span in last.weight_versions] == ["0", "1"]
+
+
+class Watched:
+    """An engine that does as it is told unless the test says otherwise."""
+
+    def __init__(
+        self, url: str, serves: str, asked: asyncio.Event, fails: dict[str, list[Exception | None]] | None = None
+    ) -> None:
+        self.url = url
+        self.serves = serves
+        self.asked = asked
+        self.away = False
+        self.deaf_to_updates = False
+        self.told: list[str] = []
+        self._fails = fails or {}
+
+    async def weight_version(self) -> str | None:
+        self._answer("version")
+        self.asked.set()
+        return self.serves
+
+    async def pause(self) -> None:
+        self._answer("pause", said="pause")
+
+    async def update_weights(self, path: str, version: str) -> None:
+        assert path
+        self._answer("update", said=f"update {version}")
+        if not self.deaf_to_updates:
+            self.serves = version
+
+    async def resume(self) -> None:
+        self._answer("resume", said="resume")
+
+    def _answer(self, command: str, said: str | None = None) -> None:
+        if self.away:
+            raise TryLater("connection refused")
+        if said is not None:
+            self.told.append(said)
+        planned = self._fails.get(command)
+        error = planned.pop(0) if planned else None
+        if error is not None:
+            raise error
