@@ -1,0 +1,113 @@
+"""Connections to Postgres, and whether its tables are the ones this version reads and writes.
+
+The schema changes by `upgrade` alone; whoever reads or writes calls `check` first and refuses another revision.
+"""
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, OperationalError
+
+from clawstream.errors import ConfigError, DatabaseMismatch, PartUnavailable
+from clawstream.resources import folder
+
+CONNECT_TIMEOUT_S = 5
+_UPGRADE_LOCK = 0x636C6177  # any number that no other program on this database takes
+_POSTGRES_NAMES = ("postgres", "postgresql", "postgresql+psycopg")
+
+
+def connect(url: str, *, application: str = "clawstream") -> Engine:
+    """Return an engine for `url`; nothing connects before it is used. Dispose of it when done."""
+    try:
+        address = make_url(url)
+    except ArgumentError as error:
+        raise ConfigError("postgres.url is not a URL; expected postgresql+psycopg://user:password@host/name") from error
+    if address.drivername not in _POSTGRES_NAMES:
+        raise ConfigError(
+            f"postgres.url names {address.drivername}; expected postgresql+psycopg://user:password@host/name"
+        )
+    return create_engine(
+        address.set(drivername="postgresql+psycopg"),
+        pool_pre_ping=True,
+        connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application},
+    )
+
+
+def upgrade(url: str) -> str:
+    """Bring the database to this version's revision and return it; safe while another process does the same."""
+    engine = connect(url)
+    try:
+        with engine.begin() as connection:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
+            found, expected = _found(connection), expected_revision()
+            if found is not None and found not in _known():
+                raise _mismatch(engine, found, expected)
+            config = _config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+            return expected
+    except OperationalError as error:
+        raise unreachable(engine, error) from error
+    finally:
+        engine.dispose()
+
+
+def check(engine: Engine) -> None:
+    """Raise DatabaseMismatch unless the database is at this version's revision."""
+    try:
+        with engine.connect() as connection:
+            found = _found(connection)
+    except OperationalError as error:
+        raise unreachable(engine, error) from error
+    if found != expected_revision():
+        raise _mismatch(engine, found, expected_revision())
+
+
+def expected_revision() -> str:
+    """Return the revision that this version reads and writes."""
+    revision = ScriptDirectory.from_config(_config()).get_current_head()
+    assert revision is not None, "migrations/ holds no revision"
+    return revision
+
+
+def unreachable(engine: Engine, error: OperationalError) -> PartUnavailable:
+    """Return the error that says that this database can't be used."""
+    reason = str(error.orig).strip().splitlines()
+    return PartUnavailable(
+        f"Postgres at {_place(engine)} does not answer: {reason[0] if reason else error}. Nothing was changed. "
+        "Start it, or set postgres.url (CLAWSTREAM_POSTGRES) to one that runs"
+    )
+
+
+def _mismatch(engine: Engine, found: str | None, expected: str) -> DatabaseMismatch:
+    if found is None:
+        state, remedy = "has no tables of clawstream", "run `clawstream db upgrade`"
+    elif found in _known():
+        state, remedy = f"is at revision {found}", "run `clawstream db upgrade`"
+    else:
+        state, remedy = f"is at revision {found}, which this version does not know", "use the newer clawstream"
+    return DatabaseMismatch(
+        f"database {_place(engine)} {state}; revision {expected} is expected. Nothing was read or written: {remedy}"
+    )
+
+
+def _found(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _known() -> set[str]:
+    return {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+
+
+def _place(engine: Engine) -> str:
+    return f"{engine.url.host or 'the local socket'}:{engine.url.port or 5432}/{engine.url.database}"
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(folder("migrations")).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config

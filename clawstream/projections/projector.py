@@ -1,0 +1,121 @@
+"""Owns partitions of the log and puts what is read of them into the tables.
+
+Nothing read is dropped: a batch that the database did not take is offered again until it does, or until the partition
+has another owner, who starts where the tables end.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from clawstream.errors import OperatorError, TryLater
+from clawstream.projections.rows import Row, row
+from clawstream.projections.writer import Claim, Slice, Writer
+from clawstream.stream.log import Batch, Place, Undecodable
+
+T = TypeVar("T")
+
+FIRST_WAIT_S = 0.05
+LONGEST_WAIT_S = 5.0
+LOST_GRACE_S = 60.0  # a rebalance tells a member within that time that a partition is not its own
+
+_log = logging.getLogger(__name__)
+
+
+class Projector:
+    """The partitions that are ours and the writer; one task uses it. The database is waited for until `stop`."""
+
+    def __init__(self, writer: Writer, stop: asyncio.Event, *, lost_grace_s: float = LOST_GRACE_S) -> None:
+        self._writer = writer
+        self._stop = stop
+        self._lost_grace_s = lost_grace_s
+        self._claims: dict[Place, Claim] = {}
+        self._lost_at_s: dict[Place, float] = {}
+
+    async def claim(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Own these partitions; return where each is to be read from. Raises TryLater only once `stop` is set."""
+        claims = await self._until_taken(partial(self._writer.claim, list(places)))
+        self.release(claims)
+        self._claims |= claims
+        return {place: claim.next_offset for place, claim in claims.items()}
+
+    def release(self, places: Iterable[Place]) -> None:
+        """Own these partitions no more; what was read of them and not written is somebody else's to read."""
+        for place in places:
+            self._claims.pop(place, None)
+            self._lost_at_s.pop(place, None)
+
+    def positions(self) -> dict[Place, int]:
+        """Return the first offset that is not in the tables, of each partition that is ours."""
+        return {place: claim.next_offset for place, claim in self._claims.items()}
+
+    async def take(self, batches: Sequence[Batch]) -> None:
+        """Put what was read of partitions that are ours into the tables. Raises TryLater only once `stop` is set.
+
+        Raises OperatorError where somebody else keeps writing a partition that the group says is ours.
+        """
+        self._refuse_rivals(batch.place for batch in batches)
+        ours = [batch for batch in batches if batch.place in self._claims]
+        parts = await asyncio.to_thread(_slices, ours, dict(self._claims))
+        while parts:
+            lost = await self._until_taken(partial(self._writer.write, parts))
+            if not lost:
+                break
+            for part in parts:
+                if part.place in lost and self._claims.get(part.place) == part.claim:
+                    _log.warning("partition=%s-%s state=lost reason=claimed_by_another_projector", *part.place)
+                    del self._claims[part.place]
+                    self._lost_at_s[part.place] = time.monotonic()
+            parts = [part for part in parts if part.place not in lost]
+        for part in parts:
+            if self._claims.get(part.place) == part.claim:
+                self._claims[part.place] = replace(part.claim, next_offset=part.next_offset)
+
+    def _refuse_rivals(self, places: Iterable[Place]) -> None:
+        for place in places:
+            since_s = self._lost_at_s.get(place)
+            if since_s is not None and time.monotonic() - since_s > self._lost_grace_s:
+                raise OperatorError(
+                    f"{place.topic} partition {place.partition} is written to this database by another projector that "
+                    "is not of our consumer group. This one stops: stop the other, or give each a database of its own"
+                )
+
+    async def _until_taken(self, work: Callable[[], T]) -> T:
+        wait_s = FIRST_WAIT_S
+        while True:
+            try:
+                return await asyncio.to_thread(work)
+            except TryLater as error:
+                if self._stop.is_set():
+                    raise
+                _log.warning("state=waiting_for_database wait_s=%.2f reason=%r", wait_s, str(error))
+            try:
+                await asyncio.wait_for(self._stop.wait(), wait_s)
+            except TimeoutError:
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+def _slices(batches: Sequence[Batch], claims: Mapping[Place, Claim]) -> list[Slice]:
+    """Return what the tables lack of the batches; on a thread, since it takes a while."""
+    return [
+        Slice(place=batch.place, claim=claim, next_offset=batch.next_offset, rows=_rows(batch, claim.next_offset))
+        for batch in batches
+        if batch.next_offset > (claim := claims[batch.place]).next_offset
+    ]
+
+
+def _rows(batch: Batch, first_offset: int) -> list[Row]:
+    found = []
+    for record in batch.records:
+        if record.offset < first_offset:
+            continue
+        if isinstance(record, Undecodable):
+            at = (record.topic, record.partition, record.offset)
+            _log.warning("record=%s-%s-%s state=skipped reason=%r", *at, record.reason)
+        elif (made := row(record)) is not None:
+            found.append(made)
+    return found

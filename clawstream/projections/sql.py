@@ -1,0 +1,99 @@
+"""`clawstream sql`: one query that reads, printed as a table, as CSV or as JSON.
+
+The transaction is read-only and takes a single statement, so no query can change the projection.
+"""
+
+import csv
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from enum import StrEnum
+from itertools import islice
+from types import MappingProxyType
+from typing import TextIO
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from clawstream.projections.snapshot import Answer, Json, ask, snapshot
+
+TIMEOUT_S = 60.0
+MAX_TABLE_ROWS = 1000
+
+
+class Form(StrEnum):
+    """How rows are printed."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"  # one array, a line per row
+
+
+def print_query(url: str, query: str, *, form: Form, out: TextIO, timeout_s: float = TIMEOUT_S) -> None:
+    """Print what `query` finds; the errors are those of `snapshot`."""
+    with snapshot(url, timeout_s=timeout_s) as cursor:
+        _PRINT[form](ask(cursor, query), out)
+
+
+def rows_of(url: str, query: str, *, timeout_s: float = TIMEOUT_S) -> list[dict[str, object]]:
+    """Return what `query` finds, by column, JSON as its text; the errors are those of `snapshot`."""
+    with snapshot(url, timeout_s=timeout_s) as cursor:
+        answer = ask(cursor, query)
+        return [dict(zip(answer.names, row, strict=True)) for row in answer.rows]
+
+
+def as_json(value: object) -> object:
+    """Return what orjson does not know as something that it does; for its `default`."""
+    if isinstance(value, Json):
+        return orjson.Fragment(value.encode())
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return str(value)
+
+
+def _print_csv(answer: Answer, out: TextIO) -> None:
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(answer.names)
+    for row in answer.rows:
+        writer.writerow([_cell(value) for value in row])
+
+
+def _print_json(answer: Answer, out: TextIO) -> None:
+    before = "[\n"
+    for row in answer.rows:
+        line = orjson.dumps(
+            dict(zip(answer.names, row, strict=True)), default=as_json, option=orjson.OPT_PASSTHROUGH_SUBCLASS
+        )
+        out.write(before + line.decode())
+        before = ",\n"
+    out.write("[]\n" if before == "[\n" else "\n]\n")
+
+
+def _print_table(answer: Answer, out: TextIO) -> None:
+    table = Table()
+    for name in answer.names:
+        table.add_column(name, overflow="fold")
+    for row in islice(answer.rows, MAX_TABLE_ROWS):
+        table.add_row(*(Text(_cell(value) or "") for value in row))
+    if next(answer.rows, None) is not None:
+        table.caption = f"the first {MAX_TABLE_ROWS} rows; --csv and --json print all"
+    console = Console(file=out)
+    if not console.is_terminal:
+        console.width = max(console.width, console.measure(table).maximum)
+    console.print(table)
+
+
+_PRINT: Mapping[Form, Callable[[Answer, TextIO], None]] = MappingProxyType(
+    {Form.TABLE: _print_table, Form.CSV: _print_csv, Form.JSON: _print_json}
+)
+
+
+def _cell(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list | dict):
+        return orjson.dumps(value, default=as_json, option=orjson.OPT_PASSTHROUGH_SUBCLASS).decode()
+    return str(value)

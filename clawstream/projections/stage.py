@@ -1,0 +1,130 @@
+"""The projector's process: a member of a consumer group whose offsets are kept in Postgres, beside the rows.
+
+What the group notes is for people who look at its lag; where to read from is what the tables say.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from clawstream.errors import DatabaseMismatch, TryLater
+from clawstream.projections import database
+from clawstream.projections.projector import Projector
+from clawstream.projections.tables import TOPICS
+from clawstream.projections.writer import Writer
+from clawstream.stream.log import Arrived, Batch, Commit, Listener, Member, Place
+
+GROUP = "project"
+POLL_S = 0.2
+POLL_RECORDS = 1000
+NOTE_EVERY_S = 0.5
+RETRY_S = 0.1
+
+_log = logging.getLogger(__name__)
+
+
+class GroupLog(Protocol):
+    """What the projector needs of a log."""
+
+    def join(self, group: str, topics: Sequence[str], listener: Listener) -> AbstractAsyncContextManager[Member]:
+        """Be a member of `group` for the length of the block."""
+
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        """Return the oldest offset that each partition still has."""
+
+    async def end_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        """Return the offset that each partition's next record will have."""
+
+
+async def project(url: str, log: GroupLog, *, stop: asyncio.Event) -> None:
+    """Keep the tables at `url` equal to the log until `stop`; a database or broker that goes away is waited for.
+
+    Raises DatabaseMismatch for a database of another revision, or one that has read further than this log goes.
+    """
+    engine = database.connect(url, application="clawstream project")
+    try:
+        await asyncio.to_thread(database.check, engine)
+        projector = Projector(Writer(engine), stop)
+        async with log.join(GROUP, TOPICS, _Share(projector, log)) as member:
+            await _follow(member, projector, stop)
+    except TryLater:
+        if not stop.is_set():
+            raise
+    finally:
+        engine.dispose()
+
+
+async def _follow(member: Member, projector: Projector, stop: asyncio.Event) -> None:
+    noted: dict[Place, int] = {}
+    noted_at_s = 0.0
+    refused = False
+    clock = asyncio.get_running_loop().time
+    while not stop.is_set():
+        try:
+            found = await member.poll(max_records=POLL_RECORDS, timeout_s=POLL_S)
+        except TryLater as error:
+            if not refused:
+                _log.warning("state=waiting_for_kafka reason=%r", str(error))
+            refused = True
+            await _pause(stop, RETRY_S)
+            continue
+        refused = False
+        if found:
+            await projector.take([_batch(place, records) for place, records in found.items()])
+        if not found or clock() - noted_at_s > NOTE_EVERY_S:
+            noted = await _note(member, projector.positions(), noted)
+            noted_at_s = clock()
+
+
+def _batch(place: Place, records: Sequence[Arrived]) -> Batch:
+    return Batch(place=place, records=records, next_offset=records[-1].offset + 1)
+
+
+async def _note(member: Member, positions: dict[Place, int], noted: dict[Place, int]) -> dict[Place, int]:
+    """Let the group know what is new in `positions`; return what it knows."""
+    news = {place: Commit(offset) for place, offset in positions.items() if noted.get(place) != offset}
+    if not news:
+        return noted
+    try:
+        await member.commit(news)
+    except TryLater as error:
+        _log.warning("state=lag_not_noted reason=%r", str(error))
+        return noted
+    return positions
+
+
+async def _pause(stop: asyncio.Event, wait_s: float) -> None:
+    try:
+        await asyncio.wait_for(stop.wait(), wait_s)
+    except TimeoutError:
+        return
+
+
+class _Share:
+    """Tells the projector which partitions are ours."""
+
+    def __init__(self, projector: Projector, log: GroupLog) -> None:
+        self._projector = projector
+        self._offsets = log
+
+    async def assigned(self, committed: Mapping[Place, Commit | None]) -> Mapping[Place, int]:
+        """Start where the tables end, or where the log begins if retention has taken more than they have."""
+        begins = await self._offsets.begin_offsets(TOPICS)
+        ends = await self._offsets.end_offsets(TOPICS)
+        claimed = await self._projector.claim(committed)
+        for place, offset in claimed.items():
+            if offset > ends[place]:
+                raise DatabaseMismatch(
+                    f"the database has read {place.topic} partition {place.partition} up to offset {offset}, and this "
+                    f"log ends at {ends[place]}: it is not the log that the database was filled from. Nothing was "
+                    "written: name the right broker and prefix, or an empty database"
+                )
+            if offset < begins[place]:
+                _log.warning("partition=%s-%s state=gap from=%d to=%d reason=retention", *place, offset, begins[place])
+        return {place: max(offset, begins[place]) for place, offset in claimed.items()}
+
+    async def revoked(self, places: frozenset[Place]) -> None:
+        """What is under way fails at the books, if its partition is claimed before it is written."""
+        self._projector.release(places)

@@ -1,0 +1,318 @@
+"""The tables, each fed by one topic; what a column means is said in clawstream/events, under the same name.
+
+A fact's row stands under its event id, beside the place and the time at which the log holds it. No table refers to
+another: topics are read at different speeds, so joins live in the views. Text and JSON are stored as
+clawstream/projections/text.py says. `offsets` and `commits` are the projector's own books.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Computed,
+    DateTime,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    Table,
+    Text,
+    Uuid,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, REAL
+
+EXCHANGES = "clawstream.exchanges.v1"
+TURNS = "clawstream.turns.v1"
+VOTES = "clawstream.votes.v1"
+VERDICTS = "clawstream.verdicts.v1"
+HINTS = "clawstream.hints.v1"
+FEEDBACK = "clawstream.feedback.v1"
+SAMPLES = "clawstream.samples.v1"
+POLICY = "clawstream.policy.v1"
+
+metadata = MetaData()
+
+_TOKENS = ARRAY(Integer)
+_LOGPROBS = ARRAY(REAL)
+
+
+def _must(name: str, kind: object) -> Column[object]:
+    return Column(name, kind, nullable=False)  # type: ignore[arg-type]
+
+
+def _may(name: str, kind: object) -> Column[object]:
+    return Column(name, kind)  # type: ignore[arg-type]
+
+
+def _facts(name: str, topic: str, *items: Column[object] | Index) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column("event_id", Uuid, primary_key=True),
+        _must("source_topic", Text),
+        _must("source_partition", Integer),
+        _must("source_offset", BigInteger),
+        _must("log_time", DateTime(timezone=True)),
+        *items,
+        info={"topic": topic},
+    )
+
+
+def _session_facts(name: str, topic: str, *items: Column[object] | Index) -> Table:
+    in_order = Index(f"{name}_in_session_order", "session_id", "source_partition", "source_offset")
+    return _facts(name, topic, _must("session_id", Text), *items, in_order)
+
+
+def _policy_facts(name: str, *items: Column[object]) -> Table:
+    by_version = Index(f"{name}_by_version", "policy_id", "policy_version")
+    return _facts(name, POLICY, _must("policy_id", Text), _must("policy_version", BigInteger), *items, by_version)
+
+
+def _judged(name: str, topic: str, *items: Column[object] | Index) -> Table:
+    return _session_facts(
+        name,
+        topic,
+        _must("turn_id", Text),
+        _must("judge", Text),
+        _must("prompt_version", Text),
+        _must("revision", BigInteger),
+        *items,
+        Index(f"{name}_by_turn", "turn_id"),
+    )
+
+
+exchanges = _session_facts(
+    "exchanges",
+    EXCHANGES,
+    _must("kind", Text),  # completed, failed
+    _must("exchange_id", Text),
+    _must("turn_type", Text),
+    _must("client", Text),
+    _must("model", Text),
+    _may("parent_exchange_id", Text),
+    _must("kept_messages", BigInteger),
+    _must("kept_tokens", BigInteger),
+    _must("messages", JSONB),
+    _must("token_ids", _TOKENS),
+    _may("options", JSONB),
+    _may("request_sha256", Text),
+    _may("retry_count", BigInteger),
+    _may("sampling", JSONB),
+    _must("policy_id", Text),
+    _may("versions", JSONB),
+    _may("message", JSONB),
+    _must("output_ids", _TOKENS),
+    _may("output_logprobs", _LOGPROBS),
+    _may("finish_reason", Text),
+    _may("cached_tokens", BigInteger),
+    _may("trace_id", Text),
+    _may("reason", Text),
+    _may("status", BigInteger),
+    _may("detail", Text),
+    _must("received_at_ms", BigInteger),
+    _may("first_token_at_ms", BigInteger),
+    _must("finished_at_ms", BigInteger),
+    Index("exchanges_by_exchange_id", "exchange_id", "kind"),
+    Index("exchanges_in_log_order", "source_partition", "source_offset"),
+)
+
+session_ends = _session_facts(
+    "session_ends",
+    EXCHANGES,
+    _must("kind", Text),  # done, idle
+    _may("after_exchange_id", Text),
+    _may("idle_s", BigInteger),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("session_id", Text, primary_key=True),
+    _must("source_partition", Integer),
+    _must("first_offset", BigInteger),
+    _must("first_at", DateTime(timezone=True)),
+    _must("last_offset", BigInteger),
+    _must("last_at", DateTime(timezone=True)),
+    _may("client", Text),  # of the first exchange
+    _may("model", Text),
+    _must("num_main", BigInteger),
+    _must("num_side", BigInteger),
+    _must("num_failed", BigInteger),
+    _may("done_at", DateTime(timezone=True)),
+    _may("idle_at", DateTime(timezone=True)),
+)
+
+turns = _session_facts(
+    "turns",
+    TURNS,
+    _must("kind", Text),  # paired, orphaned
+    _must("turn_id", Text),
+    _must("next_exchange_id", Text),
+    _may("next_state", _TOKENS),
+    _may("reason", Text),
+    Index("turns_by_turn", "turn_id"),
+)
+
+settlements = _session_facts(
+    "settlements",
+    TURNS,
+    _must("after_exchange_id", Text),
+    _must("done", Boolean),
+)
+
+votes = _judged(
+    "votes",
+    VOTES,
+    _must("question", Text),
+    _must("ballot", BigInteger),
+    _must("status", Text),
+    _may("score", BigInteger),
+    _may("hint", Text),
+    _may("text", Text),
+    _may("error", Text),
+    _may("prompt_tokens", BigInteger),
+    _may("completion_tokens", BigInteger),
+    _must("latency_ms", BigInteger),
+    _must("cast_at_ms", BigInteger),
+)
+
+verdicts = _judged(
+    "verdicts",
+    VERDICTS,
+    _must("status", Text),
+    _may("score", BigInteger),
+    _must("num_positive", BigInteger),
+    _must("num_neutral", BigInteger),
+    _must("num_negative", BigInteger),
+    _must("num_unreadable", BigInteger),
+    _must("num_failed", BigInteger),
+)
+
+hints = _judged(
+    "hints",
+    HINTS,
+    _must("kind", Text),  # found, absent
+    _may("hint", Text),
+    _may("num_offered", BigInteger),
+    _may("reason", Text),
+)
+
+feedback = _session_facts(
+    "feedback",
+    FEEDBACK,
+    _must("feedback_id", Text),
+    _must("turn_id", Text),
+    _must("source", Text),
+    _may("score", Double),
+    _may("text", Text),
+    _must("given_at_ms", BigInteger),
+    Index("feedback_by_turn", "turn_id"),
+)
+
+samples = _judged(
+    "samples",
+    SAMPLES,
+    Column("sample_id", Text, Computed("event_id::text", persisted=True), nullable=False),
+    _may("reward", BigInteger),
+    _may("hint", Text),
+    _must("prompt_ids", _TOKENS),
+    _may("hinted_prompt_ids", _TOKENS),
+    _must("response_ids", _TOKENS),
+    _must("response_logprobs", _LOGPROBS),
+    _must("trained", ARRAY(SmallInteger)),
+    _must("temperature", Double),
+    _must("policy_id", Text),
+    _must("versions", JSONB),
+    _must("num_earlier_turns", BigInteger),
+    Index("samples_by_sample_id", "sample_id"),
+)
+
+refusals = _session_facts(
+    "refusals",
+    SAMPLES,
+    _may("turn_id", Text),
+    _may("judge", Text),
+    _may("prompt_version", Text),
+    _must("revision", BigInteger),
+    _must("reason", Text),
+)
+
+batches = _policy_facts(
+    "batches",
+    _must("parent_version", BigInteger),
+    _must("sample_ids", ARRAY(Text)),
+    _must("offsets", JSONB),
+    _must("seed", BigInteger),
+    _must("settings", JSONB),
+    _must("planned_at_ms", BigInteger),
+)
+
+steps = _policy_facts(
+    "steps",
+    _must("num_samples", BigInteger),
+    _must("num_hinted", BigInteger),
+    _must("num_rewarded", BigInteger),
+    _must("num_tokens", BigInteger),
+    _must("num_tokens_dropped", BigInteger),
+    _may("loss_nats", Double),
+    _may("kl_reference_nats", Double),
+    _may("mean_gap_nats", Double),
+    _may("mean_reward", Double),
+    _may("clipped_share", Double),
+    _may("grad_norm", Double),
+    _must("learning_rate", Double),
+    _must("mean_versions_behind", Double),
+    _must("max_versions_behind", BigInteger),
+    _must("step_ms", BigInteger),
+    _must("taken_at_ms", BigInteger),
+)
+
+policies = _policy_facts(
+    "policies",
+    _may("parent_version", BigInteger),
+    _must("path", Text),
+    _may("manifest_sha256", Text),
+    _must("num_bytes", BigInteger),
+    _must("published_at_ms", BigInteger),
+)
+
+activations = _policy_facts(
+    "activations",
+    _must("engine", Text),
+    _must("pause_ms", Double),
+    _must("num_bytes", BigInteger),
+    _must("activated_at_ms", BigInteger),
+)
+
+rejections = _policy_facts(
+    "rejections",
+    _must("engine", Text),
+    _must("reason", Text),
+    _must("rejected_at_ms", BigInteger),
+)
+
+offsets = Table(
+    "offsets",
+    metadata,
+    _must("topic", Text),
+    _must("partition", Integer),
+    _must("next_offset", BigInteger),
+    _must("epoch", BigInteger),  # counts the projectors that owned the partition; the newest alone may write
+    PrimaryKeyConstraint("topic", "partition"),
+)
+
+commits = Table(
+    "commits",
+    metadata,
+    _must("topic", Text),
+    _must("partition", Integer),
+    _must("next_offset", BigInteger),
+    _must("first_offset", BigInteger),
+    _must("committed_at", DateTime(timezone=True)),
+    PrimaryKeyConstraint("topic", "partition", "next_offset"),
+)
+
+FACTS = tuple(table for table in metadata.sorted_tables if "topic" in table.info)
+TOPICS = tuple(dict.fromkeys(table.info["topic"] for table in FACTS))

@@ -1,0 +1,155 @@
+"""An event as people read it: one line, or JSON with everything in it. Pure."""
+
+import json
+from dataclasses import fields, is_dataclass
+
+from clawstream.events import (
+    BatchPlanned,
+    Event,
+    ExchangeCompleted,
+    ExchangeFailed,
+    FeedbackGiven,
+    HintAbsent,
+    HintFound,
+    PolicyActivated,
+    PolicyPublished,
+    PolicyRejected,
+    SampleAssembled,
+    SampleRefused,
+    SessionDone,
+    SessionIdle,
+    StepTaken,
+    TurnOrphaned,
+    TurnPaired,
+    TurnsSettled,
+    VerdictReached,
+    VoteCast,
+)
+from clawstream.stream.stage import Record
+
+MAX_WORDS = 160  # characters of what somebody said
+_OWN_BLOCK = '"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>'  # a message of the client's own, at the end of its requests
+
+
+def line(event: Event) -> str:
+    """Return what the event says, in one line without control characters."""
+    return printable(_exchange(event) or _judging(event) or _turn(event) or _policy(event) or repr(event))
+
+
+def printable(text: str) -> str:
+    """Return `text` with what a terminal would obey, or can't show, written as an escape."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def as_dict(record: Record) -> dict[str, object]:
+    """Return the record as plain values; JSON that the event holds is JSON here."""
+    return {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp_ms": record.timestamp_ms,
+        "type": type(record.event).__name__,
+        "event_id": record.event.event_id,
+        "event": _plain(record.event),
+    }
+
+
+def _exchange(event: Event) -> str | None:
+    match event:
+        case ExchangeCompleted():
+            versions = ",".join(str(span.policy_version) for span in event.versions)
+            said = f"{_last_said(event.request.messages)} -> {_said(event.message)}"
+            side = "" if event.turn_type == "main" else f"{event.turn_type.value} "
+            return f"{side}v{versions} {len(event.output_ids)} tokens {event.finish_reason.value}: {said}"
+        case ExchangeFailed():
+            return f"{event.reason.value}: {_short(event.detail)}; asked {_last_said(event.request.messages)}"
+        case SessionDone():
+            return f"done after exchange {event.after_exchange_id}"
+        case SessionIdle():
+            return f"idle for {event.idle_s} s after exchange {event.after_exchange_id}"
+    return None
+
+
+def _turn(event: Event) -> str | None:
+    match event:
+        case TurnPaired():
+            return f"turn {event.turn_id} is followed by messages {list(event.next_state)} of {event.next_exchange_id}"
+        case TurnOrphaned():
+            return f"turn {event.turn_id} has no next state: {event.reason.value} by {event.next_exchange_id}"
+        case TurnsSettled():
+            return f"all turns up to {event.after_exchange_id} stand; {'done' if event.done else 'idle'}"
+        case SampleAssembled():
+            hint = f", hint {_short(event.hint)}" if event.hint is not None else ""
+            return f"turn {event.turn_id}: reward {event.reward}, {len(event.response_ids)} tokens{hint}"
+        case SampleRefused():
+            return f"{'the session' if event.turn_id is None else f'turn {event.turn_id}'}: {event.reason.value}"
+        case FeedbackGiven():
+            return f"turn {event.turn_id}: {event.source.value} gives {event.score} {_short(event.text or '')}"
+    return None
+
+
+def _judging(event: Event) -> str | None:
+    match event:
+        case VoteCast():
+            reply = _short(event.text if event.text is not None else event.error or "")
+            found = event.score if event.score is not None else event.status.value
+            ballot = f"{event.judge} on {event.question.value}, ballot {event.ballot}"
+            return f"turn {event.turn_id}: {ballot}: {found}; {reply}"
+        case VerdictReached():
+            votes = f"+{event.num_positive} 0:{event.num_neutral} -{event.num_negative}"
+            missing = f", {event.num_unreadable} unreadable, {event.num_failed} failed"
+            return f"turn {event.turn_id}: {event.status.value}, score {event.score} ({votes}{missing})"
+        case HintFound():
+            return f"turn {event.turn_id}: {_short(event.hint)}"
+        case HintAbsent():
+            return f"turn {event.turn_id}: no hint, {event.reason.value}"
+    return None
+
+
+def _policy(event: Event) -> str | None:
+    match event:
+        case BatchPlanned():
+            return f"{event.policy_id} v{event.policy_version}: {len(event.sample_ids)} samples planned"
+        case StepTaken():
+            took = f"{event.num_samples} samples in {event.step_ms} ms"
+            figures = {"loss": event.loss_nats, "kl": event.kl_reference_nats, "reward": event.mean_reward}
+            said = "".join(f", {name} {figure:.4f}" for name, figure in figures.items() if figure is not None)
+            return f"{event.policy_id} v{event.policy_version}: {took}{said}"
+        case PolicyPublished():
+            return f"{event.policy_id} v{event.policy_version} at {_short(event.path)}"
+        case PolicyActivated():
+            return f"{event.policy_id} v{event.policy_version} on {event.engine} after {event.pause_ms:.1f} ms"
+        case PolicyRejected():
+            return f"{event.policy_id} v{event.policy_version} by {event.engine}: {_short(event.reason)}"
+    return None
+
+
+def _last_said(messages: tuple[bytes, ...]) -> str:
+    said = [text for message in messages if not (text := _said(message)).startswith(_OWN_BLOCK)]
+    return said[-1] if said else "(the same)"
+
+
+def _said(message: bytes) -> str:
+    try:
+        found = json.loads(message)
+    except (ValueError, RecursionError):
+        return _short(message.decode(errors="replace"))
+    content = found.get("content") if isinstance(found, dict) else None
+    if isinstance(content, list):
+        content = " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return _short(content) if isinstance(content, str) and content else _short(message.decode(errors="replace"))
+
+
+def _short(text: str) -> str:
+    return f'"{text}"' if len(text) <= MAX_WORDS else f'"{text[: MAX_WORDS - 3]}..."'
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, bytes):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value.decode(errors="replace")
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,0 +1,142 @@
+"""Rows and the offsets they come from, written in one transaction.
+
+The books in `offsets` say how far each partition was read and who owns it: a writer claims a partition by raising its
+epoch, and writes only where the books still say what it last read there. So of two writers that think they own a
+partition one writes, and a batch is in the tables once, whole, or not at all.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+
+import psycopg
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+
+from clawstream.errors import TryLater
+from clawstream.projections.merge import merge
+from clawstream.projections.rows import Row
+from clawstream.projections.tables import metadata
+from clawstream.stream.log import Place
+
+STATEMENT_TIMEOUT_MS = 60_000
+KEEP_COMMITS = "30 days"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """That a partition is ours under `epoch`, and the first offset that is not in the tables."""
+
+    next_offset: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """What was read of one partition: every record from the claim's offset up to `next_offset`."""
+
+    place: Place
+    claim: Claim
+    next_offset: int
+    rows: Sequence[Row]
+
+
+class Writer:
+    """Writes batches on one connection at a time; blocking, so it lives on a thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def claim(self, places: Iterable[Place]) -> dict[Place, Claim]:
+        """Own these partitions from now on: whoever owned them can't write them any more.
+
+        Raises TryLater while the database is away.
+        """
+        with _transaction(self._engine) as cursor:
+            cursor.execute("DELETE FROM commits WHERE committed_at < now() - %s::interval", (KEEP_COMMITS,))
+            return {place: _claim(cursor, place) for place in sorted(places)}
+
+    def write(self, batch: Sequence[Slice]) -> frozenset[Place]:
+        """Write all of the batch and return nothing, or write none of it and return the partitions that were lost.
+
+        Raises TryLater while the database is away; to write the same batch again is safe whatever happened to it.
+        """
+        with _transaction(self._engine) as cursor:
+            states = {part.place: _advance(cursor, part) for part in sorted(batch, key=lambda part: part.place)}
+            lost = frozenset(place for place, state in states.items() if state is _State.LOST)
+            if lost:
+                cursor.connection.rollback()
+                return lost
+            fresh = [part for part in batch if states[part.place] is _State.ADVANCED]
+            for name, rows in sorted(_by_table(fresh).items()):
+                merge(cursor, metadata.tables[name], rows)
+            cursor.executemany(_COMMITTED, [(*part.place, part.next_offset, part.claim.next_offset) for part in fresh])
+        return lost
+
+
+class _State(Enum):
+    ADVANCED = "advanced"
+    WRITTEN = "written"  # by this very batch, whose commit was not answered
+    LOST = "lost"
+
+
+_CLAIMED = """
+    INSERT INTO offsets AS o (topic, partition, next_offset, epoch) VALUES (%s, %s, 0, 1)
+    ON CONFLICT (topic, partition) DO UPDATE SET epoch = o.epoch + 1
+    RETURNING next_offset, epoch
+"""
+_ADVANCED = """
+    UPDATE offsets SET next_offset = %s WHERE topic = %s AND partition = %s AND next_offset = %s AND epoch = %s
+"""
+_BOOKED = "SELECT next_offset, epoch FROM offsets WHERE topic = %s AND partition = %s"
+_COMMITTED = """
+    INSERT INTO commits (topic, partition, next_offset, first_offset, committed_at)
+    VALUES (%s, %s, %s, %s, clock_timestamp())
+"""
+
+
+def _claim(cursor: psycopg.Cursor, place: Place) -> Claim:
+    found = cursor.execute(_CLAIMED, place).fetchone()
+    assert found is not None, "RETURNING gives a row"
+    next_offset, epoch = found
+    return Claim(next_offset=next_offset, epoch=epoch)
+
+
+def _advance(cursor: psycopg.Cursor, part: Slice) -> _State:
+    """Move the books on; the row stays locked until the transaction ends."""
+    cursor.execute(_ADVANCED, (part.next_offset, *part.place, part.claim.next_offset, part.claim.epoch))
+    if cursor.rowcount == 1:
+        return _State.ADVANCED
+    booked = cursor.execute(_BOOKED, part.place).fetchone()
+    return _State.WRITTEN if booked == (part.next_offset, part.claim.epoch) else _State.LOST
+
+
+def _by_table(parts: Sequence[Slice]) -> dict[str, list[Row]]:
+    found: defaultdict[str, list[Row]] = defaultdict(list)
+    for part in parts:
+        for row in part.rows:
+            found[row.table].append(row)
+    return found
+
+
+@contextmanager
+def _transaction(engine: Engine) -> Iterator[psycopg.Cursor]:
+    """Commit at the end. A database that is away, restarting, out of space or in a deadlock raises TryLater."""
+    try:
+        connection = engine.raw_connection()
+    except (psycopg.OperationalError, OperationalError) as error:
+        raise TryLater(f"Postgres can't be reached: {str(error).partition(chr(10))[0]}") from error
+    try:
+        driver = connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        cursor = driver.cursor()
+        cursor.execute(f"SET LOCAL statement_timeout = {STATEMENT_TIMEOUT_MS}")
+        yield cursor
+        driver.commit()
+    except psycopg.OperationalError as error:
+        connection.invalidate()
+        raise TryLater(f"Postgres did not take the transaction: {str(error).partition(chr(10))[0]}") from error
+    finally:
+        connection.close()

@@ -1,0 +1,302 @@
+-- Joins over the tables. A topic may be read ahead of another, so every join is outer and absence is NULL.
+
+-- What a message says: its text; its tool calls where it has none.
+CREATE FUNCTION message_text(message jsonb) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT coalesce(
+        nullif(
+            CASE jsonb_typeof(message -> 'content')
+                WHEN 'string' THEN message ->> 'content'
+                WHEN 'array' THEN (
+                    SELECT string_agg(coalesce(part ->> 'text', '[' || (part ->> 'type') || ']'), E'\n' ORDER BY n)
+                    FROM jsonb_array_elements(message -> 'content') WITH ORDINALITY AS parts (part, n)
+                )
+            END,
+            ''
+        ),
+        message ->> 'tool_calls'
+    )
+$$;
+
+-- What the user said last; a client's own block at the end of a request is not the user's.
+CREATE FUNCTION last_user_text(messages jsonb) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT said
+    FROM jsonb_array_elements(messages) WITH ORDINALITY AS asked (message, n), message_text(message) AS said
+    WHERE message ->> 'role' = 'user' AND said NOT LIKE '<<<BEGIN\_OPENCLAW\_INTERNAL\_CONTEXT>>>%'
+    ORDER BY n DESC
+    LIMIT 1
+$$;
+
+-- The policy versions that sampled an answer, ascending.
+CREATE FUNCTION sampled_by(versions jsonb) RETURNS bigint[] LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT array_agg(DISTINCT (span ->> 'policy_version')::bigint)
+    FROM jsonb_array_elements(versions) AS spans (span)
+$$;
+
+-- An exchange and its parents. Of each, items that begin before `until_message` (`until_token`) are part of the request
+-- of the first; NULL: all of them are.
+CREATE FUNCTION request_chain(wanted text) RETURNS TABLE (
+    depth integer,
+    parent_exchange_id text,
+    kept_messages bigint,
+    kept_tokens bigint,
+    messages jsonb,
+    token_ids integer[],
+    options jsonb,
+    until_message bigint,
+    until_token bigint
+) LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    WITH RECURSIVE chain AS (
+        (
+            SELECT 0 AS depth, e.parent_exchange_id, e.kept_messages, e.kept_tokens, e.messages, e.token_ids, e.options,
+                NULL::bigint AS until_message, NULL::bigint AS until_token
+            FROM exchanges e
+            WHERE e.exchange_id = wanted
+            ORDER BY e.kind
+            LIMIT 1
+        )
+        UNION ALL
+        SELECT c.depth + 1, p.parent_exchange_id, p.kept_messages, p.kept_tokens, p.messages, p.token_ids, p.options,
+            least(c.until_message, c.kept_messages), least(c.until_token, c.kept_tokens)
+        FROM chain c
+        JOIN exchanges p ON p.exchange_id = c.parent_exchange_id AND p.kind = 'completed'
+        WHERE c.depth < 1000
+    )
+    SELECT * FROM chain
+$$;
+
+-- The whole request's messages; NULL while an exchange that they are kept in is missing.
+CREATE FUNCTION request_messages(wanted text) RETURNS jsonb LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    WITH chain AS MATERIALIZED (
+        SELECT * FROM request_chain(wanted)
+    ), kept AS (
+        SELECT jsonb_agg(message ORDER BY depth DESC, n) AS messages, count(*) AS num_messages
+        FROM chain, jsonb_array_elements(chain.messages) WITH ORDINALITY AS own (message, n)
+        WHERE until_message IS NULL OR kept_messages + n <= until_message
+    )
+    SELECT coalesce(kept.messages, '[]')
+    FROM kept, chain AS first, chain AS root
+    WHERE first.depth = 0 AND root.parent_exchange_id IS NULL
+        AND kept.num_messages = first.kept_messages + jsonb_array_length(first.messages)
+$$;
+
+-- The whole prompt; NULL while an exchange that it is kept in is missing.
+CREATE FUNCTION request_token_ids(wanted text) RETURNS integer[] LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    WITH chain AS MATERIALIZED (
+        SELECT * FROM request_chain(wanted)
+    ), kept AS (
+        SELECT array_agg(token_id ORDER BY depth DESC, n) AS token_ids, count(*) AS num_tokens
+        FROM chain, unnest(chain.token_ids) WITH ORDINALITY AS own (token_id, n)
+        WHERE until_token IS NULL OR kept_tokens + n <= until_token
+    )
+    SELECT coalesce(kept.token_ids, '{}')
+    FROM kept, chain AS first, chain AS root
+    WHERE first.depth = 0 AND root.parent_exchange_id IS NULL
+        AND kept.num_tokens = first.kept_tokens + cardinality(first.token_ids)
+$$;
+
+-- The whole request's body without its messages.
+CREATE FUNCTION request_options(wanted text) RETURNS jsonb LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT options FROM request_chain(wanted) WHERE options IS NOT NULL ORDER BY depth LIMIT 1
+$$;
+
+-- What was said after an answer, each message after its role.
+CREATE FUNCTION next_state_text(next_exchange_id text, next_state integer[]) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT string_agg((asked.messages -> i ->> 'role') || ': ' || message_text(asked.messages -> i), E'\n' ORDER BY n)
+    FROM (SELECT request_messages(next_exchange_id) AS messages OFFSET 0) AS asked,
+        unnest(next_state) WITH ORDINALITY AS said (i, n)
+$$;
+
+-- Of each turn the verdict of the newest look at it.
+CREATE VIEW newest_verdicts AS
+SELECT DISTINCT ON (turn_id) *
+FROM verdicts
+ORDER BY turn_id, revision DESC, source_offset DESC;
+
+-- A session's answers in order, and what came of each.
+CREATE VIEW trajectories AS
+SELECT
+    e.session_id,
+    e.position,
+    e.exchange_id AS turn_id,
+    to_timestamp(e.received_at_ms / 1000.0) AS asked_at,
+    last_user_text(request_messages(e.exchange_id)) AS request,
+    message_text(e.message) AS answer,
+    next_state_text(t.next_exchange_id, t.next_state) AS next_state,
+    t.kind AS pairing,
+    t.reason AS orphaned_because,
+    v.status AS verdict,
+    v.score,
+    h.hint,
+    s.sample_id,
+    s.reward,
+    sampled_by(e.versions) AS policy_versions,
+    e.finish_reason
+FROM (
+    SELECT *, row_number() OVER (PARTITION BY session_id ORDER BY source_partition, source_offset) AS position
+    FROM exchanges
+    WHERE kind = 'completed' AND turn_type = 'main'
+) AS e
+LEFT JOIN turns AS t ON t.turn_id = e.exchange_id
+LEFT JOIN LATERAL (
+    SELECT status, score FROM verdicts WHERE turn_id = e.exchange_id ORDER BY revision DESC, source_offset DESC LIMIT 1
+) AS v ON true
+LEFT JOIN LATERAL (
+    SELECT hint FROM hints WHERE turn_id = e.exchange_id ORDER BY revision DESC, source_offset DESC LIMIT 1
+) AS h ON true
+LEFT JOIN LATERAL (
+    SELECT sample_id, reward FROM samples WHERE turn_id = e.exchange_id ORDER BY revision DESC, source_offset DESC LIMIT 1
+) AS s ON true;
+
+-- Each verdict with its votes, hint, sample and feedback.
+CREATE VIEW turn_scores AS
+SELECT
+    v.session_id,
+    v.turn_id,
+    v.judge,
+    v.prompt_version,
+    v.revision,
+    v.status,
+    v.score,
+    (v.num_positive - v.num_negative)::double precision
+        / nullif(v.num_positive + v.num_neutral + v.num_negative, 0) AS mean_vote,
+    v.num_positive + v.num_neutral + v.num_negative AS num_readable,
+    v.num_unreadable,
+    v.num_failed,
+    h.hint,
+    s.sample_id,
+    s.reward,
+    (SELECT avg(f.score) FROM feedback AS f WHERE f.turn_id = v.turn_id) AS feedback_score,
+    (SELECT sampled_by(e.versions) FROM exchanges AS e WHERE e.exchange_id = v.turn_id AND e.kind = 'completed' LIMIT 1)
+        AS policy_versions,
+    v.log_time
+FROM verdicts AS v
+LEFT JOIN LATERAL (
+    SELECT hint FROM hints
+    WHERE turn_id = v.turn_id AND judge = v.judge AND prompt_version = v.prompt_version AND revision = v.revision
+    ORDER BY source_offset DESC LIMIT 1
+) AS h ON true
+LEFT JOIN LATERAL (
+    SELECT sample_id, reward FROM samples
+    WHERE turn_id = v.turn_id AND judge = v.judge AND prompt_version = v.prompt_version AND revision = v.revision
+    ORDER BY source_offset DESC LIMIT 1
+) AS s ON true;
+
+-- How each judge does against the verdicts that its votes helped to make.
+CREATE VIEW judge_agreement AS
+SELECT
+    o.judge,
+    count(*) AS num_votes,
+    avg((o.score = v.score)::integer) FILTER (WHERE o.question = 'score' AND o.status = 'readable')
+        AS agreeing_share,
+    avg((o.status = 'unreadable')::integer) AS unreadable_share,
+    avg((o.status = 'failed')::integer) AS failed_share,
+    avg(o.latency_ms) FILTER (WHERE o.status <> 'failed') AS mean_latency_ms,
+    sum(o.prompt_tokens) AS prompt_tokens,
+    sum(o.completion_tokens) AS completion_tokens
+FROM votes AS o
+LEFT JOIN LATERAL (
+    SELECT score FROM verdicts
+    WHERE turn_id = o.turn_id AND judge = o.judge AND revision = o.revision AND prompt_version = o.prompt_version
+    LIMIT 1
+) AS v ON true
+GROUP BY o.judge;
+
+-- Each policy version: what made it, how engines took it over, and how it did.
+CREATE VIEW policy_report AS
+WITH answered AS (
+    SELECT
+        e.policy_id,
+        version AS policy_version,
+        count(*) AS num_served,
+        count(v.score) AS num_scored,
+        avg(v.score) AS mean_score
+    FROM exchanges AS e
+    CROSS JOIN LATERAL unnest(sampled_by(e.versions)) AS sampling (version)
+    LEFT JOIN newest_verdicts AS v ON v.turn_id = e.exchange_id AND e.turn_type = 'main'
+    WHERE e.kind = 'completed'
+    GROUP BY e.policy_id, version
+), taken_over AS (
+    SELECT policy_id, policy_version, min(activated_at_ms) AS activated_at_ms, max(pause_ms) AS pause_ms
+    FROM activations
+    GROUP BY policy_id, policy_version
+)
+SELECT
+    p.policy_id,
+    p.policy_version,
+    p.parent_version,
+    st.num_samples,
+    st.mean_reward,
+    st.loss_nats,
+    st.kl_reference_nats,
+    st.mean_gap_nats,
+    st.mean_versions_behind,
+    st.step_ms,
+    to_timestamp(p.published_at_ms / 1000.0) AS published_at,
+    to_timestamp(t.activated_at_ms / 1000.0) AS activated_at,
+    t.pause_ms,
+    coalesce(a.num_served, 0) AS num_served,
+    coalesce(a.num_scored, 0) AS num_scored,
+    a.mean_score,
+    p.path
+FROM policies AS p
+LEFT JOIN steps AS st ON st.policy_id = p.policy_id AND st.policy_version = p.policy_version
+LEFT JOIN taken_over AS t ON t.policy_id = p.policy_id AND t.policy_version = p.policy_version
+LEFT JOIN answered AS a ON a.policy_id = p.policy_id AND a.policy_version = p.policy_version;
+
+-- From a policy version back to what it learned from: one row per vote on each turn of its batch.
+CREATE VIEW lineage AS
+SELECT
+    b.policy_id,
+    b.policy_version,
+    b.parent_version,
+    st.event_id AS step_id,
+    to_timestamp(st.taken_at_ms / 1000.0) AS taken_at,
+    planned.position,
+    planned.sample_id,
+    s.reward,
+    s.hint,
+    s.session_id,
+    s.turn_id,
+    v.event_id AS verdict_id,
+    v.status AS verdict_status,
+    v.score AS verdict_score,
+    o.event_id AS vote_id,
+    o.question,
+    o.judge,
+    o.ballot,
+    o.status AS vote_status,
+    o.score AS vote_score,
+    o.text AS vote_text,
+    e.exchange_id,
+    e.log_time AS exchanged_at,
+    sampled_by(e.versions) AS sampled_by_versions,
+    request_messages(e.exchange_id) AS request,
+    message_text(e.message) AS answer,
+    next_state_text(t.next_exchange_id, t.next_state) AS next_state
+FROM batches AS b
+CROSS JOIN LATERAL unnest(b.sample_ids) WITH ORDINALITY AS planned (sample_id, position)
+LEFT JOIN steps AS st ON st.policy_id = b.policy_id AND st.policy_version = b.policy_version
+LEFT JOIN samples AS s ON s.sample_id = planned.sample_id
+LEFT JOIN verdicts AS v
+    ON v.turn_id = s.turn_id AND v.judge = s.judge AND v.revision = s.revision AND v.prompt_version = s.prompt_version
+LEFT JOIN votes AS o
+    ON o.turn_id = s.turn_id AND o.judge = s.judge AND o.revision = s.revision AND o.prompt_version = s.prompt_version
+LEFT JOIN exchanges AS e ON e.exchange_id = s.turn_id AND e.kind = 'completed'
+LEFT JOIN turns AS t ON t.turn_id = s.turn_id;
+
+-- How long after an answer its row could be read.
+CREATE VIEW exchange_latency AS
+SELECT
+    e.session_id,
+    e.exchange_id,
+    to_timestamp(e.finished_at_ms / 1000.0) AS finished_at,
+    extract(epoch FROM c.committed_at) * 1000 - e.finished_at_ms AS row_ms
+FROM exchanges AS e
+CROSS JOIN LATERAL (
+    SELECT committed_at
+    FROM commits
+    WHERE topic = e.source_topic AND partition = e.source_partition AND next_offset > e.source_offset
+    ORDER BY next_offset
+    LIMIT 1
+) AS c;

@@ -1,0 +1,43 @@
+"""A database with the tables in it, shared by the tests of this folder, and emptied for each that writes."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from sqlalchemy import Engine
+
+from clawstream.projections import database
+from clawstream.stream import admin
+from clawstream.stream.kafka import KafkaLog
+from tests import servers
+from tests.projections import logs, reading
+
+
+@pytest.fixture(scope="session")
+def migrated_url(postgres_url: str) -> Iterator[str]:
+    """SQLAlchemy URL of a database with the tables."""
+    with servers.database(postgres_url, "test_projections") as url:
+        database.upgrade(url)
+        yield url
+
+
+@pytest.fixture(scope="session")
+def migrated(migrated_url: str) -> Iterator[Engine]:
+    """The database with the tables; whoever writes empties it first."""
+    engine = database.connect(migrated_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def emptied(migrated: Engine) -> Engine:
+    """The database with the tables, empty."""
+    reading.empty(migrated)
+    return migrated
+
+
+@pytest.fixture
+async def log(kafka_bootstrap: str, topic_prefix: str) -> AsyncIterator[KafkaLog]:
+    """A log of its own, with three partitions where there are many."""
+    await admin.apply(kafka_bootstrap, topic_prefix, partitions=logs.NUM_PARTITIONS)
+    async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as connected:
+        yield connected

@@ -1,0 +1,89 @@
+"""What was recorded leaves in files that other programs read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import Engine
+
+from clawstream.events import ExchangeCompleted, RequestDelta, TurnType
+from clawstream.projections.export import Form, export
+from tests.projections import logs, story
+from tests.projections.reading import write_all
+
+NAMES = ("conversations", "judgements", "samples")
+
+
+@pytest.fixture
+def told(emptied: Engine) -> None:
+    """A database with one short story in it."""
+    write_all(emptied, logs.records(story.STORY))
+
+
+def _jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("told")
+def test_a_conversation_is_exported_once_whole_and_ready_to_train_on(migrated_url: str, tmp_path: Path) -> None:
+    assert export(migrated_url, tmp_path, form=Form.JSONL) == {"conversations": 1, "judgements": 1, "samples": 1}
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.jsonl" for name in NAMES}
+    [conversation] = _jsonl(tmp_path / "conversations.jsonl")
+    said = (story.SYSTEM, story.QUESTION, story.ANSWER, story.COMPLAINT, story.BLOCK, story.SECOND_ANSWER)
+    assert conversation["messages"] == [json.loads(message) for message in said]
+    assert (conversation["session_id"], conversation["tools"]) == (story.SESSION, [])
+
+
+@pytest.mark.usefixtures("told")
+def test_a_judgement_has_its_votes_and_a_sample_its_tokens(migrated_url: str, tmp_path: Path) -> None:
+    export(migrated_url, tmp_path, form=Form.JSONL)
+    [judgement] = _jsonl(tmp_path / "judgements.jsonl")
+    assert (judgement["score"], judgement["next_state"]) == (-1, "user: No bold, please.")
+    assert [vote["score"] for vote in judgement["votes"]] == [1, -1, 1, -1, None]
+    [sample] = _jsonl(tmp_path / "samples.jsonl")
+    assert tuple(sample["hinted_prompt_ids"]) == story.SAMPLE.hinted_prompt_ids
+    assert sample["response_logprobs"] == [-0.5, None]
+
+
+@pytest.mark.usefixtures("told")
+def test_parquet_has_the_same_records_as_jsonl(migrated_url: str, tmp_path: Path) -> None:
+    for form in Form:
+        export(migrated_url, tmp_path, form=form)
+    for name in NAMES:
+        rows = pq.read_table(tmp_path / f"{name}.parquet").to_pylist()
+        for row, record in zip(rows, _jsonl(tmp_path / f"{name}.jsonl"), strict=True):
+            assert row.keys() == record.keys()
+            for key, value in record.items():
+                found = row[key]
+                if key in ("messages", "tools", "votes", "versions"):
+                    found = json.loads(found)
+                assert found == value or key.endswith("_at"), key
+
+
+def test_what_postgres_can_not_hold_is_itself_again_in_jsonl(
+    emptied: Engine, migrated_url: str, tmp_path: Path
+) -> None:
+    messages = (rb'{"role": "user", "content": "a\u0000b\ud800\u241bc\\u0000"}',)
+    request = RequestDelta(
+        parent_exchange_id=None, kept_messages=0, kept_tokens=0, messages=messages, token_ids=(), options=b"{}"
+    )
+    odd = logs.example(ExchangeCompleted, turn_type=TurnType.MAIN, session_id="\ud800", request=request)
+    write_all(emptied, logs.records([odd]))
+    export(migrated_url, tmp_path, form=Form.JSONL)
+    [conversation] = _jsonl(tmp_path / "conversations.jsonl")
+    assert conversation["session_id"] == "\ud800"
+    assert conversation["messages"][0] == json.loads(messages[0])
+    export(migrated_url, tmp_path, form=Form.PARQUET)
+    assert pq.read_table(tmp_path / "conversations.parquet").num_rows == 1
+
+
+@pytest.mark.parametrize("form", Form)
+def test_nothing_recorded_is_empty_files(emptied: Engine, migrated_url: str, tmp_path: Path, form: Form) -> None:
+    assert emptied is not None
+    assert export(migrated_url, tmp_path / "new", form=form) == dict.fromkeys(NAMES, 0)
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {f"{name}.{form}" for name in NAMES}
+    if form is Form.PARQUET:
+        assert pq.read_schema(tmp_path / "new" / "samples.parquet").field("prompt_ids").type == pa.list_(pa.int32())

@@ -1,0 +1,88 @@
+"""A query prints what it finds and can change nothing."""
+
+import csv
+import io
+import json
+
+import pytest
+from sqlalchemy import Engine
+
+from clawstream.errors import DatabaseMismatch, OperatorError
+from clawstream.projections.sql import Form, print_query
+from tests.projections import logs, story
+from tests.projections.reading import contents, write_all
+
+
+def _printed(url: str, query: str, form: Form) -> str:
+    out = io.StringIO()
+    print_query(url, query, form=form, out=out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "DELETE FROM votes",
+        "COMMIT; DELETE FROM votes",
+        "SELECT 1; DELETE FROM votes",
+        "WITH gone AS (DELETE FROM votes RETURNING 1) SELECT * FROM gone",
+        "SET TRANSACTION READ WRITE",
+        "SELECT set_config('transaction_read_only', 'off', false)",
+        "DROP VIEW lineage",
+        "CREATE TABLE mine ()",
+        "SELECT pg_sleep(99999) FROM nowhere",
+        "SELEC",
+        "",
+    ],
+)
+def test_a_query_that_does_not_read_is_refused_in_postgres_words_and_changes_nothing(
+    emptied: Engine, migrated_url: str, query: str
+) -> None:
+    write_all(emptied, logs.records(story.STORY))
+    before = contents(emptied)
+    with pytest.raises(OperatorError, match=r"^Postgres refused the query: .+\. Nothing was changed$"):
+        _printed(migrated_url, query, Form.TABLE)
+    assert contents(emptied) == before
+
+
+def test_a_query_that_takes_too_long_is_ended(migrated_url: str) -> None:
+    with pytest.raises(OperatorError, match="statement timeout"):
+        print_query(migrated_url, "SELECT pg_sleep(60)", form=Form.CSV, out=io.StringIO(), timeout_s=0.05)
+
+
+def test_the_three_forms_print_the_same_rows(emptied: Engine, migrated_url: str) -> None:
+    write_all(emptied, logs.records(story.STORY))
+    query = "SELECT turn_id, score, 1.5 AS half, message_text(NULL), 1 AS score FROM verdicts"
+    table = _printed(migrated_url, query, Form.TABLE)
+    assert "turn_id" in table
+    assert story.FIRST in table
+    assert list(csv.reader(io.StringIO(_printed(migrated_url, query, Form.CSV)))) == [
+        ["turn_id", "score", "half", "message_text", "score_2"],
+        [story.FIRST, "-1", "1.5", "", "1"],
+    ]
+    assert json.loads(_printed(migrated_url, query, Form.JSON)) == [
+        {"turn_id": story.FIRST, "score": -1, "half": 1.5, "message_text": None, "score_2": 1}
+    ]
+
+
+def test_json_columns_are_json_and_percent_signs_are_characters(emptied: Engine, migrated_url: str) -> None:
+    write_all(emptied, logs.records(story.STORY))
+    query = "SELECT request, judge LIKE 'j%' AS like_j FROM lineage WHERE ballot = 1"
+    [row] = json.loads(_printed(migrated_url, query, Form.JSON))
+    assert row["request"][1] == json.loads(story.QUESTION)
+    assert row["like_j"] is True
+
+
+@pytest.mark.parametrize(("form", "nothing"), [(Form.CSV, "turn_id\n"), (Form.JSON, "[]\n")])
+def test_no_rows_are_no_rows(emptied: Engine, migrated_url: str, form: Form, nothing: str) -> None:
+    assert emptied is not None
+    assert _printed(migrated_url, "SELECT turn_id FROM votes", form) == nothing
+
+
+def test_markup_in_a_cell_is_text(migrated_url: str) -> None:
+    assert "[bold]x[/bold]" in _printed(migrated_url, "SELECT '[bold]x[/bold]' AS said", Form.TABLE)
+
+
+def test_a_database_without_the_tables_is_refused(fresh_database_url: str) -> None:
+    with pytest.raises(DatabaseMismatch, match="clawstream db upgrade"):
+        _printed(fresh_database_url, "SELECT 1", Form.CSV)

@@ -1,0 +1,106 @@
+"""From the real broker to the real database: started, killed, shared and begun anew, the tables are the log."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Engine, text
+
+from clawstream.errors import DatabaseMismatch
+from clawstream.projections import database
+from clawstream.projections.stage import GROUP, project
+from clawstream.projections.tables import TOPICS
+from clawstream.stream.kafka import KafkaLog
+from tests.projections import story
+from tests.projections.reading import contents
+
+
+@asynccontextmanager
+async def _projecting(url: str, log: KafkaLog) -> AsyncIterator[None]:
+    """A projector runs for the length of the block."""
+    stop = asyncio.Event()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(project(url, log, stop=stop))
+        try:
+            yield
+        finally:
+            stop.set()
+        await running
+
+
+async def _caught_up(engine: Engine, log: KafkaLog) -> None:
+    """Return when the tables have all that is on the log now."""
+    ends = {place: end for place, end in (await log.end_offsets(TOPICS)).items() if end}
+    while True:
+        with engine.connect() as connection:
+            read = connection.execute(text("SELECT topic, partition, next_offset FROM offsets")).all()
+        if ends.items() <= {(topic, partition): offset for topic, partition, offset in read}.items():
+            return
+        await _tick()
+
+
+async def _tick() -> None:
+    await asyncio.sleep(0.02)
+
+
+async def test_what_is_on_the_log_is_in_the_tables_and_the_group_has_no_lag(
+    emptied: Engine, migrated_url: str, log: KafkaLog
+) -> None:
+    async with _projecting(migrated_url, log):
+        await log.append(story.STORY)
+        await _caught_up(emptied, log)
+        while await log.lag(GROUP) != 0:
+            await _tick()
+    with emptied.connect() as connection:
+        [row] = connection.execute(text("SELECT DISTINCT exchange_id FROM lineage WHERE exchange_id IS NOT NULL"))
+    assert row.exchange_id == story.FIRST
+    assert await log.lag(GROUP) == 0
+
+
+async def test_a_projector_that_stops_in_the_middle_goes_on_and_a_rebuild_gives_equal_rows(
+    emptied: Engine, migrated_url: str, fresh_database_url: str, log: KafkaLog
+) -> None:
+    async with _projecting(migrated_url, log):
+        await log.append(story.STORY[:6])
+        await _caught_up(emptied, log)
+    await log.append(story.STORY[3:])  # three of them for the second time
+    async with _projecting(migrated_url, log):
+        await _caught_up(emptied, log)
+    database.upgrade(fresh_database_url)
+    rebuilt = database.connect(fresh_database_url)
+    async with _projecting(fresh_database_url, log):
+        await _caught_up(rebuilt, log)
+    assert contents(rebuilt) == contents(emptied)
+    assert len(contents(rebuilt)["votes"]) == 5
+    rebuilt.dispose()
+
+
+async def test_two_projectors_share_the_work_and_write_nothing_twice_or_never(
+    emptied: Engine, migrated_url: str, kafka_bootstrap: str, topic_prefix: str, log: KafkaLog
+) -> None:
+    many = [replace(story.EXCHANGES[0], session_id=f"s{n}", exchange_id=f"x{n}") for n in range(300)]
+    async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as second, _projecting(migrated_url, log):
+        await log.append(many[:100])
+        async with _projecting(migrated_url, second):
+            await log.append(many[100:200])
+            await _caught_up(emptied, log)
+        await log.append(many[200:])
+        await _caught_up(emptied, log)
+    with emptied.connect() as connection:
+        assert connection.execute(text("SELECT count(*), sum(num_main) FROM sessions")).one() == (300, 300)
+
+
+async def test_a_database_of_another_log_is_refused(emptied: Engine, migrated_url: str, log: KafkaLog) -> None:
+    with emptied.begin() as connection:
+        connection.execute(
+            text("INSERT INTO offsets SELECT unnest(CAST(:topics AS text[])), 0, 99, 1"), {"topics": list(TOPICS)}
+        )
+    with pytest.raises(DatabaseMismatch, match=r"up to offset 99, and this log ends at 0"):
+        await project(migrated_url, log, stop=asyncio.Event())
+
+
+async def test_a_database_without_the_tables_is_refused(fresh_database_url: str, log: KafkaLog) -> None:
+    with pytest.raises(DatabaseMismatch, match="clawstream db upgrade"):
+        await project(fresh_database_url, log, stop=asyncio.Event())

@@ -1,0 +1,87 @@
+"""Events are shown as people read them, whatever they say."""
+
+import io
+import json
+import time
+
+import pytest
+from hypothesis import given
+
+from clawstream.errors import OperatorError
+from clawstream.events import Event
+from clawstream.projections.tail import as_line, start_ms, tail, wanted
+from clawstream.projections.words import MAX_WORDS, as_dict, line
+from clawstream.stream.kafka import KafkaLog
+from tests.projections import logs, story
+
+NOW_MS = 1_763_647_200_000
+
+
+@given(logs.events())
+def test_any_event_is_one_short_line_that_a_terminal_can_show(fact: Event) -> None:
+    [[record]] = logs.records([fact]).values()
+    assert line(fact).isprintable()
+    assert as_line(record).isprintable()
+    line(fact).encode()
+
+
+@given(logs.events())
+def test_any_event_is_json_with_every_field(fact: Event) -> None:
+    [[record]] = logs.records([fact]).values()
+    found = json.loads(json.dumps(as_dict(record)))
+    assert (found["type"], found["event_id"]) == (type(fact).__name__, fact.event_id)
+    assert found["event"].keys() == {name for name in fact.__dataclass_fields__ if name != "IDENTITY"}
+
+
+def test_an_exchange_reads_as_question_and_answer() -> None:
+    assert line(story.EXCHANGES[1]).endswith('"No bold, please." -> "5"')
+    long = logs.example(type(story.EXCHANGES[0]), message=story.message("assistant", "x" * 10_000))
+    assert len(line(long)) < 3 * MAX_WORDS
+
+
+@pytest.mark.parametrize(
+    ("since", "expected"),
+    [
+        ("90s", NOW_MS - 90_000),
+        ("5m", NOW_MS - 300_000),
+        ("1d", NOW_MS - 86_400_000),
+        ("2025-11-20T14:00", NOW_MS),
+        ("2025-11-20T15:00+01:00", NOW_MS),
+    ],
+)
+def test_a_time_is_read_in_both_forms(since: str, expected: int) -> None:
+    assert start_ms(since, NOW_MS) == expected
+
+
+@pytest.mark.parametrize("since", ["yesterday", "5 minutes", "-5m", ""])
+def test_another_time_is_an_operators_error_that_names_the_forms(since: str) -> None:
+    with pytest.raises(OperatorError, match=r"expected 90s, 5m, 2h or 1d before now, or an ISO time"):
+        start_ms(since, NOW_MS)
+
+
+@pytest.mark.parametrize("topic", ["turns", "clawstream.turns.v1"])
+def test_a_topic_goes_by_its_whole_name_or_its_middle_word(topic: str) -> None:
+    what = wanted(topic, session_id=None, since=None, until_end=True, now_ms=NOW_MS)
+    assert (what.topic, what.start) == ("clawstream.turns.v1", "earliest")
+
+
+def test_an_unknown_topic_is_an_operators_error_that_names_those_there_are() -> None:
+    with pytest.raises(OperatorError, match=r"no topic 'turn'.*clawstream\.turns\.v1"):
+        wanted("turn", session_id=None, since=None, until_end=True, now_ms=NOW_MS)
+
+
+async def test_tail_shows_one_sessions_records_and_ends_where_the_topic_ends(log: KafkaLog) -> None:
+    other = logs.example(type(story.EXCHANGES[0]), session_id="another")
+    await log.append([*story.EXCHANGES, other])
+    for as_json in (False, True):
+        out = io.StringIO()
+        what = wanted("exchanges", session_id=story.SESSION, since="1h", until_end=True, now_ms=_now_ms())
+        await tail(log, what, as_json=as_json, out=out)
+        lines = out.getvalue().splitlines()
+        assert len(lines) == len(story.EXCHANGES)
+        assert all(story.SESSION in shown for shown in lines)
+    assert json.loads(lines[0])["event"]["message"] == json.loads(story.ANSWER)
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)

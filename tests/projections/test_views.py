@@ -1,0 +1,165 @@
+"""The views join what the topics say, and whole requests are those of clawstream/events/history.py."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, text
+
+from clawstream.events import ExchangeCompleted
+from clawstream.events.history import Parent, WholeRequest, history, shorten
+from clawstream.projections.text import storable_json
+from tests.projections import logs, story
+from tests.projections.reading import empty, write_all
+
+
+@pytest.fixture
+def told(emptied: Engine) -> Engine:
+    """A database with one short story in it."""
+    write_all(emptied, logs.records(story.STORY))
+    return emptied
+
+
+def _rows(engine: Engine, query: str) -> list[Mapping[str, Any]]:
+    with engine.connect() as connection:
+        return [dict(found) for found in connection.execute(text(query)).mappings()]
+
+
+_requests = st.builds(
+    WholeRequest,
+    messages=st.lists(logs.JSON_TEXTS, max_size=6).map(tuple),
+    token_ids=st.lists(st.integers(0, 5), max_size=8).map(tuple),
+    options=st.sampled_from([b"{}", b'{"a": 1}']),
+)
+
+
+@st.composite
+def _chains(draw: st.DrawFn) -> list[ExchangeCompleted]:
+    """Exchanges of which each continues an earlier one, or none."""
+    made: list[ExchangeCompleted] = []
+    known: dict[str, WholeRequest] = {}
+    for n in range(draw(st.integers(1, 6))):
+        parent_id = draw(st.sampled_from([None, *known]))
+        request = draw(_requests)
+        if parent_id is not None and draw(st.booleans()):
+            before = known[parent_id]
+            request = WholeRequest(
+                messages=(*before.messages, *request.messages),
+                token_ids=(*before.token_ids, *request.token_ids),
+                options=request.options,
+            )
+        parent = None if parent_id is None else Parent(exchange_id=parent_id, request=known[parent_id])
+        made.append(logs.example(ExchangeCompleted, exchange_id=f"x{n}", request=shorten(request, parent)))
+        known = history(made)
+    return made
+
+
+@settings(max_examples=12)
+@given(_chains())
+def test_a_whole_request_in_sql_is_the_one_that_history_rebuilds(
+    migrated: Engine, exchanges: list[ExchangeCompleted]
+) -> None:
+    empty(migrated)
+    write_all(migrated, logs.records(exchanges))
+    found = {
+        row["exchange_id"]: (row["messages"], row["token_ids"], row["options"])
+        for row in _rows(
+            migrated,
+            """SELECT exchange_id, request_messages(exchange_id) AS messages,
+                request_token_ids(exchange_id) AS token_ids, request_options(exchange_id) AS options FROM exchanges""",
+        )
+    }
+    assert found == {
+        exchange_id: (_stored(migrated, request.messages), list(request.token_ids), json.loads(request.options))
+        for exchange_id, request in history(exchanges).items()
+    }
+
+
+def _stored(engine: Engine, messages: tuple[bytes, ...]) -> Any:
+    """The messages as jsonb gives them back."""
+    with engine.connect() as connection:
+        together = f"[{','.join(map(storable_json, messages))}]"
+        return connection.execute(text("SELECT CAST(:together AS jsonb)"), {"together": together}).scalar()
+
+
+@pytest.mark.parametrize("exchange_id", [story.SECOND, "unheard of"])
+def test_a_request_whose_parent_is_missing_is_null_and_not_a_shorter_one(emptied: Engine, exchange_id: str) -> None:
+    write_all(emptied, logs.records(story.EXCHANGES[1:]))
+    with emptied.connect() as connection:
+        found = connection.execute(
+            text("SELECT request_messages(:id), request_token_ids(:id)"), {"id": exchange_id}
+        ).one()
+    assert found == (None, None)
+
+
+def test_trajectories_tell_each_main_answer_in_order_with_what_came_of_it(told: Engine) -> None:
+    first, second = _rows(told, f"SELECT * FROM trajectories WHERE session_id = '{story.SESSION}' ORDER BY position")
+    assert (first["position"], first["turn_id"]) == (1, story.FIRST)
+    assert (first["request"], first["answer"]) == ("What is 2 + 3?", "**5**")
+    assert first["next_state"] == "user: No bold, please."
+    assert (first["pairing"], first["verdict"], first["score"]) == ("paired", "decided", -1)
+    assert (first["hint"], first["sample_id"], first["reward"]) == (
+        "Answer without bold.",
+        story.SAMPLE.sample_id,
+        -1,
+    )
+    assert (second["position"], second["request"], second["policy_versions"]) == (2, "No bold, please.", [0, 1])
+    assert (second["next_state"], second["score"], second["sample_id"]) == (None, None, None)
+
+
+def test_turn_scores_put_verdict_votes_hint_sample_and_feedback_side_by_side(told: Engine) -> None:
+    [row] = _rows(told, "SELECT * FROM turn_scores")
+    assert row["mean_vote"] == pytest.approx(-1 / 3)
+    assert (row["score"], row["num_readable"], row["num_unreadable"]) == (-1, 3, 1)
+    assert (row["sample_id"], row["feedback_score"], row["policy_versions"]) == (story.SAMPLE.sample_id, -1.0, [0])
+
+
+def test_judge_agreement_counts_readable_scores_and_shares_of_the_rest(told: Engine) -> None:
+    [row] = _rows(told, "SELECT * FROM judge_agreement")
+    assert (row["judge"], row["num_votes"]) == ("judge", 5)
+    assert float(row["agreeing_share"]) == pytest.approx(2 / 3)
+    assert (float(row["unreadable_share"]), float(row["failed_share"])) == (0.2, 0.0)
+
+
+def test_policy_report_has_a_row_for_every_version_the_base_included(told: Engine) -> None:
+    base, trained = _rows(told, "SELECT * FROM policy_report ORDER BY policy_version")
+    assert (base["num_served"], base["num_scored"], base["mean_score"], base["loss_nats"]) == (2, 1, -1, None)
+    assert (trained["parent_version"], trained["loss_nats"], trained["mean_reward"]) == (0, 0.25, -1.0)
+    assert (trained["pause_ms"], trained["num_served"], trained["mean_score"]) == (21.0, 1, None)
+
+
+def test_lineage_walks_from_a_version_to_the_votes_and_the_request_it_learned_from(told: Engine) -> None:
+    rows = _rows(told, "SELECT * FROM lineage WHERE policy_version = 1 ORDER BY position, question, ballot")
+    *voted, elsewhere = rows
+    assert [(row["question"], row["vote_score"]) for row in voted] == [
+        ("hint", 1),
+        ("score", -1),
+        ("score", 1),
+        ("score", -1),
+        ("score", None),
+    ]
+    for row in voted:
+        assert row["sample_id"] == story.SAMPLE.sample_id
+        assert None not in (row["step_id"], row["verdict_id"], row["vote_id"])
+        assert (row["exchange_id"], row["verdict_score"]) == (story.FIRST, -1)
+        assert row["request"] == [json.loads(message) for message in (story.SYSTEM, story.QUESTION, story.BLOCK)]
+        assert (row["answer"], row["next_state"]) == ("**5**", "user: No bold, please.")
+    assert (elsewhere["sample_id"], elsewhere["exchange_id"]) == ("elsewhere", None)
+
+
+def test_a_session_counts_its_exchanges_once_and_says_how_it_ended(told: Engine) -> None:
+    write_all(told, {})
+    [row] = _rows(told, "SELECT * FROM sessions")
+    assert (row["num_main"], row["num_side"], row["num_failed"]) == (2, 1, 0)
+    assert row["client"] == "openclaw"
+    assert row["done_at"] == row["last_at"]
+    assert row["idle_at"] is None
+
+
+def test_the_latency_of_a_row_is_the_commit_after_the_answer(told: Engine) -> None:
+    rows = _rows(told, "SELECT row_ms FROM exchange_latency")
+    assert len(rows) == len(story.EXCHANGES)
+    assert all(row["row_ms"] > 0 for row in rows)

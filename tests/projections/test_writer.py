@@ -1,0 +1,115 @@
+"""The tables are what the log says, however it was cut, repeated and interrupted."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, text
+
+from clawstream.events import Event, SessionDone, TurnOrphaned, TurnPaired
+from clawstream.events.turns import OrphanReason
+from clawstream.projections.rows import TABLE_OF
+from clawstream.projections.writer import Claim, Writer
+from tests.projections import logs
+from tests.projections.reading import contents, empty, rest, slice_of, write_all
+
+_facts = st.lists(logs.events(), max_size=12).flatmap(
+    lambda facts: st.permutations([*facts, *facts[::3]])  # some facts stand on the log twice
+)
+
+
+@settings(max_examples=12)
+@given(_facts, st.data())
+def test_any_cut_into_batches_any_crash_and_any_redelivery_give_the_rows_of_one_pass(
+    migrated: Engine, facts: list[Event], data: st.DataObject
+) -> None:
+    placed = logs.records(facts)
+    empty(migrated)
+    write_all(migrated, placed)
+    expected = contents(migrated)
+
+    empty(migrated)
+    while True:
+        writer = Writer(migrated)  # a new owner, after a crash
+        claims = writer.claim(placed)
+        left = {place: some for place in placed if (some := rest(placed[place], claims[place]))}
+        if not left:
+            break
+        chosen = data.draw(st.lists(st.sampled_from(sorted(left)), min_size=1, unique=True))
+        sizes = {place: data.draw(st.integers(1, len(left[place]))) for place in chosen}
+        batch = [slice_of(place, claims[place], left[place][: sizes[place]]) for place in chosen]
+        assert writer.write(batch) == frozenset()
+        assert writer.write(batch) == frozenset()  # its answer was lost
+    assert contents(migrated) == expected
+
+
+@settings(max_examples=12)
+@given(_facts)
+def test_every_fact_is_one_row_and_of_its_records_the_first(migrated: Engine, facts: list[Event]) -> None:
+    placed = logs.records(facts)
+    empty(migrated)
+    write_all(migrated, placed)
+    first: dict[str, tuple[str, int]] = {}
+    for records in placed.values():
+        for record in records:
+            first.setdefault(record.event.event_id, (TABLE_OF[type(record.event)][0].name, record.offset))
+    with migrated.connect() as connection:
+        found = {
+            str(event_id): (table.name, offset)
+            for table in {table for table, _ in TABLE_OF.values()}
+            for event_id, offset in connection.execute(text(f"SELECT event_id, source_offset FROM {table.name}"))
+        }
+    assert found == first
+
+
+def test_the_first_record_of_a_fact_stays_whatever_a_later_one_says(emptied: Engine) -> None:
+    paired = TurnPaired(session_id="s", turn_id="t", next_exchange_id="first", next_state=(1,))
+    later = dataclasses.replace(paired, next_exchange_id="second")
+    placed = logs.records([paired, later])
+    [(place, records)] = placed.items()
+    for n in (1, 2):
+        write_all(emptied, {place: records[:n]})
+    with emptied.connect() as connection:
+        assert connection.execute(text("SELECT next_exchange_id, source_offset FROM turns")).all() == [("first", 0)]
+
+
+def test_a_second_writer_fences_the_first_and_nothing_of_the_first_is_written(emptied: Engine) -> None:
+    facts = [SessionDone(session_id="s", after_exchange_id="x")]
+    [(place, records)] = logs.records(facts).items()
+    old, new = Writer(emptied), Writer(emptied)
+    old_claim = old.claim([place])[place]
+    new_claim = new.claim([place])[place]
+    assert new_claim.epoch > old_claim.epoch
+    assert old.write([slice_of(place, old_claim, records)]) == {place}
+    assert contents(emptied)["session_ends"] == []
+    assert new.write([slice_of(place, new_claim, records)]) == frozenset()
+    assert len(contents(emptied)["session_ends"]) == 1
+
+
+def test_a_batch_with_one_lost_partition_writes_none_of_the_others(emptied: Engine) -> None:
+    done = [SessionDone(session_id=name, after_exchange_id=None) for name in "abcdef"]
+    placed = logs.records(done)
+    assert len(placed) > 1
+    old = Writer(emptied)
+    claims = old.claim(placed)
+    taken = min(placed)
+    Writer(emptied).claim([taken])
+    batch = [slice_of(place, claims[place], placed[place]) for place in placed]
+    assert old.write(batch) == {taken}
+    assert contents(emptied)["session_ends"] == []
+    assert old.write([part for part in batch if part.place != taken]) == frozenset()
+    assert len(contents(emptied)["session_ends"]) == len(done) - len(placed[taken])
+
+
+def test_rows_and_offset_stand_or_fall_together(emptied: Engine) -> None:
+    orphan = TurnOrphaned(session_id="s", turn_id="t", next_exchange_id="n", reason=OrphanReason.RESET)
+    [(place, records)] = logs.records([orphan]).items()
+    writer = Writer(emptied)
+    claim = writer.claim([place])[place]
+    part = slice_of(place, claim, records)
+    broken = dataclasses.replace(part.rows[0], values=("not a uuid", *part.rows[0].values[1:]))
+    with pytest.raises(Exception, match="not a uuid"):
+        writer.write([dataclasses.replace(part, rows=[part.rows[0], broken])])
+    assert writer.claim([place])[place] == Claim(next_offset=0, epoch=claim.epoch + 1)
+    assert contents(emptied)["turns"] == []
