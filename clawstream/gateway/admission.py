@@ -1,0 +1,257 @@
+"""From an HTTP request to an exchange that can be answered, or to a refusal, before anything is generated.
+
+The one rule: what is certain to fail (a key, a body, a model, a prompt too long, Kafka or an engine known to be away)
+is refused here, with nothing started and nothing recorded.
+"""
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+from starlette.types import Message, Receive, Scope
+
+from clawstream.config import GatewaySettings, PolicySettings
+from clawstream.errors import ClawstreamError
+from clawstream.events import Sampling, TurnType
+from clawstream.events.history import WholeRequest
+from clawstream.gateway.capture import Accepted
+from clawstream.gateway.engines import Engines, ServedEngine
+from clawstream.gateway.metrics import Metrics
+from clawstream.gateway.profiles import Named, name_request
+from clawstream.gateway.recorder import Recorder
+from clawstream.gateway.refusal import BadRequest
+from clawstream.gateway.replies import Reply
+from clawstream.gateway.security import check_key
+from clawstream.gateway.sessions import SessionIndex
+from clawstream.gateway.wire import ChatRequest, parse_body, read_request, truthy
+from clawstream.inference.rendering import PromptRenderer, UnrenderableRequest
+
+RETRY_AFTER_S = 2
+_RENDERED_ASIDE_BYTES = 16_384  # a larger conversation is rendered in a thread, so that streams go on
+MAX_RECORDED_BYTES = 8 * 2**20  # what a record of the log holds
+_TOKEN_BYTES = 4
+_DISCARDED_BYTES = 64 * 2**20
+_DISCARDED_S = 10.0
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class ClientGone(ClawstreamError):
+    """The client closed its connection before its request was whole; there is nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """An exchange that is about to be answered."""
+
+    accepted: Accepted
+    chat: ChatRequest
+    whole: WholeRequest
+    engine: ServedEngine
+    policy_version: int
+    reply: Reply
+    session_done: bool
+    traceparent: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Farewell:
+    """A request that asks for nothing but the end of its session."""
+
+    session_id: str
+    model: str
+
+
+def epoch_ms() -> int:
+    """Return the time in ms since the epoch, UTC."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Who and what is let in."""
+
+    settings: GatewaySettings
+    policy: PolicySettings
+    renderer: PromptRenderer
+    engines: Engines
+    recorder: Recorder
+    sessions: SessionIndex
+    metrics: Metrics
+    now_ms: Callable[[], int] = epoch_ms
+
+    async def admit(self, scope: Scope, receive: Receive) -> Exchange | Farewell:
+        """Return what the request asks for. Raises BadRequest or ClientGone."""
+        headers = read_headers(scope)
+        check_key(headers.get("authorization"), self.settings.api_key)
+        raw = await read_body(headers, receive, self.settings.max_body_bytes)
+        received_at_ms = self.now_ms()
+        chat = read_request(parse_body(raw), ends_session=truthy(headers.get("x-session-done")))
+        model = self._model(chat.model)
+        named = name_request(headers, chat, TurnType(self.settings.default_turn_type))
+        if self.recorder.problem is not None:
+            raise unavailable(f"Kafka is away ({self.recorder.problem}); nothing was generated. Try again.")
+        if not chat.messages:
+            if named.session_id is None:
+                raise BadRequest(
+                    "session_done without messages needs a session id: send X-Session-Id.", param="messages"
+                )
+            return Farewell(session_id=named.session_id, model=model)
+        session_id, client = self._session(named, chat)
+        engine = self.engines.of_session(session_id)
+        if engine.problem is not None or engine.context_length_tokens is None:
+            raise unavailable(f"The engine is away ({engine.problem}); nothing was generated. Try again.")
+        prompt_ids = await self._render(chat, len(raw))
+        if len(raw) + _TOKEN_BYTES * len(prompt_ids) > MAX_RECORDED_BYTES:
+            raise _too_large(f"{len(raw)} bytes and {len(prompt_ids)} prompt tokens", MAX_RECORDED_BYTES)
+        trace = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+        accepted = Accepted(
+            exchange_id=str(uuid.uuid4()),
+            session_id=session_id,
+            turn_type=named.turn_type,
+            client=client,
+            model=model,
+            request_sha256=chat.sha256,
+            retry_count=named.retry_count,
+            sampling=self._sampling(chat, len(prompt_ids), engine.context_length_tokens),
+            policy_id=self.policy.id,
+            trace_id=trace.group(1) if trace else None,
+            received_at_ms=received_at_ms,
+        )
+        self.sessions.asked(chat.messages, chat.scope, session_id, received_at_ms)
+        version = engine.known_version()
+        return Exchange(
+            accepted=accepted,
+            chat=chat,
+            whole=WholeRequest(messages=chat.messages_json, token_ids=prompt_ids, options=chat.options_json),
+            engine=engine,
+            policy_version=version,
+            reply=Reply(
+                exchange_id=accepted.exchange_id,
+                session_id=session_id,
+                model=model,
+                created_s=received_at_ms // 1000,
+                policy_version=version,
+            ),
+            session_done=named.session_done,
+            traceparent=trace.group(0) if trace else None,
+        )
+
+    def _model(self, asked: str | None) -> str:
+        served = self.policy.served_model
+        if asked not in (None, served):
+            raise BadRequest(
+                f"The model {asked!r} does not exist; this gateway serves {served!r}.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return served
+
+    def _session(self, named: Named, chat: ChatRequest) -> tuple[str, str]:
+        """Return the session's id and who named it."""
+        session_id, client = named.session_id, named.client
+        if session_id is None or client is None:
+            retried = bool(named.retry_count)
+            session_id = self.sessions.find(chat.messages, chat.scope, retried=retried)
+            client = "history"
+            if session_id is None:
+                if any(message.get("role") == "assistant" for message in chat.messages):
+                    self.metrics.index_misses.inc()
+                session_id, client = str(uuid.uuid4()), "new"
+        self.metrics.sessions_named.labels(client).inc()
+        return session_id, client
+
+    async def _render(self, chat: ChatRequest, num_bytes: int) -> tuple[int, ...]:
+        started = perf_counter()
+        try:
+            if num_bytes < _RENDERED_ASIDE_BYTES:
+                return self.renderer.prompt_ids(chat.messages, chat.options)
+            return await asyncio.to_thread(self.renderer.prompt_ids, chat.messages, chat.options)
+        except UnrenderableRequest as error:
+            raise BadRequest(f"The request can't be put to the policy: {error}.", param="messages") from error
+        finally:
+            self.metrics.rendering_s.observe(perf_counter() - started)
+
+    def _sampling(self, chat: ChatRequest, num_prompt_tokens: int, context_length_tokens: int) -> Sampling:
+        asked = chat.asked
+        room = context_length_tokens - num_prompt_tokens
+        if room < 1:
+            raise BadRequest(
+                f"The messages are {num_prompt_tokens} tokens long; the model's context is {context_length_tokens} "
+                "tokens, the answer included. Shorten the messages.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        default = self.settings.default_temperature
+        return Sampling(
+            temperature=default if asked.temperature is None else asked.temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            top_k=asked.top_k,
+            max_tokens=min(asked.max_tokens or self.settings.default_max_tokens, room),
+            seed=asked.seed,
+            stop=asked.stop,
+        )
+
+
+def unavailable(message: str) -> BadRequest:
+    """Return the refusal that says: later."""
+    return BadRequest(message, status=503, code="service_unavailable", kind="server_error", retry_after_s=RETRY_AFTER_S)
+
+
+def read_headers(scope: Scope) -> dict[str, str]:
+    """Return the headers by lower-case name; of repeated ones, the last."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+async def read_body(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> bytes:
+    """Return the whole body; of one that is too large no more than `max_bytes` are ever held. Raises BadRequest."""
+    declared = headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        if "expect" not in headers:  # a client that asks first sends nothing once it is refused
+            await _discard(receive)
+        raise _too_large(f"{int(declared)} bytes", max_bytes)
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await _next(receive)
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > max_bytes:
+            pieces.clear()
+            await _discard(receive)
+            raise _too_large(f"more than {max_bytes} bytes", max_bytes)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+async def _discard(receive: Receive) -> None:
+    """Let the rest of a body pass by, within limits: a client that is still writing would not see the refusal."""
+    left = _DISCARDED_BYTES
+    try:
+        async with asyncio.timeout(_DISCARDED_S):
+            while left > 0:
+                message = await _next(receive)
+                left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
+
+
+async def _next(receive: Receive) -> Message:
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone("the client went away while it sent its request")
+    return message
+
+
+def _too_large(found: str, max_bytes: int) -> BadRequest:
+    return BadRequest(
+        f"The body is {found}; at most {max_bytes} bytes can be recorded. Shorten the conversation.",
+        status=413,
+        code="request_too_large",
+    )

@@ -1,0 +1,160 @@
+"""What the engine sampled, gathered into the event that records the exchange. Pure.
+
+The one rule: however the engine cut its answer into chunks, the event is the same, and it holds the engine's own
+numbers: ids and log-probs as sampled, and the version of the weights that sampled each token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clawstream.errors import TryLater
+from clawstream.events import (
+    ExchangeCompleted,
+    ExchangeFailed,
+    FailureReason,
+    FinishReason,
+    RequestDelta,
+    Sampling,
+    TurnType,
+    VersionSpan,
+    float32,
+)
+from clawstream.gateway.refusal import to_json
+from clawstream.inference.engine import Chunk, Finish, FinishKind
+from clawstream.inference.engine import VersionSpan as EngineSpan
+
+BASE_VERSION = 0
+_BASE_NAMES = ("default", "base")  # what SGLang calls the weights that it was started with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What is known of an exchange before its answer begins."""
+
+    exchange_id: str
+    session_id: str
+    turn_type: TurnType
+    client: str
+    model: str
+    request_sha256: str
+    retry_count: int | None
+    sampling: Sampling
+    policy_id: str
+    trace_id: str | None
+    received_at_ms: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Capture:
+    """An answer as it grows; `add` every chunk of the engine's."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs_nats: list[float | None] = field(default_factory=list)
+    spans: tuple[EngineSpan, ...] = ()
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish: Finish | None = None
+    first_token_at_ms: int | None = None
+
+    def add(self, chunk: Chunk, now_ms: int) -> None:
+        """Take in what the engine sampled by `now_ms`."""
+        if chunk.token_ids and self.first_token_at_ms is None:
+            self.first_token_at_ms = now_ms
+        self.token_ids += chunk.token_ids
+        self.logprobs_nats += chunk.logprobs_nats
+        self.prompt_tokens = self.prompt_tokens if chunk.prompt_tokens is None else chunk.prompt_tokens
+        self.cached_tokens = self.cached_tokens if chunk.cached_tokens is None else chunk.cached_tokens
+        if chunk.finish is not None:
+            self.finish, self.spans = chunk.finish, chunk.weight_versions
+
+    def versions(self) -> tuple[VersionSpan, ...]:
+        """Return which weights sampled which tokens. Raises TryLater where the engine's spans don't cover them."""
+        spans = [span for span in self.spans if span.num_tokens]
+        if sum(span.num_tokens for span in spans) != len(self.token_ids):
+            raise TryLater(
+                f"the engine named the weights of {sum(span.num_tokens for span in spans)} of {len(self.token_ids)} "
+                "sampled tokens; the answer is not recorded. Use an engine that reports weight_versions"
+            )
+        return tuple(
+            VersionSpan(policy_version=policy_version(span.version), num_tokens=span.num_tokens) for span in spans
+        )
+
+    def completed(
+        self,
+        accepted: Accepted,
+        request: RequestDelta,
+        message: dict[str, Any],
+        finish_reason: FinishReason,
+        versions: tuple[VersionSpan, ...],
+        now_ms: int,
+    ) -> ExchangeCompleted:
+        """Return the event of an answer that was generated to its end."""
+        return ExchangeCompleted(
+            session_id=accepted.session_id,
+            exchange_id=accepted.exchange_id,
+            turn_type=accepted.turn_type,
+            client=accepted.client,
+            model=accepted.model,
+            request=request,
+            request_sha256=accepted.request_sha256,
+            retry_count=accepted.retry_count,
+            sampling=accepted.sampling,
+            policy_id=accepted.policy_id,
+            versions=versions,
+            message=to_json(message),
+            output_ids=tuple(self.token_ids),
+            output_logprobs=float32(self.logprobs_nats),
+            finish_reason=finish_reason,
+            cached_tokens=self.cached_tokens,
+            trace_id=accepted.trace_id,
+            received_at_ms=accepted.received_at_ms,
+            first_token_at_ms=self.first_token_at_ms,
+            finished_at_ms=now_ms,
+        )
+
+    def failed(
+        self,
+        accepted: Accepted,
+        request: RequestDelta,
+        reason: FailureReason,
+        detail: str,
+        now_ms: int,
+        *,
+        status: int | None = None,
+    ) -> ExchangeFailed:
+        """Return the event of an answer that the client did not get to its end."""
+        return ExchangeFailed(
+            session_id=accepted.session_id,
+            exchange_id=accepted.exchange_id,
+            turn_type=accepted.turn_type,
+            client=accepted.client,
+            model=accepted.model,
+            request=request,
+            reason=reason,
+            status=status,
+            detail=detail,
+            policy_id=accepted.policy_id,
+            output_ids=tuple(self.token_ids),
+            received_at_ms=accepted.received_at_ms,
+            finished_at_ms=now_ms,
+        )
+
+
+def finish_reason(finish: Finish, tool_calls: Sequence[object]) -> FinishReason:
+    """Return why an answer ended, in OpenAI's words; an aborted one has no such reason and does not come here."""
+    if finish.kind is FinishKind.LENGTH:
+        return FinishReason.LENGTH
+    return FinishReason.TOOL_CALLS if tool_calls else FinishReason.STOP
+
+
+def policy_version(name: str | None) -> int:
+    """Return the version that an engine's weights are named after; the weights that it was started with are version 0.
+
+    Raises TryLater for a name that is no version of ours.
+    """
+    if name is None or name in _BASE_NAMES:
+        return BASE_VERSION
+    if not (name.isascii() and name.isdigit()):
+        raise TryLater(f"the engine's weights are named {name!r}; expected a version number. Start it without a name")
+    return int(name)

@@ -1,0 +1,17 @@
+"""Iterators that are closed when their reader leaves, whatever the reason: closing one cancels what it stands for."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Close `items` at the end of the block, if it can be closed."""
+    try:
+        yield items
+    finally:
+        if isinstance(items, AsyncGenerator):
+            await items.aclose()

@@ -1,0 +1,256 @@
+"""Sampled tokens to what a client sees of them, as they come: content, reasoning and tool calls. Pure.
+
+The one rule: however the tokens were cut into chunks, what was streamed adds up to the message that is recorded, and
+nothing that was streamed is taken back. So outer white space, half characters and what may become a stop string are
+held until it is known what they are.
+
+The family's own parser reads the whole answer at each marker token. Between markers plain tokens extend the field that
+the last reading saw grow, so an answer costs no more than its length.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from clawstream.inference.rendering import CalledTool, ParsedAnswer, PromptRenderer, offers_tools
+
+_HALF_CHARACTER = "\ufffd"
+_MAX_HALF_TOKENS = 8  # more of them are not a character any more
+_READ_AGAIN_AFTER = 1.02  # growth of an answer between two readings outside of any field
+
+
+class _Place(Enum):
+    """Where the next plain token belongs."""
+
+    UNKNOWN = "unknown"
+    CONTENT = "content"
+    REASONING = "reasoning"
+    TOOLS = "tools"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A whole tool call, as the client sees it."""
+
+    index: int
+    call_id: str
+    name: str
+    arguments: str  # JSON
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the call as a message holds it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What is new; at least one of the three."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the delta of a chunk."""
+        delta: dict[str, Any] = {}
+        if self.reasoning:
+            delta["reasoning_content"] = self.reasoning
+        if self.content:
+            delta["content"] = self.content
+        if self.tool_calls:
+            delta["tool_calls"] = [{"index": call.index} | call.as_dict() for call in self.tool_calls]
+        return delta
+
+
+@dataclass(slots=True)
+class _Text:
+    """One field of the message: what is known of it, and how much of that was streamed."""
+
+    stops: tuple[str, ...]
+    text: str = ""
+    num_sent: int = 0
+    stopped: bool = False
+
+    def read(self, text: str) -> bool:
+        """Take over what a reading found; False where that would take back what was streamed, or nothing is new."""
+        grew = len(text) > len(self.text)
+        if not self.stopped and text.startswith(self.text[: self.num_sent]):
+            self.text = text
+        return grew
+
+    def release(self, *, ended: bool) -> str:
+        """Return what may be streamed now, up to a stop string."""
+        found = [(at + len(stop), at) for stop in self.stops if (at := self.text.find(stop, self.num_sent)) >= 0]
+        if found:
+            # The one that was complete first, as if tokens had come one by one.
+            self.text, self.stopped = self.text[: min(found)[1]], True
+        shown = self.text
+        if not ended and not self.stopped:
+            shown = shown[: self._before_half_stop()].rstrip(_HALF_CHARACTER)
+        limit = len(shown.rstrip())
+        new = self.text[self.num_sent : max(limit, self.num_sent)]
+        self.num_sent += len(new)
+        return new
+
+    def drop_half_of(self, stop: str) -> None:
+        """Cut what the end shares with `stop`, whose beginning was white space that is not shown."""
+        for start in range(len(stop)):
+            if self.text.endswith(stop[start:]):
+                self.text = self.text[: max(len(self.text) - len(stop) + start, self.num_sent)]
+                return
+
+    def _before_half_stop(self) -> int:
+        if self.num_sent == 0 and any(stop.lstrip().startswith(self.text) for stop in self.stops):
+            return 0  # the white space before it, which is not shown, may have been the stop's beginning
+        longest = max(map(len, self.stops), default=0)
+        start = max(self.num_sent, len(self.text) - longest + 1)
+        for at in range(start, len(self.text)):
+            if any(stop.startswith(self.text[at:]) for stop in self.stops):
+                return at
+        return len(self.text)
+
+    @property
+    def sent(self) -> str:
+        """What the client has."""
+        return self.text[: self.num_sent]
+
+
+@dataclass(slots=True, kw_only=True)
+class AnswerStream:
+    """One answer on its way: `feed` it what was sampled, then `finish`; both return what is to be streamed."""
+
+    renderer: PromptRenderer
+    prompt_ids: Sequence[int]
+    options: Mapping[str, Any]
+    exchange_id: str
+    stop: tuple[str, ...] = ()
+    ids: list[int] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    _content: _Text = field(init=False)
+    _reasoning: _Text = field(init=False)
+    _place: _Place = _Place.UNKNOWN
+    _num_shown: int = 0  # tokens whose text the fields hold, while the place is known
+    _context: str = ""  # text of the last of them: some tokenizers decode a token by the one before
+    _read_at: int = 0
+    _num_calls_sent: int = 0
+
+    def __post_init__(self) -> None:
+        self._content = _Text(self.stop)
+        self._reasoning = _Text(self.stop)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string came; nothing is shown after it."""
+        return self._content.stopped or self._reasoning.stopped
+
+    def feed(self, token_ids: Iterable[int]) -> Delta | None:
+        """Return what the client sees of the new tokens; None: nothing yet."""
+        start = len(self.ids)
+        self.ids.extend(token_ids)
+        if self.stopped or len(self.ids) == start:
+            return None
+        if not self.renderer.marker_ids.isdisjoint(self.ids[start:]):
+            self._read(ended=False)
+        elif self._place is _Place.UNKNOWN:
+            if len(self.ids) >= self._read_at * _READ_AGAIN_AFTER:
+                self._read(ended=False)
+        elif self._place is not _Place.TOOLS:
+            self._extend()
+        return self._release(ended=False)
+
+    def finish(self, matched_stop: str | None = None) -> Delta | None:
+        """Return what was held back; afterwards `message` is whole. `matched_stop` is what the engine stopped at."""
+        if not self.stopped:
+            self._read(ended=True)
+            newest = self._content if self._content.text else self._reasoning
+            if matched_stop is not None and matched_stop not in newest.text:
+                newest.drop_half_of(matched_stop)
+        return self._release(ended=True)
+
+    def message(self) -> dict[str, Any]:
+        """Return the assistant message, exactly as streamed."""
+        message: dict[str, Any] = {"role": "assistant", "content": self._content.sent or None}
+        if not self._content.sent and not self.tool_calls:
+            message["content"] = ""
+        if self._reasoning.sent:
+            message["reasoning_content"] = self._reasoning.sent
+        if self.tool_calls:
+            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+        return message
+
+    def _read(self, *, ended: bool) -> None:
+        """Read the whole answer anew, and find out where plain tokens go from here."""
+        parsed = self._parse(len(self.ids), ended=ended)
+        content_grew = self._content.read(parsed.content)
+        reasoning_grew = self._reasoning.read(parsed.reasoning)
+        for call in parsed.tool_calls[len(self.tool_calls) :]:
+            self.tool_calls.append(self._named(call))
+        self._read_at = len(self.ids)
+        self._place = _Place.UNKNOWN
+        if ended:
+            return
+        if parsed.unfinished or self.tool_calls:
+            self._place = _Place.TOOLS
+        elif content_grew or reasoning_grew:
+            self._settle(parsed)
+
+    def _settle(self, parsed: ParsedAnswer) -> None:
+        """Let plain tokens extend the field that ends with the newest token, if one can be told."""
+        last = self.renderer.decode(self.ids[-1:])
+        if (
+            not last.strip()
+            or last[-1].isspace()
+            or _HALF_CHARACTER in last
+            or self.ids[-1] in self.renderer.marker_ids
+        ):
+            return
+        before = self._parse(len(self.ids) - 1, ended=False)
+        if parsed.reasoning == before.reasoning and len(parsed.content) > len(before.content):
+            place, text = _Place.CONTENT, parsed.content
+        elif parsed.content == before.content and len(parsed.reasoning) > len(before.reasoning):
+            place, text = _Place.REASONING, parsed.reasoning
+        else:
+            return
+        if text.endswith(last.lstrip()):
+            self._place, self._num_shown, self._context = place, len(self.ids), last
+
+    def _extend(self) -> None:
+        context = self._num_shown - 1
+        text = self.renderer.decode(self.ids[context:])[len(self._context) :]
+        if text.endswith(_HALF_CHARACTER) and len(self.ids) - self._num_shown < _MAX_HALF_TOKENS:
+            return
+        shown = self._content if self._place is _Place.CONTENT else self._reasoning
+        shown.text += text
+        self._num_shown, self._context = len(self.ids), self.renderer.decode(self.ids[-1:])
+
+    def _parse(self, num_tokens: int, *, ended: bool) -> ParsedAnswer:
+        return self.renderer.parse(self.ids[:num_tokens], self.prompt_ids, self.options, ended=ended)
+
+    def _named(self, call: CalledTool) -> ToolCall:
+        # Clients strip what is not a letter or digit from ids, so ours have nothing else.
+        index = len(self.tool_calls)
+        call_id = call.native_id or f"call{self.exchange_id.replace('-', '')[:20]}{index:02d}"
+        return ToolCall(index=index, call_id=call_id, name=call.name, arguments=call.arguments)
+
+    def _release(self, *, ended: bool) -> Delta | None:
+        if not ended and self._may_be_bare_call():
+            return None
+        reasoning = self._reasoning.release(ended=ended or bool(self._content.text))
+        content = "" if self._reasoning.stopped else self._content.release(ended=ended or bool(self.tool_calls))
+        if self.stopped:
+            del self.tool_calls[self._num_calls_sent :]
+        calls = tuple(self.tool_calls[self._num_calls_sent :])
+        self._num_calls_sent = len(self.tool_calls)
+        if not (reasoning or content or calls):
+            return None
+        return Delta(content=content, reasoning=reasoning, tool_calls=calls)
+
+    def _may_be_bare_call(self) -> bool:
+        return (
+            self.renderer.bare_tool_calls
+            and offers_tools(self.options)
+            and not self._content.num_sent
+            and self._content.text.lstrip().startswith("{")
+        )

@@ -1,0 +1,77 @@
+"""Fields of a client's JSON, each read with its type and limits or refused by name. Pure."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from clawstream.gateway.refusal import BadRequest
+
+
+def boolean(body: Mapping[str, Any], key: str) -> bool:
+    """Return a flag; absent is false."""
+    value = body.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{key} is {kind(value)}; expected true or false.", param=key)
+    return value is True
+
+
+def integer(body: Mapping[str, Any], key: str, *, low: int, high: int | None = None) -> int | None:
+    """Return a whole number within its limits, or None where it is absent."""
+    value = body.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or value < low or (high is not None and value > high):
+        limits = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+        raise BadRequest(f"{key} is {json.dumps(value)[:100]}; expected {limits}.", param=key)
+    return value
+
+
+def number(body: Mapping[str, Any], key: str, fits: Callable[[float], bool], limits: str) -> float | None:
+    """Return a number that `fits`, or None where it is absent."""
+    value = body.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+        raise BadRequest(f"{key} is {json.dumps(value)[:100]}; expected a number, {limits}.", param=key)
+    return float(value)
+
+
+def text(body: Mapping[str, Any], key: str) -> str | None:
+    """Return a string, or None where it is absent or empty."""
+    value = body.get(key)
+    if value is not None and not isinstance(value, str):
+        raise BadRequest(f"{key} is {kind(value)}; expected a string.", param=key)
+    return value or None
+
+
+def mapping(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return an object; absent is empty."""
+    value = body.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise BadRequest(f"{key} is {kind(value)}; expected an object.", param=key)
+    return value or {}
+
+
+def items(found: object, where: str) -> list[Any]:
+    """Return a list; absent is empty."""
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise BadRequest(f"{where} is {kind(found)}; expected a list.", param=where)
+    return found
+
+
+def kind(value: object) -> str:
+    """Return what a value is, in words for a message."""
+    if value is None:
+        return "missing"
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        dict: "an object",
+    }
+    name = names.get(type(value), "something else")
+    return f"{name} that is empty" if value in ("", [], {}) else name

@@ -1,0 +1,44 @@
+"""What /metrics shows. No label ever holds what a client wrote."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_SHORT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+
+
+class Metrics:
+    """One gateway's counters, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "clawstream_requests", "Chat requests by how they ended.", ["outcome"], registry=self.registry
+        )
+        self.in_flight = Gauge("clawstream_requests_in_flight", "Requests being answered.", registry=self.registry)
+        self.ttft_s = Histogram(
+            "clawstream_ttft_seconds",
+            "From the request's last byte to the answer's first token.",
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
+        self.rendering_s = Histogram(
+            "clawstream_rendering_seconds", "Messages to prompt tokens.", buckets=_SHORT_S, registry=self.registry
+        )
+        self.ack_wait_s = Histogram(
+            "clawstream_ack_wait_seconds",
+            "How long the end of an answer waited for Kafka.",
+            buckets=_SHORT_S,
+            registry=self.registry,
+        )
+        self.tokens = Counter("clawstream_tokens", "Tokens by kind.", ["kind"], registry=self.registry)
+        self.sessions_named = Counter(
+            "clawstream_sessions_named", "Requests by what named their session.", ["by"], registry=self.registry
+        )
+        self.index_misses = Counter(
+            "clawstream_session_index_misses",
+            "Requests with an answer in their history that no known session gave.",
+            registry=self.registry,
+        )
+        self.policy_version = Gauge(
+            "clawstream_policy_version", "Newest version known to serve.", ["engine"], registry=self.registry
+        )

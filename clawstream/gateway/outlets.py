@@ -1,0 +1,112 @@
+"""How an answer leaves: as a stream of events, or whole. The only place that sends a chat answer.
+
+The one rule: a status can be told only before the first byte; after it an error is an event and the stream just ends.
+"""
+
+import asyncio
+from typing import Any, Protocol
+
+from starlette.types import Send
+
+from clawstream.events import FinishReason
+from clawstream.gateway.deltas import Delta
+from clawstream.gateway.refusal import BadRequest
+from clawstream.gateway.replies import KEEP_ALIVE, Reply, Usage, error_headers, stream_error
+
+
+class Outlet(Protocol):
+    """Where an answer goes."""
+
+    async def delta(self, delta: Delta) -> None:
+        """What is new goes out, if this outlet shows an answer as it grows."""
+
+    async def keep_alive(self, every_s: float) -> None:
+        """A silent stream gets a comment every so often; never returns."""
+
+    async def finish(self, message: dict[str, Any], reason: FinishReason, usage: Usage) -> None:
+        """The answer is over, and on the log."""
+
+    async def fail(self, refused: BadRequest) -> None:
+        """The answer ends here, with what went wrong."""
+
+
+class StreamOutlet:
+    """Server-sent events, each as soon as it is known."""
+
+    def __init__(self, send: Send, reply: Reply, *, include_usage: bool) -> None:
+        self._send = send
+        self._reply = reply
+        self._include_usage = include_usage
+        self._started = False
+        self._role: dict[str, Any] = {"role": "assistant"}
+        self._sending = asyncio.Lock()
+        self._sent_at = asyncio.get_running_loop().time()
+
+    async def delta(self, delta: Delta) -> None:
+        """Send a chunk; the first one has the role."""
+        content, self._role = self._role | delta.as_dict(), {}
+        await self._write(self._reply.chunk(content))
+
+    async def keep_alive(self, every_s: float) -> None:
+        """Send a comment whenever nothing was sent for `every_s`."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(max(0.0, self._sent_at + every_s - loop.time()))
+            if loop.time() >= self._sent_at + every_s:
+                await self._write(KEEP_ALIVE)
+
+    async def finish(self, message: dict[str, Any], reason: FinishReason, usage: Usage) -> None:
+        """Send how the answer ended, its usage where that was asked for, and the end of the stream."""
+        begun = b"" if not self._role else self._reply.chunk(self._role | {"content": message["content"] or ""})
+        await self._write(begun + self._reply.ending(reason, usage if self._include_usage else None), more=False)
+
+    async def fail(self, refused: BadRequest) -> None:
+        """Send the error, with its status if nothing was sent yet."""
+        if self._started:
+            await self._write(stream_error(refused), more=False)
+        else:
+            await send_error(self._send, refused)
+
+    async def _write(self, body: bytes, *, more: bool = True) -> None:
+        async with self._sending:
+            if not self._started:
+                self._started = True
+                headers = self._reply.headers(stream=True)
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            self._sent_at = asyncio.get_running_loop().time()
+
+
+class PlainOutlet:
+    """One JSON body at the end."""
+
+    def __init__(self, send: Send, reply: Reply) -> None:
+        self._send = send
+        self._reply = reply
+
+    async def delta(self, delta: Delta) -> None:
+        """The message at the end has it all."""
+
+    async def keep_alive(self, every_s: float) -> None:
+        """A body has no room for comments."""
+
+    async def finish(self, message: dict[str, Any], reason: FinishReason, usage: Usage) -> None:
+        """Send the completion."""
+        body = self._reply.whole(message, reason, usage)
+        await send_whole(self._send, 200, self._reply.headers(stream=False), body)
+
+    async def fail(self, refused: BadRequest) -> None:
+        """Send the error with its status."""
+        await send_error(self._send, refused)
+
+
+async def send_error(send: Send, refused: BadRequest) -> None:
+    """Send OpenAI's error object as the whole answer."""
+    await send_whole(send, refused.status, error_headers(refused), refused.as_json())
+
+
+async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    """Send a whole answer."""
+    length = (b"content-length", str(len(body)).encode("ascii"))
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})

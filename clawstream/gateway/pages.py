@@ -1,0 +1,138 @@
+"""The gateway's routes. Everything but chat is a page: models, health, what is missing, metrics."""
+
+import time
+from dataclasses import dataclass
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from clawstream.gateway.admission import Admission
+from clawstream.gateway.chat import ChatCompletions
+from clawstream.gateway.outlets import send_error
+from clawstream.gateway.refusal import BadRequest
+from clawstream.gateway.replies import error_headers
+from clawstream.gateway.security import check_key
+
+CHAT_PATH = "/v1/chat/completions"
+
+
+def build_app(admission: Admission) -> ASGIApp:
+    """Return the routes; the chat route goes around Starlette."""
+    pages = _Pages(admission)
+    others = Starlette(
+        routes=[
+            Route("/v1/models", pages.models),
+            Route("/v1/models/{model:path}", pages.model),
+            Route("/healthz", pages.healthz),
+            Route("/readyz", pages.readyz),
+            Route("/metrics", pages.metrics),
+        ],
+        exception_handlers={404: _not_found, 405: _not_allowed},
+    )
+    chat = ChatCompletions(admission)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == CHAT_PATH:
+            if scope["method"] == "POST":
+                await chat(scope, receive, send)
+            else:
+                await send_error(send, _wrong_method(scope["method"], CHAT_PATH, "POST"))
+        else:
+            await others(scope, receive, send)
+
+    return app
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Something the gateway can't work without; `problem` is None while it is there."""
+
+    name: str
+    problem: str | None
+
+
+class _Pages:
+    """Everything that is not a chat."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._since_s = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        refusal = self._refusal(request)
+        return refusal or _json({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        refusal = self._refusal(request)
+        asked, served = request.path_params["model"], self._admission.policy.served_model
+        if refusal is None and asked != served:
+            message = f"The model {asked!r} does not exist; this gateway serves {served!r}."
+            refusal = _refusal(BadRequest(message, status=404, code="model_not_found", param="model"))
+        return refusal or _json(self._model())
+
+    async def healthz(self, _request: Request) -> Response:
+        return _json({"ok": True})
+
+    async def readyz(self, _request: Request) -> Response:
+        parts = self._parts()
+        missing = [{"part": part.name, "problem": part.problem} for part in parts if part.problem is not None]
+        content = {"ready": not missing, "missing": missing, "parts": [part.name for part in parts]}
+        return _json(content, 503 if missing else 200)
+
+    async def metrics(self, _request: Request) -> Response:
+        metrics = self._admission.metrics
+        for engine in self._admission.engines.all:
+            if engine.version is not None:
+                metrics.policy_version.labels(engine.url).set(engine.version)
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _parts(self) -> list[_Part]:
+        engines = [_Part(name=f"engine {engine.url}", problem=engine.problem) for engine in self._admission.engines.all]
+        kafka = _Part(name="kafka", problem=self._admission.recorder.problem)
+        # The process does not get this far without one.
+        tokenizer = _Part(name=f"tokenizer ({self._admission.renderer.family})", problem=None)
+        return [*engines, kafka, tokenizer]
+
+    def _model(self) -> dict[str, object]:
+        contexts = [engine.context_length_tokens for engine in self._admission.engines.all]
+        known = [context for context in contexts if context is not None]
+        return {
+            "id": self._admission.policy.served_model,
+            "object": "model",
+            "created": self._since_s,
+            "owned_by": "clawstream",
+            "max_model_len": min(known) if known else None,
+        }
+
+    def _refusal(self, request: Request) -> Response | None:
+        try:
+            check_key(request.headers.get("authorization"), self._admission.settings.api_key)
+        except BadRequest as refused:
+            return _refusal(refused)
+        return None
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status_code=status, media_type="application/json")
+
+
+def _refusal(refused: BadRequest) -> Response:
+    headers = {name.decode(): value.decode() for name, value in error_headers(refused)}
+    return Response(refused.as_json(), status_code=refused.status, headers=headers)
+
+
+async def _not_found(request: Request, _error: Exception) -> Response:
+    return _refusal(BadRequest(f"There is no {request.url.path} here; chat is at {CHAT_PATH}.", status=404))
+
+
+async def _not_allowed(request: Request, _error: Exception) -> Response:
+    return _refusal(_wrong_method(request.method, request.url.path, "GET"))
+
+
+def _wrong_method(found: str, path: str, expected: str) -> BadRequest:
+    return BadRequest(f"{found} {path} is not offered; use {expected}.", status=405)

@@ -1,0 +1,42 @@
+"""How the gateway says no: OpenAI's error object, with a message that a person can act on. Pure."""
+
+from typing import Any
+
+import orjson
+
+from clawstream.errors import ClawstreamError
+from clawstream.events.conversation import dump
+
+
+class BadRequest(ClawstreamError):
+    """The request is refused with `status`, as OpenAI's error object."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str | None = None,
+        param: str | None = None,
+        kind: str = "invalid_request_error",
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.kind = kind
+        self.retry_after_s = retry_after_s
+
+    def as_json(self) -> bytes:
+        """Return OpenAI's error object."""
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return to_json({"error": error})
+
+
+def to_json(value: Any) -> bytes:
+    """Return `value` as JSON; ASCII where it holds what UTF-8 can't."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return dump(value)

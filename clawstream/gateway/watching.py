@@ -1,0 +1,80 @@
+"""What the gateway reads of the log: sessions at start, and policy versions as they come."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from clawstream.errors import OperatorError, TryLater, UnusableExchange
+from clawstream.events import Event, ExchangeCompleted, PolicyActivated
+from clawstream.events.conversation import parse
+from clawstream.events.history import WholeRequest, whole
+from clawstream.gateway.closing import closing
+from clawstream.gateway.engines import Engines
+from clawstream.gateway.sessions import SessionIndex
+from clawstream.gateway.wire import scope_of
+from clawstream.stream.log import Arrived, Start
+from clawstream.stream.stage import Record
+
+E = TypeVar("E", bound=Event)
+LOG = logging.getLogger(__name__)
+EXCHANGES_TOPIC = "clawstream.exchanges.v1"
+POLICY_TOPIC = "clawstream.policy.v1"
+AGAIN_AFTER_S = 1.0
+
+
+class Follows(Protocol):
+    """The part of a log that is read here."""
+
+    def follow(
+        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
+    ) -> AsyncIterator[Sequence[Arrived]]:
+        """Yield the records of all partitions from `start` on, in batches."""
+
+
+async def learn_sessions(log: Follows, index: SessionIndex, *, from_ms: int) -> None:
+    """Fold the exchanges since `from_ms` into the index, so that conversations go on after a restart."""
+    known: dict[str, WholeRequest] = {}
+    num_unknown = 0
+    async with closing(log.follow((EXCHANGES_TOPIC,), start=from_ms, until_end=True)) as batches:
+        async for records in batches:
+            for event in _events(records, ExchangeCompleted):
+                num_unknown += not _learn_exchange(event, known, index)
+    LOG.info("sessions=learned exchanges=%d unknown_parents=%d answers=%d", len(known), num_unknown, len(index))
+
+
+def _learn_exchange(event: ExchangeCompleted, known: dict[str, WholeRequest], index: SessionIndex) -> bool:
+    """Fold one exchange in; False where it rests on one that is older than the window."""
+    if event.exchange_id in known:
+        return True
+    try:
+        request = whole(replace(event.request, kept_tokens=0, token_ids=()), known)
+        messages = tuple(map(parse, request.messages))
+        answer = parse(event.message)
+    except UnusableExchange:
+        return False
+    known[event.exchange_id] = request
+    scope = scope_of(json.loads(request.options))
+    index.asked(messages, scope, event.session_id, event.received_at_ms)
+    index.answered(messages, answer, scope, event.session_id, event.exchange_id, event.finished_at_ms)
+    return True
+
+
+async def follow_policy(log: Follows, engines: Engines) -> None:
+    """Tell `engines` of every version that is activated from now on; never returns."""
+    while True:
+        try:
+            async with closing(log.follow((POLICY_TOPIC,), start="latest")) as batches:
+                async for records in batches:
+                    for event in _events(records, PolicyActivated):
+                        engines.learn(event)
+        except (TryLater, OperatorError) as error:
+            LOG.warning("policy_topic=away reason=%s", error)
+        await asyncio.sleep(AGAIN_AFTER_S)
+
+
+def _events(records: Sequence[Arrived], kind: type[E]) -> list[E]:
+    """Return the events of a kind; what can't be read is put aside by the stage that owns the topic."""
+    return [record.event for record in records if isinstance(record, Record) and isinstance(record.event, kind)]

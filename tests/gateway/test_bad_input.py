@@ -1,0 +1,163 @@
+"""Requests that can't be answered: each says what is wrong, what is expected, and generates nothing."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawstream.config import EngineSettings, GatewaySettings, Settings
+from clawstream.errors import ConfigError, PartUnavailable
+from clawstream.events import ExchangeCompleted, ExchangeFailed
+from clawstream.gateway.app import serve
+from clawstream.stream.memory import MemoryLog
+from tests.gateway.house import QUESTION, House, house
+
+TOOL_MESSAGE = {"role": "tool", "content": "x"}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+SOUND = {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}
+
+
+@pytest.fixture(scope="module")
+async def shared(tokenizer_folder: Path) -> AsyncIterator[House]:
+    async with house(tokenizer_folder, max_body_bytes=100_000) as found:
+        yield found
+
+
+@pytest.fixture
+def gateway(shared: House) -> House:
+    """One gateway for all that it refuses; what earlier tests asked of the engine is forgotten."""
+    shared.engine.calls.clear()
+    return shared
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"messages": []}, "messages", "at least one message"),
+        ({"messages": "hi"}, "messages", "expected a list"),
+        ({"messages": ["hi"]}, "messages[0]", "expected an object"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'robot'"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "expected a string"),
+        ({"messages": [TOOL_MESSAGE]}, "messages[0]", "tool_call_id"),
+        ({"messages": [IMAGE]}, "messages[0].content[0]", "image_url"),
+        ({"messages": [SOUND]}, "messages[0].content[0]", "input_audio"),
+        ({"n": 2}, "n", "one answer"),
+        ({"audio": {"voice": "x"}}, "audio", "not supported"),
+        ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not constrained"),
+        ({"tool_choice": "required"}, "tool_choice", "can't be forced"),
+        ({"tools": [{"type": "web"}]}, "tools[0]", "function with a name"),
+        ({"temperature": 3}, "temperature", "0 to 2"),
+        ({"temperature": "hot"}, "temperature", "a number"),
+        ({"top_p": 0}, "top_p", "above 0"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"seed": 1.5}, "seed", "an integer"),
+        ({"stop": [""]}, "stop", "none empty"),
+        ({"stop": 7}, "stop", "strings"),
+        ({"stream": "yes"}, "stream", "true or false"),
+        ({"frequency_penalty": 1}, "frequency_penalty", "expected 0"),
+        ({"logprobs": True}, "logprobs", "not supported"),
+        ({"turn_type": "other"}, "turn_type", "main or side"),
+        ({"session_id": "two words"}, "session_id", "without spaces"),
+        ({"session_id": 7}, "session_id", "expected a string"),
+        ({"metadata": "m"}, "metadata", "expected an object"),
+        ({"stream_options": []}, "stream_options", "expected an object"),
+        ({"chat_template_kwargs": {"no_such": 1}}, "messages", "no_such"),
+    ],
+)
+async def test_a_wrong_field_is_named(gateway: House, change: dict[str, Any], param: str, words: str) -> None:
+    response = await gateway.post(json.dumps({"model": "policy", "messages": QUESTION} | change).encode())
+    error = response.body["error"]
+    assert (response.status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert words in error["message"]
+    assert gateway.engine.calls == []
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b'{"model": NaN}', b"\xff\xfe", b'"text"', b"[]", b"null", b"[" * 50_000, b'{"a": ' * 15_000],
+)
+async def test_a_body_that_is_no_json_object_is_refused(gateway: House, raw: bytes) -> None:
+    response = await gateway.post(raw)
+    assert response.status == 400
+    assert "JSON" in response.body["error"]["message"]
+
+
+async def test_an_unknown_model_is_told_which_one_is_served(gateway: House) -> None:
+    response = await gateway.post(json.dumps({"model": "gpt-7", "messages": QUESTION}).encode())
+    assert (response.status, response.body["error"]["code"]) == (404, "model_not_found")
+    assert "'policy'" in response.body["error"]["message"]
+
+
+async def test_a_prompt_longer_than_the_context_is_refused_as_such(gateway: House) -> None:
+    response = await gateway.chat([{"role": "user", "content": "x" * 3000}])
+    assert (response.status, response.body["error"]["code"]) == (400, "context_length_exceeded")
+    assert "2048" in response.body["error"]["message"]
+    assert gateway.engine.calls == []
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_body_of_20_mb_is_refused_and_not_kept(gateway: House, declared: bool) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(320):
+            yield b"x" * 65_536
+
+    headers = {"content-length": str(20 * 2**20)} if declared else {}
+    async with gateway.client.post(f"{gateway.url}/v1/chat/completions", data=pieces(), headers=headers) as answer:
+        error = (await answer.json())["error"]
+    assert (answer.status, error["code"]) == (413, "request_too_large")
+    assert "100000 bytes" in error["message"]
+    assert gateway.engine.calls == []
+
+
+async def test_a_large_body_can_be_read_up_to_the_limit(gateway: House) -> None:
+    padding = "x" * 90_000
+    response = await gateway.chat(user=padding)
+    assert response.status == 200
+
+
+async def test_what_is_not_there_is_a_404_and_a_wrong_method_a_405(gateway: House) -> None:
+    assert (await gateway.get("/v1/nothing"))[0] == 404
+    status, text = await gateway.get("/v1/chat/completions")
+    assert (status, json.loads(text)["error"]["message"]) == (
+        405,
+        "GET /v1/chat/completions is not offered; use POST.",
+    )
+
+
+async def test_nothing_refused_is_recorded_and_the_next_request_is_answered(gateway: House) -> None:
+    before = len(await gateway.recorded(ExchangeCompleted, at_least=0))
+    await gateway.post(b"{")
+    assert (await gateway.chat()).status == 200
+    assert len(await gateway.recorded(ExchangeCompleted)) == before + 1
+    assert await gateway.recorded(ExchangeFailed, at_least=0) == []
+
+
+async def test_only_the_key_opens_the_gateway(tokenizer_folder: Path) -> None:
+    async with house(tokenizer_folder, api_key="right") as gateway:
+        no_key = await gateway.chat()
+        wrong = await gateway.chat(headers={"Authorization": "Bearer wrong"})
+        other = await gateway.chat(headers={"Authorization": "Basic right"})
+        right = await gateway.chat(headers={"Authorization": "Bearer right"})
+        models, _ = await gateway.get("/v1/models")
+        alive, _ = await gateway.get("/healthz")
+    assert [no_key.status, wrong.status, other.status, right.status] == [401, 401, 401, 200]
+    assert wrong.body["error"]["code"] == "invalid_api_key"
+    assert "right" not in json.dumps([no_key.body, wrong.body, other.body])
+    assert (models, alive) == (401, 200)
+
+
+async def test_a_taken_port_is_said_by_name(gateway: House) -> None:
+    port = int(gateway.url.rpartition(":")[2])
+    taken = gateway.settings.model_copy(update={"gateway": GatewaySettings(port=port)})
+    with pytest.raises(PartUnavailable, match=f"gateway.port {port}"):
+        await serve(taken, MemoryLog(), stop=asyncio.Event())
+
+
+async def test_a_model_folder_without_a_tokenizer_is_said_by_name(tmp_path: Path) -> None:
+    settings = Settings(engine=EngineSettings(urls=("http://127.0.0.1:9",), model_path=tmp_path))
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        await serve(settings, MemoryLog(), stop=asyncio.Event())

@@ -1,0 +1,149 @@
+"""What a client sees of an answer: the same however the tokens came, and nothing taken back."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawstream.gateway.deltas import AnswerStream, Delta
+from clawstream.inference.rendering import PromptRenderer
+
+TOOLS = {"tools": [{"type": "function", "function": {"name": "exec", "parameters": {}}}]}
+CALL = '<tool_call>\n{"name": "exec", "arguments": {"command": "ls"}}\n</tool_call>'
+PIECES = st.sampled_from(
+    [
+        "a",
+        "b c",
+        " ",
+        "\n\n",
+        "é",
+        "😀",
+        "<think>",
+        "</think>",
+        "x < y",
+        CALL,
+        "<tool_call>",
+        "</tool_call>",
+        "{oops}",
+        "ab",
+    ]
+)
+CUTS = st.lists(st.integers(1, 7), min_size=1, max_size=60)
+
+
+def stream(
+    renderer: PromptRenderer,
+    text: str,
+    cuts: list[int],
+    *,
+    stop: tuple[str, ...] = (),
+    options: dict[str, Any] | None = None,
+) -> tuple[AnswerStream, list[Delta]]:
+    """Feed `text`, up to a stop string as an engine does, in chunks of `cuts` tokens, over and over."""
+    ends = [text.index(one) + len(one) for one in stop if one in text]
+    ids = renderer.encode(text[: min(ends, default=len(text))])
+    answer = AnswerStream(
+        renderer=renderer,
+        prompt_ids=renderer.prompt_ids([{"role": "user", "content": "q"}], {}),
+        options=TOOLS if options is None else options,
+        exchange_id="11111111-2222-3333-4444-555555555555",
+        stop=stop,
+    )
+    deltas, at, turn = [], 0, 0
+    while at < len(ids):
+        size = cuts[turn % len(cuts)]
+        deltas.append(answer.feed(ids[at : at + size]))
+        at, turn = at + size, turn + 1
+    deltas.append(answer.finish())
+    return answer, [delta for delta in deltas if delta is not None]
+
+
+@given(
+    pieces=st.lists(PIECES, max_size=12), cuts=CUTS, stop=st.sampled_from([(), ("b",), ("\n\n", "bc"), ("ab", "b c")])
+)
+def test_any_chunking_gives_the_same_message(
+    renderer: PromptRenderer, pieces: list[str], cuts: list[int], stop: tuple[str, ...]
+) -> None:
+    text = "".join(pieces)
+    whole, _ = stream(renderer, text, [10_000], stop=stop)
+    cut, _ = stream(renderer, text, cuts, stop=stop)
+    assert cut.message() == whole.message()
+
+
+@given(pieces=st.lists(PIECES, max_size=12), cuts=CUTS, stop=st.sampled_from([(), ("b",), ("b c", "a")]))
+def test_the_stream_adds_up_to_the_recorded_message(
+    renderer: PromptRenderer, pieces: list[str], cuts: list[int], stop: tuple[str, ...]
+) -> None:
+    answer, deltas = stream(renderer, "".join(pieces), cuts, stop=stop)
+    message = answer.message()
+    assert "".join(delta.content for delta in deltas) == (message["content"] or "")
+    assert "".join(delta.reasoning for delta in deltas) == message.get("reasoning_content", "")
+    calls = [call.as_dict() for delta in deltas for call in delta.tool_calls]
+    assert calls == message.get("tool_calls", [])
+
+
+@given(pieces=st.lists(PIECES, max_size=12), cuts=CUTS, stop=st.sampled_from(["b", "b c", "\n\n", "😀"]))
+def test_no_part_of_a_stop_string_is_shown(
+    renderer: PromptRenderer, pieces: list[str], cuts: list[int], stop: str
+) -> None:
+    answer, _ = stream(renderer, "".join(pieces), cuts, stop=(stop,))
+    assert stop not in (answer.message()["content"] or "")
+
+
+def test_a_token_is_shown_as_soon_as_it_is_sampled(renderer: PromptRenderer) -> None:
+    _, deltas = stream(renderer, "Hello", [1])
+    assert [delta.content for delta in deltas] == ["H", "e", "l", "l", "o"]
+
+
+def test_reasoning_goes_before_content_without_its_markup(renderer: PromptRenderer) -> None:
+    answer, deltas = stream(renderer, "<think>\nhm\n</think>\n\nok", [1])
+    assert [delta.as_dict() for delta in deltas] == [
+        {"reasoning_content": "h"},
+        {"reasoning_content": "m"},
+        {"content": "o"},
+        {"content": "k"},
+    ]
+    assert answer.message() == {"role": "assistant", "content": "ok", "reasoning_content": "hm"}
+
+
+def test_parallel_tool_calls_have_an_index_each(renderer: PromptRenderer) -> None:
+    answer, deltas = stream(renderer, f"Look: {CALL}\n{CALL}", [3])
+    calls = [call for delta in deltas for call in delta.as_dict().get("tool_calls", [])]
+    assert [call["index"] for call in calls] == [0, 1]
+    assert [call["id"] for call in calls] == ["call1111111122223333444400", "call1111111122223333444401"]
+    assert calls[0]["function"] == {"name": "exec", "arguments": '{"command": "ls"}'}
+    assert answer.message()["content"] == "Look:"
+
+
+def test_a_tool_call_that_is_cut_short_is_content(renderer: PromptRenderer) -> None:
+    answer, _ = stream(renderer, 'Hm <tool_call>\n{"name": "ex', [1])
+    assert answer.message() == {"role": "assistant", "content": 'Hm\n<tool_call>\n{"name": "ex'}
+
+
+def test_without_tools_a_tool_call_is_content(renderer: PromptRenderer) -> None:
+    answer, _ = stream(renderer, CALL, [1], options=TOOLS | {"tool_choice": "none"})
+    assert answer.message() == {"role": "assistant", "content": CALL}
+
+
+def test_half_a_character_waits_for_the_other_half(renderer: PromptRenderer) -> None:
+    _, deltas = stream(renderer, "a😀b", [1])
+    assert [delta.content for delta in deltas] == ["a", "😀", "b"]
+
+
+def test_the_stop_string_that_is_whole_first_ends_the_answer(renderer: PromptRenderer) -> None:
+    answer, deltas = stream(renderer, "1, 2, 3 STOP 4", [1], stop=("STOP", "3 STOP 4"))
+    assert answer.message()["content"] == "1, 2, 3"
+    assert "".join(delta.content for delta in deltas) == "1, 2, 3"
+
+
+def test_a_stop_string_that_begins_unseen_is_still_cut(renderer: PromptRenderer) -> None:
+    answer = AnswerStream(renderer=renderer, prompt_ids=(), options={}, exchange_id="e", stop=("\nUser",))
+    for token in renderer.encode("\nUser"):
+        answer.feed([token])
+    answer.finish("\nUser")
+    assert answer.message()["content"] == ""
+
+
+def test_an_empty_answer_is_an_empty_string(renderer: PromptRenderer) -> None:
+    answer, deltas = stream(renderer, "<|im_end|>", [1])
+    assert (deltas, answer.message()) == ([], {"role": "assistant", "content": ""})

@@ -1,0 +1,240 @@
+"""What the gateway promises when something is slow, away or gone."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from clawstream.errors import TryLater
+from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, FailureReason, PolicyActivated
+from clawstream.inference.scripted import Fault
+from clawstream.stream.memory import MemoryLog
+from tests.gateway.house import QUESTION, WITHIN_S, House, everything, house, until
+
+BODY = json.dumps({"model": "policy", "messages": QUESTION, "stream": True}).encode()
+
+
+class GatedLog(MemoryLog):
+    """A log that acknowledges nothing while its gate is shut, and refuses all while it is `away`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked = asyncio.Event()
+        self.away = False
+
+    async def append(
+        self, events: Sequence[Event], traceparent: str | None = None, *, timeout_s: float | None = None
+    ) -> None:
+        """Wait for the gate, then append."""
+        self.asked.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.gate.wait()
+        except TimeoutError as error:
+            raise TryLater("no acknowledgement") from error
+        if self.away:
+            raise TryLater("the broker is not there")
+        await super().append(events, traceparent)
+
+    def healthy(self) -> bool:
+        """Whether it is not away."""
+        return not self.away
+
+
+@pytest.fixture
+async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
+    async with house(tokenizer_folder) as found:
+        yield found
+
+
+async def test_no_client_sees_a_finish_before_the_log_has_acknowledged(tokenizer_folder: Path) -> None:
+    log = GatedLog()
+    log.gate.clear()
+    async with house(tokenizer_folder, log=log) as gateway, gateway.asking(BODY) as answer:
+        seen = b""
+        async with asyncio.timeout(WITHIN_S):
+            await log.asked.wait()
+            while b'"content":"."' not in seen:
+                seen += await answer.content.readany()
+        assert b'finish_reason":null' in seen
+        assert b'finish_reason":"stop"' not in seen
+        assert await everything(gateway.log) == []
+        log.gate.set()
+        rest = await answer.content.read()
+        assert b'finish_reason":"stop"' in rest
+        assert len(await everything(gateway.log)) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_without_an_acknowledgement_the_answer_has_no_finish(tokenizer_folder: Path, stream: bool) -> None:
+    log = GatedLog()
+    log.gate.clear()
+    async with house(tokenizer_folder, log=log, ack_timeout_s=0.05) as gateway:
+        response = await gateway.chat(stream=stream)
+        log.gate.set()
+    if stream:
+        assert response.events[-1]["error"]["code"] == "service_unavailable"
+        assert response.finish_reasons == []
+        assert not response.done
+    else:
+        assert response.status == 503
+        assert response.headers["retry-after"] == "2"
+
+
+async def test_kafka_known_to_be_away_is_said_before_anything_is_generated(tokenizer_folder: Path) -> None:
+    log = GatedLog()
+    async with house(tokenizer_folder, log=log) as gateway:
+        log.away = True
+        response = await gateway.chat()
+        generated = len(gateway.engine.calls)
+        ready, missing = await gateway.get("/readyz")
+        log.away = False
+        again = await gateway.chat()
+    assert response.status == 503
+    assert "Kafka is away" in response.body["error"]["message"]
+    assert (generated, again.status) == (0, 200)
+    assert (ready, json.loads(missing)["missing"][0]["part"]) == (503, "kafka")
+
+
+async def test_a_client_that_goes_away_cancels_its_generation(gateway: House) -> None:
+    gateway.engine.hold()
+    leaving, staying = (asyncio.create_task(gateway.post(BODY)) for _ in range(2))
+
+    async def both_run() -> bool:
+        return len(gateway.engine.running) == 2
+
+    await until(both_run)
+    leaving.cancel()
+    (failed,) = await gateway.recorded(ExchangeFailed)
+    assert len(gateway.engine.running) == 1
+    gateway.engine.release()
+    assert (await staying).finish_reasons == ["stop"]
+    assert failed.reason is FailureReason.CLIENT_GONE
+    assert gateway.engine.cancelled == [failed.exchange_id]
+
+
+async def test_what_a_gone_client_was_sent_is_recorded_with_its_failure(gateway: House) -> None:
+    gateway.say("x" * 500)
+    gateway.engine.token_delay_s = 0.01
+    async with gateway.asking(BODY) as answer:
+        await answer.content.readuntil(b'"content":"x"')
+    (failed,) = await gateway.recorded(ExchangeFailed)
+    assert 0 < len(failed.output_ids) < 500
+    assert await gateway.recorded(ExchangeCompleted, at_least=0) == []
+
+
+async def test_an_engine_that_dies_in_mid_answer_is_an_error_in_the_stream(gateway: House) -> None:
+    gateway.engine.faults.append(Fault(cut_after_tokens=3))
+    response = await gateway.chat(stream=True)
+    (failed,) = await gateway.recorded(ExchangeFailed)
+    assert response.text == "It"
+    assert "engine failed" in response.events[-1]["error"]["message"]
+    assert (response.finish_reasons, response.done) == ([], False)
+    assert (failed.reason, len(failed.output_ids)) == (FailureReason.ENGINE_FAILED, 3)
+
+
+@pytest.mark.parametrize(("status", "expected"), [(400, 400), (422, 422), (503, 503), (500, 503)])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_refuses_gives_its_own_status(
+    gateway: House, status: int, expected: int, stream: bool
+) -> None:
+    gateway.engine.faults.append(Fault(status=status, message="no such thing"))
+    response = await gateway.chat(stream=stream)
+    (failed,) = await gateway.recorded(ExchangeFailed)
+    assert response.status == expected
+    assert "no such thing" in response.body["error"]["message"]
+    assert failed.reason in (FailureReason.ENGINE_REFUSED, FailureReason.ENGINE_FAILED)
+
+
+async def test_an_aborted_answer_is_no_answer(gateway: House) -> None:
+    gateway.engine.hold()
+    asking = asyncio.create_task(gateway.chat())
+    await until(gateway.generating)
+    gateway.engine.abort(None)
+    assert (await asking).status == 503
+    assert (await gateway.recorded(ExchangeFailed))[0].reason is FailureReason.ENGINE_FAILED
+
+
+async def test_an_engine_that_says_nothing_is_given_up_in_time(tokenizer_folder: Path) -> None:
+    async with house(tokenizer_folder, first_token_timeout_s=0.1) as gateway:
+        gateway.engine.hold()
+        response = await gateway.chat()
+        (failed,) = await gateway.recorded(ExchangeFailed)
+        gateway.engine.release()
+    assert response.status == 503
+    assert failed.reason is FailureReason.TIMED_OUT
+    assert gateway.engine.cancelled == [failed.exchange_id]
+
+
+async def test_an_engine_that_is_down_is_a_503_that_says_when_to_try_again(tokenizer_folder: Path) -> None:
+    async with house(tokenizer_folder, engine_urls=("http://127.0.0.1:9",)) as gateway:
+        response = await gateway.chat()
+        ready, missing = await gateway.get("/readyz")
+        alive, _ = await gateway.get("/healthz")
+    assert (response.status, response.headers["retry-after"]) == (503, "2")
+    assert "127.0.0.1:9" in response.body["error"]["message"]
+    assert (ready, json.loads(missing)["missing"][0]["part"], alive) == (503, "engine http://127.0.0.1:9", 200)
+
+
+async def test_a_silent_stream_is_kept_alive(tokenizer_folder: Path) -> None:
+    async with house(tokenizer_folder, heartbeat_s=0.02) as gateway:
+        gateway.engine.hold()
+        async with gateway.asking(BODY) as answer, asyncio.timeout(WITHIN_S):
+            assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+            assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+            gateway.engine.release()
+            rest = await answer.content.read()
+    assert rest.endswith(b"data: [DONE]\n\n")
+
+
+async def test_an_error_after_a_comment_is_told_in_the_stream(tokenizer_folder: Path) -> None:
+    async with house(tokenizer_folder, heartbeat_s=0.02) as gateway:
+        gateway.engine.hold()
+        async with gateway.asking(BODY) as answer, asyncio.timeout(WITHIN_S):
+            await answer.content.readuntil(b"\n\n")
+            gateway.engine.abort(None)
+            rest = await answer.content.read()
+    assert b'"error":' in rest
+
+
+async def test_a_weight_change_cuts_no_stream_and_each_token_has_its_version(gateway: House, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    gateway.say("x" * 40)
+    gateway.engine.token_delay_s = 0.005
+    async with gateway.asking(BODY) as answer:
+        seen = await answer.content.readuntil(b'"content":"x"')
+        await gateway.engine.pause("in_place")
+        await gateway.engine.update_weights(str(tmp_path), "3", abort_all=False)
+        await gateway.engine.resume()
+        seen += await answer.content.read()
+    exchange = await gateway.exchange()
+    assert seen.count(b'"content":"x"') == 40
+    assert [span.policy_version for span in exchange.versions] == [0, 3]
+    assert sum(span.num_tokens for span in exchange.versions) == len(exchange.output_ids)
+
+
+async def test_an_activated_version_has_a_cache_of_its_own(gateway: House) -> None:
+    activated = PolicyActivated(
+        policy_id="policy", policy_version=7, engine=gateway.engine_url, pause_ms=1.0, num_bytes=1, activated_at_ms=1
+    )
+    await gateway.log.append((activated,))
+
+    async def heard() -> bool:
+        return (await gateway.chat()).headers["x-policy-version"] == "7"
+
+    await until(heard)
+    assert gateway.engine.calls[-1].request.extra_key == "policy:7"
+
+
+async def test_running_answers_are_finished_when_the_gateway_stops(tokenizer_folder: Path) -> None:
+    async with house(tokenizer_folder) as gateway:
+        gateway.engine.hold()
+        asking = asyncio.create_task(gateway.chat())
+        await until(gateway.generating)
+        asyncio.get_running_loop().call_later(0.2, gateway.engine.release)
+    response = await asking
+    assert response.body["choices"][0]["message"]["content"] == "It is 4."
