@@ -93,7 +93,12 @@ class GatewaySettings(Section):
 class TurnsSettings(Section):
     """Pairing."""
 
-    session_idle_s: int = Field(1800, ge=1, description="without an exchange, by the log's clock, a session is idle")
+    session_idle_s: int = Field(
+        1800,
+        ge=1,
+        le=43_200,
+        description="without an exchange, by the log's clock, a session is idle; a day's is forgotten",
+    )
 
 
 class JudgeSettings(Section):

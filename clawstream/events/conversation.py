@@ -16,7 +16,6 @@ Message = Mapping[str, Any]
 
 _BLOCK_BEGINS = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _BLOCK_ENDS = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
-_BLOCK_MARK = b"OPENCLAW_INTERNAL_CONTEXT"
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9]")
 
 
@@ -70,11 +69,6 @@ def is_ephemeral(message: Message) -> bool:
     """Return whether the message is a client's own block, which the next request's history will not hold."""
     text = text_of(message).strip()
     return text.startswith(_BLOCK_BEGINS) and text.endswith(_BLOCK_ENDS)
-
-
-def may_be_ephemeral(raw: bytes) -> bool:
-    """Return False where `raw` needs no parsing to see that it is nobody's own block."""
-    return _BLOCK_MARK in raw
 
 
 def tool_calls_of(message: Message) -> tuple[ToolCall, ...]:

@@ -3,6 +3,7 @@
 The one rule: nothing here deletes, repartitions or keeps for a shorter time.
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import for_code
 
-from clawstream.errors import TopicMismatch
+from clawstream.errors import TopicMismatch, TryLater
 from clawstream.stream.client import Broker, KafkaSecurity, kafka_errors
 from clawstream.stream.topics import (
     Altered,
@@ -29,6 +30,8 @@ from clawstream.stream.topics import (
 
 _SET_ON_TOPIC = 1  # the source of a setting, as DescribeConfigs reports it
 _EXISTS = 36
+_THERE_WITHIN_S = 20.0
+_LOOK_AGAIN_S = 0.02
 
 
 async def plan(
@@ -49,6 +52,8 @@ async def apply(
         created = [change.topic for change in changes if isinstance(change, Created)]
         await _create(admin, prefix, created, partitions)
         await _alter(admin, prefix, [change for change in changes if isinstance(change, Altered)])
+        if changes:
+            await _wait_until_there(admin, prefix, partitions)
         return changes
 
 
@@ -82,6 +87,19 @@ async def _admin(bootstrap: str, security: KafkaSecurity | None) -> AsyncIterato
 async def _changes(admin: AIOKafkaAdminClient, prefix: str, partitions: int | None) -> list[Change]:
     wanted = all_topics()
     return diff(wanted, await _found(admin, prefix, [topic.name for topic in wanted]), partitions=partitions)
+
+
+async def _wait_until_there(admin: AIOKafkaAdminClient, prefix: str, partitions: int | None) -> None:
+    """Return when the broker shows what its controller has agreed to."""
+    try:
+        async with asyncio.timeout(_THERE_WITHIN_S):
+            while await _changes(admin, prefix, partitions):
+                await asyncio.sleep(_LOOK_AGAIN_S)
+    except TimeoutError as error:
+        raise TryLater(
+            f"Kafka agreed to create and alter topics and did not show them within {_THERE_WITHIN_S:g} s; "
+            "run `clawstream topics verify` in a while"
+        ) from error
 
 
 async def _found(admin: AIOKafkaAdminClient, prefix: str, names: Iterable[str]) -> dict[str, Found]:

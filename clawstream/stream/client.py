@@ -119,4 +119,5 @@ def kafka_errors(doing: str) -> Iterator[None]:
 
 def describe(error: BaseException) -> str:
     """Return the error with its type, since many have no words of their own."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    name, words = type(error).__name__, str(error)
+    return words if name in words else f"{name}: {words}" if words else name

@@ -20,7 +20,7 @@ from clawstream.stream.client import CONNECT_WITHIN_S, Broker, KafkaSecurity, co
 from clawstream.stream.codec import Codec, codec
 from clawstream.stream.headers import dead_letter_headers
 from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Raw, Start, StartAt
-from clawstream.stream.member import GroupOptions, KafkaMember
+from clawstream.stream.member import GroupPatience, KafkaMember
 from clawstream.stream.records import arrived
 from clawstream.stream.schemas import all_schemas
 from clawstream.stream.subscription import subscription
@@ -34,9 +34,17 @@ class KafkaLog:
     """The log of one installation, connected from `connect` to the end of its block."""
 
     def __init__(
-        self, broker: Broker, prefix: str, codec: Codec, appender: Appender, admin: AIOKafkaAdminClient
+        self,
+        broker: Broker,
+        prefix: str,
+        codec: Codec,
+        *,
+        appender: Appender,
+        admin: AIOKafkaAdminClient,
+        patience: GroupPatience,
     ) -> None:
         self._broker = broker
+        self._patience = patience
         self._prefix = prefix
         self._codec = codec
         self._appender = appender
@@ -53,6 +61,7 @@ class KafkaLog:
         client_id: str = "clawstream",
         security: KafkaSecurity | None = None,
         written_by: Codec | None = None,
+        patience: GroupPatience | None = None,
     ) -> "AsyncIterator[KafkaLog]":
         """Yield the log; raises PartUnavailable where no broker answers."""
         broker = Broker(bootstrap=bootstrap, client_id=client_id, security=security or KafkaSecurity())
@@ -64,7 +73,7 @@ class KafkaLog:
                     stack.push_async_callback(admin.close)
                     await admin.start()
                     appender = await stack.enter_async_context(Appender(broker, prefix, used))
-            log = cls(broker, prefix, used, appender, admin)
+            log = cls(broker, prefix, used, appender=appender, admin=admin, patience=patience or GroupPatience())
             stack.push_async_callback(log._close_readers)
             yield log
 
@@ -146,17 +155,11 @@ class KafkaLog:
 
     @asynccontextmanager
     async def join(
-        self,
-        group: str,
-        topics: Sequence[str],
-        listener: Listener,
-        *,
-        instance_id: str | None = None,
-        options: GroupOptions | None = None,
+        self, group: str, topics: Sequence[str], listener: Listener, *, instance_id: str | None = None
     ) -> AsyncIterator[KafkaMember]:
         """Be a member of `group` for the length of the block."""
         consumer = self._broker.consumer(
-            group_id=self._prefix + group, group_instance_id=instance_id, **(options or GroupOptions()).arguments()
+            group_id=self._prefix + group, group_instance_id=instance_id, **self._patience.arguments()
         )
         member = KafkaMember(consumer, listener, self._admin, self._prefix + group, self._prefix, self._arrived)
         async with self._started(consumer):

@@ -29,7 +29,7 @@ _NOT_OURS = (CommitFailedError, IllegalStateError, RebalanceInProgressError, Unk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOptions:
+class GroupPatience:
     """How patient the group is with a member."""
 
     session_timeout_s: float = 10.0  # a killed member's partitions go to others after this

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import GroupIdNotFound, for_code
+from aiokafka.errors import GroupIdNotFound, KafkaError, for_code
 from aiokafka.structs import OffsetAndMetadata
 
-from clawstream.errors import PartUnavailable, TryLater
-from clawstream.stream.client import Broker, kafka_errors
+from clawstream.errors import PartUnavailable
+from clawstream.stream.client import Broker, describe, kafka_errors
 from clawstream.stream.log import Place
 
 ASK_AGAIN_S = 0.5
@@ -52,24 +52,25 @@ async def _emptied(broker: Broker, name: str, within_s: float) -> None:
     try:
         with broker.connecting():
             await admin.start()
-        while await _has_members(admin, name):
+        while (reason := await _taken(admin, name)) is not None:
             if time.monotonic() > deadline:
-                raise PartUnavailable(
-                    f"the consumer group {name} has a member already, since more than {within_s:g} s. "
-                    "Nothing was started. Stop the other process"
-                )
+                raise PartUnavailable(f"the consumer group {name} can't be had within {within_s:g} s: {reason}")
             await asyncio.sleep(ASK_AGAIN_S)
     finally:
         await admin.close()
 
 
-async def _has_members(admin: AIOKafkaAdminClient, name: str) -> bool:
-    with kafka_errors(f"ask who reads in {name}"):
+async def _taken(admin: AIOKafkaAdminClient, name: str) -> str | None:
+    """Return why nobody can say where the group begins; None: anybody can."""
+    try:
         [response] = await admin.describe_consumer_groups([name])
+    except KafkaError as error:
+        # A new broker has no coordinator at first.
+        return describe(error)
     [(code, _name, _state, _type, _protocol, members, *_)] = response.groups
     if code and for_code(code) is not GroupIdNotFound:
-        raise TryLater(f"Kafka did not say who reads in {name}: {for_code(code).__name__}")
-    return bool(members)
+        return str(for_code(code).__name__)
+    return f"it has {len(members)} members already; stop the other process" if members else None
 
 
 @asynccontextmanager

@@ -72,16 +72,16 @@ class _Board:
 
     def __init__(self, rollout: Rollout) -> None:
         self.rollout = rollout
-        self._next_offset = 0  # the topic has one partition
+        self._next_offsets: dict[tuple[str, int], int] = {}
         self._changed = asyncio.Condition()
 
     async def read(self, policy_log: PolicyLog, *, until_end: bool = False) -> None:
         """Go on where the last reading ended."""
-        start = {(POLICY_TOPIC, 0): self._next_offset}
-        async for records in policy_log.follow([POLICY_TOPIC], start, until_end=until_end):
+        starts = dict(self._next_offsets)
+        async for records in policy_log.follow([POLICY_TOPIC], starts, until_end=until_end):
             async with self._changed:
                 for record in records:
-                    self._next_offset = record.offset + 1
+                    self._next_offsets[record.topic, record.partition] = record.offset + 1
                     if isinstance(record, Record):
                         self.learn(record.event)
                 self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The training loop over the log in memory: planned before the step, published once whole, resumed as if never killed."""
+"""The training loop over the log in memory: planned before the step, published once whole, resumed as if not killed."""
 
 import asyncio
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ async def test_a_plan_without_its_step_is_executed_as_written_after_a_restart(ba
 
     resumed = await trained_until(cut, settings(base, tmp_path / "cut", batch_samples=2), 1)
 
-    assert [event for event in resumed if isinstance(event, BatchPlanned)][0] == plan
+    assert next(event for event in resumed if isinstance(event, BatchPlanned)) == plan
     weights = [
         (latest(folder / "policies" / "policy").path / "model.safetensors").read_bytes()  # type: ignore[union-attr]
         for folder in (tmp_path / "whole", tmp_path / "cut")

@@ -14,6 +14,7 @@ from clawstream.inference.engine import EngineRefused, GenerateRequest, Sampling
 from clawstream.inference.scripted import ScriptedBackend, counting, serving
 from clawstream.inference.sglang import SglangEngine
 from clawstream.stream.log import Arrived, Start
+from clawstream.stream.memory import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, SwappingEngine, keep_current, swap
 from tests.monitoring.said import activated, published
@@ -42,7 +43,7 @@ class PolicyTopic:
     ) -> AsyncIterator[Sequence[Arrived]]:
         assert list(topics) == [POLICY_TOPIC]
         assert isinstance(start, dict)
-        offset = start[POLICY_TOPIC, 0]
+        offset = start.get((POLICY_TOPIC, 0), 0)
         while True:
             # One at a time, as slowly as a log may give them.
             for event in self.events[offset:]:
@@ -143,6 +144,21 @@ async def test_an_engine_takes_over_each_version_by_pausing_in_place_and_going_o
     assert isinstance(first, PolicyActivated)
     assert (first.activated_at_ms, first.num_bytes) == (7, 1)
     assert first.pause_ms > 0
+
+
+async def test_it_runs_on_the_log_that_the_stages_run_on(weights: Weights) -> None:
+    log, backend = MemoryLog(), engine()
+    await log.append([weights(0), weights(1)])
+    stop = asyncio.Event()
+    async with serving(backend) as url, aiohttp.ClientSession() as http, asyncio.TaskGroup() as tasks:
+        tasks.create_task(keep_current([SglangEngine(http, url)], log, policy_id="policy", stop=stop))
+        async with asyncio.timeout(WITHIN_S):
+            async for records in log.follow([POLICY_TOPIC]):
+                found = [r.event for r in records if isinstance(r, Record) and isinstance(r.event, PolicyActivated)]
+                if found:
+                    break
+        stop.set()
+    assert [(event.engine, event.policy_version) for event in found] == [(url, 1)]
 
 
 async def test_only_the_newest_of_the_versions_on_the_log_is_taken_over(weights: Weights) -> None:

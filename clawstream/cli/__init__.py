@@ -1,0 +1,57 @@
+"""The command line: parse, build, run; one command per process.
+
+Nothing heavy is imported before a command needs it, so `--help` answers at once. Data goes to stdout, words to stderr;
+the exit code is 0, 2 for something that a person has to change, 1 for a bug of ours.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from clawstream import __version__
+from clawstream.cli import demo, read, stages, status, topics, up
+from clawstream.cli.process import Context
+from clawstream.errors import OperatorError
+
+app = typer.Typer(
+    name="clawstream",
+    help="Learn from what people say next: a gateway, a log, judges and a trainer behind one OpenAI address.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up", rich_help_panel="Run")(up.up)
+app.command("demo", rich_help_panel="Run")(demo.demo)
+app.command("status", rich_help_panel="Look")(status.status)
+read.register(app)
+topics.register(app)
+stages.register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def settings(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Settings in TOML.", metavar="FILE")] = None,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,  # noqa: ARG001
+) -> None:
+    """Remember where the settings are; the command reads them."""
+    context.obj = Context(config=config)
+
+
+def main() -> None:
+    """Run a command; an operator's error is one message and exit code 2."""
+    try:
+        app()
+    except OperatorError as error:
+        Console(stderr=True).print("[bold red]clawstream:[/]", escape(str(error)), highlight=False, soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,137 @@
+"""`clawstream demo`: the whole loop with simulated people, and what it did to the policy's score."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from clawstream.cli.process import Context, log_to_stderr
+
+if TYPE_CHECKING:
+    from clawstream.simulation.demo import Progress as Step
+    from clawstream.simulation.figures import Figures
+
+
+class Method(StrEnum):
+    """Which signals train."""
+
+    COMBINED = "combined"
+    BINARY = "binary"
+    OPD = "opd"
+
+
+def demo(
+    context: typer.Context,
+    method: Annotated[Method, typer.Option(help="Which signals train: verdicts, hints, or both.")] = Method.COMBINED,
+    updates: Annotated[int, typer.Option(help="Weight updates to make.", min=1)] = 16,
+    seed: Annotated[int, typer.Option(help="Of students, sampling and training.", min=0)] = 0,
+    score_every: Annotated[int, typer.Option(help="Updates between two scores.", min=1)] = 4,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.", metavar="FILE")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the plot here; by default into the run's folder.")] = None,
+) -> None:
+    """Let simulated students talk to a tiny policy, and watch it learn what they want.
+
+    Takes about six minutes the first time (the tiny policy is built once) and three after that. Everything it wrote
+    stays in a folder of its own, to be queried with `clawstream sql`.
+    """
+    assert isinstance(context.obj, Context)
+    settings = context.obj.settings()
+    log_to_stderr("demo", level=30)
+    from clawstream.simulation.demo import Plan, demonstrate
+    from clawstream.simulation.plot import plot_scores
+    from clawstream.simulation.policy import ensure, place
+
+    console = Console(stderr=True)
+    folder = settings.data_dir / "demos" / f"{time.strftime('%Y%m%d-%H%M%S')}-{method.value}-seed{seed}"
+    (folder / "logs").mkdir(parents=True)
+    started = time.perf_counter()
+    was_cached = place(settings.cache_dir).is_dir()
+    base = ensure(settings.cache_dir)
+    plan = Plan(
+        method=method.value,
+        updates=updates,
+        seed=seed,
+        score_every=score_every,
+        folder=folder,
+        cache_dir=settings.cache_dir,
+    )
+    built_base_s = None if was_cached else time.perf_counter() - started
+    with _shown(console, updates) as tell:
+        figures = asyncio.run(demonstrate(plan, base, built_base_s=built_base_s, tell=tell))
+    picture = plot or folder / "scores.png"
+    plot_scores(figures, picture)
+    written = json.dumps(figures.as_json(), indent=1)
+    (folder / "demo.json").write_text(written)
+    if json_file is not None:
+        json_file.write_text(written)
+    Console().print(_table(figures))
+    _what_next(console, folder, picture)
+
+
+@contextmanager
+def _shown(console: Console, updates: int) -> "Iterator[Tell]":
+    with Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} updates"),
+        TextColumn("score {task.fields[score]}"),
+        TextColumn("{task.fields[requests]} requests, {task.fields[rate]:.0f} tokens/s"),
+        TimeElapsedColumn(),
+        console=console,
+    ) as bar:
+        task = bar.add_task("starting", total=updates, score="-", requests=0, rate=0.0)
+        yield Tell(bar, task)
+
+
+class Tell:
+    """Shows each step of the run on the bar."""
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar, self._task = bar, task
+
+    def __call__(self, step: "Step") -> None:
+        """Show `step`."""
+        fields = {"requests": step.requests, "rate": step.tokens_per_s}
+        if step.score is not None:
+            fields["score"] = f"{step.score:.2f}"  # type: ignore[assignment]
+        self._bar.update(self._task, description=step.phase, completed=step.update, **fields)  # type: ignore[arg-type]
+
+
+def _table(figures: "Figures") -> Table:
+    table = Table(title=f"First answers to {figures.problems} held-out problems, right and in the wanted style")
+    for name in ("update", "score", "95 % interval"):
+        table.add_column(name, justify="right")
+    for score in figures.scores:
+        table.add_row(str(score.update), f"{score.score:.2f}", f"{score.low:.2f} - {score.high:.2f}")
+    table.add_section()
+    table.add_row("hinted base", f"{figures.ceiling_score:.2f}", "the ceiling of distillation")
+    gap_ms = figures.max_stream_gap_ms_during_swap
+    table.caption = (
+        f"{figures.sessions} sessions, {figures.turns} turns, {figures.samples} samples, "
+        f"{figures.policy_versions} policy versions; {figures.requests} requests, {figures.requests_failed} failed; "
+        f"first token p50 {figures.ttft_ms.p50:.0f} ms; longest gap in a stream during a weight change "
+        f"{'none seen' if gap_ms is None else f'{gap_ms:.0f} ms'}; {figures.wall_s:.0f} s, {figures.peak_mb:.0f} MB"
+    )
+    return table
+
+
+QUERIES = (
+    "SELECT * FROM policy_report",
+    "SELECT * FROM trajectories LIMIT 5",
+    "SELECT * FROM lineage WHERE policy_version = (SELECT max(policy_version) FROM policies) LIMIT 5",
+)
+
+
+def _what_next(console: Console, folder: Path, picture: Path) -> None:
+    console.print(f"\nPlot: {picture}\nThe run's log, database and weights stay in {folder}. Three queries to try:")
+    for query in QUERIES:
+        console.print(f'  clawstream -c {folder / "clawstream.toml"} sql "{query}"', soft_wrap=True, highlight=False)

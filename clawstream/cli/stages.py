@@ -1,0 +1,169 @@
+"""One command per stage, each a process of its own; `clawstream up` runs them all."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from clawstream.cli.process import Context, hide_torch, log_to_stderr, run_until_stopped
+from clawstream.config import Settings
+from clawstream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from clawstream.stream.kafka import KafkaLog
+    from clawstream.stream.stage import Stage
+
+_PANEL = "One stage a process"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    for command in (engine, gateway, turns, judging, samples, train, weights, project, monitor):
+        app.command(command.__name__, rich_help_panel=_PANEL)(command)
+
+
+def engine(context: typer.Context) -> None:
+    """Serve the policy on the CPU, in SGLang's dialect."""
+    settings = _settings(context, "engine")
+    from clawstream.local.engine.server import serve
+
+    serve(
+        str(_model_path(settings)),
+        port=settings.engine.port,
+        threads=settings.engine.threads,
+        max_running_requests=settings.engine.max_running_requests,
+        weight_version="0",  # of the base; the weights stage brings it up to date
+    )
+
+
+def gateway(context: typer.Context) -> None:
+    """Answer OpenAI requests by the engine; write every exchange to the log."""
+    settings = _settings(context, "gateway")
+    hide_torch()
+    from clawstream.gateway.app import serve
+
+    _with_log(settings, "gateway", lambda log, stop: serve(settings, log, stop=stop))
+
+
+def turns(context: typer.Context) -> None:
+    """Pair each answer with what happened next: exchanges -> turns."""
+    settings = _settings(context, "turns")
+    from clawstream.turns.stage import turns_stage
+
+    _run_stage(settings, turns_stage(settings.turns))
+
+
+def judging(context: typer.Context) -> None:
+    """Ask the judges about each turn: turns -> votes, verdicts, hints."""
+    settings = _settings(context, "judging")
+    if settings.judge.url is None:
+        raise ConfigError(
+            "judge.url is not set: name an OpenAI-compatible endpoint, for example http://127.0.0.1:8000/v1"
+        )
+    from clawstream.inference.judge_client import JudgeClient
+    from clawstream.judging.stage import judging_stage
+
+    async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
+        from clawstream.stream.runner import run
+
+        async with JudgeClient.open(settings.judge) as judge:
+            await run(judging_stage(settings.judge, judge), log, stop=stop)
+
+    _with_log(settings, "judging", main)
+
+
+def samples(context: typer.Context) -> None:
+    """Join turns, verdicts and hints to what a trainer needs: -> samples."""
+    settings = _settings(context, "samples")
+    hide_torch()
+    from clawstream.inference.rendering import PromptRenderer
+    from clawstream.samples.stage import samples_stage
+
+    policy = settings.policy
+    renderer = PromptRenderer.load(_model_path(settings), policy.renderer, enable_thinking=policy.enable_thinking)
+    _run_stage(settings, samples_stage(renderer))
+
+
+def train(context: typer.Context) -> None:
+    """Train on samples in micro-batches; publish a version after each step."""
+    settings = _settings(context, "train")
+    from clawstream.training.loop import train as loop
+
+    _with_log(settings, "train", lambda log, stop: loop(settings, log, stop=stop))
+
+
+def weights(context: typer.Context) -> None:
+    """Let the engines take over each published version while they serve."""
+    settings = _settings(context, "weights")
+    import aiohttp
+
+    from clawstream.inference.sglang import SglangEngine
+    from clawstream.weights.stage import keep_current
+
+    async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
+        async with aiohttp.ClientSession() as session:
+            engines = [SglangEngine(session, url) for url in _engine_urls(settings)]
+            await keep_current(engines, log, policy_id=settings.policy.id, stop=stop)
+
+    _with_log(settings, "weights", main)
+
+
+def project(context: typer.Context) -> None:
+    """Keep Postgres equal to the log."""
+    settings = _settings(context, "project")
+    from clawstream.projections.stage import project as projector
+
+    _with_log(settings, "project", lambda log, stop: projector(_database(settings), log, stop=stop))
+
+
+def monitor(context: typer.Context) -> None:
+    """Watch rates, scores and queue ages in one-minute windows."""
+    settings = _settings(context, "monitor")
+    from clawstream.monitoring.app import serve
+
+    run_until_stopped(lambda stop: serve(settings, stop=stop))
+
+
+def _settings(context: typer.Context, stage: str) -> Settings:
+    assert isinstance(context.obj, Context)
+    settings = context.obj.settings()
+    log_to_stderr(stage)
+    return settings
+
+
+def _model_path(settings: Settings) -> Path:
+    if settings.engine.model_path is None:
+        raise ConfigError("engine.model_path is not set: name the Hugging Face folder of the policy")
+    return settings.engine.model_path
+
+
+def _engine_urls(settings: Settings) -> tuple[str, ...]:
+    return settings.engine.urls or (f"http://127.0.0.1:{settings.engine.port}",)
+
+
+def _database(settings: Settings) -> str:
+    if settings.postgres.url is None:
+        raise ConfigError("postgres.url is not set: name a database, or run `clawstream up`, which starts one")
+    return settings.postgres.url.get_secret_value()
+
+
+def _run_stage(settings: Settings, stage: "Stage[Any, Any]") -> None:
+    async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
+        from clawstream.stream.runner import run
+
+        await run(stage, log, stop=stop)
+
+    _with_log(settings, stage.name, main)
+
+
+def _with_log(settings: Settings, client_id: str, main: Callable[["KafkaLog", asyncio.Event], Awaitable[None]]) -> None:
+    """Connect to the broker, refuse topics that are not as they should be, and run until a signal."""
+    from clawstream.stream.connect import connected
+
+    async def connected_main(stop: asyncio.Event) -> None:
+        async with connected(settings.kafka, client_id=client_id) as log:
+            await main(log, stop)
+
+    run_until_stopped(connected_main)

@@ -1,0 +1,176 @@
+"""`clawstream status`: which parts run, how far each stage is, what the policy and the last verdicts are."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from clawstream.cli.process import Context, log_to_stderr
+from clawstream.config import Settings
+
+if TYPE_CHECKING:
+    from clawstream.local.running import Addresses, PartState
+    from clawstream.monitoring.status import LogStatus, Status
+
+
+def status(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Say which parts run, how far each stage is behind, and how the policy fares."""
+    assert isinstance(context.obj, Context)
+    settings = context.obj.settings()
+    log_to_stderr("status", level=40)
+    from clawstream.local.running import addresses_of, read_parts
+
+    addresses = addresses_of(settings.data_dir)
+    parts = () if addresses is None else read_parts(settings.data_dir)
+    found = asyncio.run(_ask(settings, addresses))
+    if as_json:
+        typer.echo(json.dumps(plain(settings.data_dir, addresses, parts, found)))
+    else:
+        console = Console()
+        for block in blocks(settings.data_dir, addresses, parts, found, now_ms=int(time.time() * 1000)):
+            console.print(block)
+
+
+async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
+    from clawstream.local.places import address_in
+    from clawstream.monitoring.status import status as asked
+
+    running = addresses.kafka if addresses is not None else address_in(settings.data_dir / "kafka")
+    kafka = settings.kafka.model_copy(update={"bootstrap": settings.kafka.bootstrap or running})
+    monitor_url = None if addresses is None else addresses.monitor
+    return await asked(kafka, policy_id=settings.policy.id, monitor_url=monitor_url)
+
+
+def plain(
+    data_dir: Path, addresses: "Addresses | None", parts: "tuple[PartState, ...]", found: "Status"
+) -> dict[str, Any]:
+    """Return everything as plain values; what is absent is null."""
+    return {
+        "data_dir": str(data_dir),
+        "running": addresses is not None,
+        "parts": [asdict(part) for part in parts],
+        "addresses": None if addresses is None else shown(addresses),
+        **asdict(found),
+    }
+
+
+def shown(addresses: "Addresses") -> dict[str, Any]:
+    """Return the addresses as people may see them: without the database's password."""
+    return asdict(addresses) | {"postgres": _without_password(addresses.postgres)}
+
+
+def blocks(
+    data_dir: Path,
+    addresses: "Addresses | None",
+    parts: "tuple[PartState, ...]",
+    found: "Status",
+    *,
+    now_ms: int,
+) -> "Iterator[Table | str]":
+    """Yield what a person sees, from top to bottom."""
+    if addresses is None:
+        yield f"[yellow]nothing runs[/] on {escape(str(data_dir))}; `clawstream up` starts it"
+    else:
+        yield _parts(parts, now_ms)
+        yield _pairs("Addresses", {name: _words(where) for name, where in shown(addresses).items()})
+    if found.log is not None:
+        yield _pairs("Records behind", {stage: _or_none(lag) for stage, lag in found.log.lag_records.items()})
+        yield _pairs("Policy", _policy(found.log, now_ms))
+        yield _verdicts(found.log, now_ms)
+    if found.monitor is not None:
+        yield _monitor(found.monitor)
+    for problem in found.problems:
+        yield f"[yellow]not known:[/] {escape(problem)}"
+
+
+def _parts(parts: "tuple[PartState, ...]", now_ms: int) -> Table:
+    table = Table("part", "state", "pid", "restarts", "since", title="Parts", title_justify="left")
+    for part in parts:
+        state = "[green]runs[/]" if part.pid is not None else "[red]down[/]"
+        state = state if part.failure is None else f"[red]{escape(part.failure)}[/]"
+        table.add_row(part.name, state, _or_none(part.pid), str(part.restarts), _ago(part.since_ms, now_ms))
+    return table
+
+
+def _policy(log: "LogStatus", now_ms: int) -> dict[str, str]:
+    oldest = "" if log.oldest_waiting_at_ms is None else f", the oldest {_ago(log.oldest_waiting_at_ms, now_ms)}"
+    active = {f"active at {engine}": str(version) for engine, version in log.active_versions.items()}
+    return {
+        "published": _or_none(log.published_version),
+        **active,
+        "samples waiting": f"{log.samples_waiting}{oldest}",
+    }
+
+
+def _verdicts(log: "LogStatus", now_ms: int) -> Table:
+    table = Table("session", "turn", "score", "status", "when", title="Last verdicts", title_justify="left")
+    for verdict in log.last_verdicts:
+        when = _ago(verdict.at_ms, now_ms)
+        table.add_row(escape(verdict.session_id), verdict.turn_id, _or_none(verdict.score), verdict.status, when)
+    return table
+
+
+def _monitor(told: Mapping[str, Any]) -> Table:
+    hour, minute = told["hour"], told["minutes"][-2]
+    title = "Monitor" if told["rebuilt"] else "Monitor (still reading the last hour)"
+    table = Table("", "last minute", "last hour", title=title, title_justify="left")
+    rows: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
+        "exchanges": lambda part: sum(part["exchanges"].values()),
+        "failed exchanges": lambda part: sum(n for kind, n in part["exchanges"].items() if kind != "completed"),
+        "turns paired": lambda part: part["turns_paired"],
+        "tokens/s": lambda part: part["tokens_per_s"],
+        "mean score": lambda part: part["mean_score"],
+        "votes unreadable": lambda part: part["unreadable_share"],
+        "votes failed": lambda part: part["failed_share"],
+        "samples": lambda part: part["samples"],
+        "samples refused": lambda part: sum(part["refusals"].values()),
+        "activations": lambda part: part["activations"],
+        "longest pause, ms": lambda part: part["pause_ms_max"],
+    }
+    for name, value_of in rows.items():
+        table.add_row(name, _or_none(value_of(minute)), _or_none(value_of(hour)))
+    return table
+
+
+def _pairs(title: str, values: Mapping[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in values.items():
+        table.add_row(escape(name), escape(value))
+    return table
+
+
+def _or_none(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.2f}"
+
+
+def _ago(then_ms: int, now_ms: int) -> str:
+    seconds = max(0, now_ms - then_ms) // 1000
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def _words(where: object) -> str:
+    return ", ".join(map(str, where)) if isinstance(where, (list, tuple)) else str(where)
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")).geturl()

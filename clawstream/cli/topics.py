@@ -1,0 +1,112 @@
+"""`clawstream topics`, `clawstream db` and `clawstream config`: what an installation rests on."""
+
+import asyncio
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from clawstream.cli.process import Context
+from clawstream.cli.servers import broker, database
+from clawstream.config import Settings
+
+topics = typer.Typer(help="The topics as topics/*.yaml says; nothing else creates them.", no_args_is_help=True)
+db = typer.Typer(help="The database's tables.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(topics, name="topics", rich_help_panel="Prepare")
+    app.add_typer(db, name="db", rich_help_panel="Prepare")
+    app.command("config", rich_help_panel="Prepare")(config)
+
+
+@topics.command()
+def plan(context: typer.Context) -> None:
+    """Print what `apply` would do, and what it would refuse."""
+    from clawstream.stream import admin
+    from clawstream.stream.connect import security_of
+
+    with broker(_settings(context)) as kafka:
+        assert kafka.bootstrap is not None
+        changes = asyncio.run(admin.plan(kafka.bootstrap, kafka.prefix, security=security_of(kafka)))
+    for change in changes:
+        typer.echo(change)
+    if not changes:
+        Console(stderr=True).print("the topics are as their files say")
+
+
+@topics.command()
+def apply(context: typer.Context) -> None:
+    """Create topics and alter settings; never delete, repartition or shorten retention."""
+    from clawstream.stream import admin
+    from clawstream.stream.connect import security_of
+
+    with broker(_settings(context)) as kafka:
+        assert kafka.bootstrap is not None
+        changes = asyncio.run(admin.apply(kafka.bootstrap, kafka.prefix, security=security_of(kafka)))
+    for change in changes:
+        typer.echo(change)
+    Console(stderr=True).print(f"{len(changes)} changes made")
+
+
+@topics.command()
+def verify(context: typer.Context) -> None:
+    """Exit with 2, naming the topic, when one is missing or not as its file says."""
+    from clawstream.stream import admin
+    from clawstream.stream.connect import security_of
+
+    with broker(_settings(context)) as kafka:
+        assert kafka.bootstrap is not None
+        asyncio.run(admin.verify(kafka.bootstrap, kafka.prefix, security=security_of(kafka)))
+    Console(stderr=True).print("the topics are as their files say")
+
+
+@topics.command()
+def graph() -> None:
+    """Print who writes and who reads each topic, as Mermaid."""
+    from clawstream.stream import admin
+
+    typer.echo(admin.graph())
+
+
+@db.command()
+def upgrade(context: typer.Context) -> None:
+    """Bring tables and views to the revision that this version writes."""
+    from clawstream.projections import database as tables
+
+    with database(_settings(context)) as url:
+        revision = tables.upgrade(url)
+    Console(stderr=True).print(f"the database is at revision {revision}")
+
+
+def config(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="The settings' JSON schema.")] = False,
+) -> None:
+    """Print every setting with its value in force, and what it means."""
+    if as_json:
+        typer.echo(json.dumps(Settings.model_json_schema(), indent=1))
+        return
+    settings = _settings(context)
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if not hasattr(type(value), "model_fields"):
+            typer.echo(_line(name, value, field.description))
+    for name in type(settings).model_fields:
+        section = getattr(settings, name)
+        if hasattr(type(section), "model_fields"):
+            typer.echo(f"\n[{name}]")
+            for key, field in type(section).model_fields.items():
+                typer.echo(_line(key, getattr(section, key), field.description))
+
+
+def _line(key: str, value: object, description: str | None) -> str:
+    shown = f"# {key} is not set" if value is None else f"{key} = {json.dumps(value, default=str)}"
+    return f"{shown:<44} # {description}" if description else shown
+
+
+def _settings(context: typer.Context) -> Settings:
+    assert isinstance(context.obj, Context)
+    return context.obj.settings()

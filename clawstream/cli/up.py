@@ -1,0 +1,85 @@
+"""`clawstream up`: every part of one installation, until Ctrl-C."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from clawstream.cli.process import Context, log_to_stderr, run_until_stopped
+from clawstream.config import Settings
+from clawstream.errors import PartUnavailable
+
+if TYPE_CHECKING:
+    from clawstream.local.installation import Installation
+
+
+def up(
+    context: typer.Context,
+    model: Annotated[Path | None, typer.Option(help="The policy's Hugging Face folder.", metavar="FOLDER")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Empty the embedded broker and database first.")] = False,
+) -> None:
+    """Run everything on this machine, until Ctrl-C: broker, database, engine, gateway, judges' caller, trainer."""
+    assert isinstance(context.obj, Context)
+    settings = context.obj.settings()
+    log_to_stderr("up", level=30)
+    console = Console(stderr=True)
+    from clawstream.local.installation import installation
+
+    model_path = model or settings.engine.model_path or _tiny_policy(settings, console)
+
+    async def main(stop: asyncio.Event) -> None:
+        async with installation(
+            settings, config=context.obj.config, model_path=model_path, say=console.print, fresh=fresh
+        ) as running:
+            _greet(console, running, model_path)
+            failed = asyncio.create_task(running.supervisor.failed.wait())
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait([failed, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in (failed, stopped):
+                task.cancel()
+            if not stop.is_set():
+                raise PartUnavailable(running.supervisor.failure())
+
+    run_until_stopped(main)
+    console.print("stopped; nothing was lost: the log, the database and the weights are kept for the next start")
+
+
+def _tiny_policy(settings: Settings, console: Console) -> Path:
+    """Return the demonstration's policy, so that a first look needs no model."""
+    from clawstream.simulation.policy import ensure
+
+    console.print("no model is set (engine.model_path or --model): serving the tiny policy of `clawstream demo`")
+    return ensure(settings.cache_dir)
+
+
+def _greet(console: Console, running: "Installation", model_path: Path) -> None:
+    settings, addresses = running.settings, running.addresses
+    console.print(f"\n[bold green]clawstream is up[/]: {addresses.gateway}/v1 serves {settings.policy.served_model}")
+    console.print(f"  policy   {model_path}\n  Kafka    {addresses.kafka}\n  logs     {settings.data_dir / 'logs'}")
+    if settings.judge.url is None:
+        console.print("  [yellow]no judge is set (judge.url): exchanges are recorded and paired, nothing is learned[/]")
+    console.print("\nPoint OpenClaw here, in openclaw.json:")
+    key = "THE-KEY" if settings.gateway.api_key is not None else "none"
+    console.print_json(json.dumps(openclaw_snippet(f"{addresses.gateway}/v1", settings.policy.served_model, key)))
+    console.print("Ctrl-C stops everything.")
+
+
+def openclaw_snippet(base_url: str, model: str, key: str) -> dict[str, object]:
+    """Return what belongs into openclaw.json."""
+    described = {
+        "id": model,
+        "name": model,
+        "reasoning": False,
+        "input": ["text"],
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+        "contextWindow": 32768,
+        "maxTokens": 8192,
+    }
+    provider = {"baseUrl": base_url, "apiKey": key, "api": "openai-completions", "models": [described]}
+    return {
+        "models": {"mode": "merge", "providers": {"clawstream": provider}},
+        "agents": {"defaults": {"model": {"primary": f"clawstream/{model}"}}},
+    }

@@ -1,0 +1,103 @@
+"""The monitor: reads the last hour, then everything that comes, and answers over HTTP.
+
+GET /windows is the report as JSON, GET /metrics the same for Prometheus, GET /healthz says that it runs. A monitor that
+was away knows nothing: each start reads the last hour anew.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import orjson
+from aiohttp import web
+
+from clawstream.config import MonitorSettings, Settings
+from clawstream.errors import ConfigError, PartUnavailable
+from clawstream.monitoring.hosting import hosted
+from clawstream.monitoring.live import Live, Report, as_json
+from clawstream.monitoring.metrics import exposition
+from clawstream.monitoring.policy import PolicyBoard
+from clawstream.monitoring.reading import GROUP, TOPICS, read_policy, waiting_since
+from clawstream.monitoring.windows import KEPT_MINUTES, MINUTE_MS
+from clawstream.stream.client import Broker
+from clawstream.stream.connect import connected, security_of
+from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.log import Place
+from clawstream.stream.positions import offsets_at, set_group
+
+log = logging.getLogger(__name__)
+
+
+async def serve(settings: Settings, *, stop: asyncio.Event) -> None:
+    """Run until `stop`; raises PartUnavailable where the port, the broker or the group can't be had."""
+    kafka, folder = settings.kafka, settings.data_dir / "monitor"
+    if kafka.bootstrap is None:
+        raise ConfigError("kafka.bootstrap is not set: name a broker, or run `clawstream up`, which starts one")
+    broker = Broker(bootstrap=kafka.bootstrap, client_id=GROUP, security=security_of(kafka))
+    board = PolicyBoard(settings.policy.id)
+    async with connected(kafka, client_id=GROUP) as kafka_log:
+        starts = await _starts(broker, kafka.prefix, kafka_log, board)
+        ends = await kafka_log.end_offsets(TOPICS)
+        await set_group(broker, kafka.prefix, GROUP, starts)
+    live = Live(board, {place: end for place, end in ends.items() if starts[place] < end})
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    async with (
+        hosted(broker, TOPICS, live.receive, group=GROUP, prefix=kafka.prefix, folder=folder) as ended,
+        answering(settings.monitor, live.report),
+    ):
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([ended, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if ended.done():
+            ended.result()
+
+
+@asynccontextmanager
+async def answering(
+    settings: MonitorSettings, report: Callable[[int], Report], now_ms: Callable[[], int] | None = None
+) -> AsyncIterator[int]:
+    """Answer requests for the length of the block; yield the port."""
+    clock = now_ms or (lambda: int(time.time() * 1000))
+
+    async def windows(_: web.Request) -> web.Response:
+        return web.Response(body=orjson.dumps(as_json(report(clock()))), content_type="application/json")
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=exposition(report(clock())), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    app = web.Application()
+    app.add_routes([web.get("/windows", windows), web.get("/metrics", metrics), web.get("/healthz", healthz)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        yield await _listen(runner, settings)
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, settings: MonitorSettings) -> int:
+    site = web.TCPSite(runner, settings.host, settings.port, reuse_address=True)
+    try:
+        await site.start()
+    except OSError as error:
+        raise PartUnavailable(
+            f"monitor: can't listen on {settings.host}:{settings.port} ({error.strerror}); nothing was started. "
+            "Stop what listens there, or set monitor.port"
+        ) from error
+    port: int = runner.addresses[0][1]
+    log.info("monitor_ready url=http://%s:%d", settings.host, port)
+    return port
+
+
+async def _starts(broker: Broker, prefix: str, kafka_log: KafkaLog, board: PolicyBoard) -> dict[Place, int]:
+    """Return where to read from: an hour ago, and the samples from the first that no batch has used up."""
+    await read_policy(kafka_log, board)
+    waiting = await waiting_since(kafka_log, board)
+    hour_ago_ms = int(time.time() * 1000) - KEPT_MINUTES * MINUTE_MS
+    starts = await offsets_at(broker, prefix, await kafka_log.begin_offsets(TOPICS), hour_ago_ms)
+    return {place: min(start, waiting.get(place, start)) for place, start in starts.items()}

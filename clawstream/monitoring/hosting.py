@@ -1,0 +1,122 @@
+"""The faust application that folds the log into the windows.
+
+faust loses a record whose handler raises and commits past one that is in flight, so what it hosts here is fast, in
+order, one record at a time, raises for no record whatever its bytes are, and can be read again from the log at any
+time. It has no tables, no replies and no leader topic, so it creates no topics; it writes nothing.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import faust
+
+from clawstream.stream.client import Broker, KafkaSecurity
+from clawstream.stream.codec import codec
+from clawstream.stream.log import Arrived, Raw
+from clawstream.stream.records import arrived
+
+SESSION_TIMEOUT_S = 10.0  # a killed monitor is forgotten after this, and the next one may begin
+BUFFERED_RECORDS = 256
+
+
+class Message(Protocol):
+    """What is used of a faust message."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: float
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+
+
+@asynccontextmanager
+async def hosted(
+    broker: Broker,
+    topics: Sequence[str],
+    receive: Callable[[Arrived], None],
+    *,
+    group: str,
+    prefix: str,
+    folder: Path,
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Let `receive` see each record of `topics` for the length of the block, from where the group begins.
+
+    `folder` is there already; faust asks for one and, without tables, keeps nothing in it.
+    Yields a task that ends only if the application does, with the reason.
+    """
+    app = faust.App(
+        prefix + group,
+        broker=[f"kafka://{address}" for address in broker.bootstrap.split(",")],
+        broker_credentials=_credentials(broker.security),
+        broker_session_timeout=SESSION_TIMEOUT_S,
+        broker_heartbeat_interval=SESSION_TIMEOUT_S / 4,
+        consumer_auto_offset_reset="latest",
+        datadir=folder,
+        stream_buffer_maxsize=BUFFERED_RECORDS,
+        stream_wait_empty=False,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        producer_threaded=False,
+        web_enabled=False,
+    )
+    # Bytes go through as they are: what faust can't decode it drops, and here it is to be counted.
+    source = app.topic(
+        *(prefix + topic for topic in topics),
+        key_type=bytes,
+        key_serializer="raw",
+        value_type=bytes,
+        value_serializer="raw",
+    )
+
+    async def fold(stream: Any) -> None:
+        async for event in stream.events():
+            receive(arrived(raw(event.message, prefix), codec()))
+
+    app.agent(source, name="windows", concurrency=1)(fold)
+    await app.start()
+    ended = asyncio.create_task(_ended(app))
+    try:
+        yield ended
+    finally:
+        ended.cancel()
+        await app.stop()
+
+
+def raw(message: Message, prefix: str) -> Raw:
+    """Return the record as the log has it."""
+    return Raw(
+        topic=message.topic.removeprefix(prefix),
+        partition=message.partition,
+        offset=message.offset,
+        timestamp_ms=round(message.timestamp * 1000),
+        key=message.key,
+        value=message.value,
+        headers=tuple(message.headers or ()),
+    )
+
+
+async def _ended(app: Any) -> None:
+    await app.wait_until_stopped()
+    raise RuntimeError(f"faust's application ended by itself: {app.crash_reason!r}") from app.crash_reason
+
+
+def _credentials(security: KafkaSecurity) -> Any:
+    if security.protocol == "PLAINTEXT":
+        return None
+    encrypted = security.protocol.endswith("SSL")
+    cafile = None if security.ca_file is None else str(security.ca_file)
+    context = ssl.create_default_context(cafile=cafile) if encrypted else None
+    if security.sasl_mechanism is None:
+        return faust.SSLCredentials(context)
+    return faust.SASLCredentials(
+        username=security.sasl_username,
+        password=security.sasl_password,
+        ssl_context=context,
+        mechanism=security.sasl_mechanism,
+    )

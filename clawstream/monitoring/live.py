@@ -1,0 +1,101 @@
+"""What the monitor knows at this moment, and how it is told. Pure: the time comes in as an argument.
+
+While the last hour is still being read, `rebuilt` says that the figures are of a part of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from clawstream.monitoring.policy import PolicyBoard
+from clawstream.monitoring.tallies import Tally
+from clawstream.monitoring.windows import MINUTE_MS, Window, Windows, total
+from clawstream.stream.log import Arrived
+from clawstream.stream.stage import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Some time of the log, with what happened in it."""
+
+    start_ms: int  # since the epoch, UTC
+    seconds: float  # as much of it as has passed
+    tally: Tally
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Sampled tokens that the log got to know of; None: no time has passed."""
+        return self.tally.output_tokens / self.seconds if self.seconds else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The monitor's answer."""
+
+    at_ms: int
+    rebuilt: bool  # False: the last hour is still being read
+    published_version: int | None
+    active_versions: Mapping[str, int]  # by engine
+    samples_waiting: int
+    oldest_waiting_s: float | None  # None: no sample waits
+    hour: Stretch
+    minutes: tuple[Stretch, ...]  # in order; the last one is not over
+
+
+class Live:
+    """Windows and policy, as far as they were read."""
+
+    def __init__(self, board: PolicyBoard, unread: Mapping[tuple[str, int], int]) -> None:
+        self._windows = Windows()
+        self._board = board
+        self._unread = dict(unread)  # partition -> where it ended when reading began
+
+    def receive(self, arrived: Arrived) -> None:
+        """Take one record in."""
+        place = (arrived.topic, arrived.partition)
+        if arrived.offset + 1 >= self._unread.get(place, 0):
+            self._unread.pop(place, None)
+        if self._windows.record(arrived) and isinstance(arrived, Record):
+            self._board.learn(arrived)
+
+    def report(self, now_ms: int) -> Report:
+        """Say how things stand."""
+        windows = self._windows.last_hour(now_ms)
+        oldest_ms = self._board.oldest_ms
+        start_ms = windows[0].start_ms
+        return Report(
+            at_ms=now_ms,
+            rebuilt=not self._unread,
+            published_version=self._board.published_version,
+            active_versions=dict(self._board.active_versions),
+            samples_waiting=self._board.num_waiting,
+            oldest_waiting_s=None if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000,
+            hour=Stretch(start_ms=start_ms, seconds=(now_ms - start_ms) / 1000, tally=total(windows)),
+            minutes=tuple(_minute(window, now_ms) for window in windows),
+        )
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Return the report as plain values; what is absent is null."""
+    told = asdict(report)
+    told["hour"] = _stretch(report.hour)
+    told["minutes"] = [_stretch(minute) for minute in report.minutes]
+    return told
+
+
+def _minute(window: Window, now_ms: int) -> Stretch:
+    passed_ms = min(MINUTE_MS, now_ms - window.start_ms)
+    return Stretch(start_ms=window.start_ms, seconds=passed_ms / 1000, tally=window.tally)
+
+
+def _stretch(stretch: Stretch) -> dict[str, Any]:
+    tally = stretch.tally
+    return {
+        "start_ms": stretch.start_ms,
+        "seconds": stretch.seconds,
+        **asdict(tally),
+        "tokens_per_s": stretch.tokens_per_s,
+        "mean_score": tally.mean_score,
+        "unreadable_share": tally.unreadable_share,
+        "failed_share": tally.failed_share,
+    }

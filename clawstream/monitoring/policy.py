@@ -1,0 +1,90 @@
+"""Where the policy stands: versions published and served, and the samples that wait for a batch. Pure.
+
+A batch's plan names its samples and how far each partition is used up. Plans and samples are read from two topics, so
+either may come first.
+"""
+
+from typing import NamedTuple
+
+from clawstream.events import BatchPlanned, PolicyActivated, PolicyPublished, SampleAssembled
+from clawstream.stream.stage import Record
+
+PLANNED_KEPT = 4096  # ids of the newest plans; older samples lie before where their partition is used up
+
+
+class _Place(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class PolicyBoard:
+    """What the policy topic and the samples topic say so far of one policy.
+
+    A sample that the trainer drops (stale, or without weight in its method) waits until a plan passes it.
+    """
+
+    def __init__(self, policy_id: str) -> None:
+        self._policy_id = policy_id
+        self._waiting: dict[str, _Place] = {}  # by sample id
+        self._planned: dict[str, None] = {}  # sample ids, in order of planning
+        self._planned_version = 0
+        self._used_up: dict[tuple[str, int], int] = {}
+        self._next_offsets: dict[tuple[str, int], int] = {}
+        self.published_version: int | None = None  # the newest
+        self.active_versions: dict[str, int] = {}  # by engine
+
+    @property
+    def used_up(self) -> dict[tuple[str, int], int]:
+        """Partition -> the first offset that may hold a sample in no plan; one that is missing was never planned."""
+        return dict(self._used_up)
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples in no plan."""
+        return len(self._waiting)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the broker appended the oldest sample that waits; None: none waits."""
+        return min((sample.timestamp_ms for sample in self._waiting.values()), default=None)
+
+    def learn(self, record: Record) -> None:
+        """Take in one record of either topic; one that was read before changes nothing."""
+        place = (record.topic, record.partition)
+        if record.offset < self._next_offsets.get(place, 0):
+            return
+        self._next_offsets[place] = record.offset + 1
+        match event := record.event:
+            case SampleAssembled(policy_id=self._policy_id):
+                self._wait(event.sample_id, _Place(record.topic, record.partition, record.offset, record.timestamp_ms))
+            case BatchPlanned(policy_id=self._policy_id):
+                self._plan(event)
+            case PolicyPublished(policy_id=self._policy_id):
+                self.published_version = max(event.policy_version, self.published_version or 0)
+            case PolicyActivated(policy_id=self._policy_id):
+                self.active_versions[event.engine] = event.policy_version
+            case _:
+                pass
+
+    def _wait(self, sample_id: str, where: _Place) -> None:
+        if sample_id not in self._planned and not self._is_used_up(where):
+            self._waiting.setdefault(sample_id, where)
+
+    def _plan(self, plan: BatchPlanned) -> None:
+        if plan.policy_version <= self._planned_version:
+            return  # of two plans for a version the first counts
+        self._planned_version = plan.policy_version
+        self._planned |= dict.fromkeys(plan.sample_ids)
+        for end in plan.offsets:
+            partition = (end.topic, end.partition)
+            self._used_up[partition] = max(end.next_offset, self._used_up.get(partition, 0))
+        for sample_id, where in list(self._waiting.items()):
+            if sample_id in self._planned or self._is_used_up(where):
+                del self._waiting[sample_id]
+        while len(self._planned) > PLANNED_KEPT:
+            del self._planned[next(iter(self._planned))]
+
+    def _is_used_up(self, where: _Place) -> bool:
+        return where.offset < self._used_up.get((where.topic, where.partition), 0)

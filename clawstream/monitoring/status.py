@@ -1,0 +1,145 @@
+"""How an installation fares at this moment, from its log and its monitor; only read, nothing is started or written.
+
+What can't be known is absent, with the reason among the problems: a status is an answer also where nothing runs.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from clawstream.config import KafkaSettings
+from clawstream.errors import PartUnavailable, TopicMismatch, TryLater
+from clawstream.events import VerdictReached
+from clawstream.monitoring.policy import PolicyBoard
+from clawstream.monitoring.reading import GROUP, SAMPLES_TOPIC, read_policy, waiting_since
+from clawstream.stream.connect import security_of
+from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.stage import Record
+
+VERDICTS_TOPIC = "clawstream.verdicts.v1"
+STAGES = ("turns", "judging", "samples", "project", GROUP)  # each a group of its own name; the trainer reads without
+NUM_VERDICTS = 5
+LOG_WITHIN_S = 20.0
+MONITOR_WITHIN_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One of the last verdicts."""
+
+    at_ms: int  # when the broker appended it
+    session_id: str
+    turn_id: str
+    status: str
+    score: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStatus:
+    """What the log says."""
+
+    lag_records: Mapping[str, int | None]  # by stage; None: it has never read
+    published_version: int | None
+    active_versions: Mapping[str, int]  # by engine
+    samples_waiting: int
+    oldest_waiting_at_ms: int | None  # when the broker appended it; None: none waits
+    last_verdicts: tuple[Verdict, ...]  # the newest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What the log and the monitor say; None where one did not answer, with the reason in `problems`."""
+
+    log: LogStatus | None
+    monitor: Mapping[str, Any] | None  # as GET /windows answers
+    problems: tuple[str, ...] = field(default=())
+
+
+async def status(kafka: KafkaSettings, *, policy_id: str, monitor_url: str | None) -> Status:
+    """Ask the log, where `kafka` names a broker, and the monitor, where it has an address, both at once."""
+    problems: list[str] = []
+    async with asyncio.TaskGroup() as tasks:
+        log = tasks.create_task(_log(kafka, policy_id, problems))
+        monitor = tasks.create_task(_monitor(monitor_url, problems))
+    return Status(log=log.result(), monitor=monitor.result(), problems=tuple(problems))
+
+
+async def _log(kafka: KafkaSettings, policy_id: str, problems: list[str]) -> LogStatus | None:
+    if kafka.bootstrap is None:
+        problems.append("no broker runs here and none is set (kafka.bootstrap)")
+        return None
+    try:
+        async with asyncio.timeout(LOG_WITHIN_S), _connected(kafka) as kafka_log:
+            return await read_log(kafka_log, policy_id)
+    except (PartUnavailable, TopicMismatch, TryLater) as error:
+        problems.append(str(error))
+    except TimeoutError:
+        problems.append(f"the log at {kafka.bootstrap} was not read within {LOG_WITHIN_S:g} s")
+    return None
+
+
+@asynccontextmanager
+async def _connected(kafka: KafkaSettings) -> AsyncIterator[KafkaLog]:
+    assert kafka.bootstrap is not None
+    async with KafkaLog.connect(
+        kafka.bootstrap, prefix=kafka.prefix, client_id="status", security=security_of(kafka)
+    ) as kafka_log:
+        yield kafka_log
+
+
+async def read_log(kafka_log: KafkaLog, policy_id: str) -> LogStatus:
+    """Return what the log says by now."""
+    board = PolicyBoard(policy_id)
+    await read_policy(kafka_log, board)
+    starts = await waiting_since(kafka_log, board)
+    async for records in kafka_log.follow([SAMPLES_TOPIC], starts, until_end=True):
+        for record in records:
+            if isinstance(record, Record):
+                board.learn(record)
+    return LogStatus(
+        lag_records={stage: await kafka_log.lag(stage) for stage in STAGES},
+        published_version=board.published_version,
+        active_versions=dict(board.active_versions),
+        samples_waiting=board.num_waiting,
+        oldest_waiting_at_ms=board.oldest_ms,
+        last_verdicts=await _last_verdicts(kafka_log),
+    )
+
+
+async def _last_verdicts(kafka_log: KafkaLog) -> tuple[Verdict, ...]:
+    begins = await kafka_log.begin_offsets([VERDICTS_TOPIC])
+    ends = await kafka_log.end_offsets([VERDICTS_TOPIC])
+    ranges = {place: (max(begins[place], end - NUM_VERDICTS), end) for place, end in ends.items()}
+    found = [
+        Verdict(
+            at_ms=record.timestamp_ms,
+            session_id=record.event.session_id,
+            turn_id=record.event.turn_id,
+            status=record.event.status.value,
+            score=record.event.score,
+        )
+        async for records in kafka_log.replay(ranges)
+        for record in records
+        if isinstance(record, Record) and isinstance(record.event, VerdictReached)
+    ]
+    return tuple(sorted(found, key=lambda verdict: verdict.at_ms, reverse=True)[:NUM_VERDICTS])
+
+
+async def _monitor(url: str | None, problems: list[str]) -> Mapping[str, Any] | None:
+    if url is None:
+        return None
+    timeout = aiohttp.ClientTimeout(total=MONITOR_WITHIN_S)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(f"{url}/windows") as response:
+            if response.status != 200:
+                problems.append(f"the monitor at {url} answers with status {response.status}")
+                return None
+            told: Mapping[str, Any] = await response.json()
+            return told
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        problems.append(f"the monitor at {url} does not answer ({type(error).__name__} {error})")
+        return None

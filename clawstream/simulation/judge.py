@@ -1,0 +1,137 @@
+"""Simulates a judge model: an OpenAI-compatible service that is wrong in a stated share of its votes.
+
+The one rule: it knows a request's messages and seed, and nothing about the policy, the student or the sums.
+Run as `python -m clawstream.simulation.judge --port N`; the first line on stdout is {"url": ...} once it listens.
+"""
+
+import asyncio
+import socket
+import time
+import uuid
+from collections import Counter
+from typing import Annotated
+
+import orjson
+import typer
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from clawstream.simulation.opinions import Judge
+
+MODEL = "simulated-judge"
+
+
+class UnusableRequest(ValueError):
+    """The body is not a chat completion request that this judge can answer."""
+
+
+class Service:
+    """The routes, and how often each prompt has come without a seed of its own."""
+
+    def __init__(self, judge: Judge, latency_ms: float) -> None:
+        self._judge = judge
+        self._latency_ms = latency_ms
+        self._asked: Counter[str] = Counter()
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        return Starlette(
+            routes=[
+                Route("/health", self.health),
+                Route("/v1/models", self.models),
+                Route("/v1/chat/completions", self.complete, methods=["POST"]),
+            ]
+        )
+
+    async def health(self, _request: Request) -> Response:
+        """Say that it is up."""
+        return _json({"status": "ok", "simulated": True})
+
+    async def models(self, _request: Request) -> Response:
+        """Name the one model."""
+        return _json({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "clawstream"}]})
+
+    async def complete(self, request: Request) -> Response:
+        """Answer one vote."""
+        try:
+            body = parse(await request.body())
+            system, prompt = _by_role(body, "system"), _by_role(body, "user")
+            seed = self._seed(body, system + prompt)
+        except UnusableRequest as error:
+            message = {"message": str(error), "type": "invalid_request_error", "param": None, "code": None}
+            return _json({"error": message}, status=400)
+        if self._latency_ms:
+            await asyncio.sleep(self._latency_ms / 1000)
+        return _json(completion(prompt, self._judge.reply(system, prompt, seed)))
+
+    def _seed(self, body: dict[str, object], prompt: str) -> int:
+        """The vote's own seed; without one, repeats of a prompt are told apart by their number."""
+        seed = body.get("seed")
+        if isinstance(seed, int):
+            return seed
+        self._asked[prompt] += 1
+        return -self._asked[prompt]
+
+
+def parse(raw: bytes) -> dict[str, object]:
+    """Return the request; raises UnusableRequest."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise UnusableRequest(f"the body is not JSON: {error}; send a chat completion request") from error
+    if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
+        raise UnusableRequest("messages is missing or empty; send at least one user message")
+    if body.get("stream"):
+        raise UnusableRequest("stream is true; this judge answers whole, so leave it out")
+    return body
+
+
+def completion(prompt: str, text: str) -> dict[str, object]:
+    """Return the reply in OpenAI's shape; tokens are counted as four characters each."""
+    asked, answered = len(prompt) // 4, len(text) // 4
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": MODEL,
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered},
+    }
+
+
+def _by_role(body: dict[str, object], role: str) -> str:
+    messages = body["messages"]
+    assert isinstance(messages, list)
+    said: list[str] = []
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") != role:
+            continue
+        if not isinstance(message.get("content"), str):
+            raise UnusableRequest(f"the content of a {role} message is not a string; send plain text")
+        said.append(message["content"])
+    return "\n".join(said)
+
+
+def _json(body: object, *, status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status_code=status, media_type="application/json")
+
+
+def main(
+    port: Annotated[int, typer.Option(help="0: any free one", min=0, max=65535)] = 0,
+    wrong_share: Annotated[float, typer.Option(help="share of votes that are wrong", min=0, max=1)] = 0.1,
+    seed: Annotated[int, typer.Option(help="of the wrong votes")] = 0,
+    latency_ms: Annotated[float, typer.Option(help="before each reply", min=0)] = 0.0,
+) -> None:
+    """Serve the simulated judge on 127.0.0.1 until a signal comes."""
+    app = Service(Judge(wrong_share=wrong_share, seed=seed), latency_ms).app()
+    listening = socket.create_server(("127.0.0.1", port))
+    print(orjson.dumps({"url": f"http://127.0.0.1:{listening.getsockname()[1]}/v1"}).decode(), flush=True)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+if __name__ == "__main__":
+    typer.run(main)

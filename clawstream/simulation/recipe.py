@@ -1,0 +1,70 @@
+"""What the policy that simulates a large one is made of: sizes, data and optimizer, and the hash that names the result.
+
+The one rule: whatever changes the policy changes `digest`, so that a cached one is never taken for another.
+"""
+
+import hashlib
+import json
+import random
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
+
+from renderers import Qwen3RendererConfig
+
+from clawstream.inference.rendering import PromptRenderer
+from clawstream.simulation import tokenizer
+from clawstream.simulation.dialogues import Dialogue, Mix, dialogue
+from clawstream.simulation.problems import Group, all_of
+
+_NUM_FINGERPRINTED = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How the base policy is built; 0.65 million parameters of Qwen3's shape."""
+
+    seed: int = 0
+    num_layers: int = 3
+    width: int = 128
+    feed_forward_width: int = 384
+    num_heads: int = 4
+    steps: int = 700
+    batch_dialogues: int = 16
+    warm_up_steps: int = 40
+    matrix_rate: float = 0.015  # Muon's, for the matrices inside the layers
+    vector_rate: float = 0.005  # AdamW's, for embeddings and norms
+    max_grad_norm: float = 1.0
+    mix: Mix = field(default_factory=Mix)
+
+    def digest(self) -> str:
+        """Return the name of the policy: of these fields, the dialogues they lead to, and how those become tokens."""
+        said = [asdict(d) for d in self.dialogues(_NUM_FINGERPRINTED)]
+        material = [asdict(self), said, tokenizer.build().backend_tokenizer.to_str(), tokenizer.CHAT_TEMPLATE]
+        return hashlib.sha256(json.dumps(material, sort_keys=True).encode()).hexdigest()[:16]
+
+    def dialogues(self, number: int) -> list[Dialogue]:
+        """Return the first `number` dialogues that the policy is built on."""
+        rng, sums = random.Random(self.seed), all_of(Group.BASE)
+        return [dialogue(rng.choice(sums), self.mix, rng) for _ in range(number)]
+
+    def lessons(self) -> list["Lesson"]:
+        """Return all dialogues as tokens: prompts as the gateway renders them, answers as the engine samples them."""
+        words = tokenizer.build()
+        renderer = PromptRenderer(words, Qwen3RendererConfig(enable_thinking=False))
+        end = int(words.convert_tokens_to_ids(tokenizer.END_OF_MESSAGE))
+        return [
+            Lesson(renderer.prompt_ids(d.messages, {}), (*words.encode(d.answer, add_special_tokens=False), end))
+            for d in self.dialogues(self.steps * self.batch_dialogues)
+        ]
+
+
+class Lesson(NamedTuple):
+    """A prompt, and the answer to learn."""
+
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and answer."""
+        return len(self.prompt_ids) + len(self.answer_ids)

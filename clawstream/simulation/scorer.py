@@ -1,0 +1,95 @@
+"""Scores the simulated policy through the gateway: held-out sums, asked as side turns, marked by code of its own.
+
+The one rule: a score is of answers that all arrived; if one request fails, there is no score and the exit code is 1.
+Run as `python -m clawstream.simulation.scorer --base-url URL/v1 --problems scored.txt`; prints one JSON object.
+"""
+
+import asyncio
+import sys
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import openai
+import orjson
+import typer
+
+from clawstream.simulation.marks import Mark, Question, mark, questions, total
+
+_HINT_MARKER = "[user's hint / instruction]"
+_VERSION_HEADER = "x-policy-version"
+
+
+class Scorer:
+    """Asks, at most `concurrency` at a time."""
+
+    def __init__(
+        self, client: openai.AsyncOpenAI, *, model: str, hint: str | None, temperature: float | None, concurrency: int
+    ) -> None:
+        self._client, self._model, self._hint = client, model, hint
+        self._temperature = openai.omit if temperature is None else temperature
+        self._slots = asyncio.Semaphore(concurrency)
+        self._run = uuid.uuid4().hex[:8]
+        self.versions: set[str] = set()
+
+    async def mark_all(self, asked: list[Question], seed: int) -> list[Mark]:
+        """Return the mark of each answer, in the order of `asked`."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._marked(number, q, seed)) for number, q in enumerate(asked)]
+        return [task.result() for task in tasks]
+
+    async def _marked(self, number: int, question: Question, seed: int) -> Mark:
+        content = question.text() if self._hint is None else f"{question.text()}\n\n{_HINT_MARKER}\n{self._hint}"
+        async with self._slots:
+            reply = await self._client.chat.completions.with_raw_response.create(
+                model=self._model,
+                messages=[{"role": "user", "content": content}],
+                seed=seed * 1_000_003 + question.left * 1000 + question.right,
+                max_tokens=160,
+                extra_headers={"X-Turn-Type": "side", "X-Session-Id": f"scorer-{self._run}-{number:03d}"},
+                temperature=self._temperature,
+            )
+        version = reply.headers.get(_VERSION_HEADER)
+        if version is not None:
+            self.versions.add(version)
+        return mark(question, reply.parse().choices[0].message.content or "")
+
+
+def main(
+    base_url: Annotated[str, typer.Option(help="of the gateway, ending in /v1")],
+    problems: Annotated[Path, typer.Option(help="the held-out sums, one LEFT RIGHT a line", exists=True)],
+    api_key: Annotated[str, typer.Option(help="the gateway's key, if it has one")] = "none",
+    model: Annotated[str, typer.Option(help="the served model's name")] = "policy",
+    hint: Annotated[str | None, typer.Option(help="put into each prompt: the score is then the ceiling")] = None,
+    temperature: Annotated[float | None, typer.Option(help="none: the gateway's own", min=0, max=2)] = None,
+    concurrency: Annotated[int, typer.Option(help="requests at once", min=1)] = 32,
+    seed: Annotated[int, typer.Option(help="of the sampling; each sum has its own from it", min=0)] = 0,
+    timeout_s: Annotated[float, typer.Option(help="of one request", min=0.1)] = 120.0,
+) -> None:
+    """Print the share of right and well-styled first answers to the held-out sums."""
+    try:
+        asked = questions(problems.read_text())
+    except ValueError as error:
+        print(f"{problems}: {error}. Nothing was asked.", file=sys.stderr)
+        raise typer.Exit(2) from error
+
+    async def scored() -> dict[str, object]:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
+            scorer = Scorer(client, model=model, hint=hint, temperature=temperature, concurrency=concurrency)
+            marks = await scorer.mark_all(asked, seed)
+            return asdict(total(marks)) | {"policy_versions": sorted(scorer.versions)}
+
+    result: dict[str, object] | None = None
+    try:
+        result = asyncio.run(scored())
+    except* openai.OpenAIError as failed:
+        first = failed.exceptions[0]
+        print(f"{base_url}: {type(first).__name__}: {first}. There is no score; see the gateway.", file=sys.stderr)
+    if result is None:
+        raise typer.Exit(1)
+    print(orjson.dumps(result).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,253 @@
+"""Simulates students who chat with the policy through an OpenAI client: a question, a look at the answer, a reaction.
+
+The one rule: a session is closed by its last request (X-Session-Done), and a failed request ends its session.
+Run as `python -m clawstream.simulation.student --base-url URL/v1 --problems students.txt`. One JSON object a line goes
+to stdout. Lines on stdin steer it: `pause` (answered by {"event": "paused"} once no session is open), `go`, `stop`.
+"""
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import stat
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import openai
+import orjson
+import typer
+from openai.types.chat import ChatCompletionMessageParam
+
+from clawstream.simulation.taste import Task, ask, impression, react, tasks
+
+_AFTER_FAILURE_S = 0.5  # a server that is away is asked again at this pace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One request, as its line on stdout says."""
+
+    event: str = "request"
+    session: str
+    first_answer: bool
+    failed: bool
+    error: str | None
+    ttft_ms: float | None  # None: no text came
+    max_gap_ms: float | None  # between two chunks with text; None: there were fewer than two
+    max_gap_ended_at_s: float | None  # Unix time of the later of the two
+    gaps: tuple[tuple[float, float], ...]  # all of them: (Unix time of the later chunk, ms)
+    started_at_s: float
+    total_ms: float
+    num_chunks: int
+
+
+class Arrivals:
+    """When the chunks of one stream came."""
+
+    def __init__(self) -> None:
+        self._started_at_s, self._started = time.time(), time.perf_counter()
+        self._seen: list[float] = []
+
+    def note(self) -> None:
+        """A chunk with text is here."""
+        self._seen.append(time.perf_counter())
+
+    def report(self, *, session: str, first_answer: bool, error: str | None) -> Report:
+        """Return what this stream was like."""
+        since = self._started_at_s - self._started
+        gaps = tuple((late + since, (late - early) * 1000) for early, late in itertools.pairwise(self._seen))
+        ended_at_s, longest_ms = max(gaps, key=lambda gap: gap[1], default=(None, None))
+        return Report(
+            session=session,
+            first_answer=first_answer,
+            failed=error is not None,
+            error=error,
+            ttft_ms=(self._seen[0] - self._started) * 1000 if self._seen else None,
+            max_gap_ms=longest_ms,
+            max_gap_ended_at_s=ended_at_s,
+            gaps=gaps,
+            started_at_s=self._started_at_s,
+            total_ms=(time.perf_counter() - self._started) * 1000,
+            num_chunks=len(self._seen),
+        )
+
+
+class CutStream(Exception):
+    """A stream ended without a finish reason."""
+
+
+class Student:
+    """Holds sessions, one after the other, with one client."""
+
+    def __init__(self, client: openai.AsyncOpenAI, model: str, max_tokens: int) -> None:
+        self._client, self._model, self._max_tokens = client, model, max_tokens
+
+    async def chat(self, session: str, task: Task, rng: random.Random) -> bool:
+        """Hold one session about `task`; False where a request of it failed."""
+        messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": ask(task, rng)}]
+        answer = await self._answered(session, messages, done=False)
+        if answer is None:
+            return False
+        reaction = react(impression(task, answer), rng)
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": reaction}]
+        return await self._answered(session, messages, done=True) is not None
+
+    async def _answered(self, session: str, messages: list[ChatCompletionMessageParam], *, done: bool) -> str | None:
+        """The text of the answer, its report printed; None where it failed."""
+        headers = {"X-Session-Id": session, "X-Turn-Type": "main"} | ({"X-Session-Done": "1"} if done else {})
+        arrivals, answer, error = Arrivals(), None, None
+        try:
+            answer = await self._stream(messages, headers, arrivals)
+        except (openai.OpenAIError, CutStream) as problem:
+            error = f"{type(problem).__name__}: {problem}"
+        say(asdict(arrivals.report(session=session, first_answer=len(messages) == 1, error=error)))
+        return answer
+
+    async def _stream(
+        self, messages: list[ChatCompletionMessageParam], headers: dict[str, str], arrivals: Arrivals
+    ) -> str:
+        stream = await self._client.chat.completions.create(
+            model=self._model,
+            messages=messages,
+            stream=True,
+            max_tokens=self._max_tokens,
+            extra_headers=headers,
+        )
+        text, finished = "", False
+        async with stream:
+            async for chunk in stream:
+                for choice in chunk.choices:
+                    finished = finished or choice.finish_reason is not None
+                    if choice.delta.content:
+                        arrivals.note()
+                        text += choice.delta.content
+        if not finished:
+            raise CutStream(f"the stream ended after {len(text)} characters without a finish_reason")
+        return text
+
+
+class Classroom:
+    """Keeps `concurrency` students busy, and pauses, goes on and stops as it is told."""
+
+    def __init__(self, student: Student, sums: list[Task], *, seed: int, num_sessions: int | None) -> None:
+        self._student, self._seed = student, seed
+        self._plan: Iterator[tuple[int, Task]] = enumerate(itertools.cycle(sums))
+        if num_sessions is not None:
+            self._plan = itertools.islice(self._plan, num_sessions)
+        self._name = f"student-{seed}-{uuid.uuid4().hex[:8]}"
+        self._may_start, self._nobody_talks, self._stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._may_start.set()
+        self._nobody_talks.set()
+        self._num_open = 0
+
+    def stop(self) -> None:
+        """Let open sessions end and start no more."""
+        self._stop.set()
+        self._may_start.set()
+
+    async def run(self, concurrency: int) -> None:
+        """Return when all sessions are held, or `stop` was called and the open ones have ended."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(self._seat())
+
+    async def obey(self, command: str) -> None:
+        """Do what one line of stdin says."""
+        if command == "pause":
+            self._may_start.clear()
+            await self._nobody_talks.wait()
+            say({"event": "paused"})
+        elif command == "go":
+            self._may_start.set()
+        elif command == "stop":
+            self.stop()
+        elif command:
+            print(f"unknown command {command!r}: send pause, go or stop; nothing changed", file=sys.stderr)
+
+    async def _seat(self) -> None:
+        while True:
+            while not self._may_start.is_set():  # waking up is no proof: it may have been cleared again since
+                await self._may_start.wait()
+            planned = None if self._stop.is_set() else next(self._plan, None)
+            if planned is None:
+                return
+            number, task = planned
+            if not await self._hold(number, task):
+                await asyncio.sleep(_AFTER_FAILURE_S)
+
+    async def _hold(self, number: int, task: Task) -> bool:
+        self._num_open += 1
+        self._nobody_talks.clear()
+        try:
+            rng = random.Random(f"{self._seed} {number}")
+            return await self._student.chat(f"{self._name}-{number:05d}", task, rng)
+        finally:
+            self._num_open -= 1
+            if self._num_open == 0:
+                self._nobody_talks.set()
+
+
+def say(line: dict[str, object]) -> None:
+    """Print one line for whoever started this process."""
+    print(orjson.dumps(line).decode(), flush=True)
+
+
+async def listen(classroom: Classroom, *, until_closed: bool) -> None:
+    """Pass stdin's lines on; its end means `stop` where there is no other end. A file or /dev/null steers nothing."""
+    kind = os.fstat(sys.stdin.fileno()).st_mode
+    if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or sys.stdin.isatty()):
+        return
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while line := await lines.readline():
+        await classroom.obey(line.decode("utf-8", "replace").strip())
+    if until_closed:
+        classroom.stop()
+
+
+async def run(classroom: Classroom, concurrency: int, *, until_closed: bool) -> None:
+    """Hold the sessions, listening to stdin and to SIGTERM and SIGINT meanwhile."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, classroom.stop)
+    async with asyncio.TaskGroup() as group:
+        listening = group.create_task(listen(classroom, until_closed=until_closed))
+        await classroom.run(concurrency)
+        listening.cancel()
+
+
+def main(
+    base_url: Annotated[str, typer.Option(help="of the gateway, ending in /v1")],
+    problems: Annotated[Path, typer.Option(help="the students' sums, one LEFT RIGHT a line", exists=True)],
+    api_key: Annotated[str, typer.Option(help="the gateway's key, if it has one")] = "none",
+    model: Annotated[str, typer.Option(help="the served model's name")] = "policy",
+    sessions: Annotated[int, typer.Option(help="0: until stdin says stop or ends", min=0)] = 0,
+    concurrency: Annotated[int, typer.Option(help="sessions at once", min=1)] = 4,
+    seed: Annotated[int, typer.Option(help="of sums and wordings")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 160,
+    timeout_s: Annotated[float, typer.Option(help="of one request", min=0.1)] = 120.0,
+) -> None:
+    """Chat with the policy as students would; stop cleanly on SIGTERM."""
+    try:
+        sums = tasks(problems.read_text())
+    except ValueError as error:
+        print(f"{problems}: {error}. Nothing was asked.", file=sys.stderr)
+        raise typer.Exit(2) from error
+    random.Random(seed).shuffle(sums)
+
+    async def talk() -> None:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
+            student = Student(client, model, max_tokens)
+            classroom = Classroom(student, sums, seed=seed, num_sessions=sessions or None)
+            await run(classroom, concurrency, until_closed=sessions == 0)
+
+    asyncio.run(talk())
+
+
+if __name__ == "__main__":
+    typer.run(main)
