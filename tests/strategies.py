@@ -82,7 +82,7 @@ def _of_type(hint: Any, name: str) -> st.SearchStrategy[Any]:
 def _request(_draw: Draw, drawn: dict[str, Any]) -> dict[str, Any]:
     if drawn["parent_exchange_id"] is None:
         return drawn | {"kept_messages": 0, "kept_tokens": 0, "options": drawn["options"] or b"{}"}
-    return drawn | {"kept_messages": abs(drawn["kept_messages"]), "kept_tokens": abs(drawn["kept_tokens"])}
+    return drawn | {"kept_messages": max(0, drawn["kept_messages"]), "kept_tokens": max(0, drawn["kept_tokens"])}
 
 
 def _answer(draw: Draw, drawn: dict[str, Any]) -> dict[str, Any]:

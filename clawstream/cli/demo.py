@@ -124,14 +124,15 @@ def _table(figures: "Figures") -> Table:
     return table
 
 
+COMMAND = "uv run --extra local clawstream"
 QUERIES = (
-    "SELECT * FROM policy_report",
-    "SELECT * FROM trajectories LIMIT 5",
-    "SELECT * FROM lineage WHERE policy_version = (SELECT max(policy_version) FROM policies) LIMIT 5",
+    "SELECT policy_version, num_samples, mean_reward, pause_ms, num_served, mean_score FROM policy_report ORDER BY 1",
+    "SELECT request, answer, next_state, score, hint FROM trajectories WHERE pairing = 'paired' LIMIT 3",
+    "SELECT policy_version, session_id, vote_score, answer, next_state FROM lineage ORDER BY 1 DESC LIMIT 3",
 )
 
 
 def _what_next(console: Console, folder: Path, picture: Path) -> None:
     console.print(f"\nPlot: {picture}\nThe run's log, database and weights stay in {folder}. Three queries to try:")
     for query in QUERIES:
-        console.print(f'  clawstream -c {folder / "clawstream.toml"} sql "{query}"', soft_wrap=True, highlight=False)
+        console.print(f'  {COMMAND} -c {folder / "clawstream.toml"} sql "{query}"', soft_wrap=True, highlight=False)

@@ -4,6 +4,8 @@ The one rule: however the tokens were cut into chunks, what was streamed adds up
 nothing that was streamed is taken back. So outer white space, half characters and what may become a stop string are
 held until it is known what they are.
 
+Tool calls go out whole, at the end: until then a closing mark may turn them into something that was only thought.
+
 The family's own parser reads the whole answer at each marker token. Between markers plain tokens extend the field that
 the last reading saw grow, so an answer costs no more than its length.
 """
@@ -16,7 +18,7 @@ from typing import Any
 from clawstream.inference.rendering import CalledTool, ParsedAnswer, PromptRenderer, offers_tools
 
 _HALF_CHARACTER = "\ufffd"
-_MAX_HALF_TOKENS = 8  # more of them are not a character any more
+_GARBAGE = 4 * _HALF_CHARACTER  # no character has so many halves
 _READ_AGAIN_AFTER = 1.02  # growth of an answer between two readings outside of any field
 
 
@@ -134,7 +136,6 @@ class AnswerStream:
     _num_shown: int = 0  # tokens whose text the fields hold, while the place is known
     _context: str = ""  # text of the last of them: some tokenizers decode a token by the one before
     _read_at: int = 0
-    _num_calls_sent: int = 0
 
     def __post_init__(self) -> None:
         self._content = _Text(self.stop)
@@ -185,13 +186,11 @@ class AnswerStream:
         parsed = self._parse(len(self.ids), ended=ended)
         content_grew = self._content.read(parsed.content)
         reasoning_grew = self._reasoning.read(parsed.reasoning)
-        for call in parsed.tool_calls[len(self.tool_calls) :]:
-            self.tool_calls.append(self._named(call))
         self._read_at = len(self.ids)
         self._place = _Place.UNKNOWN
         if ended:
-            return
-        if parsed.unfinished or self.tool_calls:
+            self.tool_calls = [self._named(index, call) for index, call in enumerate(parsed.tool_calls)]
+        elif parsed.unfinished or parsed.tool_calls:
             self._place = _Place.TOOLS
         elif content_grew or reasoning_grew:
             self._settle(parsed)
@@ -219,7 +218,7 @@ class AnswerStream:
     def _extend(self) -> None:
         context = self._num_shown - 1
         text = self.renderer.decode(self.ids[context:])[len(self._context) :]
-        if text.endswith(_HALF_CHARACTER) and len(self.ids) - self._num_shown < _MAX_HALF_TOKENS:
+        if text.endswith(_HALF_CHARACTER) and not text.endswith(_GARBAGE):
             return
         shown = self._content if self._place is _Place.CONTENT else self._reasoning
         shown.text += text
@@ -228,9 +227,8 @@ class AnswerStream:
     def _parse(self, num_tokens: int, *, ended: bool) -> ParsedAnswer:
         return self.renderer.parse(self.ids[:num_tokens], self.prompt_ids, self.options, ended=ended)
 
-    def _named(self, call: CalledTool) -> ToolCall:
+    def _named(self, index: int, call: CalledTool) -> ToolCall:
         # Clients strip what is not a letter or digit from ids, so ours have nothing else.
-        index = len(self.tool_calls)
         call_id = call.native_id or f"call{self.exchange_id.replace('-', '')[:20]}{index:02d}"
         return ToolCall(index=index, call_id=call_id, name=call.name, arguments=call.arguments)
 
@@ -238,11 +236,10 @@ class AnswerStream:
         if not ended and self._may_be_bare_call():
             return None
         reasoning = self._reasoning.release(ended=ended or bool(self._content.text))
-        content = "" if self._reasoning.stopped else self._content.release(ended=ended or bool(self.tool_calls))
+        content = "" if self._reasoning.stopped else self._content.release(ended=ended)
         if self.stopped:
-            del self.tool_calls[self._num_calls_sent :]
-        calls = tuple(self.tool_calls[self._num_calls_sent :])
-        self._num_calls_sent = len(self.tool_calls)
+            self.tool_calls = []
+        calls = tuple(self.tool_calls)
         if not (reasoning or content or calls):
             return None
         return Delta(content=content, reasoning=reasoning, tool_calls=calls)

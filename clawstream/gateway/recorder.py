@@ -68,9 +68,7 @@ class Recorder:
         if known is not None and event.received_at_ms - known.at_ms > PARENT_FOR_MS:
             event = event_of(shorten(request, None))
         await self.append((event, *then), traceparent)
-        if any(isinstance(one, SessionDone) for one in then):
-            self._forget(session_id)
-        elif isinstance(event, ExchangeCompleted):
+        if isinstance(event, ExchangeCompleted) and not any(isinstance(one, SessionDone) for one in then):
             whole = parent is None or event.request.parent_exchange_id is None
             kept = replace(request, num_parents=0 if parent is None or whole else parent.request.num_parents + 1)
             self._remember(session_id, Parent(exchange_id=event.exchange_id, request=kept), event.finished_at_ms)
@@ -85,6 +83,9 @@ class Recorder:
             await self._log.append(events, traceparent, timeout_s=self._ack_timeout_s)
         except UnusableEvent as error:
             raise TryLater(f"the exchange can't be recorded: {error}") from error
+        for event in events:
+            if isinstance(event, SessionDone):
+                self._forget(event.session_id)
 
     def _remember(self, session_id: str, parent: Parent, at_ms: int) -> None:
         """Make the exchange its session's parent; the sessions that were silent longest are forgotten first."""

@@ -59,7 +59,7 @@ class CalledTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedAnswer:
-    """What sampled tokens say. `unfinished` is the text of a tool call that has begun and not ended."""
+    """What sampled tokens say. `unfinished` is tool markup that is no call, so far."""
 
     content: str
     reasoning: str
@@ -134,8 +134,8 @@ class PromptRenderer:
             text = self.decode(ids[slice(*call.token_span)]) if call.token_span else call.raw
             if call.status is ToolCallParseStatus.OK and call.name and offers_tools(options):
                 calls.append(CalledTool(native_id=call.id, name=call.name, arguments=_arguments(call.arguments)))
-            elif call.status is ToolCallParseStatus.UNCLOSED_BLOCK and not ended:
-                unfinished = text
+            elif not ended:
+                unfinished += text
             else:
                 content = f"{content}\n{text.strip()}".strip()
         reasoning = (parsed.reasoning_content or "").strip()

@@ -105,8 +105,8 @@ def export(url: str, folder: Path, *, form: Form) -> dict[str, int]:
     counts = {}
     with snapshot(url, timeout_s=TIMEOUT_S) as cursor:
         for name, query in QUERIES.items():
-            with _whole(folder / f"{name}.{form}") as path:
-                counts[name] = write(ask(cursor, query), path)
+            with _whole(folder / f"{name}.{form}") as path, ask(cursor, query) as answer:
+                counts[name] = write(answer, path)
     return counts
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import psycopg
@@ -35,8 +35,9 @@ class Answer:
     rows: Iterator[tuple[object, ...]]
 
 
-def ask(cursor: psycopg.Cursor, query: str) -> Answer:
-    """Run one statement; Postgres refuses more than one."""
+@contextmanager
+def ask(cursor: psycopg.Cursor, query: str) -> Iterator[Answer]:
+    """Run one statement for the length of the block; Postgres refuses more than one."""
     server = cursor.connection.pgconn
     prepared = server.prepare(b"", query.encode())
     if prepared.status != ExecStatus.COMMAND_OK:
@@ -49,7 +50,9 @@ def ask(cursor: psycopg.Cursor, query: str) -> Answer:
         seen[name] += 1
         names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
     oids = tuple(columns.ftype(n) for n in range(columns.nfields))
-    return Answer(names=tuple(names), type_oids=oids, rows=cursor.stream(query.encode()))
+    # The stream holds the connection's lock until it is closed: an error half-way through would wait for itself.
+    with closing(cursor.stream(query.encode())) as rows:
+        yield Answer(names=tuple(names), type_oids=oids, rows=rows)
 
 
 @contextmanager

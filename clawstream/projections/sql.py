@@ -5,6 +5,7 @@ The transaction is read-only and takes a single statement, so no query can chang
 
 import csv
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from itertools import islice
@@ -32,14 +33,13 @@ class Form(StrEnum):
 
 def print_query(url: str, query: str, *, form: Form, out: TextIO, timeout_s: float = TIMEOUT_S) -> None:
     """Print what `query` finds; the errors are those of `snapshot`."""
-    with snapshot(url, timeout_s=timeout_s) as cursor:
-        _PRINT[form](ask(cursor, query), out)
+    with snapshot(url, timeout_s=timeout_s) as cursor, ask(cursor, query) as answer:
+        _PRINT[form](answer, out)
 
 
 def rows_of(url: str, query: str, *, timeout_s: float = TIMEOUT_S) -> list[dict[str, object]]:
     """Return what `query` finds, by column, JSON as its text; the errors are those of `snapshot`."""
-    with snapshot(url, timeout_s=timeout_s) as cursor:
-        answer = ask(cursor, query)
+    with snapshot(url, timeout_s=timeout_s) as cursor, ask(cursor, query) as answer:
         return [dict(zip(answer.names, row, strict=True)) for row in answer.rows]
 
 
@@ -77,7 +77,7 @@ def _print_table(answer: Answer, out: TextIO) -> None:
     for name in answer.names:
         table.add_column(name, overflow="fold")
     for row in islice(answer.rows, MAX_TABLE_ROWS):
-        table.add_row(*(Text(_cell(value) or "") for value in row))
+        table.add_row(*(Text(_short(value) or "") for value in row))
     if next(answer.rows, None) is not None:
         table.caption = f"the first {MAX_TABLE_ROWS} rows; --csv and --json print all"
     console = Console(file=out)
@@ -89,6 +89,15 @@ def _print_table(answer: Answer, out: TextIO) -> None:
 _PRINT: Mapping[Form, Callable[[Answer, TextIO], None]] = MappingProxyType(
     {Form.TABLE: _print_table, Form.CSV: _print_csv, Form.JSON: _print_json}
 )
+
+
+def _short(value: object) -> str | None:
+    """A cell of the table for people: four digits of a number, whole seconds of a time."""
+    if isinstance(value, float | Decimal):
+        return f"{value:.4g}"
+    if isinstance(value, datetime):
+        return value.isoformat(" ", timespec="seconds")
+    return _cell(value)
 
 
 def _cell(value: object) -> str | None:

@@ -33,7 +33,7 @@ class GroupPatience:
     """How patient the group is with a member."""
 
     session_timeout_s: float = 10.0  # a killed member's partitions go to others after this
-    heartbeat_s: float = 2.0
+    heartbeat_s: float = 1.0
     max_poll_interval_s: float = 300.0
     rebalance_timeout_s: float = 60.0  # how long a member may take to let go of its partitions
 

@@ -99,7 +99,9 @@ Json = st.recursive(
 )
 Text = st.text(ANY, max_size=10)
 Message = st.builds(
-    lambda text, extra: extra | {"role": "user", "content": text}, Text, st.dictionaries(Text.map("x{}".format), Json, max_size=2)
+    lambda text, extra: extra | {"role": "user", "content": text},
+    Text,
+    st.dictionaries(Text.map("x{}".format), Json, max_size=2),
 )
 
 

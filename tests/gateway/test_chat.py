@@ -149,6 +149,9 @@ async def test_a_session_can_be_ended_without_asking_anything(gateway: House) ->
     (done,) = await gateway.recorded(SessionDone)
     assert response.status == 200
     assert done.after_exchange_id == (await gateway.exchange()).exchange_id
+    await gateway.chat(headers={"X-Session-Id": "s"})
+    exchanges = await gateway.recorded(ExchangeCompleted, at_least=2)
+    assert [exchange.request.parent_exchange_id for exchange in exchanges] == [None, None]
 
 
 async def test_models_name_the_one_that_is_served(gateway: House) -> None:

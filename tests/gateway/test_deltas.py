@@ -130,6 +130,12 @@ def test_half_a_character_waits_for_the_other_half(renderer: PromptRenderer) -> 
     assert [delta.content for delta in deltas] == ["a", "😀", "b"]
 
 
+def test_characters_that_every_chunk_cuts_in_half_are_whole_in_the_end(renderer: PromptRenderer) -> None:
+    text = "aaa" + "😀" * 5 + "a"
+    answer, _ = stream(renderer, text, [2])
+    assert answer.message()["content"] == text
+
+
 def test_the_stop_string_that_is_whole_first_ends_the_answer(renderer: PromptRenderer) -> None:
     answer, deltas = stream(renderer, "1, 2, 3 STOP 4", [1], stop=("STOP", "3 STOP 4"))
     assert answer.message()["content"] == "1, 2, 3"

@@ -86,3 +86,16 @@ def test_markup_in_a_cell_is_text(migrated_url: str) -> None:
 def test_a_database_without_the_tables_is_refused(fresh_database_url: str) -> None:
     with pytest.raises(DatabaseMismatch, match="clawstream db upgrade"):
         _printed(fresh_database_url, "SELECT 1", Form.CSV)
+
+
+class _Closed(io.StringIO):
+    """A reader that has gone away, as `head` does."""
+
+    def write(self, _: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.timeout(20)
+def test_a_reader_that_goes_away_ends_the_query_and_waits_for_nothing(migrated_url: str) -> None:
+    with pytest.raises(BrokenPipeError):
+        print_query(migrated_url, "SELECT generate_series(1, 100000)", form=Form.CSV, out=_Closed())

@@ -1,7 +1,5 @@
 """The topics of a real broker."""
 
-import asyncio
-
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -13,6 +11,7 @@ from clawstream.stream.connect import connected
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.schemas import all_schemas
 from clawstream.stream.topics import Altered, Created, Refused, all_topics
+from tests.stream import toys
 
 NOBODY = "127.0.0.1:1"
 
@@ -22,8 +21,11 @@ async def alter(bootstrap: str, topic: str, **config: str) -> None:
     await client.start()
     names = {name.replace("_", "."): value for name, value in config.items()}
     await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs=names)])
-    while not names.items() <= (await settings_of(client, topic)).items():
-        await asyncio.sleep(0.01)
+
+    async def altered() -> bool:
+        return names.items() <= (await settings_of(client, topic)).items()
+
+    await toys.until(altered)
     await client.close()
 
 
@@ -93,8 +95,11 @@ async def test_start_up_refuses_a_wrong_partition_count(kafka_bootstrap: str, to
     await client.start()
     name = topic_prefix + "clawstream.exchanges.v1"
     await client.create_topics([NewTopic(name, 5, 1)])
-    while name not in await client.list_topics():
-        await asyncio.sleep(0.01)
+
+    async def created() -> bool:
+        return name in await client.list_topics()
+
+    await toys.until(created)
     await client.close()
     with pytest.raises(TopicMismatch, match=r"exchanges\.v1: number of partitions is 5, expected 12"):
         await admin.apply(kafka_bootstrap, topic_prefix)

@@ -3,17 +3,17 @@
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.events import Event, SessionDone
 from clawstream.local.kafka import EmbeddedKafka
-from clawstream.local.ports import reserved
 from clawstream.stream import admin
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.member import GroupPatience
@@ -44,9 +44,12 @@ async def test_a_worker_killed_in_mid_session_comes_back_under_its_name_and_lose
     feed: KafkaLog, kafka_bootstrap: str, topic_prefix: str
 ) -> None:
     await feed.append([toys.done(session, number) for number in range(20) for session in "abcd"])
-    async with victim(kafka_bootstrap, topic_prefix) as process, asyncio.timeout(60):
-        while len(await toys.written(feed, toys.TURNS)) < 20:
-            await asyncio.sleep(0.01)
+
+    async def some_written() -> bool:
+        return len(await toys.written(feed, toys.TURNS)) >= 20
+
+    async with victim(kafka_bootstrap, topic_prefix) as process:
+        await toys.until(some_written)
         process.send_signal(signal.SIGKILL)
         await process.wait()
     await feed.append([toys.done(session, number) for number in range(20, 25) for session in "abcd"])
@@ -79,31 +82,45 @@ async def test_a_member_whose_calls_take_longer_than_the_poll_interval_keeps_its
     assert len(asked) == len(set(asked)) == 4
 
 
-async def test_a_broker_that_goes_away_is_noticed_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    with reserved() as port:
-        pass
-    with EmbeddedKafka(tmp_path, port=port) as broker:
+async def test_a_broker_that_goes_away_is_noticed_and_what_waits_is_written_in_order(tmp_path: Path) -> None:
+    with EmbeddedKafka(tmp_path) as broker:
         await admin.apply(broker.bootstrap, partitions=1)
-        bootstrap = broker.bootstrap
-        connection = KafkaLog.connect(bootstrap, client_id="gateway")
-        log = await connection.__aenter__()
-        await log.append([toys.done("a", 0)])
-    async with asyncio.timeout(30):
-        while log.healthy():
-            await asyncio.sleep(0.05)
-    with pytest.raises(TryLater, match=r"did not acknowledge 1 events within 0\.5 s"):
-        await log.append([toys.done("a", 1)], timeout_s=0.5)
-    waiting = [asyncio.create_task(log.append([toys.done("a", number)])) for number in range(2, 6)]
-    await asyncio.sleep(0.1)
-    assert not any(one.done() for one in waiting)
-    with EmbeddedKafka(tmp_path, port=port):
-        async with asyncio.timeout(60):
-            await asyncio.gather(*waiting)
-            while not log.healthy():
-                await asyncio.sleep(0.05)
-        numbers = [toys.number_of(one.event) for one in await toys.read(log, toys.EXCHANGES)]
-        await connection.__aexit__(None, None, None)
-    assert list(dict.fromkeys(numbers)) == [0, 1, 2, 3, 4, 5]
+        async with KafkaLog.connect(broker.bootstrap, client_id="gateway") as log:
+
+            async def away() -> bool:
+                return not log.healthy()
+
+            async def back() -> bool:
+                return log.healthy()
+
+            await log.append([toys.done("a", 0)])
+            with silenced(tmp_path):
+                await toys.until(away)
+                with pytest.raises(TryLater, match=r"did not acknowledge 1 events within 0\.5 s"):
+                    await log.append([toys.done("a", 1)], timeout_s=0.5)
+                waiting = [asyncio.create_task(log.append([toys.done("a", number)])) for number in range(2, 6)]
+                await asyncio.sleep(0.1)
+                assert not any(one.done() for one in waiting)
+            async with asyncio.timeout(60):
+                await asyncio.gather(*waiting)
+            await toys.until(back)
+            numbers = [toys.number_of(one.event) for one in await toys.read(log, toys.EXCHANGES)]
+    assert numbers == [0, 1, 2, 3, 4, 5]
+
+
+@contextmanager
+def silenced(data_dir: Path) -> Iterator[None]:
+    """The broker on `data_dir` answers nobody for the length of the block."""
+    [broker] = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.name() == "java" and process.cwd() == str(data_dir)
+    ]
+    broker.suspend()
+    try:
+        yield
+    finally:
+        broker.resume()
 
 
 async def test_a_record_of_eight_mebibytes_is_taken_and_a_larger_one_refused(feed: KafkaLog) -> None:

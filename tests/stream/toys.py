@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from clawstream.events import (
@@ -137,8 +138,19 @@ async def running(
         raise failures.exceptions[0] from failures
 
 
-async def settled(log: KafkaLog | MemoryLog, group: str, *, within_s: float = 30.0) -> None:
+async def settled(log: KafkaLog | MemoryLog, group: str) -> None:
     """Return when the group has done everything that is on its topics."""
+
+    async def nothing_left() -> bool:
+        return await log.lag(group) == 0
+
+    await until(nothing_left)
+
+
+async def until(claim: Callable[[], Awaitable[bool]], *, within_s: float = 30.0) -> None:
+    """Return when the claim is true."""
     async with asyncio.timeout(within_s):
-        while await log.lag(group) != 0:
+        for _ in count():
+            if await claim():
+                return
             await asyncio.sleep(0.005)

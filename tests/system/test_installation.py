@@ -140,6 +140,6 @@ async def test_the_metrics_and_readiness_of_a_running_gateway_can_be_read(runnin
 async def _rows(running: Installation, query: str) -> list[dict[str, object]]:
     """Ask until the projection has caught up."""
     async with asyncio.timeout(60):
-        while not (rows := await asyncio.to_thread(rows_of, running.addresses.postgres, query)):  # noqa: ASYNC110
+        while not (rows := await asyncio.to_thread(rows_of, running.addresses.postgres, query)):
             await asyncio.sleep(0.05)
     return rows

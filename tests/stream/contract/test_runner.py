@@ -1,6 +1,7 @@
 """What the runner promises a stage, on either log."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -105,12 +106,13 @@ async def test_nothing_is_committed_past_a_call_that_has_not_returned(log: AnyLo
 
     await log.append([toys.done("a", number) for number in range(5)])
     [place] = {Place(one.topic, one.partition) for one in await toys.read(log, toys.EXCHANGES)}
+
+    async def four_voted_and_one_committed() -> bool:
+        votes, committed = await toys.written(log, toys.VOTES), await log.committed("asks")
+        return len(votes) == 4 and committed[place].offset > 0
+
     async with toys.running(toys.asks(perform), log):
-        async with asyncio.timeout(20):
-            while len(await toys.written(log, toys.VOTES)) < 4:
-                await asyncio.sleep(0.01)
-            while (await log.committed("asks"))[place].offset == 0:
-                await asyncio.sleep(0.01)
+        await toys.until(four_voted_and_one_committed)
         assert (await log.committed("asks"))[place].offset == 1
         let_go.set()
         await toys.settled(log, "asks")
@@ -175,6 +177,43 @@ async def test_a_call_that_does_not_return_is_timed_out(log: AnyLog) -> None:
     assert len(await toys.read(log, toys.VOTES)) == 1
 
 
+async def test_a_call_that_outlasts_its_partition_is_cut_and_made_by_the_next_owner(connect: Connect) -> None:
+    cut: list[str] = []
+
+    async def never(call: SessionDone) -> list[Event]:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cut.append(call.event_id)
+            raise
+        return []
+
+    async def some_cut() -> bool:
+        return bool(cut)
+
+    hasty = replace(toys.HASTE, drain_s=0.05)
+    calls = some(range(1))
+    async with connect() as feeding, connect() as one, connect() as two:
+        await feeding.append(calls)
+        async with toys.running(toys.asks(never), one, pace=hasty):
+            await toys.until(at_work(feeding))
+            async with toys.running(toys.asks(toys.answered), two, pace=hasty):
+                await toys.until(some_cut)
+        assert set(cut) == toys.ids(calls)
+        async with toys.running(toys.asks(toys.answered), two):
+            await toys.settled(feeding, "asks")
+        assert await toys.written(feeding, toys.VOTES) == toys.ids(toys.vote(session, 0) for session in SESSIONS)
+
+
+def at_work(log: AnyLog) -> Callable[[], Awaitable[bool]]:
+    """Whether a worker has been given its partitions: it has noted where it begins."""
+
+    async def noted() -> bool:
+        return bool(await log.committed("asks"))
+
+    return noted
+
+
 async def test_a_record_that_can_not_be_read_is_set_aside_byte_for_byte(log: AnyLog) -> None:
     headers = [("a", b"\0\xff"), ("a", b"again")]
     await append_bytes(log, toys.EXCHANGES, b"a", b"\xc3\x01 nonsense", headers)
@@ -236,9 +275,12 @@ async def test_open_keys_are_asked_as_the_clock_goes(log: AnyLog) -> None:
 
     stage = Stage(name="idle", reads=(toys.EXCHANGES,), step=step, tick=tick)
     await log.append([toys.done("a", 0)])
-    async with toys.running(stage, log), asyncio.timeout(20):
-        while len(await toys.read(log, toys.EXCHANGES)) < 2:
-            await asyncio.sleep(0.02)
+
+    async def idle_said() -> bool:
+        return len(await toys.read(log, toys.EXCHANGES)) == 2
+
+    async with toys.running(stage, log):
+        await toys.until(idle_said)
         await toys.settled(log, "idle")
     first, second = await toys.read(log, toys.EXCHANGES)
     assert second.timestamp_ms - first.timestamp_ms >= 190

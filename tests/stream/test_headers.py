@@ -1,0 +1,36 @@
+"""What stands around an event's bytes."""
+
+from hypothesis import given
+
+from clawstream.events import Event
+from clawstream.stream.headers import dead_letter_headers, headers_of, traceparent_of
+from tests import strategies
+from tests.stream import toys
+
+NAMES = ["ce_specversion", "ce_id", "ce_type", "ce_source", "ce_time", "ce_subject", "content-type"]
+
+
+@given(strategies.events())
+def test_every_event_has_its_cloudevents_attributes(event: Event) -> None:
+    headers = headers_of(event, source="/clawstream/test", now_ms=0, traceparent=None)
+    assert [name for name, _ in headers] == NAMES
+    assert dict(headers)["ce_id"].decode() == event.event_id
+
+
+def test_attributes_read_as_cloudevents_says() -> None:
+    headers = headers_of(toys.done("a", 0), source="/clawstream/test", now_ms=1_700_000_000_123, traceparent="00-1")
+    said = {name: value.decode() for name, value in headers}
+    assert said["ce_specversion"] == "1.0"
+    assert said["ce_type"] == "clawstream.SessionDone"
+    assert said["ce_time"] == "2023-11-14T22:13:20.123+00:00"
+    assert said["ce_subject"] == "a"
+    assert said["content-type"] == "application/avro"
+    assert traceparent_of(tuple(headers)) == "00-1"
+    assert traceparent_of(tuple(headers[:-1])) is None
+
+
+def test_a_dead_letter_says_where_it_was_and_why_in_bounded_words() -> None:
+    headers = dict(dead_letter_headers("t", 1, 2, 3, group="g", error=ValueError("x" * 2000)))
+    assert headers["dlq.partition"] == b"1"
+    assert headers["dlq.timestamp"] == b"3"
+    assert len(headers["dlq.error.message"]) == 500
