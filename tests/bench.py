@@ -22,6 +22,7 @@ import aiohttp
 import openai
 import torch
 import typer
+from openai.types.chat import ChatCompletionMessageParam
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -109,7 +110,7 @@ async def _ttft(folder: Path, rounds: int) -> dict[str, float | int]:
         "added_ms": p50["gateway"] - p50["engine"] - p50["render"],
         "transformers_ms_p50": p50["transformers"],
         "prompt_bytes": PROMPT_BYTES,
-        "prompt_tokens": len(renderer.prompt_ids(_messages(0, "gateway"), {})),
+        "prompt_tokens": len(renderer.prompt_ids(_asked(0, "gateway"), {})),
         "rounds": rounds,
     }
 
@@ -127,7 +128,7 @@ async def _round(
             messages=_messages(number, "gateway"),
             stream=True,
             max_tokens=4,
-            temperature=1.0,  # type: ignore[arg-type]
+            temperature=1.0,
         )
         async with stream:
             async for chunk in stream:
@@ -135,7 +136,7 @@ async def _round(
                     measured["gateway"] = (time.perf_counter() - started) * 1000
 
     async def alone() -> None:
-        ids = renderer.prompt_ids(_messages(number, "engine"), {})
+        ids = renderer.prompt_ids(_asked(number, "engine"), {})
         request = GenerateRequest(input_ids=ids, sampling=Sampling(max_new_tokens=4, ignore_eos=True))
         started = time.perf_counter()
         async with contextlib.aclosing(engine.generate(request)) as chunks:
@@ -144,14 +145,14 @@ async def _round(
                     measured["engine"] = (time.perf_counter() - started) * 1000
 
     async def plain() -> None:
-        ids = torch.tensor([renderer.prompt_ids(_messages(number, "plain"), {})])
+        ids = torch.tensor([renderer.prompt_ids(_asked(number, "plain"), {})])
         started = time.perf_counter()
         with torch.no_grad():
             model.generate(ids, max_new_tokens=1, do_sample=True, attention_mask=torch.ones_like(ids))
         measured["transformers"] = (time.perf_counter() - started) * 1000
 
     async def render() -> None:
-        messages = _messages(number, "render")
+        messages = _asked(number, "render")
         started = time.perf_counter()
         renderer.prompt_ids(messages, {})
         measured["render"] = (time.perf_counter() - started) * 1000
@@ -165,12 +166,21 @@ async def _round(
     return measured
 
 
-def _messages(number: int, who: str) -> list[dict[str, str]]:
+def _messages(number: int, who: str) -> list[ChatCompletionMessageParam]:
+    return [{"role": "user", "content": _text(number, who)}]
+
+
+def _asked(number: int, who: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": _text(number, who)}]
+
+
+def _text(number: int, who: str) -> str:
+    """PROMPT_BYTES of words that differ from the first on."""
     rng = random.Random(f"{number} {who}")
     text = f"{rng.random()} "
     while len(text) < PROMPT_BYTES:
         text += rng.choice(WORDS) + " "
-    return [{"role": "user", "content": text[:PROMPT_BYTES]}]
+    return text[:PROMPT_BYTES]
 
 
 def _model(folder: Path) -> Path:
@@ -179,10 +189,10 @@ def _model(folder: Path) -> Path:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    trainer: Any = trainers.BpeTrainer(  # type: ignore[no-untyped-call]
         vocab_size=512, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    tokenizer.train_from_iterator([_messages(n, "training")[0]["content"] for n in range(20)], trainer)
+    tokenizer.train_from_iterator([_text(n, "training") for n in range(20)], trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     fast.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS)})
     fast.save_pretrained(folder)

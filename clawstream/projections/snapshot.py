@@ -1,7 +1,7 @@
 """A look at the tables at one moment, which can change nothing."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
@@ -51,7 +51,9 @@ def ask(cursor: psycopg.Cursor, query: str) -> Iterator[Answer]:
         names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
     oids = tuple(columns.ftype(n) for n in range(columns.nfields))
     # The stream holds the connection's lock until it is closed: an error half-way through would wait for itself.
-    with closing(cursor.stream(query.encode())) as rows:
+    rows = cursor.stream(query.encode())
+    assert isinstance(rows, Generator)
+    with closing(rows):
         yield Answer(names=tuple(names), type_oids=oids, rows=rows)
 
 

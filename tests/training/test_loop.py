@@ -28,7 +28,7 @@ def settings(base: Path, data: Path, **training: object) -> Settings:
         data_dir=data,
         engine=EngineSettings(model_path=base),
         policy=PolicySettings(id="policy"),
-        training=TrainingSettings(**({"batch_samples": 3, "learning_rate": 1e-3} | training)),  # type: ignore[arg-type]
+        training=TrainingSettings(**({"batch_samples": 3, "learning_rate": 1e-3} | training)),
     )
 
 
@@ -45,16 +45,12 @@ async def trained_until(log: MemoryLog, chosen: Settings, version: int) -> list[
     running = asyncio.create_task(train(chosen, log, stop=stop))
     async with asyncio.timeout(60):
         async for records in log.follow([POLICY_TOPIC], "earliest"):
-            found = [r.event.policy_version for r in records if isinstance(r, Record) and _is_published(r.event)]
-            if version in found or running.done():
+            events = [record.event for record in records if isinstance(record, Record)]
+            if running.done() or any(isinstance(e, PolicyPublished) and e.policy_version == version for e in events):
                 break
     stop.set()
     await running
     return await said(log)
-
-
-def _is_published(event: Event) -> bool:
-    return isinstance(event, PolicyPublished)
 
 
 def names(samples: Sequence[SampleAssembled]) -> set[str]:
