@@ -34,6 +34,11 @@ class KafkaSettings(Section):
 
     bootstrap: str | None = Field(None, description="host:port[,host:port]; none: a broker of our own is started")
     prefix: str = Field("", description="put before every topic and group name", pattern=r"^[A-Za-z0-9._-]*$")
+    instance: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="names this process among those of its stage; after a restart it has its partitions back at once",
+    )
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
     sasl_username: str | None = None

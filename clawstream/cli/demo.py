@@ -73,7 +73,8 @@ def demo(
     (folder / "demo.json").write_text(written)
     if json_file is not None:
         json_file.write_text(written)
-    Console().print(_table(figures))
+    console.print()
+    Console().print(_scores(figures), _facts(figures), sep="\n\n")
     _what_next(console, folder, picture)
 
 
@@ -106,21 +107,33 @@ class Tell:
         self._bar.update(self._task, description=step.phase, completed=step.update, **fields)  # type: ignore[arg-type]
 
 
-def _table(figures: "Figures") -> Table:
-    table = Table(title=f"First answers to {figures.problems} held-out problems, right and in the wanted style")
+def _scores(figures: "Figures") -> Table:
+    table = Table(title=f"Right and in the wanted style, of {figures.problems} held-out problems", title_justify="left")
     for name in ("update", "score", "95 % interval"):
         table.add_column(name, justify="right")
     for score in figures.scores:
         table.add_row(str(score.update), f"{score.score:.2f}", f"{score.low:.2f} - {score.high:.2f}")
     table.add_section()
-    table.add_row("hinted base", f"{figures.ceiling_score:.2f}", "the ceiling of distillation")
+    table.add_row("hint in the prompt", f"{figures.ceiling_score:.2f}", "what update 0 could do")
+    return table
+
+
+def _facts(figures: "Figures") -> Table:
     gap_ms = figures.max_stream_gap_ms_during_swap
-    table.caption = (
-        f"{figures.sessions} sessions, {figures.turns} turns, {figures.samples} samples, "
-        f"{figures.policy_versions} policy versions; {figures.requests} requests, {figures.requests_failed} failed; "
-        f"first token p50 {figures.ttft_ms.p50:.0f} ms; longest gap in a stream during a weight change "
-        f"{'none seen' if gap_ms is None else f'{gap_ms:.0f} ms'}; {figures.wall_s:.0f} s, {figures.peak_mb:.0f} MB"
-    )
+    table = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("people", f"{figures.sessions} sessions, {figures.turns} turns, {figures.samples} samples"),
+        ("requests", f"{figures.requests}, {figures.requests_failed} failed"),
+        ("weights", f"{figures.policy_versions} versions; samples {figures.versions_behind_mean:.1f} versions old"),
+        ("longest gap in a stream during a weight change", "none seen" if gap_ms is None else f"{gap_ms:.0f} ms"),
+        ("first token", f"{figures.ttft_ms.p50:.0f} ms (p50), {figures.ttft_ms.p99:.0f} ms (p99)"),
+        (
+            "exchange to row",
+            f"{figures.exchange_to_row_ms.p50:.0f} ms (p50), {figures.exchange_to_row_ms.p99:.0f} (p99)",
+        ),
+        ("took", f"{figures.wall_s:.0f} s, {figures.peak_mb:.0f} MB beside the JVM"),
+    ):
+        table.add_row(f"[dim]{name}[/]", value)
     return table
 
 

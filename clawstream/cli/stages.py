@@ -69,7 +69,7 @@ def judging(context: typer.Context) -> None:
         from clawstream.stream.runner import run
 
         async with JudgeClient.open(settings.judge) as judge:
-            await run(judging_stage(settings.judge, judge), log, stop=stop)
+            await run(judging_stage(settings.judge, judge), log, stop=stop, instance_id=_instance(settings, "judging"))
 
     _with_log(settings, "judging", main)
 
@@ -149,11 +149,15 @@ def _database(settings: Settings) -> str:
     return settings.postgres.url.get_secret_value()
 
 
+def _instance(settings: Settings, stage: str) -> str | None:
+    return None if settings.kafka.instance is None else f"{settings.kafka.prefix}{stage}-{settings.kafka.instance}"
+
+
 def _run_stage(settings: Settings, stage: "Stage[Any, Any]") -> None:
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         from clawstream.stream.runner import run
 
-        await run(stage, log, stop=stop)
+        await run(stage, log, stop=stop, instance_id=_instance(settings, stage.name))
 
     _with_log(settings, stage.name, main)
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ async def installation(
             "data_dir": filled.data_dir,
             "cache_dir": filled.cache_dir,
             "kafka.bootstrap": addresses.kafka,
+            "kafka.instance": filled.kafka.instance or f"{socket.gethostname()}-{filled.gateway.port}",
             "postgres.url": addresses.postgres,
             "engine.urls": list(addresses.engines),
             "engine.port": filled.engine.port,
