@@ -260,3 +260,8 @@ def child_environment(overrides: Mapping[str, object]) -> dict[str, str]:
     return os.environ | {
         name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in named.items()
     }
+
+
+def quiet_transformers() -> None:
+    """Let transformers, once imported, tell errors only; its advice is for people who write models."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from clawstream.cli.process import Context, log_to_stderr
+from clawstream.cli.process import Context, hide_torch, log_to_stderr
 
 if TYPE_CHECKING:
     from clawstream.simulation.demo import Progress as Step
@@ -46,16 +46,16 @@ def demo(
     assert isinstance(context.obj, Context)
     settings = context.obj.settings()
     log_to_stderr("demo", level=30)
+    hide_torch()
+    from clawstream.simulation.base import base_policy
     from clawstream.simulation.demo import Plan, demonstrate
     from clawstream.simulation.plot import plot_scores
-    from clawstream.simulation.policy import ensure, place
 
     console = Console(stderr=True)
     folder = settings.data_dir / "demos" / f"{time.strftime('%Y%m%d-%H%M%S')}-{method.value}-seed{seed}"
     (folder / "logs").mkdir(parents=True)
     started = time.perf_counter()
-    was_cached = place(settings.cache_dir).is_dir()
-    base = ensure(settings.cache_dir)
+    base, was_built = base_policy(settings.cache_dir)
     plan = Plan(
         method=method.value,
         updates=updates,
@@ -64,7 +64,7 @@ def demo(
         folder=folder,
         cache_dir=settings.cache_dir,
     )
-    built_base_s = None if was_cached else time.perf_counter() - started
+    built_base_s = time.perf_counter() - started if was_built else None
     with _shown(console, updates) as tell:
         figures = asyncio.run(demonstrate(plan, base, built_base_s=built_base_s, tell=tell))
     picture = plot or folder / "scores.png"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvloop
 
-from clawstream.config import Settings, load
+from clawstream.config import Settings, load, quiet_transformers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,5 +59,6 @@ def hide_torch() -> None:
 
     Where torch is installed that saves some 600 MB and several seconds of start-up.
     """
+    quiet_transformers()
     if "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]  # how Python marks a module as not to be had

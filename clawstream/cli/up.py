@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from clawstream.cli.process import Context, log_to_stderr, run_until_stopped
+from clawstream.cli.process import Context, hide_torch, log_to_stderr, run_until_stopped
 from clawstream.config import Settings
 from clawstream.errors import PartUnavailable
 
@@ -49,10 +49,11 @@ def up(
 
 def _tiny_policy(settings: Settings, console: Console) -> Path:
     """Return the demonstration's policy, so that a first look needs no model."""
-    from clawstream.simulation.policy import ensure
+    hide_torch()
+    from clawstream.simulation.base import base_policy
 
     console.print("no model is set (engine.model_path or --model): serving the tiny policy of `clawstream demo`")
-    return ensure(settings.cache_dir)
+    return base_policy(settings.cache_dir)[0]
 
 
 def _greet(console: Console, running: "Installation", model_path: Path) -> None:

@@ -27,7 +27,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from clawstream.simulation import tokenizer
-from clawstream.simulation.recipe import Lesson, Recipe
+from clawstream.simulation.recipe import Lesson, Recipe, place
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +52,6 @@ def ensure(cache_dir: Path, recipe: Recipe | None = None) -> Path:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
-
-
-def place(cache_dir: Path, recipe: Recipe | None = None) -> Path:
-    """Return where the policy of this recipe is kept, whether it is there or not."""
-    return cache_dir / f"simulated-policy-{(recipe or Recipe()).digest()}"
 
 
 def build(recipe: Recipe) -> Qwen3ForCausalLM:

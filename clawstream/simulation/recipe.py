@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from renderers import Qwen3RendererConfig
@@ -68,3 +69,8 @@ class Lesson(NamedTuple):
     def num_tokens(self) -> int:
         """Prompt and answer."""
         return len(self.prompt_ids) + len(self.answer_ids)
+
+
+def place(cache_dir: Path, recipe: Recipe | None = None) -> Path:
+    """Return where the policy of this recipe is kept, whether it is there or not."""
+    return cache_dir / f"simulated-policy-{(recipe or Recipe()).digest()}"

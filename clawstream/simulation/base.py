@@ -1,0 +1,23 @@
+"""The tiny policy for whoever serves it: built by a process of its own, so that torch's memory is given back."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from clawstream.errors import PartUnavailable
+from clawstream.simulation.recipe import place
+
+
+def base_policy(cache_dir: Path) -> tuple[Path, bool]:
+    """Return the policy's folder, and whether it had to be built now; its progress goes to stderr."""
+    folder = place(cache_dir)
+    if folder.is_dir():
+        return folder, False
+    command = [sys.executable, "-m", "clawstream.simulation.policy", "--cache-dir", str(cache_dir)]
+    found = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    if found.returncode != 0 or not folder.is_dir():
+        raise PartUnavailable(
+            f"the tiny policy could not be built (exit code {found.returncode}; its words are above). "
+            "Nothing was started"
+        )
+    return folder, True
