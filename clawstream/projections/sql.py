@@ -94,7 +94,7 @@ _PRINT: Mapping[Form, Callable[[Answer, TextIO], None]] = MappingProxyType(
 def _short(value: object) -> str | None:
     """A cell of the table for people: four digits of a number, whole seconds of a time."""
     if isinstance(value, float | Decimal):
-        return f"{value:.4g}"
+        return f"{float(value):.4g}"
     if isinstance(value, datetime):
         return value.isoformat(" ", timespec="seconds")
     return _cell(value)

@@ -1,0 +1,109 @@
+"""The processes that simulate people: students who chat and the scorer, started, steered and heard from here."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from clawstream.errors import PartUnavailable
+from clawstream.simulation.figures import Chat, Score
+
+
+@contextlib.asynccontextmanager
+async def program(*argv: str, log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A simulated person as a process, with its words in `log`; it is gone when the block ends."""
+    with log.open("ab") as words:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", *argv,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=words, limit=2**22,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 10)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+class Students:
+    """The student process: told to pause and go on over its stdin, heard line by line on its stdout."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._paused = asyncio.Event()
+        self.chats: list[Chat] = []
+
+    async def listen(self) -> None:
+        """Collect its reports until it ends; an end that nobody asked for is an error."""
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            report = json.loads(line)
+            if report["event"] == "paused":
+                self._paused.set()
+            else:
+                self.chats.append(_chat(report))
+
+    async def pause(self) -> None:
+        """Return once no session is open."""
+        self._paused.clear()
+        await self._tell("pause")
+        await self._paused.wait()
+
+    async def go(self) -> None:
+        """Let sessions start again."""
+        await self._tell("go")
+
+    async def _tell(self, command: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command}\n".encode())
+        await self._process.stdin.drain()
+
+
+def _chat(report: dict[str, Any]) -> Chat:
+    started_ms = report["started_at_s"] * 1000
+    return Chat(
+        started_at_ms=started_ms,
+        finished_at_ms=started_ms + report["total_ms"],
+        ttft_ms=report["ttft_ms"],
+        gaps=tuple((ended_at_s * 1000, gap_ms) for ended_at_s, gap_ms in report["gaps"]),
+        failed=report["failed"],
+        first_answer=report["first_answer"],
+        num_tokens=report["num_chunks"],
+    )
+
+
+class Scorer:
+    """The scoring process; every call is one run of it."""
+
+    def __init__(self, gateway: str, problems_file: Path, folder: Path, seed: int) -> None:
+        self._gateway = gateway
+        self._problems = problems_file
+        self._log = folder / "logs" / "scorer.log"
+        self._seed = seed
+
+    async def score(self, update: int, *, hint: str | None = None) -> Score:
+        """Ask all held-out problems; raise PartUnavailable when some answer did not come or versions were mixed."""
+        argv = [
+            "clawstream.simulation.scorer", "--base-url", f"{self._gateway}/v1", "--problems", str(self._problems),
+            "--seed", str(self._seed), *(("--hint", hint) if hint is not None else ()),
+        ]  # fmt: skip
+        async with program(*argv, log=self._log) as process:
+            output, _ = await process.communicate()
+        if process.returncode != 0:
+            raise PartUnavailable(f"the scorer exited with {process.returncode}: see {self._log}")
+        found = json.loads(output)
+        if found["policy_versions"] != [str(update)]:
+            raise PartUnavailable(
+                f"answers for the score of update {update} came from versions {found['policy_versions']}: "
+                "a score is of one version, so the run ends here"
+            )
+        return Score(
+            update=update, score=found["score"], low=found["ci95_low"], high=found["ci95_high"], num_problems=found["n"]
+        )
