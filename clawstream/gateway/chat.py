@@ -157,6 +157,8 @@ class _Answering:
                     delta = self.answer.feed(chunk.token_ids)
                     if delta is not None:
                         await self.outlet.delta(delta)
+                    elif chunk.token_ids:
+                        await self.outlet.begin()
         except EngineRefused as error:
             refused = BadRequest(f"The engine refused the request: {error.message}", status=error.status)
             return _Failure(

@@ -17,6 +17,9 @@ from clawstream.gateway.replies import KEEP_ALIVE, Reply, Usage, error_headers, 
 class Outlet(Protocol):
     """Where an answer goes."""
 
+    async def begin(self) -> None:
+        """The first token is there, though it shows nothing yet."""
+
     async def delta(self, delta: Delta) -> None:
         """What is new goes out, if this outlet shows an answer as it grows."""
 
@@ -42,9 +45,14 @@ class StreamOutlet:
         self._sending = asyncio.Lock()
         self._sent_at = asyncio.get_running_loop().time()
 
+    async def begin(self) -> None:
+        """Send the role alone: markup and half characters may keep content waiting for a while."""
+        if self._role:
+            await self.delta(Delta())
+
     async def delta(self, delta: Delta) -> None:
         """Send a chunk; the first one has the role."""
-        content, self._role = self._role | delta.as_dict(), {}
+        content, self._role = self._role | (delta.as_dict() or {"content": ""}), {}
         await self._write(self._reply.chunk(content))
 
     async def keep_alive(self, every_s: float) -> None:
@@ -55,9 +63,14 @@ class StreamOutlet:
             if loop.time() >= self._sent_at + every_s:
                 await self._write(KEEP_ALIVE)
 
-    async def finish(self, message: dict[str, Any], reason: FinishReason, usage: Usage) -> None:
+    async def finish(
+        self,
+        message: dict[str, Any],  # noqa: ARG002  # it was streamed
+        reason: FinishReason,
+        usage: Usage,
+    ) -> None:
         """Send how the answer ended, its usage where that was asked for, and the end of the stream."""
-        begun = b"" if not self._role else self._reply.chunk(self._role | {"content": message["content"] or ""})
+        begun = self._reply.chunk(self._role | {"content": ""}) if self._role else b""
         await self._write(begun + self._reply.ending(reason, usage if self._include_usage else None), more=False)
 
     async def fail(self, refused: BadRequest) -> None:
@@ -83,6 +96,9 @@ class PlainOutlet:
     def __init__(self, send: Send, reply: Reply) -> None:
         self._send = send
         self._reply = reply
+
+    async def begin(self) -> None:
+        """A status can still be told."""
 
     async def delta(self, delta: Delta) -> None:
         """The message at the end has it all."""

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 from clawstream.errors import ClawstreamError, ConfigError
 from clawstream.events.conversation import role_of, text_of
+from clawstream.inference.encoding import RememberingTokenizer
 
 LOG = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ _FAMILIES: Mapping[str, str] = {
     "llama": "llama-3",
     "minimax_m2": "minimax-m2",
 }
+# Families whose code asks a tokenizer for ids and text and for nothing else; the others get the tokenizer itself.
+_REMEMBERED = frozenset({"qwen3", "glm-4.5", "glm-5", "glm-5.1", "deepseek-v3", "deepseek-r1", "kimi-k2"})
 _PROBE = (
     {"role": "system", "content": "s"},
     {"role": "user", "content": "u"},
@@ -74,7 +77,8 @@ class PromptRenderer:
         self._tokenizer = tokenizer
         self._config = config
         self._variants: dict[bytes, Any] = {}
-        self._renderer = create_renderer(tokenizer, config)
+        self._encoder = RememberingTokenizer(tokenizer) if config.name in _REMEMBERED else tokenizer
+        self._renderer = create_renderer(self._encoder, config)
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         self.marker_ids: frozenset[int] = frozenset(tokenizer.get_added_vocab().values())
         self.bare_tool_calls: bool = config.name == "llama-3"  # nothing but JSON tells a call from an answer
@@ -160,7 +164,7 @@ class PromptRenderer:
             if len(self._variants) >= _MAX_VARIANTS:
                 self._variants.clear()
             try:
-                self._variants[key] = create_renderer(self._tokenizer, self._config, chat_template_kwargs=kwargs)
+                self._variants[key] = create_renderer(self._encoder, self._config, chat_template_kwargs=kwargs)
             except (ValueError, TypeError) as error:
                 raise UnrenderableRequest(f"chat_template_kwargs: {error}") from error
         return self._variants[key]

@@ -62,6 +62,13 @@ async def test_a_stream_has_a_chunk_for_each_token_and_its_usage_at_the_end(gate
     assert {event["session_id"] for event in response.events} == {response.headers["x-session-id"]}
 
 
+async def test_a_stream_begins_with_the_first_token_even_if_that_shows_nothing(gateway: House) -> None:
+    gateway.say("<think>\nhm\n</think>\n\nok")
+    response = await gateway.chat(stream=True)
+    assert response.events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert response.events[1]["choices"][0]["delta"] == {"reasoning_content": "h"}
+
+
 async def test_without_include_usage_no_usage_is_streamed(gateway: House) -> None:
     response = await gateway.chat(stream=True)
     assert all("usage" not in event for event in response.events)

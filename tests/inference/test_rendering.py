@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clawstream.errors import ConfigError
+from clawstream.inference.encoding import RememberingTokenizer
 from clawstream.inference.rendering import CalledTool, PromptRenderer, UnrenderableRequest
 from tests.engine.tiny_model import make_tokenizer
 
@@ -97,6 +100,21 @@ def test_a_template_option_that_the_family_lacks_is_refused(renderer: PromptRend
 def test_a_family_that_does_not_fit_is_an_error_that_names_it(folder: Path, family: str, thinking: bool | None) -> None:
     with pytest.raises(ConfigError, match=family):
         PromptRenderer.load(folder, family, thinking)
+
+
+@given(texts=st.lists(st.text(st.sampled_from("ab <|im_end|>é😀"), max_size=30), min_size=1, max_size=8))
+def test_what_is_remembered_are_the_tokenizer_s_own_ids(folder: Path, texts: list[str]) -> None:
+    tokenizer = make_tokenizer(folder)
+    remembering = RememberingTokenizer(tokenizer, max_tokens=64)
+    for text in [*texts, *texts]:
+        assert remembering.encode(text) == tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_a_remembered_text_is_not_changed_by_who_got_it(folder: Path) -> None:
+    remembering = RememberingTokenizer(make_tokenizer(folder))
+    remembering.encode("abc").append(7)
+    remembering.encode("abc").append(7)
+    assert remembering.decode(remembering.encode("abc")) == "abc"
 
 
 def test_a_template_of_its_own_goes_before_the_architecture(tmp_path: Path) -> None:

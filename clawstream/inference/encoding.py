@@ -1,0 +1,57 @@
+"""A tokenizer that remembers what it has encoded: each request of a conversation repeats all messages before it.
+
+The one rule: ids are those of the tokenizer underneath. It has no character offsets, which only training masks need,
+so renderers skip the work of attributing tokens to messages.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+MAX_TOKENS = 2_000_000  # remembered; a token takes 8 bytes here
+
+
+class RememberingTokenizer:
+    """What renderers ask of a tokenizer, and no more; safe to use from several threads."""
+
+    def __init__(self, tokenizer: Any, *, max_tokens: int = MAX_TOKENS) -> None:
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
+        self._encoded: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._changing = threading.Lock()
+        self.name_or_path: str = tokenizer.name_or_path
+        self.unk_token_id: int | None = tokenizer.unk_token_id
+        self.eos_token_id: int | None = tokenizer.eos_token_id
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the ids of `text`; no special tokens are added around it."""
+        assert not add_special_tokens  # templates write their own
+        with self._changing:
+            known = self._encoded.get(text)
+            if known is not None:
+                self._encoded.move_to_end(text)
+                return list(known)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        self._remember(text, tuple(ids))
+        return ids
+
+    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
+        """Return the text of the ids."""
+        return str(self._tokenizer.decode(token_ids, **options))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """Return the id of each token."""
+        return self._tokenizer.convert_tokens_to_ids(tokens)
+
+    def _remember(self, text: str, ids: tuple[int, ...]) -> None:
+        """Keep the newest texts, up to so many tokens in all."""
+        with self._changing:
+            if text in self._encoded or len(ids) > self._max_tokens // 8:
+                return
+            self._encoded[text] = ids
+            self._num_tokens += len(ids)
+            while self._num_tokens > self._max_tokens:
+                _, oldest = self._encoded.popitem(last=False)
+                self._num_tokens -= len(oldest)
