@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import aiohttp
-import openai
 import torch
 import typer
-from openai.types.chat import ChatCompletionMessageParam
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -93,15 +91,14 @@ async def _ttft(folder: Path, rounds: int) -> dict[str, float | int]:
         engine_url = stack.enter_context(cpu_engine(model_path, engine_port, "--threads", "1"))
         await admin.apply(kafka.bootstrap)
         async with _gateway(kafka.bootstrap, engine_url, gateway_port, model_path), aiohttp.ClientSession() as http:
-            client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{gateway_port}/v1", api_key="none", max_retries=0)
+            gateway_url = f"http://127.0.0.1:{gateway_port}"
             engine = SglangEngine(http, engine_url)
             times: dict[str, list[float]] = {name: [] for name in ("engine", "gateway", "render", "transformers")}
             for number in range(rounds + 3):
-                measured = await _round(number, client, engine, renderer, model)
+                measured = await _round(number, http, gateway_url, engine, renderer, model)
                 if number >= 3:  # the first three warm up
                     for name, ms in measured.items():
                         times[name].append(ms)
-            await client.close()
     p50 = {name: statistics.median(values) for name, values in times.items()}
     return {
         "engine_ms_p50": p50["engine"],
@@ -116,23 +113,28 @@ async def _ttft(folder: Path, rounds: int) -> dict[str, float | int]:
 
 
 async def _round(
-    number: int, client: openai.AsyncOpenAI, engine: SglangEngine, renderer: PromptRenderer, model: Any
+    number: int,
+    http: aiohttp.ClientSession,
+    gateway_url: str,
+    engine: SglangEngine,
+    renderer: PromptRenderer,
+    model: Any,
 ) -> dict[str, float]:
     """Ask each once, in an order that changes from round to round; return ms by name."""
     measured: dict[str, float] = {}
 
     async def gateway() -> None:
+        body = {
+            "model": "policy",
+            "messages": _asked(number, "gateway"),
+            "stream": True,
+            "max_tokens": 4,
+            "temperature": 1,
+        }
         started = time.perf_counter()
-        stream = await client.chat.completions.create(
-            model="policy",
-            messages=_messages(number, "gateway"),
-            stream=True,
-            max_tokens=4,
-            temperature=1.0,
-        )
-        async with stream:
-            async for chunk in stream:
-                if chunk.choices and "gateway" not in measured and chunk.choices[0].delta.content:
+        async with http.post(f"{gateway_url}/v1/chat/completions", json=body) as response:
+            async for line in response.content:
+                if "gateway" not in measured and _has_content(line):
                     measured["gateway"] = (time.perf_counter() - started) * 1000
 
     async def alone() -> None:
@@ -162,12 +164,15 @@ async def _round(
     for ask in asked:
         await ask()
     if "gateway" not in measured:  # the random policy began with a token that is no text: ask with another prompt
-        return await _round(number + 1_000, client, engine, renderer, model)
+        return await _round(number + 1_000, http, gateway_url, engine, renderer, model)
     return measured
 
 
-def _messages(number: int, who: str) -> list[ChatCompletionMessageParam]:
-    return [{"role": "user", "content": _text(number, who)}]
+def _has_content(line: bytes) -> bool:
+    if not line.startswith(b"data: {"):
+        return False
+    choices = json.loads(line.removeprefix(b"data: "))["choices"]
+    return bool(choices) and bool(choices[0]["delta"].get("content"))
 
 
 def _asked(number: int, who: str) -> list[dict[str, str]]:
@@ -190,9 +195,9 @@ def _model(folder: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer: Any = trainers.BpeTrainer(  # type: ignore[no-untyped-call]
-        vocab_size=512, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=512, show_progress=False
     )
-    tokenizer.train_from_iterator([_text(n, "training") for n in range(20)], trainer)
+    tokenizer.train_from_iterator([_text(n, "training") + "\n" for n in range(20)], trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     fast.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS)})
     fast.save_pretrained(folder)
