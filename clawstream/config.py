@@ -9,7 +9,6 @@ short for the addresses of the two servers.
 import json
 import os
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from clawstream.errors import ConfigError
 
+PREFIX = "CLAWSTREAM_"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -109,7 +109,7 @@ class TurnsSettings(Section):
 class JudgeSettings(Section):
     """The judges: any OpenAI-compatible endpoint."""
 
-    url: str | None = Field(None, description="base URL ending in /v1; none: the policy's own engine judges nothing")
+    url: str | None = Field(None, description="base URL ending in /v1; none: nothing is judged")
     model: str = "judge"
     api_key: SecretStr | None = None
     votes: int = Field(3, ge=1, le=15, description="per question and turn")
@@ -167,9 +167,9 @@ class TrainingSettings(Section):
 
 
 class MonitorSettings(Section):
-    """The live windows."""
+    """The live windows; they are for this machine, behind no key."""
 
-    host: str = "127.0.0.1"
+    host: Literal["127.0.0.1", "::1", "localhost"] = "127.0.0.1"
     port: int = Field(30066, ge=0, le=65535)
 
 
@@ -189,11 +189,12 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
-        env_prefix="CLAWSTREAM_",
+        env_prefix=PREFIX,
         env_nested_delimiter="__",
         nested_model_default_partial_update=True,
     )
 
+    environment: bool = Field(True, description="whether CLAWSTREAM_* variables override what stands here")
     data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("clawstream")))
     cache_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("clawstream")))
     kafka: KafkaSettings = KafkaSettings()
@@ -215,7 +216,9 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment goes before the file, which `load` passes as arguments."""
+        """The environment goes before the file, which `load` passes as arguments, unless the file shuts it out."""
+        if init_settings().get("environment") is False:
+            return (init_settings,)
         return _Environment(settings_cls), init_settings
 
     @property
@@ -225,24 +228,48 @@ class Settings(BaseSettings):
 
 
 def load(path: Path | None) -> Settings:
-    """Return the settings in the file, or the defaults, with the environment's overrides.
+    """Return the settings in the file (TOML, or JSON as `dump` writes it), or the defaults, and what overrides them.
 
     Raises ConfigError naming the key, what was found and what is allowed.
     """
-    values: dict[str, object] = {}
-    if path is not None:
-        try:
-            values = tomllib.loads(path.read_text())
-        except FileNotFoundError as error:
-            raise ConfigError(f"{path}: no such file; name an existing one with --config, or leave it out") from error
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path}: not TOML: {error}") from error
+    values = {} if path is None else _read(path)
     try:
-        return Settings(**values)  # type: ignore[arg-type]  # pydantic checks the values of an untyped file
+        settings = Settings(**values)
     except ValidationError as error:
         where = f"{path}: " if path else ""
         problems = "; ".join(_problem(dict(item)) for item in error.errors())
         raise ConfigError(f"{where}{problems}. Nothing was started.") from error
+    if settings.environment:
+        _refuse_unknown_variables()
+    return settings
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file; name an existing one with --config, or leave it out") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+    assert isinstance(found, dict)
+    return found
+
+
+def _refuse_unknown_variables() -> None:
+    """A variable that overrides nothing is a typing error."""
+    fields = Settings.model_fields
+    known = {f"{PREFIX}{name}".upper() for name in fields}
+    for name, field in fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            known |= {f"{PREFIX}{name}__{key}".upper() for key in section.model_fields}
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name.upper() not in known)
+    if unknown:
+        raise ConfigError(
+            f"unknown variable {', '.join(unknown)}: it overrides nothing. Unset it, or see `clawstream config` for "
+            "the keys there are (CLAWSTREAM_GATEWAY__PORT is `port` under `[gateway]`). Nothing was started."
+        )
 
 
 def _problem(item: dict[str, object]) -> str:
@@ -250,16 +277,28 @@ def _problem(item: dict[str, object]) -> str:
     key = ".".join(map(str, location)) if isinstance(location, tuple) else str(location)
     if item.get("type") == "extra_forbidden":
         return f"unknown key {key}: remove it, or see `clawstream config` for the keys there are"
-    return f"{key}: {item.get('msg')} (found {item.get('input')!r})"
+    found = item.get("input")
+    return f"{key}: {item.get('msg')}" + ("" if isinstance(found, dict) else f" (found {found!r})")
 
 
-def child_environment(overrides: Mapping[str, object]) -> dict[str, str]:
-    """Return this process's environment with settings for a child: `{"gateway.port": 8080}` and the like."""
-    short = {"kafka.bootstrap": "CLAWSTREAM_KAFKA", "postgres.url": "CLAWSTREAM_POSTGRES"}
-    named = {short.get(key, "CLAWSTREAM_" + key.upper().replace(".", "__")): value for key, value in overrides.items()}
-    return os.environ | {
-        name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in named.items()
-    }
+def dump(settings: Settings) -> str:
+    """Return the settings as JSON that `load` reads, passwords in clear; no variable overrides it any more."""
+    return json.dumps(_revealed(settings.model_dump() | {"environment": False}))
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return the environment for a child whose settings stand in a file."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+
+
+def _revealed(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _revealed(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_revealed(item) for item in value]
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return str(value) if isinstance(value, Path) else value
 
 
 def quiet_transformers() -> None:

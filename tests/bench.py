@@ -24,7 +24,6 @@ import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from clawstream.config import child_environment
 from clawstream.inference.engine import GenerateRequest, Sampling
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.inference.sglang import SglangEngine
@@ -214,18 +213,21 @@ def _model(folder: Path) -> Path:
 @contextlib.asynccontextmanager
 async def _gateway(bootstrap: str, engine_url: str, port: int, model_path: Path) -> AsyncIterator[None]:
     """The gateway as users run it, ready."""
-    environment = child_environment(
-        {
-            "kafka.bootstrap": bootstrap,
-            "engine.urls": [engine_url],
-            "engine.model_path": str(model_path),
-            "gateway.port": port,
-            "policy.renderer": "qwen3",
-            "policy.enable_thinking": False,
-        }
+    settings = model_path.parent / "settings.json"
+    settings.write_text(
+        json.dumps(
+            {
+                "environment": False,
+                "kafka": {"bootstrap": bootstrap},
+                "engine": {"urls": [engine_url], "model_path": str(model_path)},
+                "gateway": {"port": port},
+                "policy": {"renderer": "qwen3", "enable_thinking": False},
+            }
+        )
     )
+    command = [sys.executable, "-m", "clawstream", "--config", str(settings), "gateway"]
     with (model_path.parent / "gateway.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "clawstream", "gateway"], env=environment, stderr=log)  # noqa: ASYNC220
+        process = subprocess.Popen(command, stderr=log)  # noqa: ASYNC220
         try:
             async with aiohttp.ClientSession() as http, asyncio.timeout(90):
                 while not await _ready(http, f"http://127.0.0.1:{port}/readyz"):

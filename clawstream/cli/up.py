@@ -10,7 +10,7 @@ from rich.console import Console
 
 from clawstream.cli.process import Context, hide_torch, log_to_stderr, run_until_stopped
 from clawstream.config import Settings
-from clawstream.errors import PartUnavailable
+from clawstream.errors import ConfigError, PartUnavailable
 
 if TYPE_CHECKING:
     from clawstream.local.installation import Installation
@@ -28,13 +28,14 @@ def up(
     console = Console(stderr=True)
     from clawstream.local.installation import installation
 
-    model_path = model or settings.engine.model_path or _tiny_policy(settings, console)
+    named = model or settings.engine.model_path
+    if named is not None and not (named / "config.json").is_file():
+        raise ConfigError(f"{named} is no model folder: it has no config.json. Nothing was started; name another")
+    model_path = named or _tiny_policy(settings, console)
 
     async def main(stop: asyncio.Event) -> None:
-        async with installation(
-            settings, config=context.obj.config, model_path=model_path, say=console.print, fresh=fresh
-        ) as running:
-            _greet(console, running, model_path)
+        async with installation(settings, model_path=model_path, say=console.print, fresh=fresh) as running:
+            _greet(console, running, model_path, await _context_tokens(running))
             failed = asyncio.create_task(running.supervisor.failed.wait())
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait([failed, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -56,7 +57,17 @@ def _tiny_policy(settings: Settings, console: Console) -> Path:
     return base_policy(settings.cache_dir)[0]
 
 
-def _greet(console: Console, running: "Installation", model_path: Path) -> None:
+async def _context_tokens(running: "Installation") -> int:
+    """Ask the first engine how long a conversation may be."""
+    import aiohttp
+
+    from clawstream.inference.sglang import SglangEngine
+
+    async with aiohttp.ClientSession() as session:
+        return (await SglangEngine(session, running.addresses.engines[0]).server_info()).context_length_tokens
+
+
+def _greet(console: Console, running: "Installation", model_path: Path, context_tokens: int) -> None:
     settings, addresses = running.settings, running.addresses
     console.print(f"\n[bold green]clawstream is up[/]: {addresses.gateway}/v1 serves {settings.policy.served_model}")
     console.print(f"  policy   {model_path}\n  Kafka    {addresses.kafka}\n  logs     {settings.data_dir / 'logs'}")
@@ -64,11 +75,13 @@ def _greet(console: Console, running: "Installation", model_path: Path) -> None:
         console.print("  [yellow]no judge is set (judge.url): exchanges are recorded and paired, nothing is learned[/]")
     console.print("\nPoint OpenClaw here, in openclaw.json:")
     key = "THE-KEY" if settings.gateway.api_key is not None else "none"
-    console.print_json(json.dumps(openclaw_snippet(f"{addresses.gateway}/v1", settings.policy.served_model, key)))
+    console.print_json(
+        json.dumps(openclaw_snippet(f"{addresses.gateway}/v1", settings.policy.served_model, key, context_tokens))
+    )
     console.print("Ctrl-C stops everything.")
 
 
-def openclaw_snippet(base_url: str, model: str, key: str) -> dict[str, object]:
+def openclaw_snippet(base_url: str, model: str, key: str, context_tokens: int) -> dict[str, object]:
     """Return what belongs into openclaw.json."""
     described = {
         "id": model,
@@ -76,8 +89,8 @@ def openclaw_snippet(base_url: str, model: str, key: str) -> dict[str, object]:
         "reasoning": False,
         "input": ["text"],
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
-        "contextWindow": 32768,
-        "maxTokens": 8192,
+        "contextWindow": context_tokens,
+        "maxTokens": min(8192, context_tokens // 2),
     }
     provider = {"baseUrl": base_url, "apiKey": key, "api": "openai-completions", "models": [described]}
     return {

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from clawstream.config import GatewaySettings, MonitorSettings, Settings, child_environment
+from clawstream.config import GatewaySettings, MonitorSettings, Settings, dump, inherited_environment
 from clawstream.local.kafka import EmbeddedKafka
+from clawstream.local.places import write_private
 from clawstream.local.ports import HOST, reserved
 from clawstream.local.postgres import EmbeddedPostgres
 from clawstream.local.running import Addresses, alone_on, announced
@@ -46,7 +47,6 @@ class Installation:
 async def installation(
     settings: Settings,
     *,
-    config: Path | None,
     model_path: Path,
     say: Callable[[str], None],
     fresh: bool = False,
@@ -63,22 +63,11 @@ async def installation(
         addresses = _addresses(filled)
         await _prepare(filled, addresses, say)
         servers.enter_context(announced(filled.data_dir, addresses))
-        overrides = {
-            "data_dir": filled.data_dir,
-            "cache_dir": filled.cache_dir,
-            "kafka.bootstrap": addresses.kafka,
-            "kafka.instance": filled.kafka.instance or f"{socket.gethostname()}-{filled.gateway.port}",
-            "postgres.url": addresses.postgres,
-            "engine.urls": list(addresses.engines),
-            "engine.port": filled.engine.port,
-            "engine.model_path": str(model_path),
-            "gateway.port": filled.gateway.port,
-            "monitor.port": filled.monitor.port,
-        }
-        environment = child_environment({key: str(v) if isinstance(v, Path) else v for key, v in overrides.items()})
+        config = filled.data_dir / "settings.json"  # every part reads the same, whatever this process was given
+        write_private(config, dump(_resolved(filled, addresses)))
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
-            Supervisor(filled.data_dir, environment=environment, say=say) as supervisor,
+            Supervisor(filled.data_dir, environment=inherited_environment(), say=say) as supervisor,
         ):
             engine = [] if settings.engine.urls else [_part("engine", config, http, f"{addresses.engines[0]}/health")]
             stages = [name for name in STAGES if name != "judging" or settings.judge.url is not None]
@@ -137,6 +126,19 @@ def _with_ports(settings: Settings, model_path: Path, servers: contextlib.ExitSt
     )
 
 
+def _resolved(settings: Settings, addresses: Addresses) -> Settings:
+    """Return the settings as the parts get them: nothing left to choose."""
+    instance = settings.kafka.instance or f"{socket.gethostname()}-{settings.gateway.port}"
+    return settings.model_copy(
+        update={
+            "data_dir": settings.data_dir.absolute(),
+            "cache_dir": settings.cache_dir.absolute(),
+            "kafka": settings.kafka.model_copy(update={"instance": instance}),
+            "engine": settings.engine.model_copy(update={"urls": addresses.engines}),
+        }
+    )
+
+
 def _at_port(section: Listening, port: int) -> Listening:
     return section.model_copy(update={"port": port})
 
@@ -155,11 +157,8 @@ def _addresses(settings: Settings) -> Addresses:
     )
 
 
-def _part(
-    command: str, config: Path | None, http: aiohttp.ClientSession | None = None, health: str | None = None
-) -> Part:
-    options = ("--config", str(config)) if config is not None else ()
-    argv = (sys.executable, "-m", "clawstream", *options, command)
+def _part(command: str, config: Path, http: aiohttp.ClientSession | None = None, health: str | None = None) -> Part:
+    argv = (sys.executable, "-m", "clawstream", "--config", str(config), command)
     if http is None or health is None:
         return Part(name=command, command=argv)
     session, url = http, health

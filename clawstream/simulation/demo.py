@@ -78,7 +78,9 @@ class Progress:
 
 
 SETTINGS = """# Settings of one demonstration; `clawstream -c {path} sql "..."` looks at what it left.
+environment = false
 data_dir = {data_dir}
+cache_dir = {cache_dir}
 
 [engine]
 port = 0
@@ -173,7 +175,7 @@ async def demonstrate(
     footprint = Footprint()
     async with contextlib.AsyncExitStack() as stack:
         judge_port = stack.enter_context(reserved())
-        config, settings = _settings(plan, judge_port)
+        settings = _settings(plan, judge_port)
         judge = Part(
             name="judge",
             command=(sys.executable, "-m", "clawstream.simulation.judge", "--port", str(judge_port),
@@ -181,7 +183,7 @@ async def demonstrate(
         )  # fmt: skip
         tell(Progress(phase="starting the parts"))
         running = await stack.enter_async_context(
-            installation(settings, config=config, model_path=base, say=lambda _: None, extra_parts=[judge])
+            installation(settings, model_path=base, say=lambda _: None, extra_parts=[judge])
         )
         log = await stack.enter_async_context(connected(running.settings.kafka, client_id="demo"))
         scorer = Scorer(running.addresses.gateway, scored_file, plan.folder, plan.seed)
@@ -225,7 +227,8 @@ async def _teach(
                 await students.pause()
                 await _quiet(watch, log)
                 scores.append(await scorer.score(watch.activated))
-                await students.go()
+                if scores[-1].update < plan.updates:
+                    await students.go()
         finally:
             ticker.cancel()
             listening.cancel()
@@ -253,19 +256,26 @@ async def _tick(watch: Watch, students: Students, scores: Sequence[Score], tell:
 async def _quiet(watch: Watch, log: KafkaLog) -> None:
     """Return once no stage has anything left to read and every planned batch is served."""
     quiet = 0
-    while quiet < 3:
-        lags = [await log.lag(stage) for stage in ("turns", "judging", "samples")]
-        quiet = quiet + 1 if watch.settled and all(lag == 0 for lag in lags) else 0
-        await asyncio.sleep(0.1)
+    try:
+        async with asyncio.timeout(UPDATE_WITHIN_S):
+            while quiet < 3:
+                lags = [await log.lag(stage) for stage in ("turns", "judging", "samples")]
+                quiet = quiet + 1 if watch.settled and all(lag == 0 for lag in lags) else 0
+                await asyncio.sleep(0.1)
+    except TimeoutError as error:
+        raise PartUnavailable(
+            f"the stages were not done with what students said within {UPDATE_WITHIN_S:.0f} s: see the logs folder"
+        ) from error
 
 
-def _settings(plan: Plan, judge_port: int) -> tuple[Path, Settings]:
-    """Write the run's settings file, and read it."""
+def _settings(plan: Plan, judge_port: int) -> Settings:
+    """Write the run's settings file, and read it; no variable of the environment reaches this run."""
     path = plan.folder / "clawstream.toml"
     path.write_text(
         SETTINGS.format(
             path=path,
-            data_dir=json.dumps(str(plan.folder)),
+            data_dir=json.dumps(str(plan.folder.absolute())),
+            cache_dir=json.dumps(str(plan.cache_dir.absolute())),
             policy_id=json.dumps(plan.folder.name),
             temperature=TEMPERATURE,
             judge_port=judge_port,
@@ -275,7 +285,7 @@ def _settings(plan: Plan, judge_port: int) -> tuple[Path, Settings]:
             seed=plan.seed,
         )
     )
-    return path, load(path).model_copy(update={"cache_dir": plan.cache_dir, "data_dir": plan.folder})
+    return load(path)
 
 
 async def _counted(running: Installation) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any
 from clawstream.errors import PartUnavailable
 from clawstream.simulation.figures import Chat, Score
 
+PAUSE_WITHIN_S = 120.0
+
 
 @contextlib.asynccontextmanager
 async def program(*argv: str, log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -41,7 +43,7 @@ class Students:
         self.chats: list[Chat] = []
 
     async def listen(self) -> None:
-        """Collect its reports until it ends; an end that nobody asked for is an error."""
+        """Collect its reports until it ends."""
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             report = json.loads(line)
@@ -51,10 +53,16 @@ class Students:
                 self.chats.append(_chat(report))
 
     async def pause(self) -> None:
-        """Return once no session is open."""
+        """Return once no session is open; raise PartUnavailable when the process does not say so in time."""
         self._paused.clear()
         await self._tell("pause")
-        await self._paused.wait()
+        try:
+            await asyncio.wait_for(self._paused.wait(), PAUSE_WITHIN_S)
+        except TimeoutError as error:
+            raise PartUnavailable(
+                f"the students did not pause within {PAUSE_WITHIN_S:.0f} s (exit code {self._process.returncode}): "
+                "see student.log in the logs folder of this run"
+            ) from error
 
     async def go(self) -> None:
         """Let sessions start again."""

@@ -12,7 +12,8 @@ class Rollout:
 
     newest    the newest version that lies whole on disk
     active    engine -> the version that it took over last
-    rejected  (engine, version) pairs that an engine refused; they are not offered again
+    rejected  (engine, version) pairs that an engine refused; they are not offered again, unless the version is
+              published again: then its files were written anew
     """
 
     policy_id: str
@@ -25,8 +26,10 @@ def learn(state: Rollout, event: Event) -> Rollout:
     """Return `state` after `event`; events of other policies, and older versions, change nothing."""
     match event:
         case PolicyPublished(policy_id=state.policy_id):
-            older = state.newest is not None and event.policy_version <= state.newest.policy_version
-            return state if older else replace(state, newest=event)
+            if state.newest is not None and event.policy_version < state.newest.policy_version:
+                return state
+            others = frozenset(pair for pair in state.rejected if pair[1] != event.policy_version)
+            return replace(state, newest=event, rejected=others)
         case PolicyActivated(policy_id=state.policy_id):
             return replace(state, active={**state.active, event.engine: event.policy_version})
         case PolicyRejected(policy_id=state.policy_id):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.config import GatewaySettings, load
+from clawstream.config import GatewaySettings, dump, load
 from clawstream.errors import ConfigError
 
 
@@ -83,3 +83,34 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
 
 def test_the_settings_that_are_shipped_for_production_are_valid() -> None:
     assert load(Path(__file__).parents[2] / "deploy" / "clawstream.toml").judge.needed == 2
+
+
+def test_a_file_can_shut_the_environment_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tmp_path / "clawstream.toml"
+    settings.write_text('environment = false\n[kafka]\nprefix = "a."\n')
+    monkeypatch.setenv("CLAWSTREAM_KAFKA", "production:9092")
+
+    assert load(settings).kafka.bootstrap is None
+
+
+def test_settings_that_are_dumped_and_loaded_again_are_the_same_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "clawstream.toml"
+    settings.write_text('[gateway]\napi_key = "secret"\n[engine]\nurls = ["http://127.0.0.1:1"]\n[judge]\nvotes = 5\n')
+    before = load(settings)
+    (tmp_path / "settings.json").write_text(dump(before))
+    monkeypatch.setenv("CLAWSTREAM_JUDGE__VOTES", "7")
+
+    again = load(tmp_path / "settings.json")
+
+    assert again.gateway.api_key is not None
+    assert again.gateway.api_key.get_secret_value() == "secret"
+    assert again == before.model_copy(update={"environment": False})
+
+
+def test_a_variable_that_overrides_nothing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLAWSTREAM_GATEWY__PORT", "1")
+
+    with pytest.raises(ConfigError, match="CLAWSTREAM_GATEWY__PORT"):
+        load(None)

@@ -71,9 +71,7 @@ async def running(
                 "0",
             ),
         )
-        async with installation(
-            load(config), config=config, model_path=model, say=lambda _: None, extra_parts=[judge]
-        ) as found:
+        async with installation(load(config), model_path=model, say=lambda _: None, extra_parts=[judge]) as found:
             yield found
 
 

@@ -1,11 +1,12 @@
 """Which version is due: the newest, once, unless this engine refused it."""
 
+from dataclasses import replace
 from functools import reduce
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.events import Event, PolicyRejected
+from clawstream.events import Event, PolicyPublished, PolicyRejected
 from clawstream.weights.rollout import Rollout, due, learn
 from tests import strategies
 from tests.monitoring.said import activated, published
@@ -30,13 +31,14 @@ def after(*events: Event) -> Rollout:
 
 
 @given(st.lists(SAID), ENGINES, st.none() | VERSIONS.map(str))
-def test_what_is_due_is_the_newest_version_and_was_not_rejected_by_this_engine(
+def test_what_is_due_is_the_newest_version_and_this_engine_has_not_rejected_it_since(
     events: list[Event], engine: str, serving: str | None
 ) -> None:
     version = due(after(*events), engine=engine, serving=serving)
     if version is not None:
         assert version.policy_version == max(e.policy_version for e in events if type(e) is type(version))
-        assert rejected(version.policy_version, engine) not in events
+        since = len(events) - 1 - events[::-1].index(version)
+        assert rejected(version.policy_version, engine) not in events[since:]
 
 
 @given(st.lists(SAID), ENGINES)
@@ -82,3 +84,22 @@ def test_a_newer_version_is_offered_to_an_engine_that_refused_the_last_one() -> 
     state = after(published(1), rejected(1, "http://a"), published(2))
     assert due(state, engine="http://a", serving="0") == published(2)
     assert due(after(published(1), rejected(1, "http://a")), engine="http://b", serving="0") == published(1)
+
+
+def test_a_rejected_version_is_offered_again_once_it_is_published_again() -> None:
+    first = PolicyPublished(
+        policy_id="p",
+        policy_version=1,
+        parent_version=0,
+        path="v1",
+        manifest_sha256="a",
+        num_bytes=1,
+        published_at_ms=1,
+    )
+    refused = PolicyRejected(policy_id="p", policy_version=1, engine="e", reason="cut short", rejected_at_ms=2)
+    state = learn(learn(Rollout(policy_id="p"), first), refused)
+    assert due(state, engine="e", serving="0") is None
+
+    mended = replace(first, manifest_sha256="b", published_at_ms=3)
+
+    assert due(learn(state, mended), engine="e", serving="0") == mended
