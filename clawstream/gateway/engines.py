@@ -1,7 +1,8 @@
 """The engines behind the gateway: which one answers a session, whether it is there, and which weights it serves.
 
-The one rule: a version is known from the engine itself at first and from the policy topic after that, and only names
-the cache that a request may share (`extra_key`); what sampled a token is what the engine reports with it.
+The one rule: a version is known from the policy topic as soon as it says so and from the engine itself every few
+seconds, and only names the cache that a request may share (`extra_key`); what sampled a token is what the engine
+reports with it.
 """
 
 import asyncio
@@ -35,7 +36,8 @@ class ServedEngine:
         return BASE_VERSION if self.version is None else self.version
 
     async def ask(self) -> None:
-        """Find out whether the engine is there; its version counts where no event has told another."""
+        """Find out whether the engine is there, and what it serves, unless an event told that meanwhile."""
+        before = self.version
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S):
                 info = await self.client.server_info()
@@ -48,7 +50,8 @@ class ServedEngine:
             return
         if self.problem is not None:
             LOG.info("engine=%s state=ready version=%d", self.url, version)
-            self.version = version  # it was away, or is new: what it was told before may be gone
+        if self.version == before:
+            self.version = version  # an event may be missed, and an engine that was away may have older weights
         self.context_length_tokens, self.problem = info.context_length_tokens, None
 
 

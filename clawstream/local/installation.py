@@ -31,6 +31,7 @@ from clawstream.stream.connect import security_of
 log = logging.getLogger(__name__)
 
 Listening = TypeVar("Listening", GatewaySettings, MonitorSettings)
+Server = EmbeddedKafka | EmbeddedPostgres
 STAGES = ("turns", "judging", "samples", "train", "weights", "project", "monitor")
 
 
@@ -58,7 +59,8 @@ async def installation(
     """
     with contextlib.ExitStack() as servers:
         servers.enter_context(alone_on(settings.data_dir))
-        filled = await asyncio.to_thread(_with_servers, settings, servers, fresh, say)
+        embedded: list[Server] = []
+        filled = await asyncio.to_thread(_with_servers, settings, servers, embedded, fresh, say)
         filled = _with_ports(filled, model_path, servers)
         addresses = _addresses(filled)
         await _prepare(filled, addresses, say)
@@ -77,10 +79,26 @@ async def installation(
                 supervisor.start([_part(name, config) for name in stages]),
                 supervisor.start([_part("gateway", config, http, f"{addresses.gateway}/readyz")]),
             )
+            watching = asyncio.create_task(_watch(embedded, supervisor))
             try:
                 yield Installation(settings=filled, addresses=addresses, supervisor=supervisor)
             finally:
+                watching.cancel()
                 say("stopping: the gateway first, then the stages, the engine and the servers")
+
+
+async def _watch(embedded: Sequence[Server], supervisor: Supervisor) -> None:
+    """Tell the supervisor when a server of ours has ended: no part can do without it."""
+    while True:
+        for server in embedded:
+            status = server.exit_status()
+            if status is not None:
+                supervisor.lose(
+                    f"{type(server).__name__} ended with {status} (its log: {server.log}). Everything is stopped; what "
+                    "was acknowledged is kept in the data folder. Start again"
+                )
+                return
+        await asyncio.sleep(1.0)
 
 
 async def _prepare(settings: Settings, addresses: Addresses, say: Callable[[str], None]) -> None:
@@ -92,19 +110,21 @@ async def _prepare(settings: Settings, addresses: Addresses, say: Callable[[str]
 
 
 def _with_servers(
-    settings: Settings, servers: contextlib.ExitStack, fresh: bool, say: Callable[[str], None]
+    settings: Settings, servers: contextlib.ExitStack, embedded: list[Server], fresh: bool, say: Callable[[str], None]
 ) -> Settings:
-    """Start what is not configured; return the settings with both addresses."""
+    """Start what is not configured, and add it to `embedded`; return the settings with both addresses."""
     kafka, postgres = settings.kafka, settings.postgres
     if kafka.bootstrap is None:
         say("starting Kafka")
         folder = settings.data_dir / "kafka"
         broker = servers.enter_context(EmbeddedKafka(folder, fresh=fresh, cache_dir=settings.cache_dir))
+        embedded.append(broker)
         kafka = kafka.model_copy(update={"bootstrap": broker.bootstrap})
     if postgres.url is None:
         say("starting Postgres")
-        database = servers.enter_context(EmbeddedPostgres(settings.data_dir / "postgres", fresh=fresh))
-        postgres = type(postgres).model_validate({"url": database.url})
+        own = servers.enter_context(EmbeddedPostgres(settings.data_dir / "postgres", fresh=fresh))
+        embedded.append(own)
+        postgres = type(postgres).model_validate({"url": own.url})
     return settings.model_copy(update={"kafka": kafka, "postgres": postgres})
 
 

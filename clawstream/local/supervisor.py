@@ -91,6 +91,7 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.children: dict[str, Child] = {}
         self.failed = asyncio.Event()
+        self._lost: str | None = None
 
     async def __aenter__(self) -> "Supervisor":
         self.log_of("any").parent.mkdir(parents=True, exist_ok=True)
@@ -130,8 +131,15 @@ class Supervisor:
             await self._end(child)
             self._note(child)
 
+    def lose(self, why: str) -> None:
+        """Something that every part needs is gone for good: let whoever watches `failed` end the whole."""
+        self._lost = why
+        self.failed.set()
+
     def failure(self) -> str:
         """Say which part can't be had, and why; call it once `failed` is set."""
+        if self._lost is not None:
+            return self._lost
         child = next(child for child in self.children.values() if child.failure is not None)
         return self._words_on(child, child.failure or "")
 

@@ -1,5 +1,6 @@
 """A version's folder is whole or it is not there, wherever a write, a copy or a removal was cut off."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -190,3 +191,24 @@ def test_a_base_is_known_by_its_weights_wherever_it_lies(tmp_path: Path) -> None
 
     assert checkpoints.fingerprint(one) == checkpoints.fingerprint(moved)
     assert checkpoints.fingerprint(one) != checkpoints.fingerprint(other)
+
+
+def test_every_file_and_the_folder_are_on_disk_before_the_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        assert not (tmp_path / "v000001").exists() or synced[-1] == tmp_path.name
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+
+    checkpoint = checkpoints.write(tmp_path, plan(1), step(1), fill)
+
+    assert {Path(file.name).name for file in checkpoint.files} | {checkpoints.MANIFEST, ".writing-v000001"} <= set(
+        synced
+    )
+    assert synced[-1] == tmp_path.name
