@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -101,10 +101,13 @@ class Tell:
 
     def __call__(self, step: "Step") -> None:
         """Show `step`."""
-        fields = {"requests": step.requests, "rate": step.tokens_per_s}
-        if step.score is not None:
-            fields["score"] = f"{step.score:.2f}"  # type: ignore[assignment]
-        self._bar.update(self._task, description=step.phase, completed=step.update, **fields)  # type: ignore[arg-type]
+        fields = {
+            "score": None if step.score is None else f"{step.score:.2f}",
+            "requests": step.requests,
+            "rate": step.tokens_per_s,
+        }
+        known: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+        self._bar.update(self._task, description=step.phase, completed=step.update, **known)
 
 
 def _scores(figures: "Figures") -> Table:

@@ -73,8 +73,8 @@ class Progress:
     phase: str
     update: int = 0
     score: float | None = None
-    requests: int = 0
-    tokens_per_s: float = 0.0
+    requests: int | None = None  # None, here and above: as it was
+    tokens_per_s: float | None = None
 
 
 SETTINGS = """# Settings of one demonstration; `clawstream -c {path} sql "..."` looks at what it left.
@@ -196,7 +196,7 @@ async def demonstrate(
             tell(Progress(phase="scoring the base with the hint", score=baseline.score))
             ceiling = await scorer.score(0, hint=HINT)
             chats, scores = await _teach(plan, running, students_file, watch, scorer, log, baseline, tell)
-            tell(Progress(phase="reading the figures", update=watch.activated))
+            tell(Progress(phase="reading the figures", update=watch.activated, score=scores[-1].score))
             found = await _counted(running)
             for task in watching:
                 task.cancel()
