@@ -12,14 +12,14 @@ class Rollout:
 
     newest    the newest version that lies whole on disk
     active    engine -> the version that it took over last
-    rejected  (engine, version) pairs that an engine refused; they are not offered again, unless the version is
-              published again: then its files were written anew
+    rejected  engines that refused the newest version since it was last published; it is not offered to them again.
+              Published again, it is: then its files were written anew
     """
 
     policy_id: str
     newest: PolicyPublished | None = None
     active: Mapping[str, int] = field(default_factory=dict)
-    rejected: frozenset[tuple[str, int]] = frozenset()
+    rejected: frozenset[str] = frozenset()
 
 
 def learn(state: Rollout, event: Event) -> Rollout:
@@ -28,12 +28,13 @@ def learn(state: Rollout, event: Event) -> Rollout:
         case PolicyPublished(policy_id=state.policy_id):
             if state.newest is not None and event.policy_version < state.newest.policy_version:
                 return state
-            others = frozenset(pair for pair in state.rejected if pair[1] != event.policy_version)
-            return replace(state, newest=event, rejected=others)
+            return replace(state, newest=event, rejected=frozenset())
         case PolicyActivated(policy_id=state.policy_id):
             return replace(state, active={**state.active, event.engine: event.policy_version})
         case PolicyRejected(policy_id=state.policy_id):
-            return replace(state, rejected=state.rejected | {(event.engine, event.policy_version)})
+            if state.newest is None or event.policy_version != state.newest.policy_version:
+                return state
+            return replace(state, rejected=state.rejected | {event.engine})
         case _:
             return state
 
@@ -45,7 +46,7 @@ def due(state: Rollout, *, engine: str, serving: str | None) -> PolicyPublished 
     until the log says so too: whoever asked the engine may have died before writing it down.
     """
     newest = state.newest
-    if newest is None or (engine, newest.policy_version) in state.rejected:
+    if newest is None or engine in state.rejected:
         return None
     serves_it = serving is None or serving == str(newest.policy_version)
     return None if serves_it and state.active.get(engine) == newest.policy_version else newest
