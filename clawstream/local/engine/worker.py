@@ -60,7 +60,7 @@ class Worker:
         def command(core: Core) -> Iterable[Output]:
             try:
                 future.set_result(function(core))
-            except BaseException as error:
+            except BaseException as error:  # whoever waits is told, and the worker ends as it would have
                 future.set_exception(error)
                 raise
             return ()
