@@ -1,6 +1,6 @@
-"""Measurements that the README and the issues quote: `python -m tests.bench ttft --json FILE`.
+"""Time to the first token: gateway, engine and plain transformers side by side.
 
-`ttft`: time to the first token of one request over a prompt of 5 KB, through the gateway (with its log on a real
+Time to the first token of one request over a prompt of 5 KB, through the gateway (with its log on a real
 Kafka), from the engine alone, and from plain transformers on the same model and tokens. The three take turns, so that a
 noisy machine is noisy for all; every prompt begins differently, so that no cached prefix serves any.
 """
@@ -30,6 +30,7 @@ from clawstream.inference.sglang import SglangEngine
 from clawstream.local.kafka import EmbeddedKafka
 from clawstream.local.ports import reserved
 from clawstream.stream import admin
+from tests.bench.report import report
 from tests.engine.process import cpu_engine
 from tests.engine.tiny_model import SPECIAL_TOKENS
 
@@ -57,26 +58,14 @@ WORDS = [
     "right",
 ]
 
-app = typer.Typer(no_args_is_help=True)
 
-
-@app.callback()
-def bench() -> None:
-    """Measure; figures go to stdout, or to a file as JSON."""
-
-
-@app.command()
 def ttft(
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
     rounds: Annotated[int, typer.Option(min=5)] = 40,
 ) -> None:
     """Time to the first token: gateway, engine and plain transformers side by side."""
     with tempfile.TemporaryDirectory() as folder:
-        figures = asyncio.run(_ttft(Path(folder), rounds))
-    text = json.dumps(figures, indent=1)
-    typer.echo(text)
-    if json_file is not None:
-        json_file.write_text(text)
+        report(asyncio.run(_ttft(Path(folder), rounds)), json_file)
 
 
 async def _ttft(folder: Path, rounds: int) -> dict[str, float | int]:
@@ -246,7 +235,3 @@ async def _ready(http: aiohttp.ClientSession, url: str) -> bool:
             return response.status == 200
     except aiohttp.ClientError:
         return False
-
-
-if __name__ == "__main__":
-    app()

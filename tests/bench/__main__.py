@@ -1,0 +1,18 @@
+"""Measurements that the README and the issues quote: `python -m tests.bench NAME --json FILE`."""
+
+import typer
+
+from tests.bench.ttft import ttft
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure; figures go to stdout, and to a file as JSON."""
+
+
+app.command()(ttft)
+
+if __name__ == "__main__":
+    app()
