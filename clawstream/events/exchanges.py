@@ -81,6 +81,7 @@ class ExchangeCompleted(SessionEvent):
     exchange_id: str  # also the OpenAI response id, less its "chatcmpl-"
     turn_type: TurnType
     client: str  # the client profile that named session and turn type: "openclaw", "headers", "history", ...
+    key_name: str | None  # the name of the API key that was shown; None: no keys were asked for
     model: str  # as the client named it
     request: RequestDelta
     request_sha256: str  # of the whole body without stream options; equal for a retry
@@ -93,6 +94,7 @@ class ExchangeCompleted(SessionEvent):
     output_logprobs: LogProbs  # one per output id, at the sampling temperature
     finish_reason: FinishReason
     cached_tokens: int | None  # prompt tokens that the engine had cached; None: not reported
+    num_spliced: int | None  # answers of the history that stand in the prompt as they were sampled; None: not said
     trace_id: str | None  # of the request's traceparent
     received_at_ms: int  # since the epoch, UTC; so are the next two
     first_token_at_ms: int | None  # None: the answer has no tokens
@@ -108,6 +110,7 @@ class ExchangeFailed(SessionEvent):
     exchange_id: str
     turn_type: TurnType
     client: str
+    key_name: str | None
     model: str
     request: RequestDelta
     reason: FailureReason

@@ -67,6 +67,7 @@ class PolicyPublished(PolicyEvent):
     policy_version: int
     parent_version: int | None  # None: the base
     path: str
+    adapter: str | None  # the name under which requests ask for it, if it is a LoRA adapter; None: full weights
     manifest_sha256: str | None  # None: the base, which has no manifest
     num_bytes: int
     published_at_ms: int
@@ -80,6 +81,7 @@ class PolicyActivated(PolicyEvent):
 
     policy_version: int
     engine: str  # its address
+    adapter: str | None  # as published
     pause_ms: float  # how long no token was sampled
     num_bytes: int
     activated_at_ms: int

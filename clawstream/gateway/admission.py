@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 from starlette.types import Message, Receive, Scope
 
@@ -24,10 +25,9 @@ from clawstream.gateway.metrics import Metrics
 from clawstream.gateway.profiles import Named, name_request
 from clawstream.gateway.recorder import Recorder
 from clawstream.gateway.refusal import BadRequest
-from clawstream.gateway.replies import Reply
 from clawstream.gateway.security import check_key
 from clawstream.gateway.sessions import SessionIndex
-from clawstream.gateway.wire import ChatRequest, parse_body, read_request, truthy
+from clawstream.gateway.wire import ChatRequest, parse_body, truthy
 from clawstream.inference.rendering import PromptRenderer, UnrenderableRequest
 
 RETRY_AFTER_S = 2
@@ -37,6 +37,9 @@ _TOKEN_BYTES = 4
 _DISCARDED_BYTES = 64 * 2**20
 _DISCARDED_S = 10.0
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+Read = Callable[[Mapping[str, Any], bool], ChatRequest]  # a body, and whether a header ends the session
 
 
 class ClientGone(ClawstreamError):
@@ -52,7 +55,6 @@ class Exchange:
     whole: WholeRequest
     engine: ServedEngine
     policy_version: int
-    reply: Reply
     session_done: bool
     traceparent: str | None
 
@@ -83,13 +85,13 @@ class Admission:
     metrics: Metrics
     now_ms: Callable[[], int] = epoch_ms
 
-    async def admit(self, scope: Scope, receive: Receive) -> Exchange | Farewell:
-        """Return what the request asks for. Raises BadRequest or ClientGone."""
+    async def admit(self, scope: Scope, receive: Receive, read: Read) -> Exchange | Farewell:
+        """Return what the request asks for, its body read by `read`. Raises BadRequest or ClientGone."""
         headers = read_headers(scope)
         check_key(headers.get("authorization"), self.settings.api_key)
         raw = await read_body(headers, receive, self.settings.max_body_bytes)
         received_at_ms = self.now_ms()
-        chat = read_request(parse_body(raw), ends_session=truthy(headers.get("x-session-done")))
+        chat = read(parse_body(raw), truthy(headers.get("x-session-done")))
         model = self._model(chat.model)
         named = name_request(headers, chat, TurnType(self.settings.default_turn_type))
         if self.recorder.problem is not None:
@@ -113,9 +115,11 @@ class Admission:
             session_id=session_id,
             turn_type=named.turn_type,
             client=client,
+            key_name=None,
             model=model,
             request_sha256=chat.sha256,
             retry_count=named.retry_count,
+            num_spliced=0,
             sampling=self._sampling(chat, len(prompt_ids), engine.context_length_tokens),
             policy_id=self.policy.id,
             trace_id=trace.group(1) if trace else None,
@@ -129,13 +133,6 @@ class Admission:
             whole=WholeRequest(messages=chat.messages_json, token_ids=prompt_ids, options=chat.options_json),
             engine=engine,
             policy_version=version,
-            reply=Reply(
-                exchange_id=accepted.exchange_id,
-                session_id=session_id,
-                model=model,
-                created_s=received_at_ms // 1000,
-                policy_version=version,
-            ),
             session_done=named.session_done,
             traceparent=trace.group(0) if trace else None,
         )

@@ -36,9 +36,11 @@ class Accepted:
     session_id: str
     turn_type: TurnType
     client: str
+    key_name: str | None
     model: str
     request_sha256: str
     retry_count: int | None
+    num_spliced: int
     sampling: Sampling
     policy_id: str
     trace_id: str | None
@@ -95,6 +97,7 @@ class Capture:
             exchange_id=accepted.exchange_id,
             turn_type=accepted.turn_type,
             client=accepted.client,
+            key_name=accepted.key_name,
             model=accepted.model,
             request=request,
             request_sha256=accepted.request_sha256,
@@ -107,6 +110,7 @@ class Capture:
             output_logprobs=float32(self.logprobs_nats),
             finish_reason=finish_reason,
             cached_tokens=self.cached_tokens,
+            num_spliced=accepted.num_spliced,
             trace_id=accepted.trace_id,
             received_at_ms=accepted.received_at_ms,
             first_token_at_ms=self.first_token_at_ms,
@@ -129,6 +133,7 @@ class Capture:
             exchange_id=accepted.exchange_id,
             turn_type=accepted.turn_type,
             client=accepted.client,
+            key_name=accepted.key_name,
             model=accepted.model,
             request=request,
             reason=reason,

@@ -12,8 +12,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from clawstream.gateway.admission import Admission
-from clawstream.gateway.chat import ChatCompletions
-from clawstream.gateway.outlets import send_error
+from clawstream.gateway.answering import Endpoint
+from clawstream.gateway.dialects import ChatCompletions, Dialect
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.replies import error_headers
 from clawstream.gateway.security import check_key
@@ -22,7 +22,7 @@ CHAT_PATH = "/v1/chat/completions"
 
 
 def build_app(admission: Admission) -> ASGIApp:
-    """Return the routes; the chat route goes around Starlette."""
+    """Return the routes; those that answer go around Starlette."""
     pages = _Pages(admission)
     others = Starlette(
         routes=[
@@ -34,16 +34,19 @@ def build_app(admission: Admission) -> ASGIApp:
         ],
         exception_handlers={404: _not_found, 405: _not_allowed},
     )
-    chat = ChatCompletions(admission)
+    dialects: dict[str, Dialect] = {CHAT_PATH: ChatCompletions()}
+    endpoints = {path: (dialect, Endpoint(admission, dialect)) for path, dialect in dialects.items()}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == CHAT_PATH:
-            if scope["method"] == "POST":
-                await chat(scope, receive, send)
-            else:
-                await send_error(send, _wrong_method(scope["method"], CHAT_PATH, "POST"))
-        else:
+        found = endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        if found is None:
             await others(scope, receive, send)
+            return
+        dialect, endpoint = found
+        if scope["method"] == "POST":
+            await endpoint(scope, receive, send)
+        else:
+            await dialect.refuse(send, _wrong_method(scope["method"], scope["path"], "POST"))
 
     return app
 

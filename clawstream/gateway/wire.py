@@ -66,7 +66,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def read_request(body: Mapping[str, Any], *, ends_session: bool = False) -> ChatRequest:
+def read_request(body: Mapping[str, Any], ends_session: bool = False) -> ChatRequest:
     """Return what the body asks for; `ends_session` says that a header ends the session. Raises BadRequest."""
     session_done = truthy(body.get("session_done")) or ends_session
     messages = _messages(body.get("messages"), may_be_absent=session_done)

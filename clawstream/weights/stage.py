@@ -164,6 +164,7 @@ async def swap(
         policy_id=version.policy_id,
         policy_version=version.policy_version,
         engine=engine.url,
+        adapter=version.adapter,
         pause_ms=pause_ms,
         num_bytes=version.num_bytes,
         activated_at_ms=now_ms(),

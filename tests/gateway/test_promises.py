@@ -219,8 +219,9 @@ async def test_a_weight_change_cuts_no_stream_and_each_token_has_its_version(gat
 
 async def test_an_activated_version_has_a_cache_of_its_own(gateway: House) -> None:
     activated = PolicyActivated(
-        policy_id="policy", policy_version=7, engine=gateway.engine_url, pause_ms=1.0, num_bytes=1, activated_at_ms=1
-    )
+        policy_id="policy", policy_version=7, engine=gateway.engine_url, adapter=None, pause_ms=1.0, num_bytes=1,
+        activated_at_ms=1,
+    )  # fmt: skip
     await gateway.log.append((activated,))
 
     async def heard() -> bool:

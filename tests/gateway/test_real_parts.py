@@ -96,8 +96,9 @@ async def test_a_real_weight_change_cuts_no_stream(
     (exchange,) = await gateway.recorded(ExchangeCompleted)
     assert [span.policy_version for span in exchange.versions] == [0, 1]
     activated = PolicyActivated(
-        policy_id="policy", policy_version=1, engine=engine.url, pause_ms=1.0, num_bytes=1, activated_at_ms=1
-    )
+        policy_id="policy", policy_version=1, engine=engine.url, adapter=None, pause_ms=1.0, num_bytes=1,
+        activated_at_ms=1,
+    )  # fmt: skip
     await log.append((activated,))
 
     async def heard() -> bool:

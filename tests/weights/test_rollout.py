@@ -92,6 +92,7 @@ def test_a_rejected_version_is_offered_again_once_it_is_published_again() -> Non
         policy_version=1,
         parent_version=0,
         path="v1",
+        adapter=None,
         manifest_sha256="a",
         num_bytes=1,
         published_at_ms=1,

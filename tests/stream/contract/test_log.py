@@ -23,8 +23,8 @@ def event_of(record: Arrived) -> Event:
 
 def published(version: int) -> PolicyPublished:
     return PolicyPublished(
-        policy_id="p", policy_version=version, parent_version=None, path="/", manifest_sha256=None, num_bytes=0,
-        published_at_ms=0,
+        policy_id="p", policy_version=version, parent_version=None, path="/", adapter=None, manifest_sha256=None,
+        num_bytes=0, published_at_ms=0,
     )  # fmt: skip
 
 

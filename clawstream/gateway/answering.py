@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: generate, show, record, and only then say how it ended.
+"""A request that asks for an answer: generate, show, record, and only then say how it ended.
 
 The one rule: the client sees `finish_reason` after Kafka has acknowledged the exchange, never before. A client that
 goes away cancels its generation; whatever else goes wrong is told to the client and recorded. Raw ASGI, because every
@@ -18,9 +18,10 @@ from clawstream.gateway.admission import Admission, ClientGone, Exchange, Farewe
 from clawstream.gateway.capture import Capture, finish_reason
 from clawstream.gateway.closing import closing
 from clawstream.gateway.deltas import AnswerStream
-from clawstream.gateway.outlets import Outlet, PlainOutlet, StreamOutlet, send_error, send_whole
+from clawstream.gateway.dialects import Dialect
+from clawstream.gateway.outlets import Outlet
 from clawstream.gateway.refusal import BadRequest
-from clawstream.gateway.replies import Usage, session_ended
+from clawstream.gateway.replies import Usage
 from clawstream.inference.engine import EngineRefused, FinishKind, GenerateRequest
 from clawstream.inference.engine import Sampling as EngineSampling
 
@@ -44,29 +45,28 @@ _GONE = _Failure(
 )
 
 
-class ChatCompletions:
-    """The endpoint; one for all requests."""
+class Endpoint:
+    """One route that answers, in its clients' dialect; one for all requests."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, dialect: Dialect) -> None:
         self._admission = admission
+        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self._admission.metrics
         started = perf_counter()
         try:
-            admitted = await self._admission.admit(scope, receive)
+            admitted = await self._admission.admit(scope, receive, self._dialect.read)
         except ClientGone:
             return
         except BadRequest as refused:
             metrics.requests.labels("refused" if refused.status < 500 else "unavailable").inc()
-            await send_error(send, refused)
+            await self._dialect.refuse(send, refused)
             return
         if isinstance(admitted, Farewell):
             await self._end_session(admitted, send)
             return
-        outlet: Outlet = PlainOutlet(send, admitted.reply)
-        if admitted.chat.asked.stream:
-            outlet = StreamOutlet(send, admitted.reply, include_usage=admitted.chat.asked.include_usage)
+        outlet = self._dialect.outlet(send, admitted)
         with metrics.in_flight.track_inprogress():
             outcome = await _Answering(
                 admission=self._admission, exchange=admitted, outlet=outlet, started=started
@@ -79,12 +79,9 @@ class ChatCompletions:
         try:
             await self._admission.recorder.append((done,))
         except TryLater as error:
-            await send_error(send, unavailable(str(error)))
+            await self._dialect.refuse(send, unavailable(str(error)))
             return
-        created_s = self._admission.now_ms() // 1000
-        body = session_ended(farewell.session_id, farewell.model, created_s)
-        headers = [(b"content-type", b"application/json"), (b"x-session-id", farewell.session_id.encode("ascii"))]
-        await send_whole(send, 200, headers, body)
+        await self._dialect.farewell(send, farewell, self._admission.now_ms())
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,64 @@
+"""The ways in which clients ask for an answer and are given one. Pure but for what an outlet sends.
+
+The one rule: a dialect translates. What is recorded, rendered and trained on is OpenAI's form of the conversation,
+whoever asked.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from starlette.types import Send
+
+from clawstream.gateway.admission import Exchange, Farewell
+from clawstream.gateway.outlets import Outlet, PlainOutlet, StreamOutlet, send_error, send_whole
+from clawstream.gateway.refusal import BadRequest
+from clawstream.gateway.replies import Reply, session_ended
+from clawstream.gateway.wire import ChatRequest, read_request
+
+
+class Dialect(Protocol):
+    """One kind of client."""
+
+    def read(self, body: Mapping[str, Any], ends_session: bool, /) -> ChatRequest:
+        """Return what the body asks for; `ends_session` says that a header ends the session. Raises BadRequest."""
+
+    def outlet(self, send: Send, exchange: Exchange) -> Outlet:
+        """Return where the exchange's answer goes."""
+
+    async def refuse(self, send: Send, refused: BadRequest) -> None:
+        """The client is told why there is no answer."""
+
+    async def farewell(self, send: Send, farewell: Farewell, now_ms: int) -> None:
+        """The client is told that its session has ended, which is on the log."""
+
+
+class ChatCompletions:
+    """OpenAI's POST /v1/chat/completions."""
+
+    def read(self, body: Mapping[str, Any], ends_session: bool, /) -> ChatRequest:
+        """Return what the body asks for. Raises BadRequest."""
+        return read_request(body, ends_session)
+
+    def outlet(self, send: Send, exchange: Exchange) -> Outlet:
+        """Return a stream of chunks, or a whole completion."""
+        accepted, asked = exchange.accepted, exchange.chat.asked
+        reply = Reply(
+            exchange_id=accepted.exchange_id,
+            session_id=accepted.session_id,
+            model=accepted.model,
+            created_s=accepted.received_at_ms // 1000,
+            policy_version=exchange.policy_version,
+        )
+        return (
+            StreamOutlet(send, reply, include_usage=asked.include_usage) if asked.stream else PlainOutlet(send, reply)
+        )
+
+    async def refuse(self, send: Send, refused: BadRequest) -> None:
+        """Send OpenAI's error object."""
+        await send_error(send, refused)
+
+    async def farewell(self, send: Send, farewell: Farewell, now_ms: int) -> None:
+        """Send a completion without choices."""
+        body = session_ended(farewell.session_id, farewell.model, now_ms // 1000)
+        headers = [(b"content-type", b"application/json"), (b"x-session-id", farewell.session_id.encode("ascii"))]
+        await send_whole(send, 200, headers, body)

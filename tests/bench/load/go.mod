@@ -1,0 +1,3 @@
+module clawstream/bench/load
+
+go 1.22
