@@ -71,6 +71,17 @@ def graph() -> None:
     typer.echo(admin.graph())
 
 
+@topics.command()
+def export(
+    cluster: Annotated[str, typer.Option(help="The Strimzi cluster that they belong to.")] = "clawstream",
+    replicas: Annotated[int | None, typer.Option(min=1, help="Of each topic; if unsaid, as its file says.")] = None,
+) -> None:
+    """Print every topic, the dead-letter queues included, as Strimzi KafkaTopic resources in YAML."""
+    from clawstream.stream.topics import all_topics, resources_of
+
+    typer.echo(resources_of(all_topics(), cluster=cluster, replicas=replicas), nl=False)
+
+
 @db.command()
 def upgrade(context: typer.Context) -> None:
     """Bring tables and views to the revision that this version writes."""

@@ -14,6 +14,7 @@ from clawstream.errors import ConfigError, PartUnavailable
 
 if TYPE_CHECKING:
     from clawstream.local.installation import Installation
+    from clawstream.local.supervisor import Supervisor
 
 
 def up(
@@ -26,25 +27,40 @@ def up(
     settings = context.obj.settings()
     log_to_stderr("up", level=30)
     console = Console(stderr=True)
+    named = model or settings.engine.model_path
+    model_path = _tiny_policy(settings, console) if named is None else checked_model(named)
+    run_until_stopped(lambda stop: serve_until_stopped(settings, model_path, console, stop, fresh=fresh))
+
+
+def checked_model(folder: Path) -> Path:
+    """Return the folder; raises ConfigError where it holds no model."""
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is no model folder: it has no config.json. Nothing was started; name another")
+    return folder
+
+
+async def serve_until_stopped(
+    settings: Settings,
+    model_path: Path,
+    console: Console,
+    stop: asyncio.Event,
+    *,
+    fresh: bool = False,
+    beside: "Supervisor | None" = None,
+) -> None:
+    """Run an installation until `stop`; raises PartUnavailable when a part of it, or of `beside`, can't be kept up."""
     from clawstream.local.installation import installation
 
-    named = model or settings.engine.model_path
-    if named is not None and not (named / "config.json").is_file():
-        raise ConfigError(f"{named} is no model folder: it has no config.json. Nothing was started; name another")
-    model_path = named or _tiny_policy(settings, console)
-
-    async def main(stop: asyncio.Event) -> None:
-        async with installation(settings, model_path=model_path, say=console.print, fresh=fresh) as running:
-            _greet(console, running, model_path, await _context_tokens(running))
-            failed = asyncio.create_task(running.supervisor.failed.wait())
-            stopped = asyncio.create_task(stop.wait())
-            await asyncio.wait([failed, stopped], return_when=asyncio.FIRST_COMPLETED)
-            for task in (failed, stopped):
-                task.cancel()
-            if not stop.is_set():
-                raise PartUnavailable(running.supervisor.failure())
-
-    run_until_stopped(main)
+    async with installation(settings, model_path=model_path, say=console.print, fresh=fresh) as running:
+        _greet(console, running, model_path, await _context_tokens(running))
+        supervisors = [running.supervisor, *([beside] if beside is not None else [])]
+        waits = [asyncio.create_task(event.wait()) for event in (stop, *(one.failed for one in supervisors))]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        for supervisor in supervisors:
+            if supervisor.failed.is_set() and not stop.is_set():
+                raise PartUnavailable(supervisor.failure())
     console.print("stopped; nothing was lost: the log, the database and the weights are kept for the next start")
 
 

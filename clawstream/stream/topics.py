@@ -176,6 +176,24 @@ def mermaid(topics: Sequence[Topic]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def resources_of(topics: Sequence[Topic], *, cluster: str, replicas: int | None) -> str:
+    """Return the topics as Strimzi's KafkaTopic resources, in YAML."""
+    documents = [
+        {
+            "apiVersion": "kafka.strimzi.io/v1",
+            "kind": "KafkaTopic",
+            "metadata": {"name": topic.name, "labels": {"strimzi.io/cluster": cluster}},
+            "spec": {
+                "partitions": topic.partitions,
+                "replicas": replicas or topic.replicas,
+                "config": dict(topic.config),
+            },
+        }
+        for topic in topics
+    ]
+    return yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True)
+
+
 def _setting_changes(topic: Topic, there: Found) -> list[Change]:
     changes: list[Change] = []
     wanted_settings = {name: _DEFAULTS[name] for name in _DEFAULTS if name not in topic.config} | dict(topic.config)

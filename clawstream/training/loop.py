@@ -240,7 +240,7 @@ class _Loop:
 
     def _trainer_for(self, training: TrainingSettings) -> Trainer:
         if self._trainer is None or self._trainer[0] != training:
-            trainer = Trainer(self._base, training)
+            trainer = Trainer(self._base, training, device=_device(training.device))
             if self._checkpoint is not None:
                 trainer.restore(self._checkpoint.path)
             self._trainer = (training, trainer)
@@ -314,6 +314,10 @@ def _published_base(policy_id: str, base: Path) -> PolicyPublished:
         num_bytes=sum(file.stat().st_size for file in base.iterdir() if file.is_file()),
         published_at_ms=_now_ms(),
     )
+
+
+def _device(named: str | None) -> str:
+    return named or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _now_ms() -> int:

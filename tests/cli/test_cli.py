@@ -114,3 +114,13 @@ def test_a_variable_that_overrides_nothing_is_refused_by_name(monkeypatch: pytes
 
     with pytest.raises(ConfigError, match="CLAWSTREAM_GATEWY__PORT"):
         load(None)
+
+
+def test_a_command_whose_extra_is_not_installed_names_it() -> None:
+    found = run(
+        code="import sys; sys.modules['faust'] = None; sys.argv = ['clawstream', 'monitor']\n"
+        "import clawstream.cli; clawstream.cli.main()"
+    )
+
+    assert found.returncode == 2
+    assert "pip install 'clawstream[monitor]'" in found.stderr

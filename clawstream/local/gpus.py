@@ -1,0 +1,77 @@
+"""Which GPU of a machine does what: the actor trains, the rollout engines serve, the judges judge. Pure.
+
+Counts and their order are those that users of OpenClaw-RL know: the actor has the first GPUs, then the rollout, then
+the judges (its PRM). The rule in `deploy/compose.yaml` is the same.
+"""
+
+from dataclasses import dataclass
+
+from clawstream.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCounts:
+    """How many GPUs there are, and how many each role gets."""
+
+    machine: int
+    actor: int
+    rollout: int
+    judge: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """GPUs by number: the actor's, each engine's, and the judge server's."""
+
+    actor: tuple[int, ...]
+    rollout: tuple[tuple[int, ...], ...]
+    judge: tuple[int, ...]
+
+
+def share_out(machine: int, actor: int | None, rollout: int | None, judge: int | None) -> GpuCounts:
+    """Return the counts, with halves and quarters for what was not said: 8 GPUs are 4, 2 and 2.
+
+    Raises ConfigError where they don't fit.
+    """
+    quarter = max(1, machine // 4)
+    counts = GpuCounts(
+        machine=machine,
+        actor=max(1, machine // 2) if actor is None else actor,
+        rollout=quarter if rollout is None else rollout,
+        judge=quarter if judge is None else judge,
+    )
+    wanted = counts.actor + counts.rollout + counts.judge
+    if wanted > machine:
+        raise ConfigError(
+            f"ACTOR_GPUS + ROLLOUT_GPUS + PRM_GPUS is {counts.actor} + {counts.rollout} + {counts.judge} = {wanted}; "
+            f"NUM_GPUS is {machine}. Lower one (PRM_GPUS=0: judges elsewhere, by judge.url). Nothing was started"
+        )
+    return counts
+
+
+def assign(counts: GpuCounts, *, rollout_tp: int, judge_tp: int) -> Assignment:
+    """Return who has which GPUs: engines of `rollout_tp` each, one judge server whose replicas take `judge_tp` each.
+
+    Raises ConfigError where one does not divide its count.
+    """
+    _check(counts.rollout, rollout_tp, "ROLLOUT_GPUS", "TP")
+    _check(counts.judge, judge_tp, "PRM_GPUS", "PRM_TP")
+    numbers = iter(range(counts.machine))
+
+    def take(count: int) -> tuple[int, ...]:
+        return tuple(next(numbers) for _ in range(count))
+
+    actor = take(counts.actor)
+    return Assignment(
+        actor=actor,
+        rollout=tuple(take(rollout_tp) for _ in range(counts.rollout // rollout_tp)),
+        judge=take(counts.judge),
+    )
+
+
+def _check(count: int, tp: int, role: str, dial: str) -> None:
+    if count % tp:
+        raise ConfigError(
+            f"{role} is {count} and {dial} is {tp}: a model takes {tp} GPUs, so {count} can't be shared out. "
+            f"Choose a {dial} that divides it. Nothing was started"
+        )
