@@ -57,7 +57,9 @@ class EngineSettings(Section):
 
     urls: tuple[str, ...] = Field((), description="SGLang servers; none: the embedded CPU engine is started")
     model_path: Path | None = Field(None, description="the Hugging Face folder of the base policy")
+    answers_within_s: float = Field(20.0, gt=0, description="else it is away; more than its longest swap takes")
     port: int = Field(30010, ge=0, le=65535, description="of the embedded engine; 0: any free one")
+    replicas: int = Field(1, ge=1, le=64, description="embedded engines, on this port and the next ones")
     threads: int = Field(1, ge=1, description="of the embedded engine")
     max_running_requests: int = Field(64, ge=1, description="of the embedded engine")
 
@@ -76,7 +78,14 @@ class GatewaySettings(Section):
 
     host: str = "127.0.0.1"
     port: int = Field(30000, ge=0, le=65535)
-    api_key: SecretStr | None = Field(None, description="the bearer key; without one only this machine is served")
+    api_key: SecretStr | None = Field(None, description="a key named default; without any only this machine is served")
+    keys_file: Path | None = Field(None, description="of `clawstream keys`; none: keys.json in the data folder")
+    max_concurrent_per_key: int | None = Field(None, ge=1, description="requests in flight; none: no limit")
+    requests_per_minute_per_key: int | None = Field(None, ge=1, description="none: no limit")
+    max_in_flight: int = Field(1024, ge=1, description="requests at once; one more is a 503 with Retry-After")
+    request_timeout_s: float = Field(30.0, gt=0, description="for a request's headers, then for its body")
+    idle_timeout_s: float = Field(60.0, gt=0, description="of a connection between requests")
+    write_timeout_s: float = Field(30.0, gt=0, description="a client that reads nothing for so long is gone")
     default_turn_type: Literal["main", "side"] = "main"
     max_body_bytes: int = Field(8 * 2**20, ge=1024, le=8 * 2**20)
     default_max_tokens: int = Field(1024, ge=1, description="where the client names no limit")
@@ -88,9 +97,10 @@ class GatewaySettings(Section):
 
     @model_validator(mode="after")
     def _a_key_guards_other_addresses(self) -> "GatewaySettings":
-        if self.host not in LOOPBACK and self.api_key is None:
+        if self.host not in LOOPBACK and self.api_key is None and self.keys_file is None:
             raise ValueError(
-                f"host {self.host} can be reached from outside: set gateway.api_key, or listen on 127.0.0.1"
+                f"host {self.host} can be reached from outside: set gateway.api_key, or gateway.keys_file to a file "
+                "with a key in it (clawstream keys add NAME), or listen on 127.0.0.1"
             )
         return self
 
@@ -157,6 +167,8 @@ class TrainingSettings(Section):
     keep_checkpoints: int = Field(5, ge=1)
     seed: int = 0
     threads: int | None = Field(None, ge=1, description="torch threads; none: torch's own choice")
+    device: str | None = Field(None, description="torch's name for it; none: the first GPU, or the CPU where none is")
+    save_dir: Path | None = Field(None, description="where versions are kept; none: in the data folder")
 
     @property
     def weights(self) -> tuple[float, float]:
@@ -222,9 +234,14 @@ class Settings(BaseSettings):
         return _Environment(settings_cls), init_settings
 
     @property
+    def keys_file(self) -> Path:
+        """Where the keys of clients are kept."""
+        return self.gateway.keys_file or self.data_dir / "keys.json"
+
+    @property
     def checkpoints_dir(self) -> Path:
         """Where the versions of this policy are kept."""
-        return self.data_dir / "policies" / self.policy.id
+        return (self.training.save_dir or self.data_dir / "policies") / self.policy.id
 
 
 def load(path: Path | None) -> Settings:

@@ -26,12 +26,13 @@ from clawstream.events import (
     VoteCast,
     derived_id,
 )
+from clawstream.inference.continuing import Renderer
 from clawstream.inference.judge_client import JudgeReply
 from clawstream.judging.stage import judging_stage
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.stage import Record, Stage
 from clawstream.turns.stage import turns_stage
-from tests.sessions import EXCHANGES, HINTS, SAMPLES, TURNS, VERDICTS, VOTES, tokens
+from tests.sessions import EXCHANGES, HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters
 
 T = TypeVar("T")
 
@@ -52,13 +53,6 @@ REPLIES = {
         "who knows",
     ),
 }
-
-
-class Letters:
-    """A template that writes a prompt as its messages, byte for byte."""
-
-    def prompt_ids(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> tuple[int, ...]:
-        return tokens(repr((list(messages), dict(options))).encode())
 
 
 class Oracle:
@@ -172,14 +166,16 @@ class Worker:
 class Flow:
     """The three stages on one log."""
 
-    def __init__(self, judge: Oracle | None = None, settings: JudgeSettings | None = None) -> None:
+    def __init__(
+        self, judge: Oracle | None = None, settings: JudgeSettings | None = None, renderer: Renderer | None = None
+    ) -> None:
         self.log = Log()
         self.judge = judge or Oracle()
         settings = settings or JudgeSettings(votes=3)
         stages: list[Stage[Any, Any]] = [
             turns_stage(TurnsSettings()),
             judging_stage(settings, self.judge, now_ms=lambda: 0),
-            samples_stage(Letters()),
+            samples_stage(renderer or Letters()),
         ]
         self.workers = [Worker(stage, self.log) for stage in stages]
 

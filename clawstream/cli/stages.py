@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,14 +24,17 @@ def register(app: typer.Typer) -> None:
         app.command(command.__name__, rich_help_panel=_PANEL)(command)
 
 
-def engine(context: typer.Context) -> None:
+def engine(
+    context: typer.Context,
+    port: Annotated[int | None, typer.Option(help="In place of engine.port: another replica on this machine.")] = None,
+) -> None:
     """Serve the policy on the CPU, in SGLang's dialect."""
     settings = _settings(context, "engine")
     from clawstream.local.engine.server import serve
 
     serve(
         str(_model_path(settings)),
-        port=settings.engine.port,
+        port=settings.engine.port if port is None else port,
         threads=settings.engine.threads,
         max_running_requests=settings.engine.max_running_requests,
         weight_version="0",  # of the base; the weights stage brings it up to date
@@ -97,13 +100,11 @@ def train(context: typer.Context) -> None:
 def weights(context: typer.Context) -> None:
     """Let the engines take over each published version while they serve."""
     settings = _settings(context, "weights")
-    import aiohttp
-
-    from clawstream.inference.sglang import SglangEngine
+    from clawstream.inference.sglang import SglangEngine, engine_session
     from clawstream.weights.stage import keep_current
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
-        async with aiohttp.ClientSession() as session:
+        async with engine_session() as session:
             engines = [SglangEngine(session, url) for url in _engine_urls(settings)]
             await keep_current(engines, log, policy_id=settings.policy.id, stop=stop)
 

@@ -16,7 +16,23 @@ Message = Mapping[str, Any]
 
 _BLOCK_BEGINS = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _BLOCK_ENDS = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+_SUMMARY = "The conversation history before this point was compacted into the following summary:"
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9]")
+# What OpenClaw 2026.9.6 puts around a person's words: when they came, and after the first ones where it runs.
+_TIME = re.compile(r"\A\s*\[\w{3} \d{4}-\d{2}-\d{2} \d{2}:\d{2}[^\]]*\]\s*")
+_RUNTIME = re.compile(r"(?:\A|\n)Runtime: agent=[^\n]*\s*\Z")
+# Prompts that it writes itself, in the user's place, and what its history has for them afterwards.
+_HOUSEKEEPING = re.compile(
+    r"\A(?:"
+    r"Follow the heartbeat monitor scratch context"
+    r"|Read HEARTBEAT\.md if it exists"
+    r"|\[OpenClaw (?:heartbeat poll|cron wake|exec completion|session event)\]"
+    r"|A scheduled (?:reminder|cron event) (?:has been|was) triggered"
+    r"|An async command (?:completion event was triggered|you ran earlier (?:has )?completed)"
+    r"|Pre-compaction memory flush\."
+    r"|\[cron:[^\]]+\]"
+    r")"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +87,39 @@ def is_ephemeral(message: Message) -> bool:
     return text.startswith(_BLOCK_BEGINS) and text.endswith(_BLOCK_ENDS)
 
 
+def parts_of(message: Message) -> tuple[str, ...]:
+    """Return the texts of the content, one for each part that has any."""
+    content = message.get("content")
+    pieces = [content] if isinstance(content, str) or not isinstance(content, Sequence) else content
+    return tuple(
+        text for piece in pieces if (text := text_of({"content": piece if isinstance(piece, str) else [piece]}))
+    )
+
+
+def is_summary(message: Message) -> bool:
+    """Return whether the message stands for a history that its client compacted."""
+    return role_of(message) == "user" and text_of(message).startswith(_SUMMARY)
+
+
+def is_housekeeping(message: Message) -> bool:
+    """Return whether a client wrote this user's message itself: a heartbeat, a memory flush, a reminder.
+
+    OpenClaw joins messages that no answer stands between; the last part is then what is asked.
+    """
+    spoken = [part for part in parts_of(message) if _RUNTIME.sub("", part)]
+    return role_of(message) == "user" and bool(spoken) and _is_housekeeping(spoken[-1])
+
+
+def _is_housekeeping(part: str) -> bool:
+    return bool(_HOUSEKEEPING.match(_TIME.sub("", part)))
+
+
+def _spoken(message: Message) -> str:
+    """Return a user's own words: without times, housekeeping and the runtime line, which change as a history grows."""
+    parts = [_RUNTIME.sub("", _TIME.sub("", part)) for part in parts_of(message) if not _is_housekeeping(part)]
+    return "\n".join(part.strip() for part in parts if part.strip())
+
+
 def tool_calls_of(message: Message) -> tuple[ToolCall, ...]:
     """Return the message's tool calls, in order."""
     calls = message.get("tool_calls")
@@ -99,7 +148,8 @@ def meaning(message: Message) -> Hashable:
 
 
 def _said(message: Message) -> tuple[str, tuple[tuple[str, str], ...]]:
-    return text_of(message).strip(), tuple((call.name, call.arguments) for call in tool_calls_of(message))
+    text = _spoken(message) if role_of(message) == "user" else text_of(message).strip()
+    return text, tuple((call.name, call.arguments) for call in tool_calls_of(message))
 
 
 def _said_for(message: Message) -> str | None:

@@ -9,7 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -19,21 +19,26 @@ from clawstream.config import GatewaySettings, PolicySettings
 from clawstream.errors import ClawstreamError
 from clawstream.events import Sampling, TurnType
 from clawstream.events.history import WholeRequest
+from clawstream.gateway.answers import SampledAnswers
 from clawstream.gateway.capture import Accepted
-from clawstream.gateway.engines import Engines, ServedEngine
+from clawstream.gateway.engines import Engines
+from clawstream.gateway.keys import Caller
 from clawstream.gateway.metrics import Metrics
 from clawstream.gateway.profiles import Named, name_request
 from clawstream.gateway.recorder import Recorder
-from clawstream.gateway.refusal import BadRequest
-from clawstream.gateway.security import check_key
+from clawstream.gateway.refusal import BadRequest, to_json
 from clawstream.gateway.sessions import SessionIndex
-from clawstream.gateway.wire import ChatRequest, parse_body, truthy
+from clawstream.gateway.wire import ChatRequest, parse_body, scope_of, truthy
+from clawstream.inference.continuing import Continued, Request, continue_prompt, num_new_bytes
+from clawstream.inference.echoes import find_echoes
 from clawstream.inference.rendering import PromptRenderer, UnrenderableRequest
 
+CALLER = "clawstream.caller"  # where in the scope the guard says who asks
 RETRY_AFTER_S = 2
-_RENDERED_ASIDE_BYTES = 16_384  # a larger conversation is rendered in a thread, so that streams go on
+_RENDERED_ASIDE_BYTES = 16_384  # where more than this is new it is rendered in a thread, so that streams go on
 MAX_RECORDED_BYTES = 8 * 2**20  # what a record of the log holds
 _TOKEN_BYTES = 4
+_MAX_TOKEN_BYTES = 64  # on average; a text has 2 to 6 bytes a token
 _DISCARDED_BYTES = 64 * 2**20
 _DISCARDED_S = 10.0
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -53,8 +58,7 @@ class Exchange:
     accepted: Accepted
     chat: ChatRequest
     whole: WholeRequest
-    engine: ServedEngine
-    policy_version: int
+    policy_version: int  # that its engine was known to serve when it came
     session_done: bool
     traceparent: str | None
 
@@ -82,17 +86,23 @@ class Admission:
     engines: Engines
     recorder: Recorder
     sessions: SessionIndex
+    answers: SampledAnswers
     metrics: Metrics
     now_ms: Callable[[], int] = epoch_ms
 
     async def admit(self, scope: Scope, receive: Receive, read: Read) -> Exchange | Farewell:
         """Return what the request asks for, its body read by `read`. Raises BadRequest or ClientGone."""
         headers = read_headers(scope)
-        check_key(headers.get("authorization"), self.settings.api_key)
-        raw = await read_body(headers, receive, self.settings.max_body_bytes)
+        caller: Caller = scope[CALLER]
+        raw = await read_body(
+            headers, receive, max_bytes=self.settings.max_body_bytes, within_s=self.settings.request_timeout_s
+        )
         received_at_ms = self.now_ms()
-        chat = read(parse_body(raw), truthy(headers.get("x-session-done")))
-        model = self._model(chat.model)
+        body = parse_body(raw)
+        self._refuse_too_many(body.get("messages"))
+        chat = read(body, truthy(headers.get("x-session-done")))
+        self._refuse_too_long(chat)
+        model = self.served_model(chat.model)
         named = name_request(headers, chat, TurnType(self.settings.default_turn_type))
         if self.recorder.problem is not None:
             raise unavailable(f"Kafka is away ({self.recorder.problem}); nothing was generated. Try again.")
@@ -101,12 +111,16 @@ class Admission:
                 raise BadRequest(
                     "session_done without messages needs a session id: send X-Session-Id.", param="messages"
                 )
+            self._claim(named.session_id, caller.name)
             return Farewell(session_id=named.session_id, model=model)
+        chat = replace(chat, scope=scope_of(chat.options, caller.name))
         session_id, client = self._session(named, chat)
-        engine = self.engines.of_session(session_id)
-        if engine.problem is not None or engine.context_length_tokens is None:
-            raise unavailable(f"The engine is away ({engine.problem}); nothing was generated. Try again.")
-        prompt_ids = await self._render(chat, len(raw))
+        self._claim(session_id, caller.name)
+        place = self.engines.place(session_id)
+        if place is None or place.engine.context_length_tokens is None:
+            raise unavailable(f"The engine is away ({self.engines.problem()}); nothing was generated. Try again.")
+        prompt = await self._render(chat, session_id, place.engine.context_length_tokens)
+        prompt_ids = prompt.token_ids
         if len(raw) + _TOKEN_BYTES * len(prompt_ids) > MAX_RECORDED_BYTES:
             raise _too_large(f"{len(raw)} bytes and {len(prompt_ids)} prompt tokens", MAX_RECORDED_BYTES)
         trace = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
@@ -115,29 +129,28 @@ class Admission:
             session_id=session_id,
             turn_type=named.turn_type,
             client=client,
-            key_name=None,
+            key_name=caller.name,
             model=model,
             request_sha256=chat.sha256,
             retry_count=named.retry_count,
-            num_spliced=0,
-            sampling=self._sampling(chat, len(prompt_ids), engine.context_length_tokens),
+            num_spliced=prompt.num_spliced,
+            sampling=self._sampling(chat, len(prompt_ids), place.engine.context_length_tokens),
             policy_id=self.policy.id,
             trace_id=trace.group(1) if trace else None,
             received_at_ms=received_at_ms,
         )
         self.sessions.asked(chat.messages, chat.scope, session_id, received_at_ms)
-        version = engine.known_version()
         return Exchange(
             accepted=accepted,
             chat=chat,
             whole=WholeRequest(messages=chat.messages_json, token_ids=prompt_ids, options=chat.options_json),
-            engine=engine,
-            policy_version=version,
+            policy_version=place.version,
             session_done=named.session_done,
             traceparent=trace.group(0) if trace else None,
         )
 
-    def _model(self, asked: str | None) -> str:
+    def served_model(self, asked: str | None) -> str:
+        """Return the model that answers. Raises BadRequest (404) where another one is asked for."""
         served = self.policy.served_model
         if asked not in (None, served):
             raise BadRequest(
@@ -162,16 +175,54 @@ class Admission:
         self.metrics.sessions_named.labels(client).inc()
         return session_id, client
 
-    async def _render(self, chat: ChatRequest, num_bytes: int) -> tuple[int, ...]:
-        started = perf_counter()
+    def _longest_context(self) -> int | None:
+        """Return the context of the engine that has most, in tokens; None while no engine has told."""
+        return max((engine.context_length_tokens or 0 for engine in self.engines.all), default=0) or None
+
+    def _refuse_too_many(self, messages: object) -> None:
+        """Raise BadRequest for more messages than the context has tokens, before any is looked at."""
+        longest = self._longest_context()
+        if longest is not None and isinstance(messages, list) and len(messages) > longest:
+            raise _too_long(f"There are {len(messages)} messages", longest)
+
+    def _refuse_too_long(self, chat: ChatRequest) -> None:
+        """Raise BadRequest for what no tokenizer would make fit, before one takes minutes to say so."""
+        longest = self._longest_context()
+        num_bytes = sum(map(len, chat.messages_json))
+        if longest is None or num_bytes + len(chat.options_json) <= longest * _MAX_TOKEN_BYTES:
+            return
+        num_bytes += len(to_json(chat.options.get("tools")))
+        if num_bytes > longest * _MAX_TOKEN_BYTES:
+            raise _too_long(f"Messages and tools are {num_bytes} bytes", longest)
+
+    def _claim(self, session_id: str, key_name: str | None) -> None:
+        if not self.sessions.claim(session_id, key_name, self.now_ms()):
+            raise BadRequest(
+                f"The session {session_id} was begun with another key; nothing was generated. Use an id of your own.",
+                status=403,
+                code="session_of_another_key",
+                param="session_id",
+            )
+
+    async def _render(self, chat: ChatRequest, session_id: str, context_length_tokens: int) -> Continued:
+        started, known = perf_counter(), self.answers.of(session_id, self.now_ms())
+        request = Request(messages=chat.messages, raw=chat.messages_json, options=chat.options)
+        echoes = find_echoes(chat.messages, known.answers)
+
+        def make() -> Continued:
+            return continue_prompt(
+                self.renderer, request, echoes, known.prompts, context_length_tokens=context_length_tokens
+            )
+
         try:
-            if num_bytes < _RENDERED_ASIDE_BYTES:
-                return self.renderer.prompt_ids(chat.messages, chat.options)
-            return await asyncio.to_thread(self.renderer.prompt_ids, chat.messages, chat.options)
+            aside = num_new_bytes(request, echoes, known.prompts) >= _RENDERED_ASIDE_BYTES
+            prompt = await asyncio.to_thread(make) if aside else make()
         except UnrenderableRequest as error:
             raise BadRequest(f"The request can't be put to the policy: {error}.", param="messages") from error
-        finally:
-            self.metrics.rendering_s.observe(perf_counter() - started)
+        self.metrics.rendering_s.labels(prompt.made.value).observe(perf_counter() - started)
+        self.metrics.prompts.labels(prompt.made.value).inc()
+        self.answers.asked(session_id, prompt, self.now_ms())
+        return prompt
 
     def _sampling(self, chat: ChatRequest, num_prompt_tokens: int, context_length_tokens: int) -> Sampling:
         asked = chat.asked
@@ -194,6 +245,14 @@ class Admission:
         )
 
 
+def _too_long(found: str, context_length_tokens: int) -> BadRequest:
+    return BadRequest(
+        f"{found}; the model's context is {context_length_tokens} tokens. Shorten the conversation.",
+        code="context_length_exceeded",
+        param="messages",
+    )
+
+
 def unavailable(message: str) -> BadRequest:
     """Return the refusal that says: later."""
     return BadRequest(message, status=503, code="service_unavailable", kind="server_error", retry_after_s=RETRY_AFTER_S)
@@ -204,8 +263,20 @@ def read_headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-async def read_body(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> bytes:
+async def read_body(headers: Mapping[str, str], receive: Receive, *, max_bytes: int, within_s: float) -> bytes:
     """Return the whole body; of one that is too large no more than `max_bytes` are ever held. Raises BadRequest."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await _read_body(headers, receive, max_bytes)
+    except TimeoutError as error:
+        message = f"The body did not come within {within_s:g} s (gateway.request_timeout_s). Send it faster."
+        raise BadRequest(message, status=408, code="request_timeout") from error
+
+
+async def _read_body(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> bytes:
+    coding = headers.get("content-encoding", "identity")
+    if coding != "identity":
+        raise BadRequest(f"The body is compressed ({coding[:20]}); send it as it is.", status=415)
     declared = headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         if "expect" not in headers:  # a client that asks first sends nothing once it is refused

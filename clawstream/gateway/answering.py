@@ -1,13 +1,14 @@
 """A request that asks for an answer: generate, show, record, and only then say how it ended.
 
 The one rule: the client sees `finish_reason` after Kafka has acknowledged the exchange, never before. A client that
-goes away cancels its generation; whatever else goes wrong is told to the client and recorded. Raw ASGI, because every
-token passes here.
+goes away cancels its generation; whatever else goes wrong is told to the client and recorded, once no other engine can
+be asked: until its first token is there, a request goes on to the next. Raw ASGI, because every token passes here.
 """
 
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from enum import StrEnum
 from time import perf_counter
 
 from starlette.types import Receive, Scope, Send
@@ -22,10 +23,21 @@ from clawstream.gateway.dialects import Dialect
 from clawstream.gateway.outlets import Outlet
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.replies import Usage
+from clawstream.gateway.served import Place, ServedEngine, StaleCache
+from clawstream.inference.echoes import answered
 from clawstream.inference.engine import EngineRefused, FinishKind, GenerateRequest
 from clawstream.inference.engine import Sampling as EngineSampling
 
 LOG = logging.getLogger(__name__)
+_SHARED_KEYS = 3  # tries under a cache key that others use too, before one of its own
+
+
+class _Again(StrEnum):
+    """Where a request that failed before its first token may be asked again."""
+
+    NOWHERE = "nowhere"
+    HERE = "here"
+    ELSEWHERE = "elsewhere"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +48,7 @@ class _Failure:
     detail: str
     refused: BadRequest
     status: int | None = None  # the engine's
+    again: _Again = _Again.NOWHERE
 
 
 _GONE = _Failure(
@@ -51,6 +64,7 @@ class Endpoint:
     def __init__(self, admission: Admission, dialect: Dialect) -> None:
         self._admission = admission
         self._dialect = dialect
+        self.refuse = dialect.refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self._admission.metrics
@@ -61,7 +75,7 @@ class Endpoint:
             return
         except BadRequest as refused:
             metrics.requests.labels("refused" if refused.status < 500 else "unavailable").inc()
-            await self._dialect.refuse(send, refused)
+            await self.refuse(send, refused)
             return
         if isinstance(admitted, Farewell):
             await self._end_session(admitted, send)
@@ -79,8 +93,9 @@ class Endpoint:
         try:
             await self._admission.recorder.append((done,))
         except TryLater as error:
-            await self._dialect.refuse(send, unavailable(str(error)))
+            await self.refuse(send, unavailable(str(error)))
             return
+        self._admission.answers.forget(farewell.session_id)
         await self._dialect.farewell(send, farewell, self._admission.now_ms())
 
 
@@ -94,6 +109,7 @@ class _Answering:
     started: float  # perf_counter, when the request came
     capture: Capture = field(default_factory=Capture)
     answer: AnswerStream = field(init=False)
+    adapter_version: int | None = None  # of the adapter that it is asked of; None: the weights themselves
 
     def __post_init__(self) -> None:
         self.answer = AnswerStream(
@@ -139,48 +155,85 @@ class _Answering:
         return _GONE if gone and generating.cancelled() else generating.result()
 
     async def _generate(self) -> _Failure | None:
-        """Stream the answer up to what has to wait for its record."""
-        engine = self.exchange.engine
+        """Stream the answer up to what has to wait for its record, from the first engine that begins one."""
+        engines, accepted = self.admission.engines, self.exchange.accepted
+        deadline = asyncio.get_running_loop().time() + self.admission.settings.first_token_timeout_s
+        failure: _Failure | None = None
+        failed: list[ServedEngine] = []
+        for tries in range(_SHARED_KEYS + 1 + len(engines.all)):
+            place = engines.place(accepted.session_id, avoid=failed, alone=tries >= _SHARED_KEYS)
+            if place is None:
+                break
+            if failure is not None:
+                self.admission.metrics.asked_again.labels(failure.again.value).inc()
+                LOG.info("exchange=%s asked_again=%s why=%s", accepted.exchange_id, failure.again, failure.detail)
+            rid = f"{accepted.exchange_id}-{tries}" if tries else accepted.exchange_id
+            failure = await self._ask(place, rid, deadline)
+            if failure is None or failure.again is _Again.NOWHERE or self.capture.token_ids:
+                return failure
+            if failure.again is _Again.ELSEWHERE:
+                failed.append(place.engine)
+        return failure or _engine_failed(f"no engine answers ({engines.problem()})")
+
+    async def _ask(self, place: Place, rid: str, deadline: float) -> _Failure | None:
+        """Ask one engine; what it samples goes out from its first token on."""
+        self.capture, self.adapter_version = Capture(), place.adapter_version
         try:
-            async with (
-                asyncio.timeout(self.admission.settings.first_token_timeout_s) as first_token,
-                closing(engine.client.generate(self._request())) as chunks,
-            ):
-                async for chunk in chunks:
-                    if chunk.token_ids and self.capture.first_token_at_ms is None:
-                        first_token.reschedule(None)
-                        self.admission.metrics.ttft_s.observe(perf_counter() - self.started)
-                    self.capture.add(chunk, self.admission.now_ms())
-                    delta = self.answer.feed(chunk.token_ids)
-                    if delta is not None:
-                        await self.outlet.delta(delta)
-                    elif chunk.token_ids:
-                        await self.outlet.begin()
+            async with asyncio.timeout_at(deadline) as patience:
+                with self.admission.engines.asked(self.exchange.accepted.session_id, place, patience):
+                    await self._stream(place, rid, patience)
         except EngineRefused as error:
-            refused = BadRequest(f"The engine refused the request: {error.message}", status=error.status)
-            return _Failure(
-                reason=FailureReason.ENGINE_REFUSED, detail=error.message, refused=refused, status=error.status
-            )
+            return await self._refused(place, error)
+        except StaleCache as error:
+            return _engine_failed(str(error), _Again.HERE)
         except TryLater as error:
-            return _engine_failed(str(error))
+            place.engine.doubted.set()
+            return _engine_failed(str(error), _Again.ELSEWHERE)
         except TimeoutError:
+            if place.engine.problem is not None:
+                return _engine_failed(place.engine.problem, _Again.ELSEWHERE)
             detail = f"no token within {self.admission.settings.first_token_timeout_s:g} s"
             refused = unavailable(f"The engine gave {detail}. Try again.")
             return _Failure(reason=FailureReason.TIMED_OUT, detail=detail, refused=refused)
         finish = self.capture.finish
         if finish is None or finish.kind is FinishKind.ABORT:
-            return _engine_failed((finish and finish.message) or "the engine gave the request up")
+            return _engine_failed((finish and finish.message) or "the engine gave the request up", _Again.ELSEWHERE)
         return None
+
+    async def _stream(self, place: Place, rid: str, patience: asyncio.Timeout) -> None:
+        async with closing(place.engine.client.generate(self._request(place, rid))) as chunks:
+            async for chunk in chunks:
+                if chunk.token_ids and self.capture.first_token_at_ms is None:
+                    place.check(chunk)
+                    self.admission.metrics.ttft_s.observe(perf_counter() - self.started)
+                if chunk.token_ids and patience.when() is not None:
+                    patience.reschedule(None)
+                self.capture.add(chunk, self.admission.now_ms())
+                delta = self.answer.feed(chunk.token_ids)
+                if delta is not None:
+                    await self.outlet.delta(delta)
+                elif chunk.token_ids:
+                    await self.outlet.begin()
+
+    async def _refused(self, place: Place, error: EngineRefused) -> _Failure:
+        """Return what is to be said of a refusal; of one for an adapter that is gone, that the next may be asked."""
+        if place.adapter is not None:
+            await place.engine.ask()
+            if place.adapter not in place.engine.adapters.values():
+                return _engine_failed(f"{place.adapter} is not loaded any more", _Again.HERE)
+        refused = BadRequest(f"The engine refused the request: {error.message}", status=error.status)
+        return _Failure(reason=FailureReason.ENGINE_REFUSED, detail=error.message, refused=refused, status=error.status)
 
     async def _finish(self) -> _Failure | None:
         """Record the answer, then let the client see how it ended."""
         finish = self.capture.finish
         assert finish is not None  # _generate returns a failure otherwise
-        delta = self.answer.finish(finish.matched if isinstance(finish.matched, str) else None)
+        matched_stop = finish.matched if isinstance(finish.matched, str) else None
+        delta = self.answer.finish(matched_stop)
         if delta is not None:
             await self.outlet.delta(delta)
         try:
-            versions = self.capture.versions()
+            versions = self.capture.versions(self.adapter_version)
         except TryLater as error:
             return _engine_failed(str(error))
         accepted, message = self.exchange.accepted, self.answer.message()
@@ -202,7 +255,12 @@ class _Answering:
         self.admission.sessions.answered(
             chat.messages, message, chat.scope, accepted.session_id, accepted.exchange_id, now_ms
         )
-        await self.outlet.finish(message, reason, self._count_tokens())
+        if self.exchange.session_done:
+            self.admission.answers.forget(accepted.session_id)
+        else:
+            sampled = answered(reversed(chat.messages), chat.options, message, tuple(self.capture.token_ids))
+            self.admission.answers.answered(accepted.session_id, sampled, now_ms)
+        await self.outlet.finish(message, reason, self._count_tokens(), matched_stop)
         return None
 
     async def _record(self, failure: _Failure, reason: FailureReason) -> None:
@@ -219,7 +277,7 @@ class _Answering:
         except TryLater as error:
             LOG.warning("exchange=%s state=unrecorded reason=%s", accepted.exchange_id, error)
 
-    def _request(self) -> GenerateRequest:
+    def _request(self, place: Place, rid: str) -> GenerateRequest:
         asked = self.exchange.accepted.sampling
         return GenerateRequest(
             input_ids=self.exchange.whole.token_ids,
@@ -232,8 +290,9 @@ class _Answering:
                 stop=asked.stop,
                 sampling_seed=asked.seed,
             ),
-            extra_key=f"{self.exchange.accepted.policy_id}:{self.exchange.policy_version}",
-            rid=self.exchange.accepted.exchange_id,
+            extra_key=place.extra_key,
+            rid=rid,
+            lora_name=place.adapter,
         )
 
     def _count_tokens(self) -> Usage:
@@ -247,6 +306,6 @@ class _Answering:
         return usage
 
 
-def _engine_failed(detail: str) -> _Failure:
+def _engine_failed(detail: str, again: _Again = _Again.NOWHERE) -> _Failure:
     refused = unavailable(f"The engine failed: {detail}. Try again.")
-    return _Failure(reason=FailureReason.ENGINE_FAILED, detail=detail, refused=refused)
+    return _Failure(reason=FailureReason.ENGINE_FAILED, detail=detail, refused=refused, again=again)

@@ -6,6 +6,7 @@ names it, never a process that does not start.
 
 import asyncio
 import logging
+import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -16,19 +17,26 @@ import aiohttp
 import uvicorn
 from starlette.types import ASGIApp
 
-from clawstream.config import Settings
+from clawstream.config import LOOPBACK, GatewaySettings, Settings
 from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.gateway.admission import Admission, epoch_ms
-from clawstream.gateway.engines import Engines, ServedEngine
+from clawstream.gateway.answers import SampledAnswers
+from clawstream.gateway.connection import Bounds, connection_class
+from clawstream.gateway.engines import Engines
+from clawstream.gateway.key_file import WatchedKeys
 from clawstream.gateway.metrics import Metrics
 from clawstream.gateway.pages import build_app
 from clawstream.gateway.recorder import Appends, Recorder
+from clawstream.gateway.security import Guard
+from clawstream.gateway.served import ServedEngine
 from clawstream.gateway.sessions import SessionIndex
 from clawstream.gateway.watching import Follows, follow_policy, learn_sessions
 from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.sglang import SglangEngine, engine_session
 
 LOG = logging.getLogger(__name__)
+_BACKLOG = 4096
+_UNREAD_BYTES = 128 * 1024  # of one client's, in the kernel, which would let it grow to 4 MiB
 DRAIN_S = 30.0  # how long running answers may go on after the signal to stop
 
 
@@ -45,43 +53,56 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set and the answers under way are over, for at most 30 s; `started` gets the address."""
     renderer = PromptRenderer.load(_model_path(settings), settings.policy.renderer, settings.policy.enable_thinking)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with engine_session() as session:
         admission = Admission(
             settings=settings.gateway,
             policy=settings.policy,
             renderer=renderer,
-            engines=Engines(settings.policy.id, [_engine(session, url) for url in _engine_urls(settings)]),
+            engines=Engines(settings.policy.id, [_engine(session, url, settings) for url in _engine_urls(settings)]),
             recorder=Recorder(log, ack_timeout_s=settings.gateway.ack_timeout_s),
             sessions=SessionIndex(settings.gateway.index_window_s * 1000),
+            answers=SampledAnswers(),
             metrics=Metrics(),
         )
         with _listener(settings.gateway.host, settings.gateway.port) as listener:
+            keys = _keys(settings)
+            guard = Guard.of(settings.gateway, keys, admission.metrics)
             from_ms = epoch_ms() - settings.gateway.index_window_s * 1000
-            await learn_sessions(log, admission.sessions, from_ms=from_ms)
+            await learn_sessions(log, admission.sessions, admission.answers, from_ms=from_ms)
             async with asyncio.TaskGroup() as group:
                 watching = (
                     group.create_task(follow_policy(log, admission.engines)),
                     group.create_task(admission.engines.watch()),
                 )
                 try:
-                    await _listen(build_app(admission), listener, stop, started)
+                    await _listen(build_app(admission, guard), listener, settings.gateway, stop, started)
                 finally:
                     for task in watching:
                         task.cancel()
 
 
 async def _listen(
-    app: ASGIApp, listener: socket.socket, stop: asyncio.Event, started: Callable[[str], Awaitable[None]] | None
+    app: ASGIApp,
+    listener: socket.socket,
+    settings: GatewaySettings,
+    stop: asyncio.Event,
+    started: Callable[[str], Awaitable[None]] | None,
 ) -> None:
+    bounds = Bounds(
+        request_s=settings.request_timeout_s, idle_s=settings.idle_timeout_s, write_s=settings.write_timeout_s
+    )
     config = uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=connection_class(bounds),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=math.ceil(settings.idle_timeout_s),
         timeout_graceful_shutdown=int(DRAIN_S),
     )
     server = _Server(config)
@@ -102,6 +123,7 @@ def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)  # its connections have it too
     try:
         listener.bind((host, port))
     except OSError as error:
@@ -110,9 +132,19 @@ def _listener(host: str, port: int) -> socket.socket:
             f"gateway.port {port} on {host} can't be listened on ({error.strerror}); nothing is served. "
             "Stop what uses it, or set gateway.port"
         ) from error
-    listener.listen(512)
+    listener.listen(_BACKLOG)
     listener.setblocking(False)
     return listener
+
+
+def _keys(settings: Settings) -> WatchedKeys:
+    keys = WatchedKeys(settings.keys_file)
+    if settings.gateway.host not in LOOPBACK and settings.gateway.api_key is None and not keys.ring().in_force:
+        raise ConfigError(
+            f"gateway.host {settings.gateway.host} can be reached from outside, and no key of {settings.keys_file} is "
+            "in force; nothing is served. Add one (clawstream keys add NAME), or set gateway.api_key"
+        )
+    return keys
 
 
 class _Server(uvicorn.Server):
@@ -124,8 +156,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _engine(session: aiohttp.ClientSession, url: str) -> ServedEngine:
-    return ServedEngine(url=url.rstrip("/"), client=SglangEngine(session, url))
+def _engine(session: aiohttp.ClientSession, url: str, settings: Settings) -> ServedEngine:
+    return ServedEngine(
+        url=url.rstrip("/"),
+        client=SglangEngine(session, url),
+        policy_id=settings.policy.id,
+        answers_within_s=settings.engine.answers_within_s,
+    )
 
 
 def _engine_urls(settings: Settings) -> tuple[str, ...]:

@@ -70,14 +70,19 @@ class Capture:
         if chunk.finish is not None:
             self.finish, self.spans = chunk.finish, chunk.weight_versions
 
-    def versions(self) -> tuple[VersionSpan, ...]:
-        """Return which weights sampled which tokens. Raises TryLater where the engine's spans don't cover them."""
+    def versions(self, adapter_version: int | None = None) -> tuple[VersionSpan, ...]:
+        """Return which version sampled which tokens; an engine names the weights even where an adapter lies on them.
+
+        Raises TryLater where the engine's spans don't cover the tokens.
+        """
         spans = [span for span in self.spans if span.num_tokens]
         if sum(span.num_tokens for span in spans) != len(self.token_ids):
             raise TryLater(
                 f"the engine named the weights of {sum(span.num_tokens for span in spans)} of {len(self.token_ids)} "
                 "sampled tokens; the answer is not recorded. Use an engine that reports weight_versions"
             )
+        if adapter_version is not None and self.token_ids:
+            return (VersionSpan(policy_version=adapter_version, num_tokens=len(self.token_ids)),)
         return tuple(
             VersionSpan(policy_version=policy_version(span.version), num_tokens=span.num_tokens) for span in spans
         )

@@ -4,13 +4,14 @@ The one rule: however the tokens were cut into chunks, what was streamed adds up
 nothing that was streamed is taken back. So outer white space, half characters and what may become a stop string are
 held until it is known what they are.
 
-Tool calls go out whole, at the end: until then a closing mark may turn them into something that was only thought.
+A tool call goes out whole, as soon as it is closed and no mark to come can turn it into something that was only
+thought. Where nothing closes a call but the end (Llama 3: an answer that is JSON), it goes out at the end.
 
 The family's own parser reads the whole answer at each marker token. Between markers plain tokens extend the field that
 the last reading saw grow, so an answer costs no more than its length.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -18,8 +19,9 @@ from typing import Any
 from clawstream.inference.rendering import CalledTool, ParsedAnswer, PromptRenderer, offers_tools
 
 _HALF_CHARACTER = "\ufffd"
-_GARBAGE = 4 * _HALF_CHARACTER  # no character has so many halves
-_READ_AGAIN_AFTER = 1.02  # growth of an answer between two readings outside of any field
+_MOST_HALVES = 3  # of a character that is not whole yet; any before them are no character at all
+_MOST_WAITING = 64  # tokens since the last that was whole; bytes that are no text are not read again for ever
+_READ_AGAIN_AFTER = 0.02  # growth of an answer between two readings outside of any field
 
 
 class _Place(Enum):
@@ -71,6 +73,7 @@ class _Text:
     """One field of the message: what is known of it, and how much of that was streamed."""
 
     stops: tuple[str, ...]
+    marks: tuple[str, ...] = ()  # not cut, but held while they are in parts
     text: str = ""
     num_sent: int = 0
     stopped: bool = False
@@ -84,6 +87,8 @@ class _Text:
 
     def release(self, *, ended: bool) -> str:
         """Return what may be streamed now, up to a stop string."""
+        if self.num_sent == len(self.text):
+            return ""
         found = [(at + len(stop), at) for stop in self.stops if (at := self.text.find(stop, self.num_sent)) >= 0]
         if found:
             # The one that was complete first, as if tokens had come one by one.
@@ -106,10 +111,13 @@ class _Text:
     def _before_half_stop(self) -> int:
         if self.num_sent == 0 and any(stop.lstrip().startswith(self.text) for stop in self.stops):
             return 0  # the white space before it, which is not shown, may have been the stop's beginning
-        longest = max(map(len, self.stops), default=0)
+        held = self.stops + self.marks
+        if not held:
+            return len(self.text)
+        longest = max(map(len, held), default=0)
         start = max(self.num_sent, len(self.text) - longest + 1)
         for at in range(start, len(self.text)):
-            if any(stop.startswith(self.text[at:]) for stop in self.stops):
+            if any(one.startswith(self.text[at:]) for one in held):
                 return at
         return len(self.text)
 
@@ -133,13 +141,15 @@ class AnswerStream:
     _content: _Text = field(init=False)
     _reasoning: _Text = field(init=False)
     _place: _Place = _Place.UNKNOWN
+    _num_calls_sent: int = 0
     _num_shown: int = 0  # tokens whose text the fields hold, while the place is known
     _context: str = ""  # text of the last of them: some tokenizers decode a token by the one before
-    _read_at: int = 0
+    _marked_at: int = 0  # tokens up to the last marker
+    _read_again_at: int = 0
 
     def __post_init__(self) -> None:
-        self._content = _Text(self.stop)
-        self._reasoning = _Text(self.stop)
+        self._content = _Text(self.stop, self.renderer.text_marks)
+        self._reasoning = _Text(self.stop, self.renderer.text_marks)
 
     @property
     def stopped(self) -> bool:
@@ -148,18 +158,8 @@ class AnswerStream:
 
     def feed(self, token_ids: Iterable[int]) -> Delta | None:
         """Return what the client sees of the new tokens; None: nothing yet."""
-        start = len(self.ids)
-        self.ids.extend(token_ids)
-        if self.stopped or len(self.ids) == start:
-            return None
-        if not self.renderer.marker_ids.isdisjoint(self.ids[start:]):
-            self._read(ended=False)
-        elif self._place is _Place.UNKNOWN:
-            if len(self.ids) >= self._read_at * _READ_AGAIN_AFTER:
-                self._read(ended=False)
-        elif self._place is not _Place.TOOLS:
-            self._extend()
-        return self._release(ended=False)
+        deltas = [self._feed(piece) for piece in _up_to_markers(token_ids, self.renderer.marker_ids)]
+        return _joined([delta for delta in deltas if delta is not None])
 
     def finish(self, matched_stop: str | None = None) -> Delta | None:
         """Return what was held back; afterwards `message` is whole. `matched_stop` is what the engine stopped at."""
@@ -169,6 +169,21 @@ class AnswerStream:
             if matched_stop is not None and matched_stop not in newest.text:
                 newest.drop_half_of(matched_stop)
         return self._release(ended=True)
+
+    def _feed(self, piece: Sequence[int]) -> Delta | None:
+        """Take in plain tokens, or some that end with a marker: what is closed by then is so however chunks are cut."""
+        self.ids.extend(piece)
+        if self.stopped:
+            return None
+        if piece[-1] in self.renderer.marker_ids:
+            self._marked_at = len(self.ids)
+            self._read(ended=False)
+        elif self._place is _Place.UNKNOWN:
+            if len(self.ids) >= self._read_again_at:
+                self._read(ended=False)
+        elif self._place is not _Place.TOOLS:
+            self._extend()
+        return self._release(ended=False)
 
     def message(self) -> dict[str, Any]:
         """Return the assistant message, exactly as streamed."""
@@ -186,14 +201,29 @@ class AnswerStream:
         parsed = self._parse(len(self.ids), ended=ended)
         content_grew = self._content.read(parsed.content)
         reasoning_grew = self._reasoning.read(parsed.reasoning)
-        self._read_at = len(self.ids)
+        growth = min(len(self.ids) - self._marked_at, int(len(self.ids) * _READ_AGAIN_AFTER))
+        self._read_again_at = len(self.ids) + max(growth, 1)
         self._place = _Place.UNKNOWN
+        if len(parsed.tool_calls) > len(self.tool_calls):
+            self._hear(parsed.tool_calls if ended else self._closed(parsed.tool_calls))
         if ended:
-            self.tool_calls = [self._named(index, call) for index, call in enumerate(parsed.tool_calls)]
-        elif parsed.unfinished or parsed.tool_calls:
-            self._place = _Place.TOOLS
+            return
+        if parsed.unfinished:
+            self._place = _Place.UNKNOWN if self.renderer.listed_tool_calls else _Place.TOOLS
         elif content_grew or reasoning_grew:
             self._settle(parsed)
+
+    def _hear(self, calls: Sequence[CalledTool]) -> None:
+        """Take over the calls that are new."""
+        for call in calls[len(self.tool_calls) :]:
+            self.tool_calls.append(self._named(len(self.tool_calls), call))
+
+    def _closed(self, calls: Sequence[CalledTool]) -> Sequence[CalledTool]:
+        """Those of `calls` that the end of thinking leaves calls: the one mark that can unsay what came before it."""
+        ids = (*self.ids, *self.renderer.encode("</think>"))
+        left = self.renderer.parse(ids, self.prompt_ids, self.options, ended=False).tool_calls
+        same = next((at for at, (call, other) in enumerate(zip(calls, left, strict=False)) if call != other), None)
+        return calls[: min(len(calls), len(left)) if same is None else same]
 
     def _settle(self, parsed: ParsedAnswer) -> None:
         """Let plain tokens extend the field that ends with the newest token, if one can be told."""
@@ -216,20 +246,30 @@ class AnswerStream:
             self._place, self._num_shown, self._context = place, len(self.ids), last
 
     def _extend(self) -> None:
-        context = self._num_shown - 1
-        text = self.renderer.decode(self.ids[context:])[len(self._context) :]
-        if text.endswith(_HALF_CHARACTER) and not text.endswith(_GARBAGE):
-            return
+        first = self._num_shown - 1
+        text = self.renderer.decode(self.ids[first:])[len(self._context) :]
+        halves = min(len(text) - len(text.rstrip(_HALF_CHARACTER)), _MOST_HALVES)
+        if len(self.ids) - first > _MOST_WAITING:
+            halves = 0
+        known = text[: len(text) - halves]
         shown = self._content if self._place is _Place.CONTENT else self._reasoning
-        shown.text += text
-        self._num_shown, self._context = len(self.ids), self.renderer.decode(self.ids[-1:])
+        start = len(shown.text)
+        shown.text += known
+        if halves:
+            self._context += known
+        else:
+            self._num_shown, self._context = len(self.ids), self.renderer.decode(self.ids[-1:])
+        if any(shown.text.find(mark, max(start - len(mark) + 1, 0)) >= 0 for mark in self.renderer.text_marks):
+            self._read(ended=False)
 
     def _parse(self, num_tokens: int, *, ended: bool) -> ParsedAnswer:
         return self.renderer.parse(self.ids[:num_tokens], self.prompt_ids, self.options, ended=ended)
 
     def _named(self, index: int, call: CalledTool) -> ToolCall:
         # Clients strip what is not a letter or digit from ids, so ours have nothing else.
-        call_id = call.native_id or f"call{self.exchange_id.replace('-', '')[:20]}{index:02d}"
+        call_id = call.native_id
+        if call_id is None or any(call_id == known.call_id for known in self.tool_calls):
+            call_id = f"call{self.exchange_id.replace('-', '')[:20]}{index:02d}"
         return ToolCall(index=index, call_id=call_id, name=call.name, arguments=call.arguments)
 
     def _release(self, *, ended: bool) -> Delta | None:
@@ -237,9 +277,10 @@ class AnswerStream:
             return None
         reasoning = self._reasoning.release(ended=ended or bool(self._content.text))
         content = "" if self._reasoning.stopped else self._content.release(ended=ended)
-        if self.stopped:
-            self.tool_calls = []
-        calls = tuple(self.tool_calls)
+        if self.stopped and not ended:
+            del self.tool_calls[self._num_calls_sent :]  # they come after the stop
+        calls = tuple(self.tool_calls[self._num_calls_sent :])
+        self._num_calls_sent = len(self.tool_calls)
         if not (reasoning or content or calls):
             return None
         return Delta(content=content, reasoning=reasoning, tool_calls=calls)
@@ -251,3 +292,25 @@ class AnswerStream:
             and not self._content.num_sent
             and self._content.text.lstrip().startswith("{")
         )
+
+
+def _up_to_markers(token_ids: Iterable[int], markers: frozenset[int]) -> Iterator[list[int]]:
+    """Cut tokens after each marker."""
+    piece: list[int] = []
+    for token in token_ids:
+        piece.append(token)
+        if token in markers:
+            yield piece
+            piece = []
+    if piece:
+        yield piece
+
+
+def _joined(deltas: Sequence[Delta]) -> Delta | None:
+    if len(deltas) <= 1:
+        return deltas[0] if deltas else None
+    return Delta(
+        content="".join(delta.content for delta in deltas),
+        reasoning="".join(delta.reasoning for delta in deltas),
+        tool_calls=tuple(call for delta in deltas for call in delta.tool_calls),
+    )

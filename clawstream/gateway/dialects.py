@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 from starlette.types import Send
 
+from clawstream.gateway import anthropic_outlets, anthropic_replies
 from clawstream.gateway.admission import Exchange, Farewell
+from clawstream.gateway.anthropic import read_messages
 from clawstream.gateway.outlets import Outlet, PlainOutlet, StreamOutlet, send_error, send_whole
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.replies import Reply, session_ended
@@ -60,5 +62,36 @@ class ChatCompletions:
     async def farewell(self, send: Send, farewell: Farewell, now_ms: int) -> None:
         """Send a completion without choices."""
         body = session_ended(farewell.session_id, farewell.model, now_ms // 1000)
+        headers = [(b"content-type", b"application/json"), (b"x-session-id", farewell.session_id.encode("ascii"))]
+        await send_whole(send, 200, headers, body)
+
+
+class Messages:
+    """Anthropic's POST /v1/messages."""
+
+    def read(self, body: Mapping[str, Any], ends_session: bool, /) -> ChatRequest:
+        """Return what the body asks for, in OpenAI's form. Raises BadRequest."""
+        return read_messages(body, ends_session)
+
+    def outlet(self, send: Send, exchange: Exchange) -> Outlet:
+        """Return a stream of events, or a whole message."""
+        reply = anthropic_replies.MessageReply(
+            exchange_id=exchange.accepted.exchange_id,
+            session_id=exchange.accepted.session_id,
+            model=exchange.accepted.model,
+            policy_version=exchange.policy_version,
+            prompt_tokens=len(exchange.whole.token_ids),
+        )
+        if exchange.chat.asked.stream:
+            return anthropic_outlets.MessageStreamOutlet(send, reply)
+        return anthropic_outlets.MessageOutlet(send, reply)
+
+    async def refuse(self, send: Send, refused: BadRequest) -> None:
+        """Send Anthropic's error object."""
+        await anthropic_outlets.send_error(send, refused)
+
+    async def farewell(self, send: Send, farewell: Farewell, now_ms: int) -> None:  # noqa: ARG002  # has no time
+        """Send a message without content."""
+        body = anthropic_replies.session_ended(farewell.session_id, farewell.model)
         headers = [(b"content-type", b"application/json"), (b"x-session-id", farewell.session_id.encode("ascii"))]
         await send_whole(send, 200, headers, body)

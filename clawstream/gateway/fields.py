@@ -6,6 +6,10 @@ from typing import Any
 
 from clawstream.gateway.refusal import BadRequest
 
+_MAX_LABELS = 16
+_MAX_LABEL_NAME = 64
+_MAX_LABEL = 512
+
 
 def boolean(body: Mapping[str, Any], key: str) -> bool:
     """Return a flag; absent is false."""
@@ -50,6 +54,23 @@ def mapping(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise BadRequest(f"{key} is {kind(value)}; expected an object.", param=key)
     return value or {}
+
+
+def labels(body: Mapping[str, Any], key: str) -> Mapping[str, str]:
+    """Return an object of labels within OpenAI's limits: 16 pairs, keys of 64 and values of 512 characters."""
+    found = mapping(body, key)
+    if len(found) > _MAX_LABELS:
+        raise BadRequest(f"{key} has {len(found)} pairs; expected at most {_MAX_LABELS}.", param=key)
+    for name, value in found.items():
+        if len(name) > _MAX_LABEL_NAME:
+            shown = f"{key} has a key of {len(name)} characters"
+            raise BadRequest(f"{shown}; expected at most {_MAX_LABEL_NAME}.", param=key)
+        if not isinstance(value, str):
+            raise BadRequest(f"{key}.{name} is {kind(value)}; expected a string.", param=f"{key}.{name}")
+        if len(value) > _MAX_LABEL:
+            shown = f"{key}.{name} has {len(value)} characters"
+            raise BadRequest(f"{shown}; expected at most {_MAX_LABEL}.", param=f"{key}.{name}")
+    return found
 
 
 def items(found: object, where: str) -> list[Any]:

@@ -14,6 +14,12 @@ class Metrics:
         self.requests = Counter(
             "clawstream_requests", "Chat requests by how they ended.", ["outcome"], registry=self.registry
         )
+        self.limited = Counter(
+            "clawstream_requests_limited",
+            "Requests refused by a limit: the gateway's, or a key's rate or concurrency.",
+            ["limit"],
+            registry=self.registry,
+        )
         self.in_flight = Gauge("clawstream_requests_in_flight", "Requests being answered.", registry=self.registry)
         self.ttft_s = Histogram(
             "clawstream_ttft_seconds",
@@ -22,7 +28,17 @@ class Metrics:
             registry=self.registry,
         )
         self.rendering_s = Histogram(
-            "clawstream_rendering_seconds", "Messages to prompt tokens.", buckets=_SHORT_S, registry=self.registry
+            "clawstream_rendering_seconds",
+            "Messages to prompt tokens, by how the prompt was made.",
+            ["made"],
+            buckets=_SHORT_S,
+            registry=self.registry,
+        )
+        self.prompts = Counter(
+            "clawstream_prompts",
+            "Prompts by how they were made: all answers of the history as sampled, some, none, or none although known.",
+            ["made"],
+            registry=self.registry,
         )
         self.ack_wait_s = Histogram(
             "clawstream_ack_wait_seconds",
@@ -34,11 +50,24 @@ class Metrics:
         self.sessions_named = Counter(
             "clawstream_sessions_named", "Requests by what named their session.", ["by"], registry=self.registry
         )
+        self.asked_again = Counter(
+            "clawstream_asked_again",
+            "Requests asked again before their first token: here (a stale cache, an adapter gone), or elsewhere.",
+            ["where"],
+            registry=self.registry,
+        )
         self.index_misses = Counter(
             "clawstream_session_index_misses",
             "Requests with an answer in their history that no known session gave.",
             registry=self.registry,
         )
+        self.engine_in_flight = Gauge(
+            "clawstream_engine_requests_in_flight", "Requests put to an engine.", ["engine"], registry=self.registry
+        )
+        self.engine_offered = Gauge(
+            "clawstream_engine_offered", "Whether requests are put to an engine: 1 or 0.", ["engine"],
+            registry=self.registry,
+        )  # fmt: skip
         self.policy_version = Gauge(
             "clawstream_policy_version", "Newest version known to serve.", ["engine"], registry=self.registry
         )

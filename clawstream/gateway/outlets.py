@@ -4,6 +4,7 @@ The one rule: a status can be told only before the first byte; after it an error
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from starlette.types import Send
@@ -24,13 +25,43 @@ class Outlet(Protocol):
         """What is new goes out, if this outlet shows an answer as it grows."""
 
     async def keep_alive(self, every_s: float) -> None:
-        """A silent stream gets a comment every so often; never returns."""
+        """A silent stream gets a sign of life every so often; never returns."""
 
-    async def finish(self, message: dict[str, Any], reason: FinishReason, usage: Usage) -> None:
-        """The answer is over, and on the log."""
+    async def finish(
+        self, message: dict[str, Any], reason: FinishReason, usage: Usage, matched_stop: str | None
+    ) -> None:
+        """The answer is over, and on the log; `matched_stop` is the client's string that ended it."""
 
     async def fail(self, refused: BadRequest) -> None:
         """The answer ends here, with what went wrong."""
+
+
+class EventStream:
+    """A response of server-sent events, one write at a time."""
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = False
+        self._send = send
+        self._headers = headers
+        self._sending = asyncio.Lock()
+        self._sent_at = asyncio.get_running_loop().time()
+
+    async def write(self, body: bytes, *, more: bool = True) -> None:
+        """Send events; the first write sends the headers before them."""
+        async with self._sending:
+            if not self.started:
+                self.started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            self._sent_at = asyncio.get_running_loop().time()
+
+    async def keep_alive(self, every_s: float, sign_of_life: Callable[[], bytes]) -> None:
+        """Send a sign of life whenever nothing was sent for `every_s`; never returns."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(max(0.0, self._sent_at + every_s - loop.time()))
+            if loop.time() >= self._sent_at + every_s:
+                await self.write(sign_of_life())
 
 
 class StreamOutlet:
@@ -40,10 +71,8 @@ class StreamOutlet:
         self._send = send
         self._reply = reply
         self._include_usage = include_usage
-        self._started = False
         self._role: dict[str, Any] = {"role": "assistant"}
-        self._sending = asyncio.Lock()
-        self._sent_at = asyncio.get_running_loop().time()
+        self._events = EventStream(send, reply.headers(stream=True))
 
     async def begin(self) -> None:
         """Send the role alone: markup and half characters may keep content waiting for a while."""
@@ -53,41 +82,30 @@ class StreamOutlet:
     async def delta(self, delta: Delta) -> None:
         """Send a chunk; the first one has the role."""
         content, self._role = self._role | (delta.as_dict() or {"content": ""}), {}
-        await self._write(self._reply.chunk(content))
+        await self._events.write(self._reply.chunk(content))
 
     async def keep_alive(self, every_s: float) -> None:
         """Send a comment whenever nothing was sent for `every_s`."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(max(0.0, self._sent_at + every_s - loop.time()))
-            if loop.time() >= self._sent_at + every_s:
-                await self._write(KEEP_ALIVE)
+        await self._events.keep_alive(every_s, lambda: KEEP_ALIVE)
 
     async def finish(
         self,
         message: dict[str, Any],  # noqa: ARG002  # it was streamed
         reason: FinishReason,
         usage: Usage,
+        matched_stop: str | None,  # noqa: ARG002  # OpenAI's clients are not told which
     ) -> None:
         """Send how the answer ended, its usage where that was asked for, and the end of the stream."""
         begun = self._reply.chunk(self._role | {"content": ""}) if self._role else b""
-        await self._write(begun + self._reply.ending(reason, usage if self._include_usage else None), more=False)
+        ending = self._reply.ending(reason, usage if self._include_usage else None)
+        await self._events.write(begun + ending, more=False)
 
     async def fail(self, refused: BadRequest) -> None:
         """Send the error, with its status if nothing was sent yet."""
-        if self._started:
-            await self._write(stream_error(refused), more=False)
+        if self._events.started:
+            await self._events.write(stream_error(refused), more=False)
         else:
             await send_error(self._send, refused)
-
-    async def _write(self, body: bytes, *, more: bool = True) -> None:
-        async with self._sending:
-            if not self._started:
-                self._started = True
-                headers = self._reply.headers(stream=True)
-                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
-            self._sent_at = asyncio.get_running_loop().time()
 
 
 class PlainOutlet:
@@ -106,7 +124,13 @@ class PlainOutlet:
     async def keep_alive(self, every_s: float) -> None:
         """A body has no room for comments."""
 
-    async def finish(self, message: dict[str, Any], reason: FinishReason, usage: Usage) -> None:
+    async def finish(
+        self,
+        message: dict[str, Any],
+        reason: FinishReason,
+        usage: Usage,
+        matched_stop: str | None,  # noqa: ARG002  # OpenAI's clients are not told which
+    ) -> None:
         """Send the completion."""
         body = self._reply.whole(message, reason, usage)
         await send_whole(self._send, 200, self._reply.headers(stream=False), body)

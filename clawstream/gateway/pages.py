@@ -13,17 +13,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from clawstream.gateway.admission import Admission
 from clawstream.gateway.answering import Endpoint
-from clawstream.gateway.dialects import ChatCompletions, Dialect
+from clawstream.gateway.dialects import ChatCompletions, Messages
+from clawstream.gateway.openapi import openapi_json
+from clawstream.gateway.outlets import send_error
+from clawstream.gateway.posts import Post, count_tokens, give_feedback
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.replies import error_headers
-from clawstream.gateway.security import check_key
+from clawstream.gateway.security import Guard
 
 CHAT_PATH = "/v1/chat/completions"
+MESSAGES_PATH = "/v1/messages"
+FEEDBACK_PATH = "/v1/feedback"
 
 
-def build_app(admission: Admission) -> ASGIApp:
+def build_app(admission: Admission, guard: Guard) -> ASGIApp:
     """Return the routes; those that answer go around Starlette."""
-    pages = _Pages(admission)
+    pages = _Pages(admission, guard)
     others = Starlette(
         routes=[
             Route("/v1/models", pages.models),
@@ -31,24 +36,37 @@ def build_app(admission: Admission) -> ASGIApp:
             Route("/healthz", pages.healthz),
             Route("/readyz", pages.readyz),
             Route("/metrics", pages.metrics),
+            Route("/openapi.json", pages.openapi),
         ],
         exception_handlers={404: _not_found, 405: _not_allowed},
     )
-    dialects: dict[str, Dialect] = {CHAT_PATH: ChatCompletions()}
-    endpoints = {path: (dialect, Endpoint(admission, dialect)) for path, dialect in dialects.items()}
+    posts = {
+        path: (guard.guarding(endpoint, endpoint.refuse), endpoint.refuse)
+        for path, endpoint in _endpoints(admission).items()
+    }
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        found = endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        found = posts.get(scope["path"]) if scope["type"] == "http" else None
         if found is None:
             await others(scope, receive, send)
             return
-        dialect, endpoint = found
+        endpoint, refuse = found
         if scope["method"] == "POST":
             await endpoint(scope, receive, send)
         else:
-            await dialect.refuse(send, _wrong_method(scope["method"], scope["path"], "POST"))
+            await refuse(send, _wrong_method(scope["method"], scope["path"], "POST"))
 
     return app
+
+
+def _endpoints(admission: Admission) -> dict[str, Endpoint | Post]:
+    messages = Messages()
+    return {
+        CHAT_PATH: Endpoint(admission, ChatCompletions()),
+        MESSAGES_PATH: Endpoint(admission, messages),
+        f"{MESSAGES_PATH}/count_tokens": Post(admission, count_tokens, messages.refuse),
+        FEEDBACK_PATH: Post(admission, give_feedback, send_error),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +80,11 @@ class _Part:
 class _Pages:
     """Everything that is not a chat."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, guard: Guard) -> None:
         self._admission = admission
+        self._guard = guard
         self._since_s = int(time.time())
+        self._openapi = openapi_json()
 
     async def models(self, request: Request) -> Response:
         refusal = self._refusal(request)
@@ -84,12 +104,20 @@ class _Pages:
     async def readyz(self, _request: Request) -> Response:
         parts = self._parts()
         missing = [{"part": part.name, "problem": part.problem} for part in parts if part.problem is not None]
-        content = {"ready": not missing, "missing": missing, "parts": [part.name for part in parts]}
-        return _json(content, 503 if missing else 200)
+        # One engine is enough to serve; that another one is away is said all the same.
+        engines = [engine.problem for engine in self._admission.engines.all]
+        ready = None in engines and len(missing) == len(engines) - engines.count(None)
+        content = {"ready": ready, "missing": missing, "parts": [part.name for part in parts]}
+        return _json(content, 200 if ready else 503)
+
+    async def openapi(self, _request: Request) -> Response:
+        return Response(self._openapi, media_type="application/json")
 
     async def metrics(self, _request: Request) -> Response:
         metrics = self._admission.metrics
-        for engine in self._admission.engines.all:
+        for engine, offered in self._admission.engines.offered().items():
+            metrics.engine_offered.labels(engine.url).set(offered)
+            metrics.engine_in_flight.labels(engine.url).set(engine.in_flight)
             if engine.version is not None:
                 metrics.policy_version.labels(engine.url).set(engine.version)
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -114,7 +142,7 @@ class _Pages:
 
     def _refusal(self, request: Request) -> Response | None:
         try:
-            check_key(request.headers.get("authorization"), self._admission.settings.api_key)
+            self._guard.caller(dict(request.headers))
         except BadRequest as refused:
             return _refusal(refused)
         return None
@@ -138,4 +166,4 @@ async def _not_allowed(request: Request, _error: Exception) -> Response:
 
 
 def _wrong_method(found: str, path: str, expected: str) -> BadRequest:
-    return BadRequest(f"{found} {path} is not offered; use {expected}.", status=405)
+    return BadRequest(f"{found} {path} is not offered; use {expected}.", status=405, allow=expected)

@@ -7,25 +7,22 @@ is never invented here. What OpenClaw sends was recorded from OpenClaw 2026.9.6.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 from clawstream.events import TurnType
-from clawstream.events.conversation import Message, is_ephemeral, role_of, text_of
+from clawstream.events.conversation import Message, is_ephemeral, is_housekeeping, parts_of, role_of, text_of
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.wire import ChatRequest, truthy
 
 SESSION_ID = re.compile(r"[!-~]{1,200}")
-_RUNTIME = re.compile(r"(?:^|\n)Runtime: agent=[^\n]*\| sessionId=([!-~]{1,200}) \|[^\n]*\s*\Z")
-_TIME = re.compile(r"\A\s*\[\w{3} \d{4}-\d{2}-\d{2} \d{2}:\d{2}[^\]]*\]\s*")
-# Prompts that OpenClaw writes itself, in the user's place.
-_HOUSEKEEPING = re.compile(
-    r"\A(?:"
-    r"Follow the heartbeat monitor scratch context"
-    r"|Read HEARTBEAT\.md if it exists"
-    r"|\[OpenClaw (?:heartbeat poll|cron wake|exec completion|session event)\]"
-    r"|Pre-compaction memory flush\."
-    r"|\[cron:[^\]]+\]"
-    r")"
-)
+_RUNTIME = re.compile(r"(?:\A|\n)Runtime: agent=[^\n]*\| sessionId=([!-~]{1,200}) \|[^\n]*\s*\Z")
+_RUNTIME_CHARACTERS = 4000
+# A history shown to the model for something of the client's own; it goes on beside the conversation, not in it.
+_DETACHED = "internal-session-effects-"
+_CLAUDE_CODE = "x-claude-code-session-id"
+_CLAUDE_CODE_AGENT = "x-claude-code-agent-id"
+_SUMMARISING = "You are a context summarization assistant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +42,7 @@ def name_request(headers: Mapping[str, str], request: ChatRequest, default: Turn
         ("headers", headers.get("x-session-id") or None),
         ("body", request.session_id),
         ("openclaw", openclaw_session(request.messages)),
+        ("claude-code", claude_code_session(headers)),
     )
     client, session_id = next(((who, what) for who, what in named if what is not None), (None, None))
     if session_id is not None and not SESSION_ID.fullmatch(session_id):
@@ -52,11 +50,14 @@ def name_request(headers: Mapping[str, str], request: ChatRequest, default: Turn
             f"The session id is {session_id[:50]!r}; expected 1 to 200 printable ASCII characters without spaces.",
             param="session_id",
         )
+    word = headers.get("x-turn-type") or request.turn_type
+    if word is None and claude_code_housekeeping(headers, request.options):
+        word = TurnType.SIDE.value
     retries = headers.get("x-stainless-retry-count", "")
     return Named(
         session_id=session_id,
         client=client,
-        turn_type=_turn_type(headers.get("x-turn-type") or request.turn_type, request.messages, default),
+        turn_type=_turn_type(word, request.messages, default),
         session_done=request.session_done or truthy(headers.get("x-session-done")),
         retry_count=int(retries) if retries.isascii() and retries.isdigit() else None,
     )
@@ -66,18 +67,35 @@ def openclaw_session(messages: tuple[Message, ...]) -> str | None:
     """Return the id in the Runtime line at the end of the first user message that has one."""
     for message in messages:
         if role_of(message) == "user":
-            found = _RUNTIME.search(text_of(message)[-2000:])
-            if found:
-                return found.group(1)
+            for part in parts_of(message):
+                found = _RUNTIME.search(part[-_RUNTIME_CHARACTERS:])
+                if found:
+                    return found.group(1)
     return None
 
 
 def openclaw_housekeeping(messages: tuple[Message, ...]) -> bool:
-    """Return whether the newest user message is a heartbeat, memory flush or cron prompt of OpenClaw's own."""
-    for message in reversed(messages):
-        if role_of(message) == "user" and not is_ephemeral(message):
-            return bool(_HOUSEKEEPING.match(_TIME.sub("", text_of(message))))
-    return False
+    """Return whether OpenClaw asks this for itself: a heartbeat, a memory flush, a reminder, a summary, a cron job."""
+    if messages and role_of(messages[0]) == "system" and text_of(messages[0]).startswith(_SUMMARISING):
+        return True
+    if (openclaw_session(messages) or "").startswith(_DETACHED):
+        return True
+    asked = (one for one in reversed(messages) if role_of(one) == "user" and not is_ephemeral(one))
+    return any(is_housekeeping(message) for message in islice(asked, 1))
+
+
+def claude_code_session(headers: Mapping[str, str]) -> str | None:
+    """Return the id that Claude Code sends with each request; a sub-agent's conversation has one of its own.
+
+    Source: the gateway protocol reference on code.claude.com, and requests of Claude Code 2.1.197.
+    """
+    session, agent = headers.get(_CLAUDE_CODE), headers.get(_CLAUDE_CODE_AGENT)
+    return f"{session}.{agent}" if session and agent else session or None
+
+
+def claude_code_housekeeping(headers: Mapping[str, str], options: Mapping[str, Any]) -> bool:
+    """Return whether Claude Code asks this for itself, a title for instance: then it offers no tools."""
+    return bool(headers.get(_CLAUDE_CODE)) and not options.get("tools")
 
 
 def _turn_type(word: str | None, messages: tuple[Message, ...], default: TurnType) -> TurnType:

@@ -20,6 +20,7 @@ class BadRequest(ClawstreamError):
         param: str | None = None,
         kind: str = "invalid_request_error",
         retry_after_s: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -27,6 +28,7 @@ class BadRequest(ClawstreamError):
         self.param = param
         self.kind = kind
         self.retry_after_s = retry_after_s
+        self.allow = allow
 
     def as_json(self) -> bytes:
         """Return OpenAI's error object."""

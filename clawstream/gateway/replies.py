@@ -56,11 +56,7 @@ class Reply:
 
     def headers(self, *, stream: bool) -> list[tuple[bytes, bytes]]:
         """Return the response headers."""
-        return [
-            *(_STREAM if stream else (_JSON,)),
-            (b"x-session-id", self.session_id.encode("ascii")),
-            (b"x-policy-version", str(self.policy_version).encode("ascii")),
-        ]
+        return reply_headers(self.session_id, self.policy_version, stream=stream)
 
     def chunk(self, delta: dict[str, Any]) -> bytes:
         """Return the event of a delta."""
@@ -90,6 +86,15 @@ class Reply:
         }
 
 
+def reply_headers(session_id: str, policy_version: int, *, stream: bool) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an answer."""
+    return [
+        *(_STREAM if stream else (_JSON,)),
+        (b"x-session-id", session_id.encode("ascii")),
+        (b"x-policy-version", str(policy_version).encode("ascii")),
+    ]
+
+
 def session_ended(session_id: str, model: str, created_s: int) -> bytes:
     """Return the answer to a request that only ends its session: a completion without choices."""
     frame = {"id": f"session-{session_id}", "object": "chat.completion", "created": created_s, "model": model}
@@ -106,8 +111,10 @@ def error_headers(refused: BadRequest) -> list[tuple[bytes, bytes]]:
     headers = [_JSON]
     if refused.retry_after_s is not None:
         headers.append((b"retry-after", str(refused.retry_after_s).encode("ascii")))
+    if refused.allow is not None:
+        headers.append((b"allow", refused.allow.encode("ascii")))
     if refused.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if refused.status == 413:
+    if refused.status in (408, 413):
         headers.append((b"connection", b"close"))  # the rest of the body is not read
     return headers

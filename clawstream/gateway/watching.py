@@ -8,13 +8,15 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from clawstream.errors import OperatorError, TryLater, UnusableExchange
-from clawstream.events import Event, ExchangeCompleted, PolicyActivated
+from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, PolicyActivated, SessionDone
 from clawstream.events.conversation import parse
 from clawstream.events.history import WholeRequest, whole
+from clawstream.gateway.answers import SampledAnswers
 from clawstream.gateway.closing import closing
 from clawstream.gateway.engines import Engines
 from clawstream.gateway.sessions import SessionIndex
 from clawstream.gateway.wire import scope_of
+from clawstream.inference.echoes import answered
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
 
@@ -34,18 +36,25 @@ class Follows(Protocol):
         """Yield the records of all partitions from `start` on, in batches."""
 
 
-async def learn_sessions(log: Follows, index: SessionIndex, *, from_ms: int) -> None:
-    """Fold the exchanges since `from_ms` into the index, so that conversations go on after a restart."""
+async def learn_sessions(log: Follows, index: SessionIndex, answers: SampledAnswers, *, from_ms: int) -> None:
+    """Fold the exchanges since `from_ms` into what is known of sessions, so that they go on after a restart."""
     known: dict[str, WholeRequest] = {}
     num_unknown = 0
     async with closing(log.follow((EXCHANGES_TOPIC,), start=from_ms, until_end=True)) as batches:
         async for records in batches:
-            for event in _events(records, ExchangeCompleted):
-                num_unknown += not _learn_exchange(event, known, index)
+            for event in _events(records, Event):
+                if isinstance(event, ExchangeCompleted | ExchangeFailed):
+                    index.claim(event.session_id, event.key_name, event.received_at_ms)
+                if isinstance(event, SessionDone):
+                    answers.forget(event.session_id)
+                elif isinstance(event, ExchangeCompleted):
+                    num_unknown += not _learn_exchange(event, known, index, answers)
     LOG.info("sessions=learned exchanges=%d unknown_parents=%d answers=%d", len(known), num_unknown, len(index))
 
 
-def _learn_exchange(event: ExchangeCompleted, known: dict[str, WholeRequest], index: SessionIndex) -> bool:
+def _learn_exchange(
+    event: ExchangeCompleted, known: dict[str, WholeRequest], index: SessionIndex, answers: SampledAnswers
+) -> bool:
     """Fold one exchange in; False where it rests on one that is older than the window."""
     if event.exchange_id in known:
         return True
@@ -56,9 +65,12 @@ def _learn_exchange(event: ExchangeCompleted, known: dict[str, WholeRequest], in
     except UnusableExchange:
         return False
     known[event.exchange_id] = request
-    scope = scope_of(json.loads(request.options))
+    options = json.loads(request.options)
+    scope = scope_of(options, event.key_name)
     index.asked(messages, scope, event.session_id, event.received_at_ms)
     index.answered(messages, answer, scope, event.session_id, event.exchange_id, event.finished_at_ms)
+    sampled = answered(reversed(messages), options, answer, event.output_ids)
+    answers.answered(event.session_id, sampled, event.finished_at_ms)
     return True
 
 

@@ -6,6 +6,7 @@ nothing that was asked for is dropped in silence. Fields that only label a reque
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +14,14 @@ from typing import Any
 import orjson
 
 from clawstream.events.conversation import Message
-from clawstream.gateway.fields import boolean, integer, items, kind, mapping, number, text
+from clawstream.gateway.fields import boolean, integer, items, kind, labels, mapping, number, text
 from clawstream.gateway.refusal import BadRequest, to_json
 
 # Ours, not the model's: they name the session and are no part of what a retry has to repeat.
 PRIVATE_KEYS = frozenset({"session_id", "session_done", "turn_type"})
 _HOW_TO_SEND = frozenset({"stream", "stream_options"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_MAX_STOPS = 16
+MAX_STOPS = 16
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
@@ -72,7 +73,7 @@ def read_request(body: Mapping[str, Any], ends_session: bool = False) -> ChatReq
     messages = _messages(body.get("messages"), may_be_absent=session_done)
     _refuse_what_is_not_there(body)
     options = {key: value for key, value in body.items() if key != "messages" and key not in PRIVATE_KEYS}
-    metadata = mapping(body, "metadata")
+    metadata = labels(body, "metadata")
     if "session_id" in metadata:
         options["metadata"] = {key: value for key, value in metadata.items() if key != "session_id"}
     model = body.get("model")
@@ -94,9 +95,9 @@ def read_request(body: Mapping[str, Any], ends_session: bool = False) -> ChatReq
     )
 
 
-def scope_of(options: Mapping[str, Any]) -> str:
-    """Return what a conversation without a session id is looked up within: its `user` and `prompt_cache_key`."""
-    return json.dumps([options.get("user"), options.get("prompt_cache_key")], sort_keys=True)
+def scope_of(options: Mapping[str, Any], key_name: str | None = None) -> str:
+    """Return what a conversation without a session id is looked up within: key, `user` and `prompt_cache_key`."""
+    return json.dumps([options.get("user"), options.get("prompt_cache_key"), key_name], sort_keys=True)
 
 
 def truthy(value: object) -> bool:
@@ -109,11 +110,18 @@ def _lenient(raw: bytes) -> Any:
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        return json.loads(raw, parse_constant=refuse)
+        return json.loads(raw, parse_constant=refuse, parse_float=_finite)
     except RecursionError as error:
         raise BadRequest("The body is nested too deeply to be read; expected a JSON object.") from error
     except ValueError as error:  # UnicodeDecodeError is one too
         raise BadRequest(f"The body is not JSON: {error}. Send a JSON object with model and messages.") from error
+
+
+def _finite(written: str) -> float:
+    value = float(written)
+    if not math.isfinite(value):
+        raise ValueError(f"{written[:20]} is larger than any number that can be kept")
+    return value
 
 
 def _sha256(messages_json: tuple[bytes, ...], options: Mapping[str, Any]) -> str:
@@ -218,6 +226,8 @@ def _asked(body: Mapping[str, Any]) -> Asked:
 
 def _stop(found: object) -> tuple[str, ...]:
     stops = [found] if isinstance(found, str) else found if isinstance(found, list) else [] if found is None else None
-    if stops is None or len(stops) > _MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
-        raise BadRequest(f"stop is {kind(found)}; expected up to {_MAX_STOPS} strings, none empty.", param="stop")
+    if stops is None or len(stops) > MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
+        raise BadRequest(f"stop is {kind(found)}; expected up to {MAX_STOPS} strings, none empty.", param="stop")
+    if any("\ud800" <= letter <= "\udfff" for stop in stops for letter in stop):
+        raise BadRequest("stop holds half a character (a lone surrogate); no answer can contain it.", param="stop")
     return tuple(stops)

@@ -5,8 +5,10 @@ Streams are incremental (`--incremental-streaming-output`): a chunk carries only
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from clawstream.inference.engine import Chunk, Finish, FinishKind, GenerateRequest, Sampling, VersionSpan
@@ -275,13 +277,29 @@ def read_chunk(element: Mapping[str, Any]) -> Chunk:
             "start the engine with --incremental-streaming-output"
         )
     spans = meta.get("weight_versions") or [] if finish is not None else []
+    version = meta.get("weight_version")
     return Chunk(
         token_ids=token_ids,
-        logprobs_nats=tuple(pair[0] for pair in pairs) if pairs else (None,) * len(token_ids),
+        logprobs_nats=tuple([pair[0] for pair in pairs]) if pairs else (None,) * len(token_ids),
         prompt_tokens=meta.get("prompt_tokens"),
         cached_tokens=meta.get("cached_tokens"),
+        weight_version=None if version is None else str(version),
         finish=finish,
         weight_versions=tuple(VersionSpan(str(s["version"]), int(s["end"]) - int(s["start"])) for s in spans),
+    )
+
+
+def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
+    """Chunks that came together as few that say the same: one for each weight version among them."""
+    grouped = groupby(chunks, key=attrgetter("weight_version"))
+    return [chunk if not rest else _joined(chunk, rest) for _, (chunk, *rest) in grouped]
+
+
+def _joined(first: Chunk, rest: Sequence[Chunk]) -> Chunk:
+    return replace(
+        rest[-1],
+        token_ids=tuple([token for chunk in (first, *rest) for token in chunk.token_ids]),
+        logprobs_nats=tuple([value for chunk in (first, *rest) for value in chunk.logprobs_nats]),
     )
 
 

@@ -73,12 +73,16 @@ class VersionSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """What is new since the chunk before; `finish` and `weight_versions` come with the last one."""
+    """What is new since the chunk before; `finish` and `weight_versions` come with the last one.
+
+    `weight_version` is what the engine served when it sent the chunk: those weights sampled its tokens, or older ones.
+    """
 
     token_ids: tuple[int, ...]
     logprobs_nats: tuple[float | None, ...]
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    weight_version: str | None = None
     finish: Finish | None = None
     weight_versions: tuple[VersionSpan, ...] = field(default=())
 
@@ -103,11 +107,14 @@ class Engine(Protocol):
     ) -> tuple[float, ...]:
         """Log-probs (temperature 1) of input_ids[start:], each given all tokens before it; start is at least 1."""
 
-    async def pause(self) -> None:
-        """No token is sampled until `resume`; running requests keep their state."""
+    async def pause(self, *, retract: bool = False) -> None:
+        """No token is sampled until `resume`; running requests keep their state, or with `retract` compute it anew."""
 
-    async def update_weights(self, path: str, version: str) -> None:
-        """The weights at `path` are served under the name `version`; no running request is cut."""
+    async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
+        """The weights at `path` are served under the name `version`; no running request is cut.
+
+        With `flush_cache`, which takes a pause with `retract`, nothing cached before is used again under any key.
+        """
 
     async def resume(self) -> None:
         """Sampling goes on where `pause` stopped it."""
@@ -117,6 +124,9 @@ class Engine(Protocol):
 
     async def unload_lora_adapter(self, name: str) -> None:
         """The adapter is gone; requests that run under it are finished first."""
+
+    async def lora_adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that are loaded."""
 
     async def health(self) -> bool:
         """Whether the engine answers and can generate."""

@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from renderers import DefaultRendererConfig, ToolCallParseStatus, config_from_name, create_renderer
+from jinja2 import TemplateError
+from renderers import DefaultRendererConfig, ParsedResponse, ToolCallParseStatus, config_from_name, create_renderer
 from transformers import AutoTokenizer
 
 from clawstream.errors import ClawstreamError, ConfigError
 from clawstream.events.conversation import role_of, text_of
+from clawstream.inference import mistral
 from clawstream.inference.encoding import RememberingTokenizer
+from clawstream.inference.markup import ANSWER_HEADERS, PlainText, TemplateTokenizer
+from clawstream.inference.tool_history import fitted
 
 LOG = logging.getLogger(__name__)
 
@@ -34,14 +38,20 @@ _FAMILIES: Mapping[str, str] = {
     "llama": "llama-3",
     "minimax_m2": "minimax-m2",
 }
-# Families whose code asks a tokenizer for ids and text and for nothing else; the others get the tokenizer itself.
-_REMEMBERED = frozenset({"qwen3", "glm-4.5", "glm-5", "glm-5.1", "deepseek-v3", "deepseek-r1", "kimi-k2"})
+# Families whose code asks a tokenizer for ids and text and for nothing else, and sets its marks by id. For the others
+# the tokenizer itself encodes, and a user's marks are marks (but for gpt-oss, whose own encoder takes them apart).
+_REMEMBERED = frozenset(
+    {"qwen3", "qwen3.5", "llama-3", "glm-4.5", "glm-5", "glm-5.1", "deepseek-v3", "deepseek-r1", "kimi-k2"}
+)
+_THINKING_MARKS = ("<think>", "</think>")
+_LLAMA_MARKS = ("<|python_tag|>", "<|start_header_id|>", "<|end_header_id|>")
 _PROBE = (
     {"role": "system", "content": "s"},
     {"role": "user", "content": "u"},
     {"role": "assistant", "content": "a"},
     {"role": "user", "content": "v"},
 )
+_HEADERS = frozenset(header.strip() for header in ANSWER_HEADERS)
 _PROMPT_TAIL_TOKENS = 256  # enough to hold any family's generation prompt
 _MAX_VARIANTS = 32
 _UNPRINTABLE = {0: "\ufffd"} | dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
@@ -70,18 +80,40 @@ class ParsedAnswer:
     unfinished: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """A family's template under one set of options: what `writer` encodes has no marks of its own, `reader` knows all.
+
+    `bridger` writes as `writer` does and leaves reasoning in a history; None: the template can't, or is told not to.
+    """
+
+    writer: Any
+    reader: Any
+    bridger: Any
+
+
 class PromptRenderer:
     """One model folder's template and tokenizer, both ways."""
 
     def __init__(self, tokenizer: Any, config: Any) -> None:
         self._tokenizer = tokenizer
+        # transformers takes four times as long over the few tokens of a chunk, and without clean-up adds nothing.
+        fast = None if tokenizer.clean_up_tokenization_spaces else getattr(tokenizer, "backend_tokenizer", None)
+        self._text_of = tokenizer.decode if fast is None else fast.decode
         self._config = config
-        self._variants: dict[bytes, Any] = {}
-        self._encoder = RememberingTokenizer(tokenizer) if config.name in _REMEMBERED else tokenizer
-        self._renderer = create_renderer(self._encoder, config)
-        self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
-        self.marker_ids: frozenset[int] = frozenset(tokenizer.get_added_vocab().values())
+        self._marked = RememberingTokenizer(tokenizer) if config.name in _REMEMBERED else tokenizer
+        self._plain = RememberingTokenizer(PlainText(tokenizer)) if config.name in _REMEMBERED else tokenizer
+        self._variants: dict[bytes, _Template] = {}
+        self._template = self._made()
+        marks = tokenizer.get_added_vocab()
+        self.stop_token_ids: tuple[int, ...] = tuple(self._template.reader.get_stop_token_ids())
+        self.marker_ids: frozenset[int] = frozenset(marks.values())
+        # Marks that are several tokens here: they come in parts.
+        self.text_marks: tuple[str, ...] = tuple(mark for mark in _THINKING_MARKS if mark not in marks)
         self.bare_tool_calls: bool = config.name == "llama-3"  # nothing but JSON tells a call from an answer
+        # No part of an answer: the reader would take what follows a header for all of it.
+        self._passed_over = {marks.get(mark) for mark in _LLAMA_MARKS} if self.bare_tool_calls else set()
+        self.listed_tool_calls: bool = getattr(config, "tool_parser", None) == mistral.NAME  # no mark closes them
 
     @classmethod
     def load(cls, model_path: Path, renderer: str = "auto", enable_thinking: bool | None = None) -> "PromptRenderer":
@@ -98,6 +130,10 @@ class PromptRenderer:
             named = (
                 _family_config(tokenizer, model_path, thinking) if renderer == "auto" else _config(renderer, thinking)
             )
+            if named.name == "gpt-oss":
+                from clawstream.inference.harmony import use_vocabulary_of  # a third of a second, for one family
+
+                use_vocabulary_of(tokenizer)
             return cls(tokenizer, named)
         except (ValueError, TypeError, AssertionError) as error:
             raise ConfigError(
@@ -117,11 +153,44 @@ class PromptRenderer:
         shown to the model as U+FFFD. Raises UnrenderableRequest.
         """
         shown = [_shown(message) for message in messages]
+        template = self._variant(options)
         try:
-            ids = self._variant(options).render_ids(shown, tools=_tools(options), add_generation_prompt=True)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            fitting = fitted(shown, mistral.NAME if self.listed_tool_calls else self.family)
+            ids = template.writer.render_ids(fitting, tools=_tools(options), add_generation_prompt=True)
+        except (ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
             raise UnrenderableRequest(f"the {self.family} template can't render this conversation: {error}") from error
         return tuple(ids)
+
+    @property
+    def bridges(self) -> bool:
+        """Whether the family's template can go on from sampled tokens."""
+        return self.family != "default"
+
+    def bridge_ids(
+        self,
+        prompt_ids: Sequence[int],
+        answer: Mapping[str, Any],
+        output_ids: tuple[int, ...],
+        between: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> tuple[int, ...] | None:
+        """Return what follows `prompt_ids`: `output_ids`, sampled there as `answer`, then the prompt's rest.
+
+        The rest closes the answer where it was cut, shows the messages `between`, and asks for the next answer. Of
+        `prompt_ids` only the end is read. None: the template can't go on from this answer, or not under these options.
+        """
+        tail = list(prompt_ids[-_PROMPT_TAIL_TOKENS:])
+        shown = [_shown(message) for message in (answer, *between)]
+        if any(message["content"].strip() in _HEADERS for message in shown):
+            return None
+        try:
+            bridger = self._variant(options).bridger
+            new = fitted(shown, self.family)[1:]
+            bridged = bridger and bridger.bridge_to_next_turn(tail, list(output_ids), new, tools=_tools(options))
+        except (UnrenderableRequest, ValueError, TypeError, KeyError, AttributeError):
+            return None
+        following = tuple(bridged.token_ids[len(tail) :]) if bridged is not None else ()
+        return following if output_ids and following[: len(output_ids)] == output_ids else None
 
     def parse(
         self, output_ids: Sequence[int], prompt_ids: Sequence[int], options: Mapping[str, Any], *, ended: bool = True
@@ -130,14 +199,16 @@ class PromptRenderer:
 
         A tool call that can't be read, or that is cut short by the end, is content: nothing sampled vanishes.
         """
-        ids, tail = list(output_ids), list(prompt_ids[-_PROMPT_TAIL_TOKENS:])
-        parsed = self._variant(options).parse_response(ids, tools=_tools(options), prompt_ids=tail)
+        ids = [token for token in output_ids if token not in self._passed_over]
+        tail = list(prompt_ids[-_PROMPT_TAIL_TOKENS:])
+        parsed = self._read(ids, tail, options)
         calls: list[CalledTool] = []
         content, unfinished = parsed.content.strip(), ""
         for call in parsed.tool_calls:
             text = self.decode(ids[slice(*call.token_span)]) if call.token_span else call.raw
-            if call.status is ToolCallParseStatus.OK and call.name and offers_tools(options):
-                calls.append(CalledTool(native_id=call.id, name=call.name, arguments=_arguments(call.arguments)))
+            called = _called(call) if offers_tools(options) else None
+            if called is not None:
+                calls.append(called)
             elif not ended:
                 unfinished += text
             else:
@@ -147,16 +218,46 @@ class PromptRenderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of `token_ids`, markup and special tokens included."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False)) if token_ids else ""
+        return str(self._text_of(list(token_ids), skip_special_tokens=False)) if token_ids else ""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of `text` alone, without a template."""
         return tuple(self._tokenizer.encode(text.translate(_UNPRINTABLE), add_special_tokens=False))
 
-    def _variant(self, options: Mapping[str, Any]) -> Any:
+    def _read(self, ids: list[int], prompt_tail: list[int], options: Mapping[str, Any]) -> ParsedResponse:
+        reader = self._variant(options).reader
+        try:
+            return reader.parse_response(ids, tools=_tools(options), prompt_ids=prompt_tail)
+        except (ValueError, RecursionError):
+            # JSON that is nested too deeply, or a number with too many digits: what was sampled is text then.
+            ends = [at for at, token in enumerate(ids) if token in self.stop_token_ids]
+            return ParsedResponse(content=self.decode(ids[: ends[0]] if ends else ids))
+
+    def _made(self, **kwargs: Any) -> _Template:
+        reader = create_renderer(self._marked, self._config, **kwargs)
+        if self._plain is self._marked:
+            return _Template(reader, reader, self._bridger(kwargs))
+        tokenizer = TemplateTokenizer(self._marked, self._plain)
+        writer = create_renderer(tokenizer, self._config, **kwargs)
+        tokenizer.seal()
+        return _Template(writer, reader, self._bridger(kwargs))
+
+    def _bridger(self, kwargs: Mapping[str, Any]) -> Any:
+        if not self.bridges:
+            return None
+        keeping = self._config.model_copy(update={"thinking_retention": "all"})
+        tokenizer = TemplateTokenizer(self._marked, self._plain, always_marked=ANSWER_HEADERS)
+        try:
+            bridger = create_renderer(self._marked if self._plain is self._marked else tokenizer, keeping, **kwargs)
+        except ValueError:  # the request's own options say that reasoning is dropped
+            return None
+        tokenizer.seal()
+        return bridger
+
+    def _variant(self, options: Mapping[str, Any]) -> _Template:
         kwargs = options.get("chat_template_kwargs")
         if not kwargs:
-            return self._renderer
+            return self._template
         if not isinstance(kwargs, Mapping):
             raise UnrenderableRequest("chat_template_kwargs is not an object; send one, or leave it out")
         key = orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS)
@@ -164,7 +265,7 @@ class PromptRenderer:
             if len(self._variants) >= _MAX_VARIANTS:
                 self._variants.clear()
             try:
-                self._variants[key] = create_renderer(self._encoder, self._config, chat_template_kwargs=kwargs)
+                self._variants[key] = self._made(chat_template_kwargs=kwargs)
             except (ValueError, TypeError) as error:
                 raise UnrenderableRequest(f"chat_template_kwargs: {error}") from error
         return self._variants[key]
@@ -200,8 +301,21 @@ def _printable(value: Any) -> Any:
     return value
 
 
-def _arguments(arguments: object) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+def _called(call: Any) -> CalledTool | None:
+    """The call, if it can be made: with a name, and arguments that are an object in JSON."""
+    # A value that is not JSON is text where a family writes values bare; elsewhere there are then no arguments at all.
+    if call.status not in (ToolCallParseStatus.OK, ToolCallParseStatus.INVALID_JSON):
+        return None
+    given = {} if call.arguments is None and call.status is ToolCallParseStatus.OK else call.arguments
+    try:
+        arguments = json.loads(given) if isinstance(given, str) else given
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call.name, str) or not call.name or not isinstance(arguments, Mapping):
+        return None
+    name, arguments, native_id = (part.translate(_UNPRINTABLE) for part in (call.name, text, call.id or ""))
+    return CalledTool(native_id=native_id or None, name=name, arguments=arguments)
 
 
 def _config(name: str, thinking: Mapping[str, bool]) -> Any:
@@ -222,7 +336,8 @@ def _family_config(tokenizer: Any, model_path: Path, thinking: Mapping[str, bool
     family = _FAMILIES.get(model_type or "")
     if family is not None and _agrees(tokenizer, _config(family, thinking), thinking):
         return _config(family, thinking)
-    parser = "qwen3" if "<tool_call>" in tokenizer.get_vocab() else None
+    known = tokenizer.get_vocab()
+    parser = mistral.NAME if mistral.MARK in known else "qwen3" if "<tool_call>" in known else None
     LOG.warning(
         "renderer=default tool_parser=%s model_type=%s reason=%s",
         parser,

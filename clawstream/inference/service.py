@@ -97,6 +97,7 @@ def build_app(backend: Backend) -> Starlette:
         "/get_server_info": control.server_info,
         "/model_info": control.model_info,
         "/get_model_info": control.model_info,
+        "/v1/models": control.models,
     }
     commands = {
         "/abort_request": control.abort,
@@ -263,6 +264,13 @@ class _Control:
     async def model_info(self, _request: Request) -> Response:
         return answer(self._backend.model_info())
 
+    async def models(self, _request: Request) -> Response:
+        name = str(self._backend.model_info()["model_path"])
+        adapters = [{"id": key, "root": path, "parent": name} for key, path in self._backend.adapters().items()]
+        limit = self._backend.server_info()["context_length"]
+        base = {"id": name, "root": name, "parent": None, "max_model_len": limit}
+        return answer({"object": "list", "data": [base, *adapters]})
+
     async def abort(self, request: Request) -> Response:
         async def run(body: dict[str, Any]) -> Response:
             everything, rid = body.get("abort_all") is True, body.get("rid")
@@ -276,7 +284,7 @@ class _Control:
         async def run(body: dict[str, Any]) -> Response:
             mode = body.get("mode", "abort")
             if mode not in PAUSE_MODES:
-                return refuse(f"mode is {mode!r}, expected one of {', '.join(PAUSE_MODES)}", 422)
+                return refuse(f"mode is {mode!r}, expected one of {', '.join(PAUSE_MODES)}", 400)
             await self._backend.pause(mode)
             return answer({"message": "Generation paused successfully.", "status": "ok"})
 
@@ -341,12 +349,12 @@ def _json(raw: bytes) -> object:
 
 def _dict(body: object) -> dict[str, Any]:
     if not isinstance(body, dict):
-        raise RequestRefused(f"the body is a {type(body).__name__}, expected a JSON object", 422)
+        raise RequestRefused(f"the body is a {type(body).__name__}, expected a JSON object")
     return body
 
 
 def _field(body: Mapping[str, Any], name: str) -> str:
     value = body.get(name)
     if not isinstance(value, str) or not value:
-        raise RequestRefused(f"{name} is {value!r}, expected a string that is not empty", 422)
+        raise RequestRefused(f"{name} is {value!r}, expected a string that is not empty")
     return value

@@ -11,10 +11,18 @@ import aiohttp
 import orjson
 
 from clawstream.errors import TryLater
-from clawstream.inference.dialect import read_chunk, write_request
+from clawstream.inference.dialect import joined, read_chunk, write_request
 from clawstream.inference.engine import Chunk, EngineRefused, FinishKind, GenerateRequest, Sampling, ServerInfo
 
 _HEADERS = {"Content-Type": "application/json"}
+
+
+def engine_session() -> aiohttp.ClientSession:
+    """Return the pool for a process's engines, as many connections as there are requests.
+
+    SGLang closes a connection that was idle for 5 s, so it is closed here sooner than a request could be lost on it.
+    """
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0))
 
 
 class SglangEngine:
@@ -38,13 +46,13 @@ class SglangEngine:
         body = write_request(request, stream=True)
         async with self._asking("POST", "/generate", body, self._stream_timeout) as response:
             await self._check(response, "/generate")
-            async for event in _events(response):
-                chunk = self._read(event)
-                yield chunk
-                if chunk.finish is not None:
-                    # What follows is [DONE]; reading it hands the connection back to the pool instead of closing it.
-                    await response.read()
-                    return
+            async for events in _events(response):
+                for chunk in joined(map(self._read, events)):
+                    yield chunk
+                    if chunk.finish is not None:
+                        # What follows is [DONE]; reading it hands the connection back to the pool, still open.
+                        await response.read()
+                        return
         raise TryLater(f"engine {self._url}: the stream ended without a finish; ask again")
 
     async def score(
@@ -73,17 +81,20 @@ class SglangEngine:
             )
         return tuple(values)
 
-    async def pause(self) -> None:
-        """No token is sampled until `resume`; running requests keep their KV cache."""
-        await self._post("/pause_generation", {"mode": "in_place"})
+    async def pause(self, *, retract: bool = False) -> None:
+        """No token is sampled until `resume`; running requests keep their KV cache, or with `retract` lose it."""
+        await self._post("/pause_generation", {"mode": "retract" if retract else "in_place"})
 
     async def resume(self) -> None:
         """Sampling goes on where `pause` stopped it."""
         await self._post("/continue_generation", {})
 
-    async def update_weights(self, path: str, version: str) -> None:
-        """The weights at `path` are served as `version`. Pause first, or SGLang waits for every running request."""
-        body = {"model_path": path, "weight_version": version, "abort_all_requests": False, "flush_cache": False}
+    async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
+        """The weights at `path` are served as `version`. Pause first, or SGLang waits for every running request.
+
+        With `flush_cache` nothing cached before is used again, under any key; that takes a pause with `retract`.
+        """
+        body = {"model_path": path, "weight_version": version, "abort_all_requests": False, "flush_cache": flush_cache}
         await self._post("/update_weights_from_disk", body)
 
     async def load_lora_adapter(self, name: str, path: str) -> None:
@@ -93,6 +104,13 @@ class SglangEngine:
     async def unload_lora_adapter(self, name: str) -> None:
         """The adapter is gone."""
         await self._post("/unload_lora_adapter", {"lora_name": name})
+
+    async def lora_adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that are loaded."""
+        cards = (await self._get("/v1/models")).get("data")
+        if not isinstance(cards, list):
+            raise TryLater(f"engine {self._url}: /v1/models lists nothing; expected its model and adapters")
+        return tuple(str(card.get("id")) for card in cards if card.get("parent") is not None)
 
     async def abort(self, rid: str) -> None:
         """The request named `rid` finishes as aborted."""
@@ -107,18 +125,17 @@ class SglangEngine:
             return False
 
     async def server_info(self) -> ServerInfo:
-        """Context length from /server_info; model and weight version from /model_info, which a swap moves."""
-        server, model = await self._get("/server_info"), await self._get("/model_info")
+        """Context length from /v1/models; model and weight version from /model_info, which a swap moves."""
+        served, model = await self._get("/v1/models"), await self._get("/model_info")
         try:
-            limit = server.get("context_length") or server["max_req_input_len"]
             version = model.get("weight_version")
             return ServerInfo(
                 model_path=str(model["model_path"]),
-                context_length_tokens=int(limit),
+                context_length_tokens=int(served["data"][0]["max_model_len"]),
                 weight_version=None if version is None else str(version),
             )
-        except (KeyError, TypeError) as error:
-            raise TryLater(f"engine {self._url}: /server_info or /model_info lacks a field: {error!r}") from error
+        except (KeyError, TypeError, IndexError) as error:
+            raise TryLater(f"engine {self._url}: /v1/models or /model_info lacks a field: {error!r}") from error
 
     async def weight_version(self) -> str | None:
         """The name of the weights that it serves; None where it gives none."""
@@ -176,17 +193,19 @@ class SglangEngine:
         return chunk
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The data of each server-sent event, as soon as its last byte is here; stops at [DONE]."""
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
+    """The data of server-sent events, as soon as the last byte of one is here: all that are; stops at [DONE]."""
     rest = b""
     async for piece in response.content.iter_any():
         *events, rest = (rest + piece).split(b"\n\n")
-        for event in events:
-            data = event.removeprefix(b"data:").strip()
-            if data == b"[DONE]":
-                return
-            if data:
-                yield data
+        found = [data for event in events if (data := event.removeprefix(b"data:").strip())]
+        over = b"[DONE]" in found
+        if over:
+            del found[found.index(b"[DONE]") :]
+        if found:
+            yield found
+        if over:
+            return
 
 
 def _object(raw: bytes) -> Mapping[str, Any]:

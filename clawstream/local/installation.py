@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from clawstream.local.kafka import EmbeddedKafka
 from clawstream.local.places import write_private
 from clawstream.local.ports import HOST, reserved
 from clawstream.local.postgres import EmbeddedPostgres
+from clawstream.local.ready import answers
 from clawstream.local.running import Addresses, alone_on, announced
 from clawstream.local.supervisor import Part, Supervisor
 from clawstream.projections import database
@@ -71,7 +72,7 @@ async def installation(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
             Supervisor(filled.data_dir, environment=inherited_environment(), say=say) as supervisor,
         ):
-            engine = [] if settings.engine.urls else [_part("engine", config, http, f"{addresses.engines[0]}/health")]
+            engine = [] if settings.engine.urls else _engines(config, http, addresses.engines)
             stages = [name for name in STAGES if name != "judging" or settings.judge.url is not None]
             # Each waits by itself for what it needs; they are stopped in the reverse order of these three.
             await asyncio.gather(
@@ -136,7 +137,9 @@ def _with_ports(settings: Settings, model_path: Path, servers: contextlib.ExitSt
 
     engine: dict[str, Any] = {"model_path": model_path}
     if not settings.engine.urls:
-        engine |= {"port": kept(HOST, settings.engine.port)}
+        first = settings.engine.port
+        ports = [kept(HOST, first + number if first else 0) for number in range(settings.engine.replicas)]
+        engine |= {"port": ports[0], "urls": tuple(f"http://{HOST}:{port}" for port in ports)}
     return settings.model_copy(
         update={
             "engine": settings.engine.model_copy(update=engine),
@@ -177,17 +180,23 @@ def _addresses(settings: Settings) -> Addresses:
     )
 
 
-def _part(command: str, config: Path, http: aiohttp.ClientSession | None = None, health: str | None = None) -> Part:
-    argv = (sys.executable, "-m", "clawstream", "--config", str(config), command)
+def _engines(config: Path, http: aiohttp.ClientSession, urls: Sequence[str]) -> list[Part]:
+    """Return an embedded engine for each address; the first is named as if it were the only one."""
+    parts = []
+    for number, url in enumerate(urls, 1):
+        part = _part("engine", config, http, f"{url}/health", "--port", url.rpartition(":")[2])
+        parts.append(part if number == 1 else replace(part, name=f"engine-{number}"))
+    return parts
+
+
+def _part(
+    command: str,
+    config: Path,
+    http: aiohttp.ClientSession | None = None,
+    health: str | None = None,
+    *options: str,
+) -> Part:
+    argv = (sys.executable, "-m", "clawstream", "--config", str(config), command, *options)
     if http is None or health is None:
         return Part(name=command, command=argv)
-    session, url = http, health
-
-    async def ready() -> bool:
-        try:
-            async with session.get(url) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
-
-    return Part(name=command, command=argv, ready=ready)
+    return Part(name=command, command=argv, ready=answers(http, health))

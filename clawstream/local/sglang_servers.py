@@ -9,6 +9,9 @@ from clawstream.config import Settings
 from clawstream.local.gpus import Assignment
 
 _JUDGE_PORT = 30001
+# Chunks that carry only what is new; and no step in flight while weights change, whose token would be sampled by the
+# old weights and labelled with the new version (SGLang 0.5.23).
+FLAGS = ("--incremental-streaming-output", "--disable-overlap-schedule")
 _HOST = "127.0.0.1"
 
 
@@ -40,7 +43,7 @@ def servers(launch: Launch, first_port: int) -> tuple[Server, ...]:
     """Return the engines of the policy, on ports from `first_port` on, then the judges' server if there is one."""
     assignment = launch.assignment
     engines = [
-        _server(launch, f"engine-{number}", gpus, first_port + number, launch.model_path, launch.rollout_tp)
+        _server(launch, f"engine-{number}", gpus, first_port + number, launch.model_path, launch.rollout_tp, *FLAGS)
         for number, gpus in enumerate(assignment.rollout)
     ]
     if not assignment.judge:
@@ -78,7 +81,6 @@ def _server(launch: Launch, name: str, gpus: tuple[int, ...], port: int, model: 
         f"CUDA_VISIBLE_DEVICES={','.join(map(str, gpus))}",
         *launch.sglang,
         *("--model-path", str(model.absolute()), "--host", _HOST, "--port", str(port), "--tp-size", str(tp)),
-        "--incremental-streaming-output",
         *more,
     )
     return Server(name=name, command=command, url=f"http://{_HOST}:{port}")

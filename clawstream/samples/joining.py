@@ -4,11 +4,10 @@ The one rule: a sample rests on its answer, its verdict and its hint, and on not
 it, so the same facts give the same bytes in any order. A score of 0, or none, is nothing to train on.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
@@ -17,21 +16,18 @@ from clawstream.events import (
     RefusalReason,
     SampleAssembled,
     SampleRefused,
-    TokenIds,
     TurnsSettled,
     VerdictReached,
 )
-from clawstream.events.conversation import Message, parse
 from clawstream.events.floor import second_looks
 from clawstream.events.history import WholeRequest, rebuild
-from clawstream.samples.hinted import with_hint
+from clawstream.inference.continuing import Renderer
+from clawstream.samples.hinted import hinted_prompt
 from clawstream.samples.masks import mask
 from clawstream.samples.session import Answer, Judged, Session, learn
 
 FIRST_LOOK = 0
 FLOOR_LOOK = 1
-
-Render = Callable[[Sequence[Message], Mapping[str, Any]], TokenIds | None]  # None: the template can't express it
 
 
 class Follows(NamedTuple):
@@ -41,7 +37,7 @@ class Follows(NamedTuple):
     events: list[Event]
 
 
-def observe(session: Session | None, event: Event, render: Render) -> Follows:
+def observe(session: Session | None, event: Event, renderer: Renderer) -> Follows:
     """Return what follows from one more record of a session, of any topic that joining reads."""
     before = session if session is not None else Session()
     after = learn(before, event)
@@ -51,7 +47,7 @@ def observe(session: Session | None, event: Event, render: Render) -> Follows:
     if isinstance(event, TurnsSettled) and after.marks[-1].start == len(after.turns):
         events.append(_refused(event.session_id, None, None, RefusalReason.NO_NEXT_STATE))
     ready = [key for key in after.verdicts if key not in after.joined and _is_ready(after, key)]
-    events += [_join(after, key, render) for key in ready]
+    events += [_join(after, key, renderer) for key in ready]
     return Follows(_rest(replace(after, joined=after.joined | set(ready))), events)
 
 
@@ -59,7 +55,7 @@ def _is_ready(session: Session, key: Judged) -> bool:
     return key.turn_id in session.answers and (key.revision == FLOOR_LOOK or key in session.hints)
 
 
-def _join(session: Session, key: Judged, render: Render) -> SampleAssembled | SampleRefused:
+def _join(session: Session, key: Judged, renderer: Renderer) -> SampleAssembled | SampleRefused:
     answer, verdict = session.answers[key.turn_id], session.verdicts[key]
     found = session.hints.get(key)
     hint = found.hint if isinstance(found, HintFound) else None
@@ -68,11 +64,11 @@ def _join(session: Session, key: Judged, render: Render) -> SampleAssembled | Sa
         if key.revision == FLOOR_LOOK:
             return _refused(verdict.session_id, None, key, RefusalReason.FLOOR_UNDECIDED)
         return _refused(verdict.session_id, key.turn_id, key, RefusalReason.NO_SIGNAL)
-    return _sample(session, answer, key, reward=reward, hint=hint, render=render)
+    return _sample(session, answer, key, reward=reward, hint=hint, renderer=renderer)
 
 
 def _sample(
-    session: Session, answer: Answer, key: Judged, *, reward: int | None, hint: str | None, render: Render
+    session: Session, answer: Answer, key: Judged, *, reward: int | None, hint: str | None, renderer: Renderer
 ) -> SampleAssembled | SampleRefused:
     exchange = answer.exchange
     trained = mask(exchange)
@@ -81,7 +77,7 @@ def _sample(
     request = _request(session, answer)
     if request is None:
         return _refused(exchange.session_id, key.turn_id, key, RefusalReason.PROMPT_UNKNOWN)
-    hinted = None if hint is None else _hinted_prompt(request, hint, render)
+    hinted = None if hint is None else hinted_prompt(session, answer, request, hint, renderer)
     if hint is not None and hinted is None:
         return _refused(exchange.session_id, key.turn_id, key, RefusalReason.HINT_UNRENDERABLE)
     return SampleAssembled(
@@ -111,11 +107,6 @@ def _request(session: Session, answer: Answer) -> WholeRequest | None:
         return rebuild(answer.exchange.exchange_id, deltas)
     except UnusableExchange:
         return None
-
-
-def _hinted_prompt(request: WholeRequest, hint: str, render: Render) -> TokenIds | None:
-    messages = [parse(raw) for raw in request.messages]
-    return render(with_hint(messages, hint), json.loads(request.options))
 
 
 def _refused(session_id: str, turn_id: str | None, key: Judged | None, reason: RefusalReason) -> SampleRefused:

@@ -16,6 +16,7 @@ from clawstream.events import (
     HintFound,
     RequestDelta,
     SessionDone,
+    TokenIds,
     TurnPaired,
     TurnsSettled,
     TurnType,
@@ -27,11 +28,19 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
+class Sampled(NamedTuple):
+    """An answer that a later request may repeat, trained on or not."""
+
+    message: bytes
+    output_ids: TokenIds
+
+
 class Asked(NamedTuple):
     """A request as it stands on the log; an era ends when the client says that the session is done."""
 
     era: int
     delta: RequestDelta
+    sampled: Sampled | None  # None: it failed
 
 
 class Answer(NamedTuple):
@@ -92,7 +101,8 @@ def learn(session: Session, event: Event) -> Session:
 
 
 def _learn_exchange(session: Session, event: ExchangeCompleted | ExchangeFailed) -> Session:
-    requests = _with(session.requests, event.exchange_id, Asked(session.era, event.request))
+    sampled = Sampled(event.message, event.output_ids) if isinstance(event, ExchangeCompleted) else None
+    requests = _with(session.requests, event.exchange_id, Asked(session.era, event.request, sampled))
     if requests is session.requests:
         return session
     session = replace(session, requests=requests)

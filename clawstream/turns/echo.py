@@ -1,8 +1,8 @@
 """Find an answer in the history of a later request. Pure.
 
 The one rule: an echo stands where the answer was given, after the messages that it answered; the same words elsewhere
-in a history prove nothing. System messages and a client's own blocks have no place in that count: clients rewrite them
-from request to request.
+in a history prove nothing. System messages, a client's own blocks, and what it asks for itself with the answers to that
+have no place in that count: clients rewrite and drop them from request to request.
 """
 
 from collections.abc import Hashable, Sequence
@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from clawstream.events import OrphanReason
-from clawstream.events.conversation import Message, is_ephemeral, meaning, parse, role_of, same_answer
+from clawstream.events.conversation import (
+    Message,
+    is_ephemeral,
+    is_housekeeping,
+    is_summary,
+    meaning,
+    parse,
+    role_of,
+    same_answer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +81,30 @@ def next_state(messages: Sequence[bytes], echo: int) -> tuple[int, ...]:
 
 
 def _said(messages: Sequence[bytes], start: int) -> list[_Said]:
-    parsed = ((index, parse(messages[index])) for index in range(start, len(messages)))
-    return [_Said(index, message, meaning(message)) for index, message in parsed if _belongs(message)]
+    found: list[_Said] = []
+    aside = _is_aside(messages[:start])
+    for index in range(start, len(messages)):
+        message = parse(messages[index])
+        if not _belongs(message):
+            continue
+        if role_of(message) == "user":
+            aside = is_housekeeping(message)
+        if not aside:
+            found.append(_Said(index, message, meaning(message)))
+    return found
 
 
 def _belongs(message: Message) -> bool:
     return role_of(message) != "system" and not is_ephemeral(message)
+
+
+def _is_aside(before: Sequence[bytes]) -> bool:
+    """Return whether what follows `before` answers what the client asked for itself."""
+    for raw in reversed(before):
+        message = parse(raw)
+        if role_of(message) == "user" and not is_ephemeral(message):
+            return is_housekeeping(message)
+    return False
 
 
 def _num_equal(left: Sequence[bytes], right: Sequence[bytes]) -> int:
@@ -121,6 +148,8 @@ def _only_echo(given: Message, history: Sequence[bytes]) -> Echo | None:
 
 
 def _reason(before: Sequence[_Said], now: Sequence[_Said], kept: int) -> OrphanReason:
+    if now and is_summary(now[0].message) and kept == 0:
+        return OrphanReason.COMPACTED
     later_kept = not {old.meaning for old in before[kept:]}.isdisjoint(new.meaning for new in now[kept:])
     if kept == 0 and not later_kept:
         return OrphanReason.RESET

@@ -1,52 +1,107 @@
-"""Which version an engine should take over next. Pure."""
+"""Which version an engine should take over next, and which adapters it may forget. Pure.
 
-from collections.abc import Mapping
+The one rule: an engine serves the newest full weights that were published, and above them the newest adapter where one
+was published since. What it serves, the engine says; the log says what it was last told.
+"""
+
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from clawstream.events import Event, PolicyActivated, PolicyPublished, PolicyRejected
+from clawstream.inference.adapters import adapter_name, adapter_version
+
+ADAPTERS_KEPT = 2  # the newest, and the one before it, under which requests may still run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """What the policy topic says so far of one policy.
 
-    newest    the newest version that lies whole on disk
-    active    engine -> the version that it took over last
-    rejected  engines that refused the newest version since it was last published; it is not offered to them again.
-              Published again, it is: then its files were written anew
+    newest    the newest full weights that lie whole on disk
+    adapter   the newest adapter that was published after them
+    active    engine -> the full weights that it took over last
+    adapted   engine -> the adapter's version that it took over last
+    rejected  (engine, version) of these two that was refused since it was last published; it is not offered to that
+              engine again. Published again, it is: then its files were written anew
     """
 
     policy_id: str
     newest: PolicyPublished | None = None
+    adapter: PolicyPublished | None = None
     active: Mapping[str, int] = field(default_factory=dict)
-    rejected: frozenset[str] = frozenset()
+    adapted: Mapping[str, int] = field(default_factory=dict)
+    rejected: frozenset[tuple[str, int]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What an engine says that it serves; `version` is None where it names none."""
+
+    version: str | None
+    adapters: frozenset[str] = frozenset()
 
 
 def learn(state: Rollout, event: Event) -> Rollout:
     """Return `state` after `event`; events of other policies, and older versions, change nothing."""
     match event:
         case PolicyPublished(policy_id=state.policy_id):
-            if state.newest is not None and event.policy_version < state.newest.policy_version:
-                return state
-            return replace(state, newest=event, rejected=frozenset())
-        case PolicyActivated(policy_id=state.policy_id):
+            return _published(state, event)
+        case PolicyActivated(policy_id=state.policy_id, adapter=None):
             return replace(state, active={**state.active, event.engine: event.policy_version})
-        case PolicyRejected(policy_id=state.policy_id):
-            if state.newest is None or event.policy_version != state.newest.policy_version:
-                return state
-            return replace(state, rejected=state.rejected | {event.engine})
+        case PolicyActivated(policy_id=state.policy_id):
+            return replace(state, adapted={**state.adapted, event.engine: event.policy_version})
+        case PolicyRejected(policy_id=state.policy_id) if event.policy_version in _offered(state):
+            return replace(state, rejected=state.rejected | {(event.engine, event.policy_version)})
         case _:
             return state
 
 
-def due(state: Rollout, *, engine: str, serving: str | None) -> PolicyPublished | None:
-    """Return the version that `engine` should take over; None where there is nothing to do.
+def _published(state: Rollout, event: PolicyPublished) -> Rollout:
+    if any(event.policy_version < version for version in _offered(state)):
+        return state
+    full = event.adapter is None
+    after = replace(state, newest=event, adapter=None) if full else replace(state, adapter=event)
+    current = _offered(after) - {event.policy_version}
+    return replace(after, rejected=frozenset(pair for pair in state.rejected if pair[1] in current))
 
-    `serving` is what the engine says of itself, None where it says nothing. A version that it serves already is due
-    until the log says so too: whoever asked the engine may have died before writing it down.
+
+def _offered(state: Rollout) -> set[int]:
+    return {version.policy_version for version in (state.newest, state.adapter) if version is not None}
+
+
+def due(state: Rollout, *, engine: str, serving: Serving) -> PolicyPublished | None:
+    """Return the version that `engine` should take over next; None where there is nothing to do.
+
+    A version that it serves already is due until the log says so too: whoever asked the engine may have died before
+    writing it down.
     """
-    newest = state.newest
-    if newest is None or engine in state.rejected:
-        return None
-    serves_it = serving is None or serving == str(newest.policy_version)
-    return None if serves_it and state.active.get(engine) == newest.policy_version else newest
+    for wanted, on_log in ((state.newest, state.active), (state.adapter, state.adapted)):
+        if wanted is None or (engine, wanted.policy_version) in state.rejected:
+            continue
+        if not serves(serving, wanted) or on_log.get(engine) != wanted.policy_version:
+            return wanted
+    return None
+
+
+def serves(serving: Serving, version: PolicyPublished) -> bool:
+    """Whether the engine says that it serves the version, or says nothing of its weights at all."""
+    if version.adapter is not None:
+        return version.adapter in serving.adapters
+    return serving.version in (None, str(version.policy_version))
+
+
+def misnamed(version: PolicyPublished) -> str | None:
+    """Return what is wrong with the adapter's name; None: nothing."""
+    expected = adapter_name(version.policy_id, version.policy_version)
+    return None if version.adapter == expected else f"the adapter is named {version.adapter!r}, expected {expected!r}"
+
+
+def forgettable(state: Rollout, *, engine: str, loaded: Collection[str]) -> list[str]:
+    """Return the adapters that no request begun since the newest version was taken over runs under, oldest first."""
+    versions = {adapter_version(state.policy_id, name): name for name in loaded}
+    ours = sorted(version for version in versions if version is not None)
+    newest, on_log = (state.newest, state.active) if state.adapter is None else (state.adapter, state.adapted)
+    if newest is None or on_log.get(engine) != newest.policy_version:
+        return []
+    kept = 0 if state.adapter is None else ADAPTERS_KEPT
+    return [versions[version] for version in ours[: len(ours) - kept]]

@@ -1,8 +1,13 @@
-"""Keep every engine on the newest published version: pause in place, update, continue.
+"""Keep every engine on the newest published version, one engine after the other, so that one always serves.
 
-One task an engine, so that a slow or dead one holds no other up. What an engine serves is asked of the engine itself,
-so one that comes back with old weights is brought up to date like any other. A process that was killed in the middle
-of a swap may have left an engine paused, so each is told to go on first.
+One task an engine. What it serves is asked of the engine itself, so one that comes back with old weights is brought up
+to date like any other. Only one takes a version over at a time, but one that is away never gets a turn, and one that
+hangs in the middle of its turn loses it after TURN_S. A process that was killed in the middle of a swap may have left
+an engine paused, so each is told to go on first.
+
+The version that the log names is certain only while nothing went wrong: after our start, after an error, or where the
+engine serves something else, the next takeover empties its cache (taking.py), because a gateway may have put requests
+of older weights under keys that name newer ones.
 """
 
 import asyncio
@@ -13,27 +18,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from clawstream.errors import TryLater
-from clawstream.events import Event, PolicyActivated, PolicyPublished, PolicyRejected
+from clawstream.events import Event
 from clawstream.inference.engine import EngineRefused
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
-from clawstream.weights.rollout import Rollout, due, learn
+from clawstream.weights.rollout import Rollout, due, forgettable, learn
+from clawstream.weights.taking import SwappingEngine, forget, serving, take_over
 
 log = logging.getLogger(__name__)
 
 POLICY_TOPIC = "clawstream.policy.v1"
 ASK_EVERY_S = 2.0  # how soon an engine that came back with old weights is noticed
-
-
-class SwappingEngine(Protocol):
-    """The part of an engine's dialect that a weight change needs."""
-
-    @property
-    def url(self) -> str: ...
-    async def weight_version(self) -> str | None: ...
-    async def pause(self) -> None: ...
-    async def update_weights(self, path: str, version: str) -> None: ...
-    async def resume(self) -> None: ...
+TURN_S = 60.0  # after which an engine that is in the middle of a takeover does not hold the next one up
+DRAIN_S = 60.0  # after a takeover, in which requests may still begin under an older adapter
 
 
 class PolicyLog(Protocol):
@@ -52,15 +49,18 @@ async def keep_current(
     policy_id: str,
     stop: asyncio.Event,
     ask_every_s: float = ASK_EVERY_S,
+    turn_s: float = TURN_S,
+    drain_s: float = DRAIN_S,
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
 ) -> None:
-    """Run until `stop`: every engine serves the newest version that was published, as soon as it can."""
+    """Run until `stop`: every engine serves the newest version that was published, as soon as it is its turn."""
     board = _Board(Rollout(policy_id=policy_id))
     # Half a log would name an old version as the newest, and engines would go back to it.
     await board.read(policy_log, until_end=True)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(board.read(policy_log))]
-        keepers = [_Keeper(engine, board, policy_log, now_ms) for engine in engines]
+        turns = _Turns(turn_s)
+        keepers = [_Keeper(engine, board, policy_log, turns, drain_s, now_ms) for engine in engines]
         running += [tasks.create_task(keeper.keep(ask_every_s)) for keeper in keepers]
         await stop.wait()
         for task in running:
@@ -97,15 +97,53 @@ class _Board:
         self.rollout = learn(self.rollout, event)
 
 
+class _Turns:
+    """Lets one engine at a time take a version over."""
+
+    def __init__(self, turn_s: float) -> None:
+        self._turn_s = turn_s
+        self._taken = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """Within it is our turn, unless it lasts too long: then others get theirs beside it."""
+        await self._taken.acquire()
+        ours = True
+
+        def give_back() -> None:
+            nonlocal ours
+            if ours:
+                ours = False
+                self._taken.release()
+
+        late = asyncio.get_running_loop().call_later(self._turn_s, give_back)
+        try:
+            yield
+        finally:
+            late.cancel()
+            give_back()
+
+
 class _Keeper:
     """Keeps one engine current."""
 
-    def __init__(self, engine: SwappingEngine, board: _Board, policy_log: PolicyLog, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        engine: SwappingEngine,
+        board: _Board,
+        policy_log: PolicyLog,
+        turns: _Turns,
+        drain_s: float,
+        now_ms: Callable[[], int],
+    ) -> None:
         self._engine = engine
         self._board = board
         self._log = policy_log
+        self._turns = turns
+        self._drain_ms = drain_s * 1000
         self._now_ms = now_ms
-        self._was_left_paused = True  # for all we know
+        self._certain = False  # that it is not paused, and that the log says what its cache was filled by
+        self._took_over_at_ms = now_ms()
         self._waiting = False
 
     async def keep(self, ask_every_s: float) -> None:
@@ -113,70 +151,38 @@ class _Keeper:
         while True:
             seen = self._board.rollout
             try:
-                await self._look(seen)
-                self._waiting = False
+                await self._look()
+                self._certain, self._waiting = True, False
             except (TryLater, EngineRefused) as error:
                 if not self._waiting:
                     log.warning("weights_wait engine=%s why=%s", self._engine.url, error)
-                self._waiting = True
+                self._certain, self._waiting = False, True
             await self._board.changed_since(seen, ask_every_s)
 
-    async def _look(self, rollout: Rollout) -> None:
+    async def _look(self) -> None:
         """Bring the engine up to date, if it is not; what came of it is on the log when this returns."""
-        engine = self._engine
-        if self._was_left_paused:
-            await engine.resume()
-            self._was_left_paused = False
-        version = due(rollout, engine=engine.url, serving=await engine.weight_version())
+        if not self._certain:
+            await self._engine.resume()
+        told = await serving(self._engine)
+        while due(self._board.rollout, engine=self._engine.url, serving=told) is not None:
+            async with self._turns.one():
+                await self._take_over()
+            told = await serving(self._engine)
+        if self._now_ms() - self._took_over_at_ms >= self._drain_ms:
+            old = forgettable(self._board.rollout, engine=self._engine.url, loaded=told.adapters)
+            await forget(self._engine, old)
+
+    async def _take_over(self) -> None:
+        """Take over what is due now that it is our turn: it may be newer than what was due before."""
+        engine, rollout = self._engine, self._board.rollout
+        told = await serving(engine)
+        version = due(rollout, engine=engine.url, serving=told)
         if version is None:
             return
-        outcome = await swap(engine, version, self._now_ms)
+        afresh = not self._certain or told.version != str(rollout.active.get(engine.url))
+        outcome = await take_over(engine, version, self._now_ms, afresh=afresh)
+        self._took_over_at_ms = self._now_ms()
         await self._log.append([outcome])
         # Not left to the reading of the log, which the next look may come before.
         self._board.learn(outcome)
-
-
-async def swap(
-    engine: SwappingEngine, version: PolicyPublished, now_ms: Callable[[], int]
-) -> PolicyActivated | PolicyRejected:
-    """Let `engine` take `version` over while its requests go on; return what came of it.
-
-    The pause is from the call to pause until the engine samples again, so it is an upper bound of what clients see.
-    Raises TryLater when the engine does not answer; it is told to go on in any case.
-    """
-    started = time.perf_counter()
-    refusal: str | None = None
-    try:
-        await engine.pause()
-        await engine.update_weights(version.path, str(version.policy_version))
-    except EngineRefused as error:
-        refusal = str(error)
-    finally:
-        await engine.resume()
-    pause_ms = (time.perf_counter() - started) * 1000
-    serving = await engine.weight_version()
-    if refusal is None and serving not in (None, str(version.policy_version)):
-        refusal = f"it serves {serving} after it took over {version.policy_version}"
-    if refusal is not None:
-        return _rejected(engine, version, refusal, now_ms())
-    log.info("policy_activated engine=%s version=%d pause_ms=%.1f", engine.url, version.policy_version, pause_ms)
-    return PolicyActivated(
-        policy_id=version.policy_id,
-        policy_version=version.policy_version,
-        engine=engine.url,
-        adapter=version.adapter,
-        pause_ms=pause_ms,
-        num_bytes=version.num_bytes,
-        activated_at_ms=now_ms(),
-    )
-
-
-def _rejected(engine: SwappingEngine, version: PolicyPublished, reason: str, at_ms: int) -> PolicyRejected:
-    log.error("policy_rejected engine=%s version=%d why=%s", engine.url, version.policy_version, reason)
-    return PolicyRejected(
-        policy_id=version.policy_id,
-        policy_version=version.policy_version,
-        engine=engine.url,
-        reason=reason,
-        rejected_at_ms=at_ms,
-    )
+        self._certain = True

@@ -2,6 +2,9 @@
 
 import typer
 
+from tests.bench.gateway import gateway
+from tests.bench.replicas import replicas
+from tests.bench.swap import swap
 from tests.bench.ttft import ttft
 
 app = typer.Typer(no_args_is_help=True)
@@ -13,6 +16,9 @@ def bench() -> None:
 
 
 app.command()(ttft)
+app.command()(gateway)
+app.command()(swap)
+app.command()(replicas)
 
 if __name__ == "__main__":
     app()

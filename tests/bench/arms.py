@@ -22,12 +22,13 @@ _LOAD = Path(__file__).parent / "load"
 _CHAT = "/v1/chat/completions"
 _OPENAI = "OpenAI chat SSE with log-probs, upstream and downstream"
 _TENSORZERO = """
-import sys, time
+import os, sys, time
 from tensorzero.tensorzero import _start_http_gateway
 gateway = _start_http_gateway(
     config_file=sys.argv[1], clickhouse_url=None, postgres_url=None, valkey_url=None, async_setup=False
 )
-open(sys.argv[2], "w").write(gateway.base_url)
+open(sys.argv[2] + ".new", "w").write(gateway.base_url)
+os.replace(sys.argv[2] + ".new", sys.argv[2])
 while True:
     time.sleep(3600)
 """
@@ -122,7 +123,7 @@ def tensorzero(place: Place) -> Iterator[Arm]:
     command = [str(python), "-c", _TENSORZERO, str(config), str(address)]
     model = f"tensorzero::model_name::{MODEL}"
     with started(command, log=place.folder / "tensorzero.log", ready=address.exists) as pid:
-        url = address.read_text().rstrip("/") + "/openai" + _CHAT
+        url = address.read_text().rstrip("/") + "/chat/completions"
         assert _answers(url, model)(), f"tensorzero does not answer at {url}: see {place.folder}"
         yield Arm(url=url, dialect=_OPENAI, model=model, pid=pid)
 

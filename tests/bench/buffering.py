@@ -40,7 +40,7 @@ async def _as_stream(content: dict[str, Any]) -> AsyncIterator[str]:
         (choice["message"], choice["logprobs"], None),
         ({}, None, choice["finish_reason"]),
     ):
-        shown = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        shown: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         yield f"data: {json.dumps(frame | {'choices': [shown]})}\n\n"
     yield "data: [DONE]\n\n"
 

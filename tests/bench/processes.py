@@ -14,7 +14,7 @@ import psutil
 
 from clawstream.local.leash import die_with_parent
 
-READY_WITHIN_S = 120.0
+READY_WITHIN_S = 300.0
 SUBJECT_CORE, LOAD_CORE = 0, 1
 
 
@@ -23,18 +23,29 @@ class Usage(NamedTuple):
 
     cpu_s: float
     rss_bytes: int
+    waited_s: float = 0.0  # ready to run while others had the core
 
 
 def usage(pid: int) -> Usage:
     """Return the usage of the tree below `pid`; the kernel counts CPU in steps of 10 ms."""
-    cpu_s, rss_bytes = 0.0, 0
+    cpu_s, rss_bytes, waited_s = 0.0, 0, 0.0
     root = psutil.Process(pid)
     for process in (root, *root.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             cpu_s += times.user + times.system
             rss_bytes += process.memory_info().rss
-    return Usage(cpu_s, rss_bytes)
+            waited_s += _waited_s(process.pid)
+    return Usage(cpu_s, rss_bytes, waited_s)
+
+
+def _waited_s(pid: int) -> float:
+    """Return how long the threads of a process have waited for a core; the second number of their schedstat, in ns."""
+    waited_ns = 0
+    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            waited_ns += int(thread.read_text().split()[1])
+    return waited_ns / 1e9
 
 
 def pin_load() -> None:
@@ -56,7 +67,7 @@ def started(
         process = subprocess.Popen(
             ["taskset", "-c", str(core), *command],
             stdout=words, stderr=words, env={**os.environ, **(environment or {})},
-            preexec_fn=die_with_parent,  # noqa: PLW1509  # there is one thread
+            preexec_fn=die_with_parent,  # there is one thread
         )  # fmt: skip
     try:
         deadline = time.monotonic() + READY_WITHIN_S

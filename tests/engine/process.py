@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-READY_WITHIN_S = 60.0
+READY_WITHIN_S = 110.0
 
 
 @contextmanager

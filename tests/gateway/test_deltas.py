@@ -1,5 +1,6 @@
 """What a client sees of an answer: the same however the tokens came, and nothing taken back."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given
@@ -41,7 +42,18 @@ def stream(
 ) -> tuple[AnswerStream, list[Delta]]:
     """Feed `text`, up to a stop string as an engine does, in chunks of `cuts` tokens, over and over."""
     ends = [text.index(one) + len(one) for one in stop if one in text]
-    ids = renderer.encode(text[: min(ends, default=len(text))])
+    return feed(renderer, renderer.encode(text[: min(ends, default=len(text))]), cuts, stop=stop, options=options)
+
+
+def feed(
+    renderer: PromptRenderer,
+    ids: Sequence[int],
+    cuts: list[int],
+    *,
+    stop: tuple[str, ...] = (),
+    options: dict[str, Any] | None = None,
+) -> tuple[AnswerStream, list[Delta]]:
+    """Feed tokens in chunks of `cuts`, over and over."""
     answer = AnswerStream(
         renderer=renderer,
         prompt_ids=renderer.prompt_ids([{"role": "user", "content": "q"}], {}),
@@ -115,6 +127,33 @@ def test_parallel_tool_calls_have_an_index_each(renderer: PromptRenderer) -> Non
     assert answer.message()["content"] == "Look:"
 
 
+def test_a_call_is_streamed_when_it_is_closed(renderer: PromptRenderer) -> None:
+    _, deltas = stream(renderer, f"{CALL}\n{CALL}", [1])
+    assert [len(delta.tool_calls) for delta in deltas] == [1, 1]
+    assert [call.index for delta in deltas for call in delta.tool_calls] == [0, 1]
+    _, cut = stream(renderer, f"{CALL}\n{CALL}"[:-20], [1])
+    assert cut[0] == deltas[0]
+
+
+def test_a_call_that_was_only_thought_of_is_not_streamed(renderer: PromptRenderer) -> None:
+    answer, deltas = stream(renderer, f"<think>\nMaybe {CALL}? No.\n</think>\n\nHi", [1])
+    assert [delta for delta in deltas if delta.tool_calls] == []
+    assert answer.message()["content"] == "Hi"
+
+
+def test_a_call_that_ends_the_thinking_is_streamed_at_the_end(renderer: PromptRenderer) -> None:
+    answer, deltas = stream(renderer, f"<think>\nI call it. {CALL}", [1])
+    assert [call.name for call in deltas[-1].tool_calls] == ["exec"]
+    assert answer.message()["reasoning_content"] == "I call it."
+
+
+def test_content_is_streamed_as_soon_as_thinking_ends_however_long_it_was(renderer: PromptRenderer) -> None:
+    _, deltas = stream(renderer, "<think>\n" + "hm " * 2000 + "\n</think>\n\nHello there", [1])
+    contents = [delta.content for delta in deltas if delta.content]
+    assert contents[0] in ("H", "He")
+    assert max(map(len, contents)) <= 2
+
+
 def test_a_tool_call_that_is_cut_short_is_content(renderer: PromptRenderer) -> None:
     answer, _ = stream(renderer, 'Hm <tool_call>\n{"name": "ex', [1])
     assert answer.message() == {"role": "assistant", "content": 'Hm\n<tool_call>\n{"name": "ex'}
@@ -153,3 +192,15 @@ def test_a_stop_string_that_begins_unseen_is_still_cut(renderer: PromptRenderer)
 def test_an_empty_answer_is_an_empty_string(renderer: PromptRenderer) -> None:
     answer, deltas = stream(renderer, "<|im_end|>", [1])
     assert (deltas, answer.message()) == ([], {"role": "assistant", "content": ""})
+
+
+@given(picks=st.lists(st.integers(0, 9), max_size=30), cuts=CUTS)
+def test_bytes_that_are_no_text_are_shown_alike_however_they_came(
+    renderer: PromptRenderer, picks: list[int], cuts: list[int]
+) -> None:
+    parts = renderer.encode("aéш😀")  # one byte, two, two and four: in any order they are seldom text
+    ids = [*renderer.encode("so"), *(parts[pick % len(parts)] for pick in picks)]
+    whole, _ = feed(renderer, ids, [10_000])
+    cut, deltas = feed(renderer, ids, cuts)
+    assert cut.message() == whole.message()
+    assert "".join(delta.content for delta in deltas) == (cut.message()["content"] or "")

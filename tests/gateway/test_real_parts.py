@@ -9,6 +9,8 @@ import pytest
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, PolicyActivated
 from clawstream.events.history import history
+from clawstream.inference.continuing import Request, continue_prompt
+from clawstream.inference.echoes import answered, find_echoes
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.inference.sglang import SglangEngine
 from clawstream.local.ports import reserved
@@ -64,7 +66,9 @@ async def test_a_streamed_conversation_can_be_read_back_from_kafka(
     assert two.request.parent_exchange_id == one.exchange_id
     whole = history([one, two])[two.exchange_id]
     assert [json.loads(message) for message in whole.messages] == asked
-    assert whole.token_ids == renderer.prompt_ids(asked, {})
+    echoes = find_echoes(asked, [answered(QUESTION, {}, json.loads(one.message), one.output_ids)])
+    from_log = continue_prompt(renderer, Request(messages=asked, raw=whole.messages, options={}), echoes)
+    assert (whole.token_ids, two.num_spliced) == (from_log.token_ids, from_log.num_spliced)
 
     async with house(models[0], log=log, engine_urls=(engine_url,)) as again:
         await until(again.ready)

@@ -86,11 +86,11 @@ def test_the_turn_type_is_said_by_header_then_body_then_settings() -> None:
 
 
 def test_private_keys_are_no_part_of_what_a_retry_repeats() -> None:
-    plain = read_request({"messages": QUESTION, "model": "policy", "metadata": {"a": 1}})
+    plain = read_request({"messages": QUESTION, "model": "policy", "metadata": {"a": "1"}})
     private = read_request(
         {
             "model": "policy",
-            "metadata": {"a": 1, "session_id": "m"},
+            "metadata": {"a": "1", "session_id": "m"},
             "messages": QUESTION,
             "session_id": "s",
             "turn_type": "main",
@@ -99,7 +99,7 @@ def test_private_keys_are_no_part_of_what_a_retry_repeats() -> None:
             "stream_options": {"include_usage": True},
         }
     )
-    other = read_request({"messages": QUESTION, "model": "policy", "metadata": {"a": 1}, "temperature": 0})
+    other = read_request({"messages": QUESTION, "model": "policy", "metadata": {"a": "1"}, "temperature": 0})
     assert plain.sha256 == private.sha256
     assert plain.sha256 != other.sha256
     assert not {"session_id", "turn_type", "session_done"} & private.options.keys()

@@ -9,13 +9,14 @@ from clawstream.inference.dialect import (
     Call,
     Delta,
     RequestRefused,
+    joined,
     read_body,
     read_chunk,
     write_delta,
     write_request,
     write_spans,
 )
-from clawstream.inference.engine import Finish, FinishKind, GenerateRequest, Sampling, VersionSpan
+from clawstream.inference.engine import Chunk, Finish, FinishKind, GenerateRequest, Sampling, VersionSpan
 
 samplings = st.builds(
     Sampling,
@@ -126,3 +127,18 @@ def test_parameters_that_change_nothing_are_accepted() -> None:
     params = {"frequency_penalty": 0.0, "n": 1, "min_p": None, "skip_special_tokens": False, "top_k": -1}
     sampling = read_body({"input_ids": [1], "sampling_params": params}, new_rid="new").calls[0].request.sampling
     assert sampling == Sampling(max_new_tokens=128)
+
+
+def test_chunks_that_came_together_are_one_for_each_version_and_say_the_same() -> None:
+    length = Finish(kind=FinishKind.LENGTH)
+    chunks = [
+        Chunk(token_ids=(1,), logprobs_nats=(-0.1,), prompt_tokens=5, weight_version="1"),
+        Chunk(token_ids=(2, 3), logprobs_nats=(None, -0.3), prompt_tokens=5, weight_version="1"),
+        Chunk(token_ids=(4,), logprobs_nats=(-0.4,), prompt_tokens=5, weight_version="2"),
+        Chunk(token_ids=(), logprobs_nats=(), prompt_tokens=5, weight_version="2", finish=length),
+    ]
+    assert joined(chunks) == [
+        Chunk(token_ids=(1, 2, 3), logprobs_nats=(-0.1, None, -0.3), prompt_tokens=5, weight_version="1"),
+        Chunk(token_ids=(4,), logprobs_nats=(-0.4,), prompt_tokens=5, weight_version="2", finish=length),
+    ]
+    assert joined(chunks[:1])[0] is chunks[0]

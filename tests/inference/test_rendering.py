@@ -84,6 +84,36 @@ def test_a_call_that_can_not_be_read_is_content(renderer: PromptRenderer) -> Non
     assert (parsed.content, parsed.tool_calls) == ("<tool_call>{oops</tool_call>", ())
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "f", "arguments": ' + "[" * 5000 + "]" * 5000 + "}",
+        '{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}",
+        '{"name": "f", "arguments": {"a": NaN}}',
+        '{"name": "f", "arguments": "a"}',
+        '{"name": "f", "arguments": [1]}',
+        '{"name": 5, "arguments": {}}',
+        '{"name": "f"',
+    ],
+    ids=["too deep", "too many digits", "not JSON", "text", "a list", "a number for a name", "half"],
+)
+def test_a_call_that_nobody_could_make_is_content(renderer: PromptRenderer, call: str) -> None:
+    parsed = renderer.parse(renderer.encode(f"<tool_call>{call}</tool_call><|im_end|>"), (), TOOLS)
+    assert (parsed.content, parsed.tool_calls) == (f"<tool_call>{call}</tool_call>", ())
+
+
+@pytest.mark.parametrize("arguments", ['"{\\"a\\": 1}"', '{"a": 1}'])
+def test_arguments_are_an_object_in_json(renderer: PromptRenderer, arguments: str) -> None:
+    call = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert renderer.parse(renderer.encode(call), (), TOOLS).tool_calls[0].arguments == '{"a": 1}'
+
+
+def test_half_a_surrogate_in_a_call_is_shown_as_such(renderer: PromptRenderer) -> None:
+    call = '<tool_call>{"name": "f\\udc00", "arguments": {"a": "\\ud800"}}</tool_call>'
+    parsed = renderer.parse(renderer.encode(call), (), TOOLS).tool_calls[0]
+    assert (parsed.name, parsed.arguments) == ("f\ufffd", '{"a": "\ufffd"}')
+
+
 def test_a_call_that_still_grows_is_not_content_yet(renderer: PromptRenderer) -> None:
     ids = renderer.encode('Sure. <tool_call>\n{"name"')
     assert renderer.parse(ids, (), TOOLS, ended=False).unfinished == '<tool_call>\n{"name"'

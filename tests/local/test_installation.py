@@ -1,9 +1,15 @@
 """A server of our own that ends takes the installation down with words, since no part can do without it."""
 
 import asyncio
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
-from clawstream.local.installation import _watch
+import aiohttp
+import pytest
+
+from clawstream.config import EngineSettings, GatewaySettings, MonitorSettings, Settings
+from clawstream.local import installation
+from clawstream.local.installation import _engines, _watch, _with_ports
 from clawstream.local.kafka import EmbeddedKafka
 from clawstream.local.supervisor import Supervisor
 
@@ -25,3 +31,24 @@ async def test_a_broker_that_was_killed_is_named_with_its_status_and_its_log(tmp
     assert supervisor.failed.is_set()
     assert "137" in supervisor.failure()
     assert str(broker.log) in supervisor.failure()
+
+
+async def test_each_replica_is_an_engine_of_its_own_on_a_port_of_its_own(tmp_path: Path) -> None:
+    asked = Settings(
+        engine=EngineSettings(port=0, replicas=3), gateway=GatewaySettings(port=0), monitor=MonitorSettings(port=0)
+    )
+    with ExitStack() as stack:
+        filled = _with_ports(asked, tmp_path, stack)
+    async with aiohttp.ClientSession() as http:
+        parts = _engines(tmp_path / "settings.json", http, filled.engine.urls)
+
+    assert [part.name for part in parts] == ["engine", "engine-2", "engine-3"]
+    assert [f"http://127.0.0.1:{part.command[-1]}" for part in parts] == list(filled.engine.urls)
+    assert len({part.command[-1] for part in parts}) == 3
+    assert filled.engine.urls[0] == f"http://127.0.0.1:{filled.engine.port}"
+
+
+def test_replicas_take_the_ports_after_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "reserved", nullcontext)
+    filled = _with_ports(Settings(engine=EngineSettings(port=31000, replicas=2)), tmp_path, ExitStack())
+    assert filled.engine.urls == ("http://127.0.0.1:31000", "http://127.0.0.1:31001")

@@ -22,8 +22,8 @@ from clawstream.events import (
     VerdictStatus,
 )
 from tests import recorded
-from tests.flow import Flow, Letters, Oracle
-from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Session, assistant, user
+from tests.flow import Flow, Oracle
+from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters, Session, assistant, user
 
 SEEDS = st.integers(0, 2**32 - 1)
 MOVES = st.lists(

@@ -22,10 +22,10 @@ from clawstream.stream.runner import run
 from clawstream.stream.stage import Record, Stage
 from clawstream.turns.stage import turns_stage
 from tests import recorded
-from tests.flow import Flow, Letters, Oracle
+from tests.flow import Flow, Oracle
 from tests.judging.endpoint import endpoint
 from tests.samples.test_flow import MOVES, SEEDS, conversation
-from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Session
+from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters, Session
 from tests.stream import toys
 
 OUTPUTS = (TURNS, VOTES, VERDICTS, HINTS, SAMPLES)

@@ -15,9 +15,9 @@ from clawstream.samples.joining import observe
 from clawstream.samples.masks import mask
 from clawstream.samples.session import Session as State
 from tests import recorded
-from tests.flow import Flow, Letters, Oracle
+from tests.flow import Flow, Oracle
 from tests.samples.test_flow import GOOD
-from tests.sessions import EXCHANGES, HINTS, TURNS, VERDICTS, Json, Session, assistant, user
+from tests.sessions import EXCHANGES, HINTS, TURNS, VERDICTS, Json, Letters, Session, assistant, user
 
 HINT = "Leave out the headings."
 TAIL = f"\n\n[user's hint / instruction]\n{HINT}"
@@ -110,7 +110,7 @@ def test_a_prompt_that_rests_on_a_session_that_was_done_is_not_made_up_whatever_
     state: State | None = None
     refusals: list[Event] = []
     for record in (record for topic in order for record in log.topics[topic]):
-        state, events = observe(state, record.event, Letters().prompt_ids)
+        state, events = observe(state, record.event, Letters())
         refusals += [event for event in events if isinstance(event, SampleRefused) and event.turn_id is not None]
     (refused,) = log.of(SampleRefused)[1:]
     assert refusals == [refused]
@@ -126,4 +126,4 @@ def test_options_of_the_request_shape_the_hinted_prompt_too() -> None:
     log = Flow(Oracle({question: [said] for question in GOOD})).run(session.written)
     (sample,) = log.of(SampleAssembled)
     assert sample.hinted_prompt_ids is not None
-    assert "'tools': [{'type': 'function'}]" in bytes(sample.hinted_prompt_ids).decode()
+    assert '"tools": [{"type": "function"}]' in bytes(sample.hinted_prompt_ids).decode()

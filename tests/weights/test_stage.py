@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -16,7 +17,8 @@ from clawstream.inference.sglang import SglangEngine
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.memory import MemoryLog
 from clawstream.stream.stage import Record
-from clawstream.weights.stage import POLICY_TOPIC, SwappingEngine, keep_current, swap
+from clawstream.weights.stage import POLICY_TOPIC, keep_current
+from clawstream.weights.taking import SwappingEngine, swap
 from tests.monitoring.said import activated, published
 
 WITHIN_S = 10.0
@@ -97,7 +99,11 @@ def engine(**how: object) -> Engine:
 
 @asynccontextmanager
 async def keeping(
-    log: PolicyTopic, *backends: ScriptedBackend, clients: Sequence[SwappingEngine] = ()
+    log: PolicyTopic,
+    *backends: ScriptedBackend,
+    clients: Sequence[SwappingEngine] = (),
+    turn_s: float = 60.0,
+    drain_s: float = 60.0,
 ) -> AsyncIterator[list[SwappingEngine]]:
     """Keep scripted engines current for the length of the block; yield what talks to them."""
     stop = asyncio.Event()
@@ -107,7 +113,16 @@ async def keeping(
         engines: list[SwappingEngine] = [*clients, *(SglangEngine(http, url) for url in urls)]
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
-                keep_current(engines, log, policy_id="policy", stop=stop, ask_every_s=0.02, now_ms=lambda: 7)
+                keep_current(
+                    engines,
+                    log,
+                    policy_id="policy",
+                    stop=stop,
+                    ask_every_s=0.02,
+                    turn_s=turn_s,
+                    drain_s=drain_s,
+                    now_ms=lambda: 7,
+                )
             )
             try:
                 yield engines
@@ -204,6 +219,121 @@ async def test_an_engine_that_comes_back_with_old_weights_is_brought_up_to_date(
     assert backend.version == "1"
 
 
+async def test_the_cache_is_emptied_of_an_engine_that_came_back_with_old_weights_and_of_no_other(
+    weights: Weights,
+) -> None:
+    log, backend = PolicyTopic(weights(1)), engine()
+    async with keeping(log, backend) as [client]:
+        await log.until(lambda: log.active() == [(client.url, 1)])
+        await log.append([weights(2)])
+        await log.until(lambda: (client.url, 2) in log.active())
+        assert [told for told in backend.told if told.startswith("pause")][-1] == "pause in_place"
+        backend.version = "1"
+        await log.until(lambda: log.active().count((client.url, 2)) == 2)
+    assert [told for told in backend.told if told.startswith("pause")][-1] == "pause retract"
+
+
+async def test_the_cache_is_emptied_after_a_takeover_that_the_log_may_not_know_of(weights: Weights) -> None:
+    log, fake = PolicyTopic(weights(1), activated(1, "http://e")), Watched("http://e", "1", asyncio.Event())
+    async with keeping(log, clients=[fake]):
+        async with asyncio.timeout(WITHIN_S):
+            await fake.asked.wait()
+        fake.fails["update"] = [TryLater("reset by peer")]
+        await log.append([weights(2)])
+        await log.until(lambda: ("http://e", 2) in log.active())
+    assert fake.told == ["resume", "pause", "update 2", "resume", "resume", "retract", "update 2 flush", "resume"]
+
+
+async def test_only_one_engine_at_a_time_takes_a_version_over(weights: Weights) -> None:
+    log, at_once, most = PolicyTopic(weights(1)), 0, 0
+
+    class Slow(Watched):
+        async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            await asyncio.sleep(0.02)
+            at_once -= 1
+            await super().update_weights(path, version, flush_cache=flush_cache)
+
+    fakes = [Slow(f"http://{name}", "0", asyncio.Event()) for name in "abc"]
+    async with keeping(log, clients=fakes):
+        await log.until(lambda: len(log.active()) == 3)
+    assert most == 1
+
+
+async def test_an_engine_that_hangs_in_its_turn_loses_it_and_takes_over_when_it_is_back(weights: Weights) -> None:
+    log, back = PolicyTopic(weights(1)), asyncio.Event()
+
+    class Hangs(Watched):
+        async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
+            await back.wait()
+            await super().update_weights(path, version, flush_cache=flush_cache)
+
+    hangs = Hangs("http://a", "0", asyncio.Event())
+    others = [Watched(f"http://{name}", "0", asyncio.Event()) for name in "bc"]
+    async with keeping(log, clients=[hangs, *others], turn_s=0.05):
+        await log.until(lambda: set(log.active()) == {("http://b", 1), ("http://c", 1)})
+        back.set()
+        await log.until(lambda: ("http://a", 1) in log.active())
+
+
+def adapter(version: int, name: str | None = None) -> PolicyPublished:
+    return replace(published(version, "/adapters"), adapter=name or f"policy-v{version}")
+
+
+async def test_an_adapter_is_loaded_beside_the_weights_without_a_pause(weights: Weights) -> None:
+    log, fake = PolicyTopic(weights(0), adapter(1)), Watched("http://e", "0", asyncio.Event())
+    async with keeping(log, clients=[fake]):
+        await log.until(lambda: len(log.active()) == 2)
+    assert fake.told == ["resume", "retract", "update 0 flush", "resume", "load policy-v1"]
+    newest = log.said(PolicyActivated)[-1]
+    assert isinstance(newest, PolicyActivated)
+    assert (newest.policy_version, newest.adapter, newest.pause_ms) == (1, "policy-v1", 0.0)
+
+
+async def test_old_adapters_are_unloaded_once_no_request_can_use_them(weights: Weights) -> None:
+    log, fake = PolicyTopic(weights(0)), Watched("http://e", "0", asyncio.Event())
+    async with keeping(log, clients=[fake], drain_s=0.0):
+        for version in range(1, 5):
+            await log.append([adapter(version)])
+            await log.until(lambda version=version: ("http://e", version) in log.active())  # type: ignore[misc]
+        async with asyncio.timeout(WITHIN_S):
+            while len(fake.adapters) > 2:
+                await asyncio.sleep(0.001)
+    assert fake.adapters == ["policy-v3", "policy-v4"]
+
+
+async def test_no_adapter_is_unloaded_before_requests_have_had_time_to_end(weights: Weights) -> None:
+    log, fake = PolicyTopic(weights(0)), Watched("http://e", "0", asyncio.Event())
+    async with keeping(log, clients=[fake], drain_s=60.0):
+        for version in range(1, 5):
+            await log.append([adapter(version)])
+            await log.until(lambda version=version: ("http://e", version) in log.active())  # type: ignore[misc]
+    assert len(fake.adapters) == 4
+
+
+async def test_an_engine_that_came_back_gets_the_weights_and_then_the_adapter(weights: Weights) -> None:
+    log, fake = PolicyTopic(weights(3), adapter(4)), Watched("http://e", "3", asyncio.Event())
+    async with keeping(log, clients=[fake]):
+        await log.until(lambda: ("http://e", 4) in log.active())
+        fake.told.clear()
+        fake.serves = "default"
+        fake.adapters.clear()
+        await log.until(lambda: log.active().count(("http://e", 4)) == 2)
+    assert fake.told == ["retract", "update 3 flush", "resume", "load policy-v4"]
+
+
+async def test_an_adapter_whose_name_does_not_tell_its_version_is_refused(weights: Weights) -> None:
+    log, fake = PolicyTopic(weights(0), adapter(1, "mine")), Watched("http://e", "0", asyncio.Event())
+    async with keeping(log, clients=[fake]):
+        await log.until(lambda: log.said(PolicyRejected) != [])
+    [refusal] = log.said(PolicyRejected)
+    assert isinstance(refusal, PolicyRejected)
+    assert refusal.reason == "the adapter is named 'mine', expected 'policy-v1'"
+    assert fake.adapters == []
+
+
 async def test_an_engine_that_is_away_holds_no_other_up_and_is_served_when_it_is_back(weights: Weights) -> None:
     log, here = PolicyTopic(weights(1)), engine()
     away = Watched("http://away", "default", asyncio.Event())
@@ -214,7 +344,7 @@ async def test_an_engine_that_is_away_holds_no_other_up_and_is_served_when_it_is
         await log.until(lambda: log.active() == [(client.url, 1), (client.url, 2)])
         away.away = False
         await log.until(lambda: ("http://away", 2) in log.active())
-    assert away.told == ["resume", "pause", "update 2", "resume"]
+    assert away.told == ["resume", "retract", "update 2 flush", "resume"]
 
 
 async def test_two_engines_take_a_version_over_once_each(weights: Weights) -> None:
@@ -310,31 +440,44 @@ class Watched:
         self.away = False
         self.deaf_to_updates = False
         self.told: list[str] = []
-        self._fails = fails or {}
+        self.adapters: list[str] = []
+        self.fails: dict[str, list[Exception | None]] = fails or {}
 
     async def weight_version(self) -> str | None:
         self._answer("version")
         self.asked.set()
         return self.serves
 
-    async def pause(self) -> None:
-        self._answer("pause", said="pause")
+    async def pause(self, *, retract: bool = False) -> None:
+        self._answer("pause", said="retract" if retract else "pause")
 
-    async def update_weights(self, path: str, version: str) -> None:
+    async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
         assert path
-        self._answer("update", said=f"update {version}")
+        self._answer("update", said=f"update {version}{' flush' if flush_cache else ''}")
         if not self.deaf_to_updates:
             self.serves = version
 
     async def resume(self) -> None:
         self._answer("resume", said="resume")
 
+    async def lora_adapters(self) -> tuple[str, ...]:
+        return tuple(self.adapters)
+
+    async def load_lora_adapter(self, name: str, path: str) -> None:
+        assert path
+        self._answer("load", said=f"load {name}")
+        self.adapters.append(name)
+
+    async def unload_lora_adapter(self, name: str) -> None:
+        self._answer("unload", said=f"unload {name}")
+        self.adapters.remove(name)
+
     def _answer(self, command: str, said: str | None = None) -> None:
         if self.away:
             raise TryLater("connection refused")
         if said is not None:
             self.told.append(said)
-        planned = self._fails.get(command)
+        planned = self.fails.get(command)
         error = planned.pop(0) if planned else None
         if error is not None:
             raise error

@@ -23,6 +23,8 @@ type Message struct {
 	Content string `json:"content"`
 }
 
+const maxMessages = 30 // then a worker goes on with a new conversation in place of this one
+
 type asker struct {
 	url, model                       string
 	concurrency, tokens, size, turns int
@@ -129,6 +131,9 @@ func (a *asker) measured(rng *rand.Rand, conversations [][]Message, turn int, in
 		return
 	}
 	messages := &conversations[turn%len(conversations)]
+	if len(*messages) > maxMessages {
+		*messages = a.conversation(rng, 6, a.size*3/4)
+	}
 	found := a.send(*messages, a.tokens)
 	into.add(found)
 	*messages = a.extended(rng, *messages, found.text)

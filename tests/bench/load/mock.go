@@ -49,6 +49,7 @@ func serve(vocabulary []Token, arguments []string) {
 		"/health":      `{}`,
 		"/server_info": `{"context_length":131072}`,
 		"/model_info":  `{"model_path":"mock","weight_version":"default"}`,
+		"/v1/models":   `{"object":"list","data":[{"id":"mock","object":"model","root":"mock","parent":null,"max_model_len":131072}]}`,
 	} {
 		routes.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, []byte(text)) })
 	}

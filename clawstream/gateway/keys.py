@@ -1,0 +1,156 @@
+"""The keys by which clients ask: who has which, and what each may do. Pure.
+
+The one rule: a key is shown once, to the person who made it. What is kept is its SHA-256, which is enough for 256
+random bits: nobody can try them all, so a slow hash or a salt would cost every request and protect nothing.
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from clawstream.errors import ConfigError
+
+PREFIX = "cs-"
+DEFAULT = "default"  # the name of gateway.api_key
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """What one key may do; None: as the settings say."""
+
+    max_concurrent: int | None = None
+    requests_per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One client's key. Its name stands in the audit trail, so a revoked one is kept."""
+
+    name: str
+    sha256: str
+    created_at: str  # ISO 8601, UTC
+    revoked_at: str | None = None
+    allowance: Allowance = Allowance()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks; `name` None: no keys are in use."""
+
+    name: str | None
+    allowance: Allowance = Allowance()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """All keys there ever were; frozen, a change gives another ring."""
+
+    keys: tuple[Key, ...] = ()
+
+    @property
+    def in_force(self) -> tuple[Key, ...]:
+        """The keys that open the gateway."""
+        return tuple(key for key in self.keys if key.revoked_at is None)
+
+    def holder(self, shown: str) -> Caller | None:
+        """Return whose key was shown; None: nobody's. All keys are compared, each in constant time."""
+        digest = sha256(shown)
+        found = None
+        for key in self.in_force:
+            if hmac.compare_digest(digest, key.sha256):
+                found = Caller(name=key.name, allowance=key.allowance)
+        return found
+
+    def with_key(self, key: Key) -> "KeyRing":
+        """Return the ring with `key` in it; a revoked name can be given again. Raises ConfigError."""
+        if not NAME.fullmatch(key.name) or key.name == DEFAULT:
+            raise ConfigError(
+                f"the name {key.name!r} can't be given to a key; nothing was added. Use 1 to 64 letters, digits or "
+                f". _ @ - (and not {DEFAULT!r}, which is gateway.api_key)"
+            )
+        if any(known.name == key.name for known in self.in_force):
+            raise ConfigError(
+                f"there is a key {key.name!r} already; nothing was added. Revoke it, or take another name"
+            )
+        return KeyRing((*(known for known in self.keys if known.name != key.name), key))
+
+    def without(self, name: str, *, revoked_at: str) -> "KeyRing":
+        """Return the ring in which the key `name` opens nothing. Raises ConfigError."""
+        names = [key.name for key in self.in_force]
+        if name not in names:
+            raise ConfigError(
+                f"no key {name!r} is in force; nothing was revoked. There are: {', '.join(names) or 'none'}"
+            )
+        return KeyRing(tuple(replace(key, revoked_at=revoked_at) if key.name == name else key for key in self.keys))
+
+
+def sha256(shown: str) -> str:
+    """Return what is kept of a key, as hexadecimal digits."""
+    return hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def shown_key(headers: Mapping[str, str]) -> str | None:
+    """Return the key in `Authorization: Bearer` or `x-api-key`; None: neither is there."""
+    scheme, _, found = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and found.strip():
+        return found.strip()
+    return headers.get("x-api-key", "").strip() or None
+
+
+class _Written(BaseModel):
+    """A key as it stands in the file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(pattern=rf"^{NAME.pattern}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    created_at: str
+    revoked_at: str | None = None
+    max_concurrent: int | None = Field(None, ge=1)
+    requests_per_minute: int | None = Field(None, ge=1)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    keys: list[_Written]
+
+
+def read_ring(text: str, where: str) -> KeyRing:
+    """Return the ring that a file says. Raises ConfigError, without a word of what the file holds."""
+    try:
+        written = _File.model_validate_json(text).keys
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise ConfigError(
+            f"{where} is no file of keys ({problems}). Mend it, or make it anew: clawstream keys add"
+        ) from None
+    return KeyRing(tuple(_key(one) for one in written))
+
+
+def write_ring(ring: KeyRing) -> str:
+    """Return the text of the file, which `read_ring` reads."""
+    return _File(keys=[_written(key) for key in ring.keys]).model_dump_json(indent=1, exclude_none=True) + "\n"
+
+
+def _key(one: _Written) -> Key:
+    allowance = Allowance(max_concurrent=one.max_concurrent, requests_per_minute=one.requests_per_minute)
+    return Key(
+        name=one.name, sha256=one.sha256, created_at=one.created_at, revoked_at=one.revoked_at, allowance=allowance
+    )
+
+
+def _written(key: Key) -> _Written:
+    return _Written(
+        name=key.name,
+        sha256=key.sha256,
+        created_at=key.created_at,
+        revoked_at=key.revoked_at,
+        max_concurrent=key.allowance.max_concurrent,
+        requests_per_minute=key.allowance.requests_per_minute,
+    )

@@ -1,0 +1,11 @@
+"""The description of the gateway's routes, as it is published."""
+
+from importlib.resources import files
+
+import orjson
+import yaml
+
+
+def openapi_json() -> bytes:
+    """Return openapi.yaml as JSON."""
+    return orjson.dumps(yaml.safe_load(files(__package__).joinpath("openapi.yaml").read_text()))

@@ -1,0 +1,90 @@
+"""Requests that are answered at once, without the engine: feedback, and how many tokens a prompt has."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from clawstream.errors import TryLater
+from clawstream.gateway.admission import CALLER, Admission, ClientGone, read_body, read_headers, unavailable
+from clawstream.gateway.anthropic import read_messages
+from clawstream.gateway.feedback import read_feedback, unknown_response
+from clawstream.gateway.keys import Caller
+from clawstream.gateway.outlets import send_whole
+from clawstream.gateway.refusal import BadRequest, to_json
+from clawstream.gateway.wire import parse_body
+from clawstream.inference.rendering import UnrenderableRequest
+
+_JSON = [(b"content-type", b"application/json")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What the client gets."""
+
+    status: int
+    body: Mapping[str, Any]
+
+
+Answer = Callable[[Admission, Mapping[str, Any], Caller], Awaitable[Answered]]
+Refuse = Callable[[Send, BadRequest], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """One route: a JSON object in, one out; refused in its clients' dialect."""
+
+    admission: Admission
+    answer: Answer
+    refuse: Refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        settings = self.admission.settings
+        try:
+            raw = await read_body(
+                read_headers(scope), receive, max_bytes=settings.max_body_bytes, within_s=settings.request_timeout_s
+            )
+            answered = await self.answer(self.admission, parse_body(raw), scope[CALLER])
+        except ClientGone:
+            return
+        except BadRequest as refused:
+            await self.refuse(send, refused)
+            return
+        await send_whole(send, answered.status, _JSON, to_json(answered.body))
+
+
+async def count_tokens(admission: Admission, body: Mapping[str, Any], _caller: Caller) -> Answered:
+    """Return how many tokens the messages are, rendered anew; nothing is generated. Raises BadRequest."""
+    chat = read_messages(body, counted=True)
+    admission.served_model(chat.model)
+    try:
+        prompt_ids = await asyncio.to_thread(admission.renderer.prompt_ids, chat.messages, chat.options)
+    except UnrenderableRequest as error:
+        raise BadRequest(f"The request can't be put to the policy: {error}.", param="messages") from error
+    return Answered(status=200, body={"input_tokens": len(prompt_ids)})
+
+
+async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: Caller) -> Answered:
+    """Record the feedback; return once Kafka has acknowledged it. Raises BadRequest."""
+    feedback = read_feedback(body)
+    sessions = admission.sessions
+    known = sessions.session_of(feedback.exchange_id)
+    session_id = known or feedback.session_id
+    if session_id is None or not sessions.is_open_to(session_id, caller.name):
+        raise unknown_response(str(body["response_id"]))
+    if feedback.session_id not in (None, session_id):
+        raise BadRequest(
+            f"session_id is {feedback.session_id}, and the response was given in another session; leave it out.",
+            param="session_id",
+        )
+    event = feedback.event(session_id, admission.now_ms(), str(uuid.uuid4()))
+    try:
+        await admission.recorder.append((event,))
+    except TryLater as error:
+        raise unavailable(str(error)) from error
+    given = {"feedback_id": event.feedback_id, "response_id": body["response_id"], "session_id": session_id}
+    said = {"source": event.source.value, "score": event.score, "text": event.text}
+    return Answered(status=201, body={"object": "feedback", **given, **said, "created": event.given_at_ms // 1000})

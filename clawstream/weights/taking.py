@@ -1,0 +1,117 @@
+"""One engine takes one version over, while its requests go on.
+
+Full weights in place, which is the rule: pause, update, continue; running requests keep their KV cache, and what is
+cached under older keys stays for the gateway to avoid. Full weights afresh, where it is not certain which weights the
+engine's cache was filled by (it came back with old ones, or we do not know): running requests are taken back, the
+cache is emptied, and they are computed anew. Adapters, under a name of their own: nothing is paused.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from clawstream.errors import TryLater
+from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected
+from clawstream.inference.engine import EngineRefused
+from clawstream.weights.rollout import Serving, misnamed, serves
+
+log = logging.getLogger(__name__)
+
+
+class SwappingEngine(Protocol):
+    """The part of an engine's dialect that a weight change needs."""
+
+    @property
+    def url(self) -> str: ...
+    async def weight_version(self) -> str | None: ...
+    async def pause(self, *, retract: bool = False) -> None: ...
+    async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None: ...
+    async def resume(self) -> None: ...
+    async def lora_adapters(self) -> tuple[str, ...]: ...
+    async def load_lora_adapter(self, name: str, path: str) -> None: ...
+    async def unload_lora_adapter(self, name: str) -> None: ...
+
+
+async def serving(engine: SwappingEngine) -> Serving:
+    """Return what the engine says that it serves. Raises TryLater when it does not answer."""
+    return Serving(version=await engine.weight_version(), adapters=frozenset(await engine.lora_adapters()))
+
+
+async def take_over(
+    engine: SwappingEngine, version: PolicyPublished, now_ms: Callable[[], int], *, afresh: bool = False
+) -> PolicyActivated | PolicyRejected:
+    """Let `engine` take `version` over while its requests go on; return what came of it.
+
+    Raises TryLater when the engine does not answer; it is told to go on in any case.
+    """
+    if version.adapter is None:
+        return await swap(engine, version, now_ms, afresh=afresh)
+    refusal = misnamed(version)
+    try:
+        if refusal is None and version.adapter not in await engine.lora_adapters():
+            await engine.load_lora_adapter(version.adapter, version.path)
+            if version.adapter not in await engine.lora_adapters():
+                refusal = f"it does not list {version.adapter} after it was loaded"
+    except EngineRefused as error:
+        refusal = str(error)
+    return _outcome(engine, version, refusal, 0.0, now_ms())
+
+
+async def swap(
+    engine: SwappingEngine, version: PolicyPublished, now_ms: Callable[[], int], *, afresh: bool = False
+) -> PolicyActivated | PolicyRejected:
+    """Let `engine` take full weights over; return what came of it.
+
+    The pause is from the call to pause until the engine samples again, so it is an upper bound of what clients see.
+    Raises TryLater when the engine does not answer; it is told to go on in any case.
+    """
+    started = time.perf_counter()
+    refusal: str | None = None
+    try:
+        await engine.pause(retract=afresh)
+        await engine.update_weights(version.path, str(version.policy_version), flush_cache=afresh)
+    except EngineRefused as error:
+        refusal = str(error)
+    finally:
+        await engine.resume()
+    pause_ms = (time.perf_counter() - started) * 1000
+    told = await engine.weight_version()
+    if refusal is None and not serves(Serving(version=told), version):
+        refusal = f"it serves {told} after it took over {version.policy_version}"
+    return _outcome(engine, version, refusal, pause_ms, now_ms())
+
+
+async def forget(engine: SwappingEngine, adapters: list[str]) -> None:
+    """Unload the adapters; one that requests still run under stays for the next time."""
+    for name in adapters:
+        try:
+            await engine.unload_lora_adapter(name)
+        except (EngineRefused, TryLater) as error:
+            log.info("adapter_kept engine=%s adapter=%s why=%s", engine.url, name, error)
+        else:
+            log.info("adapter_unloaded engine=%s adapter=%s", engine.url, name)
+
+
+def _outcome(
+    engine: SwappingEngine, version: PolicyPublished, refusal: str | None, pause_ms: float, at_ms: int
+) -> PolicyActivated | PolicyRejected:
+    if refusal is not None:
+        log.error("policy_rejected engine=%s version=%d why=%s", engine.url, version.policy_version, refusal)
+        return PolicyRejected(
+            policy_id=version.policy_id,
+            policy_version=version.policy_version,
+            engine=engine.url,
+            reason=refusal,
+            rejected_at_ms=at_ms,
+        )
+    log.info("policy_activated engine=%s version=%d pause_ms=%.1f", engine.url, version.policy_version, pause_ms)
+    return PolicyActivated(
+        policy_id=version.policy_id,
+        policy_version=version.policy_version,
+        engine=engine.url,
+        adapter=version.adapter,
+        pause_ms=pause_ms,
+        num_bytes=version.num_bytes,
+        activated_at_ms=at_ms,
+    )

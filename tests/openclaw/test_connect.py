@@ -1,0 +1,222 @@
+"""`clawstream openclaw`: what it changes in openclaw.json, and that nothing of a person's is ever lost."""
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from clawstream.cli import app
+from clawstream.cli.openclaw import openclaw_json
+from clawstream.cli.openclaw_config import Config, Provider, connect, disconnect, parse, render
+from clawstream.errors import ConfigError
+
+OURS = Provider(name="claw", base_url="http://127.0.0.1:1/v1", api_key="KEY", model="policy", context_tokens=32_768)
+Run = Callable[..., Result]
+
+scalars = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False) | st.text(max_size=3)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+)
+anything = st.dictionaries(st.sampled_from(["gateway", "env", "a", "baseUrl"]), values, max_size=3)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    """Configurations that have some, all or none of what connecting touches."""
+    config: Config = dict(draw(anything))
+    if draw(st.booleans()):
+        config["models"] = draw(anything)
+        if draw(st.booleans()):
+            config["models"]["providers"] = draw(st.dictionaries(st.sampled_from(["claw", "openai"]), values))
+    if draw(st.booleans()):
+        config["agents"] = draw(anything)
+        if draw(st.booleans()):
+            model = st.text() | st.fixed_dictionaries({}, optional={"primary": st.text(), "fallbacks": values})
+            config["agents"]["defaults"] = draw(anything) | {"model": draw(model)}
+    return config
+
+
+def primary(config: Config) -> Any:
+    model = config["agents"]["defaults"]["model"]
+    return model if isinstance(model, str) else model["primary"]
+
+
+@given(configs())
+def test_connecting_names_the_gateway_and_changes_nothing_else(config: Config) -> None:
+    found = connect(config, OURS)
+    assert primary(found) == "claw/policy"
+    assert found["models"]["providers"]["claw"].items() >= OURS.entry().items()
+    assert {key: found[key] for key in config.keys() - {"models", "agents"}} == {
+        key: config[key] for key in config.keys() - {"models", "agents"}
+    }
+    assert found["models"]["providers"].keys() - {"claw"} == (
+        config.get("models", {}).get("providers", {}).keys() - {"claw"}
+    )
+
+
+@given(configs())
+def test_disconnecting_undoes_connecting(config: Config) -> None:
+    written = connect(config, OURS)
+    assert render(disconnect(config, written, written)) == render(config)
+
+
+@given(configs())
+def test_connecting_twice_is_connecting_once(config: Config) -> None:
+    once = connect(config, OURS)
+    assert render(connect(once, OURS)) == render(once)
+
+
+@given(config=configs(), key=st.sampled_from(["x", "models", "agents"]), value=values)
+def test_what_a_person_adds_meanwhile_stays(config: Config, key: str, value: object) -> None:
+    def edited(before: Config) -> Config:
+        inner = before.get(key)
+        return {**before, key: {**inner, "added": value} if isinstance(inner, dict) else {"added": value}}
+
+    written = connect(config, OURS)
+    assert disconnect(config, written, edited(written)) == edited(config)
+
+
+@given(config=configs(), model=st.text(min_size=1))
+def test_a_model_and_a_provider_that_a_person_changed_meanwhile_stay(config: Config, model: str) -> None:
+    written = connect(config, OURS)
+    now = json.loads(render(written))
+    now["agents"]["defaults"]["model"] = {"primary": model}
+    now["models"]["providers"]["claw"]["headers"] = {"x": "y"}
+    found = disconnect(config, written, now)
+    assert primary(found) == model
+    assert found["models"]["providers"]["claw"] == OURS.entry() | now["models"]["providers"]["claw"]
+
+
+def test_a_file_that_is_in_the_way_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"models\.providers is list"):
+        connect({"models": {"providers": []}}, OURS)
+    with pytest.raises(ConfigError, match="not JSON5"):
+        parse("{a:", "openclaw.json")
+    with pytest.raises(ConfigError, match="list, not an object"):
+        parse("[]", "openclaw.json")
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({"HOME": "/h"}, "/h/.openclaw/openclaw.json"),
+        ({"HOME": "/h", "OPENCLAW_HOME": "/o"}, "/o/.openclaw/openclaw.json"),
+        ({"HOME": "/h", "OPENCLAW_HOME": "~/o"}, "/h/o/.openclaw/openclaw.json"),
+        ({"HOME": "/h", "OPENCLAW_HOME": " undefined "}, "/h/.openclaw/openclaw.json"),
+        ({"HOME": "/h", "OPENCLAW_PROFILE": "work"}, "/h/.openclaw-work/openclaw.json"),
+        ({"HOME": "/h", "OPENCLAW_STATE_DIR": "/s", "OPENCLAW_HOME": "/o"}, "/s/openclaw.json"),
+        ({"HOME": "/h", "OPENCLAW_STATE_DIR": "/s", "OPENCLAW_CONFIG_PATH": "~/c.json"}, "/h/c.json"),
+    ],
+)
+def test_the_file_is_looked_for_where_openclaw_looks(environment: dict[str, str], found: str) -> None:
+    assert openclaw_json(environment) == Path(found)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / ".openclaw" / "openclaw.json"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    for name in [name for name in os.environ if name.startswith("OPENCLAW_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OPENCLAW_HOME", str(tmp_path))
+    settings = tmp_path / "clawstream.toml"
+    settings.write_text('[gateway]\nport = 1\napi_key = "s3cret"\n')
+
+    def invoke(*argv: str) -> Result:
+        return CliRunner().invoke(app, ["--config", str(settings), "openclaw", *argv])
+
+    return invoke
+
+
+COMMENTED = """// mine
+{
+  agents: { defaults: { model: { primary: 'openai/gpt' }, }, },
+}
+"""
+
+
+def test_without_write_the_change_is_shown_and_nothing_is_changed(run: Run, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text(COMMENTED)
+    found = run("connect")
+    assert found.exit_code == 0
+    assert '+        "primary": "clawstream/policy"' in found.stdout
+    assert "s3cret" not in found.output
+    assert "comments" in found.stderr
+    assert (file.read_text(), [one.name for one in file.parent.iterdir()]) == (COMMENTED, ["openclaw.json"])
+
+
+def test_disconnecting_brings_an_untouched_file_back_byte_for_byte(run: Run, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text(COMMENTED)
+    file.chmod(0o640)
+    assert run("connect", "--write").exit_code == 0
+    written = file.read_text()
+    assert json.loads(written)["models"]["providers"]["clawstream"]["apiKey"] == "s3cret"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert file.with_name("openclaw.json.before-clawstream").read_text() == COMMENTED
+    again = run("connect", "--write")
+    assert (again.stdout, file.read_text()) == ("", written)
+    found = run("disconnect")
+    assert "s3cret" not in found.output
+    assert (file.read_text(), [one.name for one in file.parent.iterdir()]) == (COMMENTED, ["openclaw.json"])
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert run("disconnect").exit_code == 0
+
+
+def test_a_file_that_was_not_there_is_made_for_this_user_alone_and_goes_again(run: Run, file: Path) -> None:
+    assert run("connect", "--write", "--provider", "mine", "--url", "http://there:5").exit_code == 0
+    config = json.loads(file.read_text())
+    assert config["models"]["providers"]["mine"]["baseUrl"] == "http://there:5/v1"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert run("disconnect").exit_code == 0
+    assert list(file.parent.iterdir()) == []
+
+
+def test_edits_outlive_another_connection_and_its_end(run: Run, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text(COMMENTED)
+    run("connect", "--write", "--url", "http://a")
+    file.write_text(render(json.loads(file.read_text()) | {"env": {"A": "1"}}))
+    run("connect", "--write", "--url", "http://b")
+    assert json.loads(file.read_text())["models"]["providers"]["clawstream"]["baseUrl"] == "http://b/v1"
+    assert run("disconnect").exit_code == 0
+    assert json.loads(file.read_text()) == parse(COMMENTED, "") | {"env": {"A": "1"}}
+
+
+def test_a_link_stays_a_link(run: Run, file: Path, tmp_path: Path) -> None:
+    file.parent.mkdir()
+    real = tmp_path / "real.json"
+    real.write_text("{}")
+    file.symlink_to(real)
+    run("connect", "--write")
+    assert file.is_symlink()
+    assert "clawstream" in real.read_text()
+
+
+def test_a_file_that_can_not_be_read_is_an_operator_s_error(run: Run, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text("{ agents: ")
+    assert isinstance(run("connect", "--write").exception, ConfigError)
+    assert file.read_text() == "{ agents: "
+    file.unlink()
+    file.mkdir()
+    assert isinstance(run("connect").exception, ConfigError)
+
+
+def test_an_agent_with_a_model_of_its_own_is_named(run: Run, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text('{"agents": {"entries": {"ops": {"model": "openai/gpt"}, "home": {}}}}')
+    found = run("connect")
+    assert "agent ops names a model of its own" in found.stderr
+    assert "agent home" not in found.stderr

@@ -1,0 +1,78 @@
+"""SGLang in an environment of its own, with what it needs to start on a machine without a GPU.
+
+Its kernels link the CUDA driver even where they are never called. A stub of the driver's entry points that they name,
+each of which returns "no device", lets them load; the model then runs on torch's own operators.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clawstream.local import places
+
+VERSION = "0.5.23"
+INSTALL_WITHIN_S = 1200.0
+NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+# The driver's names begin with cu and a capital; those of its libraries, which are installed, do not.
+_DRIVER = re.compile(r"\bU (cu[A-Z]\w*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangInstallation:
+    """Where SGLang is: its interpreter, and the folder of the stub."""
+
+    python: Path
+    stub: Path
+
+
+def sglang_installation() -> SglangInstallation:
+    """SGLang, installed below the user's cache folder if it is not there (10 GB, about a minute)."""
+    folder = places.cache_folder() / f"sglang-{VERSION}"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = SglangInstallation(python=folder / "venv" / "bin" / "python", stub=folder / "stub")
+    with places.locked(folder.with_suffix(".lock"), within_s=INSTALL_WITHIN_S):
+        if not _is_installed(found.python):
+            print(f"tests: installing SGLang {VERSION} into {folder} (10 GB, once)", file=sys.stderr, flush=True)
+            uv = ("uv",) if shutil.which("uv") else (sys.executable, "-m", "uv")
+            _run((*uv, "venv", "-q", "--clear", "--python", "3.11", str(folder / "venv")))
+            _run((*uv, "pip", "install", "-q", "--python", str(found.python), f"sglang=={VERSION}"))
+        if not (found.stub / "libcuda.so.1").is_file():
+            _build_stub(found)
+    return found
+
+
+def _is_installed(python: Path) -> bool:
+    code = f"import importlib.metadata as m; assert m.version('sglang') == '{VERSION}'"
+    return (
+        python.exists() and subprocess.run((str(python), "-c", code), check=False, capture_output=True).returncode == 0
+    )
+
+
+def _build_stub(installed: SglangInstallation) -> None:
+    installed.stub.mkdir(exist_ok=True)
+    source = installed.stub / "cuda.c"
+    names = sorted(set(_driver_names(installed.python)))
+    source.write_text("".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in names))
+    partial = installed.stub / "libcuda.partial"
+    _run(("gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(partial), str(source)))
+    partial.rename(installed.stub / "libcuda.so.1")
+
+
+def _driver_names(python: Path) -> Iterator[str]:
+    site = _run((str(python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])")).strip()
+    libraries_of_cuda = ("cuda", "cublas", "cusolver", "cufft", "curand", "cusparse", "cupti", "cudnn")
+    for library in Path(site, "sgl_kernel").rglob("*.so"):
+        for name in _DRIVER.findall(_run(("nm", "-D", "--undefined-only", str(library)))):
+            if not name.startswith(libraries_of_cuda):
+                yield name
+
+
+def _run(command: Sequence[str]) -> str:
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=INSTALL_WITHIN_S)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command[:4])} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return done.stdout
