@@ -132,6 +132,7 @@ class FeedbackGiven(SessionEvent):
 
     feedback_id: str
     turn_id: str
+    key_name: str | None  # the name of the API key that was shown; None: no keys were asked for
     source: FeedbackSource
     score: float | None  # -1 to 1; None: words only
     text: str | None

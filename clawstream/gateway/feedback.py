@@ -33,7 +33,7 @@ class Feedback:
     feedback_id: str | None  # the client's; None: it will not be sent again
     session_id: str | None  # as the client remembers it
 
-    def event(self, session_id: str, now_ms: int, new_id: str) -> FeedbackGiven:
+    def event(self, session_id: str, key_name: str | None, now_ms: int, new_id: str) -> FeedbackGiven:
         """Return the event; it is known by `new_id` unless the client gave an id."""
         score = None if self.score is None else repr(self.score)
         said = (self.exchange_id, self.feedback_id, self.source.value, score, self.text)
@@ -42,6 +42,7 @@ class Feedback:
             session_id=session_id,
             feedback_id=feedback_id,
             turn_id=self.exchange_id,
+            key_name=key_name,
             source=self.source,
             score=self.score,
             text=self.text,

@@ -24,6 +24,8 @@ def integer(body: Mapping[str, Any], key: str, *, low: int, high: int | None = N
     value = body.get(key)
     if value is None:
         return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # JSON has one kind of number: 8.0 is 8
     if type(value) is not int or value < low or (high is not None and value > high):
         limits = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
         raise BadRequest(f"{key} is {json.dumps(value)[:100]}; expected {limits}.", param=key)

@@ -80,7 +80,7 @@ async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: C
             f"session_id is {feedback.session_id}, and the response was given in another session; leave it out.",
             param="session_id",
         )
-    event = feedback.event(session_id, admission.now_ms(), str(uuid.uuid4()))
+    event = feedback.event(session_id, caller.name, admission.now_ms(), str(uuid.uuid4()))
     try:
         await admission.recorder.append((event,))
     except TryLater as error:

@@ -31,11 +31,13 @@ class MistralToolParser:
     def extract(self, ids: list[int]) -> tuple[list[int], list[ParsedToolCall]]:
         """Return the ids before the first mark, and every attempt at a call after it."""
         marks = [at for at, token in enumerate(ids) if token == self._mark]
+        if not marks:
+            return ids, []
         calls: list[ParsedToolCall] = []
         for start, end in zip(marks, [*marks[1:], len(ids)], strict=True):
             text = self._tokenizer.decode(ids[start + 1 : end], skip_special_tokens=False)
             calls.extend(_listed(text) if text.lstrip().startswith("[{") else [_named(text)])
-        return ids[: marks[0]] if marks else ids, calls
+        return ids[: marks[0]], calls
 
 
 def _listed(text: str) -> Iterator[ParsedToolCall]:

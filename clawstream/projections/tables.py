@@ -206,6 +206,7 @@ feedback = _session_facts(
     FEEDBACK,
     _must("feedback_id", Text),
     _must("turn_id", Text),
+    _may("key_name", Text),
     _must("source", Text),
     _may("score", Double),
     _may("text", Text),

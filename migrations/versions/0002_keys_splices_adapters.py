@@ -11,5 +11,6 @@ def upgrade() -> None:
     """Add the columns; rows of events that did not say have none of it."""
     op.add_column("exchanges", sa.Column("key_name", sa.Text))
     op.add_column("exchanges", sa.Column("num_spliced", sa.BigInteger))
+    op.add_column("feedback", sa.Column("key_name", sa.Text))
     op.add_column("policies", sa.Column("adapter", sa.Text))
     op.add_column("activations", sa.Column("adapter", sa.Text))

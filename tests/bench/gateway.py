@@ -220,10 +220,10 @@ class _Bench:
 
     def _window(self, arm: Arm, load: _Load) -> _Window:
         with self._asking(arm, load) as asking:
-            rendered, broker, subject = _rendered(arm), usage(self._broker_pid), _used(arm)
+            rendered, broker, subject = _rendered(arm, load), usage(self._broker_pid), _used(arm)
             _go(asking)
             said = _result(asking, load)
-            subject_after, broker_after, rendered_after = _used(arm), usage(self._broker_pid), _rendered(arm)
+            subject_after, broker_after, rendered_after = _used(arm), usage(self._broker_pid), _rendered(arm, load)
         return _Window(
             said=said,
             cpu_s=subject_after.cpu_s - subject.cpu_s,
@@ -276,11 +276,12 @@ def _used(arm: Arm) -> Usage:
     return Usage(0.0, 0) if arm.pid is None else usage(arm.pid)
 
 
-def _rendered(arm: Arm) -> tuple[float, float]:
-    """Seconds of rendering so far, and how often, by the gateway's own metrics."""
+def _rendered(arm: Arm, load: _Load) -> tuple[float, float]:
+    """Seconds of rendering first requests so far, or continued ones, and how often, by the gateway's own metrics."""
     text = b"" if arm.metrics_url is None else fetched(arm.metrics_url) or b""
+    made = b"continued" if load.continued else b"rendered"
     seconds, times = (
-        sum(map(float, re.findall(rb"(?m)^clawstream_rendering_seconds_%b(?:\{.*\})? (\S+)" % of, text)))
+        sum(map(float, re.findall(rb'(?m)^clawstream_rendering_seconds_%b\{made="%b"\} (\S+)' % (of, made), text)))
         for of in (b"sum", b"count")
     )
     return seconds, times

@@ -109,8 +109,9 @@ async def test_the_stream_helper_sees_thinking_text_and_input_as_they_grow(
     async with client.messages.stream(model="policy", max_tokens=200, messages=HELLO, tools=[TOOL]) as stream:
         kinds = [event.type async for event in stream]
     assert kinds[0] == "message_start"
-    assert kinds.count("thinking") == len("hm")
-    assert kinds.count("text") == len("Look.")
+    # Tokens that arrive together are one delta.
+    assert 1 <= kinds.count("thinking") <= len("hm")
+    assert 1 <= kinds.count("text") <= len("Look.")
     assert kinds.count("input_json") == kinds.count("signature") == 1
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 3
     assert kinds[-2:] == ["message_delta", "message_stop"]

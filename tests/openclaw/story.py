@@ -89,12 +89,13 @@ NEXT_STATES = {
     ("s2", READING): ("xylophone",),
     ("s2", READ): ("Good, that is it.",),
     ("s3", TRIED): ("Please talk for long.", "<turn_aborted>", "What happened?"),
-    ("s4", DELEGATING): ('"status": "accepted"', ""),
+    ("s4", DELEGATING): ('"status": "accepted"',),
+    ("s4", UNDER_WAY): ("A background task completed",),
     ("s5", STUDIED): ("What was it about?",),
     ("s5", STUDIED_MORE): ("Are you still here?",),
     ("main", GREETED): ("Use a tool now.",),
     ("main", BUSY): ("tool-7",),
     ("main", USED): ("Thank you.",),
 }
-# OpenClaw drops a sub-agent's report from its history, and joins the answers around it into one.
-ORPHANS = {("s4", UNDER_WAY): "edited", ("s4", REPORTED): "edited", ("s5", REMEMBERED): "compacted"}
+# OpenClaw drops a sub-agent's report from its history once it was answered, and joins the answers around it into one.
+ORPHANS = {("s4", REPORTED): "edited", ("s5", REMEMBERED): "compacted"}
