@@ -167,7 +167,8 @@ class _Answering:
             if failure is not None:
                 self.admission.metrics.asked_again.labels(failure.again.value).inc()
                 LOG.info("exchange=%s asked_again=%s why=%s", accepted.exchange_id, failure.again, failure.detail)
-            rid = f"{accepted.exchange_id}-{tries}" if tries else accepted.exchange_id
+            # SGLang aborts what a client left by the beginning of its rid, so no try's may begin with another's.
+            rid = f"{tries}-{accepted.exchange_id}" if tries else accepted.exchange_id
             failure = await self._ask(place, rid, deadline)
             if failure is None or failure.again is _Again.NOWHERE or self.capture.token_ids:
                 return failure

@@ -43,10 +43,10 @@ async def test_chat_that_goes_on_after_a_swap_is_answered_by_the_new_weights_alo
     # Nobody told the gateway; what it sent under the old key would be answered from the older weights' cache.
     asked = [*QUESTION, first.body["choices"][0]["message"], user("Go on.")]
     second = await gateway.chat(asked, stream=True, temperature=1.0, max_tokens=20)
+    assert second.status == 200, second
     exchanges = await gateway.recorded(ExchangeCompleted, at_least=2)
     exchange = exchanges[1]
     prompt = history(exchanges)[exchange.exchange_id].token_ids
     scores = await subject.engine.score([*prompt, *exchange.output_ids], len(prompt), extra_key="nobody else's")
-    assert second.status == 200
     assert exchange.output_logprobs == pytest.approx(scores, abs=2e-4)
     assert [span.policy_version for span in exchange.versions] == [2]
