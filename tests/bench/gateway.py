@@ -210,6 +210,8 @@ class _Bench:
         }
         if arm.metrics_url is not None:
             continued = self._window(arm, replace(load, continued=True))
+            if not continued.num_rendered:
+                raise RuntimeError(f"no prompt went on from sampled tokens: {load}")
             figures |= {
                 "render_ms_per_continued_request": continued.render_ms,
                 "cpu_ms_per_continued_request": continued.cpu_ms,
@@ -279,7 +281,8 @@ def _used(arm: Arm) -> Usage:
 def _rendered(arm: Arm, load: _Load) -> tuple[float, float]:
     """Seconds of rendering first requests so far, or continued ones, and how often, by the gateway's own metrics."""
     text = b"" if arm.metrics_url is None else fetched(arm.metrics_url) or b""
-    made = b"continued" if load.continued else b"rendered"
+    # The load's history begins with answers that were never ours, so what goes on is spliced behind them.
+    made = b"(?:continued|spliced)" if load.continued else b"rendered"
     seconds, times = (
         sum(map(float, re.findall(rb'(?m)^clawstream_rendering_seconds_%b\{made="%b"\} (\S+)' % (of, made), text)))
         for of in (b"sum", b"count")
