@@ -10,6 +10,8 @@ _MAX_LABELS = 16
 _MAX_LABEL_NAME = 64
 _MAX_LABEL = 512
 
+_READ_AS_FLOAT = 2.0**64  # whole numbers from here on are not read exactly
+
 
 def boolean(body: Mapping[str, Any], key: str) -> bool:
     """Return a flag; absent is false."""
@@ -24,7 +26,7 @@ def integer(body: Mapping[str, Any], key: str, *, low: int, high: int | None = N
     value = body.get(key)
     if value is None:
         return None
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < _READ_AS_FLOAT:
         value = int(value)  # JSON has one kind of number: 8.0 is 8
     if type(value) is not int or value < low or (high is not None and value > high):
         limits = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
