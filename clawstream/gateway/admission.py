@@ -177,7 +177,8 @@ class Admission:
 
     def _longest_context(self) -> int | None:
         """Return the context of the engine that has most, in tokens; None while no engine has told."""
-        return max((engine.context_length_tokens or 0 for engine in self.engines.all), default=0) or None
+        told = [engine.context_length_tokens for engine in self.engines.all]
+        return max((tokens for tokens in told if tokens is not None), default=None)
 
     def _refuse_too_many(self, messages: object) -> None:
         """Raise BadRequest for more messages than the context has tokens, before any is looked at."""

@@ -7,7 +7,7 @@ from starlette.types import Send
 from clawstream.events import FinishReason
 from clawstream.gateway.anthropic_replies import PING, MessageEvents, MessageReply, error_body, error_event
 from clawstream.gateway.deltas import Delta
-from clawstream.gateway.outlets import EventStream, send_whole
+from clawstream.gateway.outlets import EventStream, WholeOutlet, send_whole
 from clawstream.gateway.refusal import BadRequest, to_json
 from clawstream.gateway.replies import Usage, error_headers
 
@@ -52,21 +52,12 @@ class MessageStreamOutlet:
             await send_error(self._send, refused)
 
 
-class MessageOutlet:
+class MessageOutlet(WholeOutlet):
     """One JSON body at the end."""
 
     def __init__(self, send: Send, reply: MessageReply) -> None:
         self._send = send
         self._reply = reply
-
-    async def begin(self) -> None:
-        """A status can still be told."""
-
-    async def delta(self, delta: Delta) -> None:
-        """The message at the end has it all."""
-
-    async def keep_alive(self, every_s: float) -> None:
-        """A body has no room for comments."""
 
     async def finish(
         self, message: dict[str, Any], reason: FinishReason, usage: Usage, matched_stop: str | None

@@ -108,12 +108,8 @@ class StreamOutlet:
             await send_error(self._send, refused)
 
 
-class PlainOutlet:
-    """One JSON body at the end."""
-
-    def __init__(self, send: Send, reply: Reply) -> None:
-        self._send = send
-        self._reply = reply
+class WholeOutlet:
+    """What any outlet does that shows nothing before the end."""
 
     async def begin(self) -> None:
         """A status can still be told."""
@@ -123,6 +119,14 @@ class PlainOutlet:
 
     async def keep_alive(self, every_s: float) -> None:
         """A body has no room for comments."""
+
+
+class PlainOutlet(WholeOutlet):
+    """One JSON body at the end."""
+
+    def __init__(self, send: Send, reply: Reply) -> None:
+        self._send = send
+        self._reply = reply
 
     async def finish(
         self,

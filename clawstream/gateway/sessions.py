@@ -58,15 +58,15 @@ class SessionIndex:
 
     def is_open_to(self, session_id: str, key_name: str | None) -> bool:
         """Return whether the session is the key's, or nobody's; unlike `claim` it stays what it is."""
-        return self._owners.get(session_id, (None, 0))[0] in (None, key_name)
+        owner = self._owners.get(session_id)
+        return owner is None or owner[0] in (None, key_name)
 
     def claim(self, session_id: str, key_name: str | None, now_ms: int) -> bool:
         """The session is the key's from now on, unless it is another's: then False.
 
         One that was begun while no keys were in use is nobody's, and becomes the first key's that asks for it.
         """
-        owner = self._owners.get(session_id, (None, 0))[0]
-        if owner is not None and owner != key_name:
+        if not self.is_open_to(session_id, key_name):
             return False
         _newest_last(self._owners, session_id, (key_name, now_ms))
         return True
