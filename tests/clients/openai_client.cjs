@@ -45,10 +45,8 @@ const scenarios = {
       messages: hello,
       stream_options: { include_usage: true },
     });
-    let chunks = 0;
-    for await (const _ of stream) chunks += 1;
     const answer = await stream.finalChatCompletion();
-    return { chunks, text: answer.choices[0].message.content, usage: answer.usage };
+    return { text: answer.choices[0].message.content, usage: answer.usage };
   },
   tools: () => runTools(false),
   streamedTools: () => runTools(true),

@@ -37,7 +37,6 @@ async def test_a_streamed_answer_with_its_usage(gateway: House, modules: Path) -
     answer = await seen(gateway, modules, "stream")
     exchange = await gateway.exchange()
     assert answer["text"] == "It is 4."
-    assert answer["chunks"] >= len("It is 4.")
     assert answer["usage"]["completion_tokens"] == len(exchange.output_ids)
 
 
