@@ -14,11 +14,10 @@ the last reading saw grow, so an answer costs no more than its length.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
-from clawstream.inference.rendering import CalledTool, ParsedAnswer, PromptRenderer, offers_tools
+from clawstream.inference.rendering import HALF_CHARACTER, CalledTool, ParsedAnswer, PromptRenderer, offers_tools
 
-_HALF_CHARACTER = "\ufffd"
 _MOST_HALVES = 3  # of a character that is not whole yet; any before them are no character at all
 _MOST_WAITING = 64  # tokens since the last that was whole; bytes that are no text are not read again for ever
 _READ_AGAIN_AFTER = 0.02  # growth of an answer between two readings outside of any field
@@ -48,9 +47,8 @@ class ToolCall:
         return {"id": self.call_id, "type": "function", "function": function}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """What is new; at least one of the three."""
+class Delta(NamedTuple):
+    """What is new; at least one of the three. A tuple, because one is made for every few tokens."""
 
     content: str = ""
     reasoning: str = ""
@@ -95,7 +93,7 @@ class _Text:
             self.text, self.stopped = self.text[: min(found)[1]], True
         shown = self.text
         if not ended and not self.stopped:
-            shown = shown[: self._before_half_stop()].rstrip(_HALF_CHARACTER)
+            shown = shown[: self._before_half_stop()].rstrip(HALF_CHARACTER)
         limit = len(shown.rstrip())
         new = self.text[self.num_sent : max(limit, self.num_sent)]
         self.num_sent += len(new)
@@ -156,8 +154,12 @@ class AnswerStream:
         """Whether a stop string came; nothing is shown after it."""
         return self._content.stopped or self._reasoning.stopped
 
-    def feed(self, token_ids: Iterable[int]) -> Delta | None:
+    def feed(self, token_ids: Sequence[int]) -> Delta | None:
         """Return what the client sees of the new tokens; None: nothing yet."""
+        if not token_ids:
+            return None
+        if self.renderer.marker_ids.isdisjoint(token_ids):
+            return self._feed(token_ids)
         deltas = [self._feed(piece) for piece in _up_to_markers(token_ids, self.renderer.marker_ids)]
         return _joined([delta for delta in deltas if delta is not None])
 
@@ -228,12 +230,7 @@ class AnswerStream:
     def _settle(self, parsed: ParsedAnswer) -> None:
         """Let plain tokens extend the field that ends with the newest token, if one can be told."""
         last = self.renderer.decode(self.ids[-1:])
-        if (
-            not last.strip()
-            or last[-1].isspace()
-            or _HALF_CHARACTER in last
-            or self.ids[-1] in self.renderer.marker_ids
-        ):
+        if not last.strip() or last[-1].isspace() or HALF_CHARACTER in last or self.ids[-1] in self.renderer.marker_ids:
             return
         before = self._parse(len(self.ids) - 1, ended=False)
         if parsed.reasoning == before.reasoning and len(parsed.content) > len(before.content):
@@ -246,21 +243,30 @@ class AnswerStream:
             self._place, self._num_shown, self._context = place, len(self.ids), last
 
     def _extend(self) -> None:
+        shown = self._content if self._place is _Place.CONTENT else self._reasoning
+        start = len(shown.text)
+        shown.text += self._new_text()
+        if any(shown.text.find(mark, max(start - len(mark) + 1, 0)) >= 0 for mark in self.renderer.text_marks):
+            self._read(ended=False)
+
+    def _new_text(self) -> str:
+        """Return the text of the plain tokens that no field holds yet, up to half a character."""
+        pieces = [self.renderer.piece(token) for token in self.ids[self._num_shown :]]
+        whole = [piece for piece in pieces if piece is not None]
+        if len(whole) == len(pieces):
+            self._num_shown, self._context = len(self.ids), whole[-1]
+            return "".join(whole)
         first = self._num_shown - 1
         text = self.renderer.decode(self.ids[first:])[len(self._context) :]
-        halves = min(len(text) - len(text.rstrip(_HALF_CHARACTER)), _MOST_HALVES)
+        halves = min(len(text) - len(text.rstrip(HALF_CHARACTER)), _MOST_HALVES)
         if len(self.ids) - first > _MOST_WAITING:
             halves = 0
         known = text[: len(text) - halves]
-        shown = self._content if self._place is _Place.CONTENT else self._reasoning
-        start = len(shown.text)
-        shown.text += known
         if halves:
             self._context += known
         else:
             self._num_shown, self._context = len(self.ids), self.renderer.decode(self.ids[-1:])
-        if any(shown.text.find(mark, max(start - len(mark) + 1, 0)) >= 0 for mark in self.renderer.text_marks):
-            self._read(ended=False)
+        return known
 
     def _parse(self, num_tokens: int, *, ended: bool) -> ParsedAnswer:
         return self.renderer.parse(self.ids[:num_tokens], self.prompt_ids, self.options, ended=ended)

@@ -81,6 +81,9 @@ class StreamOutlet:
 
     async def delta(self, delta: Delta) -> None:
         """Send a chunk; the first one has the role."""
+        if not (self._role or delta.reasoning or delta.tool_calls):
+            await self._events.write(self._reply.text_chunk(delta.content))
+            return
         content, self._role = self._role | (delta.as_dict() or {"content": ""}), {}
         await self._events.write(self._reply.chunk(content))
 

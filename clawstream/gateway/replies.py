@@ -62,6 +62,10 @@ class Reply:
         """Return the event of a delta."""
         return self._prefix + to_json(delta) + self._suffix
 
+    def text_chunk(self, content: str) -> bytes:
+        """Return the event of a delta that is content alone, as most are."""
+        return self._prefix + b'{"content":' + to_json(content) + b"}" + self._suffix
+
     def ending(self, finish_reason: FinishReason, usage: Usage | None) -> bytes:
         """Return the events that end the stream; with `usage` where the client wants it."""
         frame = self._frame("chat.completion.chunk")

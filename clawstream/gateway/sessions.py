@@ -20,6 +20,7 @@ from clawstream.events.conversation import Message, is_ephemeral, role_of, text_
 K = TypeVar("K")
 V = TypeVar("V")
 
+MAX_SESSIONS = 250_000  # and exchanges: about 1 kB each in all tables, so some 250 MB
 _SHOWN_ROLES = ("user", "assistant", "tool")
 
 
@@ -33,10 +34,11 @@ class _Answer:
 
 
 class SessionIndex:
-    """Sessions by what was said in them, for `window_ms`."""
+    """Sessions by what was said in them, for `window_ms`, and no more than `max_sessions` of anything."""
 
-    def __init__(self, window_ms: int) -> None:
+    def __init__(self, window_ms: int, *, max_sessions: int = MAX_SESSIONS) -> None:
         self._window_ms = window_ms
+        self._max_sessions = max_sessions
         self._answers: OrderedDict[bytes, _Answer] = OrderedDict()
         self._asked: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
         self._newest: OrderedDict[str, tuple[str, int]] = OrderedDict()
@@ -68,7 +70,7 @@ class SessionIndex:
         """
         if not self.is_open_to(session_id, key_name):
             return False
-        _newest_last(self._owners, session_id, (key_name, now_ms))
+        self._newest_last(self._owners, session_id, (key_name, now_ms))
         return True
 
     def find(self, messages: tuple[Message, ...], scope: str, *, retried: bool) -> str | None:
@@ -94,7 +96,7 @@ class SessionIndex:
         """The session asked this: from now on its last answer counts as continued."""
         digests = list(_digests(messages, scope))
         if digests:
-            _newest_last(self._asked, digests[-1][0], (session_id, now_ms))
+            self._newest_last(self._asked, digests[-1][0], (session_id, now_ms))
         for digest, _ in digests:
             answer = self._answers.get(digest)
             if answer is not None and session_id in answer.sessions:
@@ -111,9 +113,9 @@ class SessionIndex:
             found.sessions.remove(session_id)
         found.sessions.append(session_id)
         found.continued.discard(session_id)
-        _newest_last(self._answers, digest, found)
-        _newest_last(self._newest, session_id, (exchange_id, now_ms))
-        _newest_last(self._sessions, exchange_id, (session_id, now_ms))
+        self._newest_last(self._answers, digest, found)
+        self._newest_last(self._newest, session_id, (exchange_id, now_ms))
+        self._newest_last(self._sessions, exchange_id, (session_id, now_ms))
         self._forget(now_ms - self._window_ms)
 
     def _forget(self, before_ms: int) -> None:
@@ -123,10 +125,11 @@ class SessionIndex:
             while table and next(iter(table.values()))[1] < before_ms:
                 table.popitem(last=False)
 
-
-def _newest_last(table: OrderedDict[K, V], key: K, value: V) -> None:
-    table[key] = value
-    table.move_to_end(key)
+    def _newest_last(self, table: OrderedDict[K, V], key: K, value: V) -> None:
+        table[key] = value
+        table.move_to_end(key)
+        if len(table) > self._max_sessions:
+            table.popitem(last=False)
 
 
 def _digests(messages: tuple[Message, ...], scope: str) -> Iterator[tuple[bytes, str]]:

@@ -6,7 +6,7 @@ Streams are incremental (`--incremental-streaming-output`): a chunk carries only
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -267,37 +267,42 @@ def read_chunk(element: Mapping[str, Any]) -> Chunk:
     """One element of a streamed answer; raises KeyError, TypeError or ValueError where it is not of this dialect."""
     meta = element["meta_info"]
     token_ids = tuple(element["output_ids"])
-    pairs = meta.get("output_token_logprobs") or []
+    pairs = meta.get("output_token_logprobs") or ()
     finish = read_finish(meta.get("finish_reason"))
     if finish is not None and finish.kind is FinishKind.ABORT and len(pairs) != len(token_ids):
-        token_ids, pairs = (), []  # SGLang repeats its last token when it aborts a request that was waiting
+        token_ids, pairs = (), ()  # SGLang repeats its last token when it aborts a request that was waiting
     if pairs and len(pairs) != len(token_ids):
         raise ValueError(
             f"{len(pairs)} log-probs for {len(token_ids)} new tokens; "
             "start the engine with --incremental-streaming-output"
         )
-    spans = meta.get("weight_versions") or [] if finish is not None else []
     version = meta.get("weight_version")
     return Chunk(
-        token_ids=token_ids,
-        logprobs_nats=tuple([pair[0] for pair in pairs]) if pairs else (None,) * len(token_ids),
-        prompt_tokens=meta.get("prompt_tokens"),
-        cached_tokens=meta.get("cached_tokens"),
-        weight_version=None if version is None else str(version),
-        finish=finish,
-        weight_versions=tuple(VersionSpan(str(s["version"]), int(s["end"]) - int(s["start"])) for s in spans),
+        token_ids,
+        tuple([pair[0] for pair in pairs]) if pairs else (None,) * len(token_ids),
+        meta.get("prompt_tokens"),
+        meta.get("cached_tokens"),
+        None if version is None else str(version),
+        finish,
+        () if finish is None else _spans(meta.get("weight_versions") or ()),
     )
+
+
+def _spans(written: Iterable[Mapping[str, Any]]) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(str(span["version"]), int(span["end"]) - int(span["start"])) for span in written)
 
 
 def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
     """Chunks that came together as few that say the same: one for each weight version among them."""
-    grouped = groupby(chunks, key=attrgetter("weight_version"))
+    found = list(chunks)
+    if len(found) == 1:
+        return found
+    grouped = groupby(found, key=attrgetter("weight_version"))
     return [chunk if not rest else _joined(chunk, rest) for _, (chunk, *rest) in grouped]
 
 
 def _joined(first: Chunk, rest: Sequence[Chunk]) -> Chunk:
-    return replace(
-        rest[-1],
+    return rest[-1]._replace(
         token_ids=tuple([token for chunk in (first, *rest) for token in chunk.token_ids]),
         logprobs_nats=tuple([value for chunk in (first, *rest) for value in chunk.logprobs_nats]),
     )

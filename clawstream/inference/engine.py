@@ -6,7 +6,7 @@ them by default; with SGLANG_RETURN_ORIGINAL_LOGPROB set it reports those of tem
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -71,11 +71,11 @@ class VersionSpan(NamedTuple):
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class Chunk(NamedTuple):
     """What is new since the chunk before; `finish` and `weight_versions` come with the last one.
 
-    `weight_version` is what the engine served when it sent the chunk: those weights sampled its tokens, or older ones.
+    A tuple, because one is made for every few tokens. `weight_version` is what the engine served when it sent the
+    chunk: those weights sampled its tokens, or older ones.
     """
 
     token_ids: tuple[int, ...]
@@ -84,7 +84,7 @@ class Chunk:
     cached_tokens: int | None = None
     weight_version: str | None = None
     finish: Finish | None = None
-    weight_versions: tuple[VersionSpan, ...] = field(default=())
+    weight_versions: tuple[VersionSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ class PlainText:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._marks = sorted(set(tokenizer.get_added_vocab()) - WRITTEN_AS_TEXT)
         self._mark = re.compile(f"(?={'|'.join(map(re.escape, self._marks))})")
         self.name_or_path: str = tokenizer.name_or_path
@@ -42,7 +43,10 @@ class PlainText:
         return list(chain.from_iterable(self._ids(text[start:end]) for start, end in pairwise(cuts)))
 
     def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        if self._fast is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        # A third less work: no offsets are counted.
+        return list(self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, token_ids: Sequence[int], **options: Any) -> str:
         """Return the text of the ids."""

@@ -187,9 +187,10 @@ class SglangEngine:
             chunk = read_chunk(element)
         except (KeyError, TypeError, ValueError) as error:
             raise TryLater(f"engine {self._url}: a chunk that is not SGLang's dialect: {error!r}") from error
-        status = (element["meta_info"].get("finish_reason") or {}).get("status_code")
-        if chunk.finish is not None and chunk.finish.kind is FinishKind.ABORT and isinstance(status, int):
-            raise self._failure(status, "/generate", str(chunk.finish.message))
+        if chunk.finish is not None and chunk.finish.kind is FinishKind.ABORT:
+            status = element["meta_info"]["finish_reason"].get("status_code")
+            if isinstance(status, int):
+                raise self._failure(status, "/generate", str(chunk.finish.message))
         return chunk
 
 
