@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 from jinja2 import TemplateError
 from renderers import DefaultRendererConfig, ParsedResponse, ToolCallParseStatus, config_from_name, create_renderer
+from tokenizers.decoders import ByteLevel
 from transformers import AutoTokenizer
 
 from clawstream.errors import ClawstreamError, ConfigError
@@ -43,8 +44,10 @@ _FAMILIES: Mapping[str, str] = {
 _REMEMBERED = frozenset(
     {"qwen3", "qwen3.5", "llama-3", "glm-4.5", "glm-5", "glm-5.1", "deepseek-v3", "deepseek-r1", "kimi-k2"}
 )
+HALF_CHARACTER = "\ufffd"  # what bytes are shown as that are no character, or not yet
 _THINKING_MARKS = ("<think>", "</think>")
 _LLAMA_MARKS = ("<|python_tag|>", "<|start_header_id|>", "<|end_header_id|>")
+_HARMONY_DATE = "2025-08-05"  # GPT-OSS's own day: with today's a prompt would have other ids tomorrow
 _PROBE = (
     {"role": "system", "content": "s"},
     {"role": "user", "content": "u"},
@@ -100,6 +103,8 @@ class PromptRenderer:
         # transformers takes four times as long over the few tokens of a chunk, and without clean-up adds nothing.
         fast = None if tokenizer.clean_up_tokenization_spaces else getattr(tokenizer, "backend_tokenizer", None)
         self._text_of = tokenizer.decode if fast is None else fast.decode
+        self._bytes_add_up = fast is not None and isinstance(fast.decoder, ByteLevel)
+        self._pieces: dict[int, str | None] = {}  # at most as many as the vocabulary has
         self._config = config
         self._marked = RememberingTokenizer(tokenizer) if config.name in _REMEMBERED else tokenizer
         self._plain = RememberingTokenizer(PlainText(tokenizer)) if config.name in _REMEMBERED else tokenizer
@@ -134,6 +139,7 @@ class PromptRenderer:
                 from clawstream.inference.harmony import use_vocabulary_of  # a third of a second, for one family
 
                 use_vocabulary_of(tokenizer)
+                named = named.model_copy(update={"conversation_start_date": _HARMONY_DATE})
             return cls(tokenizer, named)
         except (ValueError, TypeError, AssertionError) as error:
             raise ConfigError(
@@ -220,6 +226,13 @@ class PromptRenderer:
         """Return the text of `token_ids`, markup and special tokens included."""
         return str(self._text_of(list(token_ids), skip_special_tokens=False)) if token_ids else ""
 
+    def piece(self, token_id: int) -> str | None:
+        """Return what a plain token adds to any text; None where that depends on the tokens beside it."""
+        if token_id not in self._pieces:
+            text = self.decode((token_id,)) if self._bytes_add_up else HALF_CHARACTER
+            self._pieces[token_id] = None if HALF_CHARACTER in text else text
+        return self._pieces[token_id]
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of `text` alone, without a template."""
         return tuple(self._tokenizer.encode(text.translate(_UNPRINTABLE), add_special_tokens=False))
@@ -256,10 +269,12 @@ class PromptRenderer:
 
     def _variant(self, options: Mapping[str, Any]) -> _Template:
         kwargs = options.get("chat_template_kwargs")
-        if not kwargs:
+        if kwargs is None or kwargs == {}:
             return self._template
         if not isinstance(kwargs, Mapping):
             raise UnrenderableRequest("chat_template_kwargs is not an object; send one, or leave it out")
+        if not isinstance(kwargs.get("enable_thinking", True), bool):
+            raise UnrenderableRequest("chat_template_kwargs.enable_thinking is not a boolean; send true or false")
         key = orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS)
         if key not in self._variants:
             if len(self._variants) >= _MAX_VARIANTS:

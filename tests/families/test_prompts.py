@@ -177,6 +177,17 @@ def test_gpt_oss_results_are_named_after_their_calls(renderers: dict[str, Prompt
     assert "<|start|>functions.get_weather to=assistant" in text
 
 
+@pytest.mark.sglang
+@pytest.mark.timeout(900)
+def test_gpt_oss_is_told_the_same_day_every_day_unless_the_request_names_one(
+    renderers: dict[str, PromptRenderer],
+) -> None:
+    renderer, messages = renderers["gpt-oss"], [{"role": "user", "content": "What day is it?"}]
+    day = {"chat_template_kwargs": {"conversation_start_date": "2026-01-02"}}
+    assert "Current date: 2025-08-05" in renderer.decode(renderer.prompt_ids(messages, {}))
+    assert "Current date: 2026-01-02" in renderer.decode(renderer.prompt_ids(messages, day))
+
+
 def test_gpt_oss_with_another_vocabulary_is_an_error(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="vocabulary"):
         PromptRenderer.load(folders["qwen3"], "gpt-oss")
