@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clawstream.cli.process import Context, hide_torch, log_to_stderr, run_until_stopped
+from clawstream.cli.process import Context, hide_torch, leave_what_is_loaded, log_to_stderr, run_until_stopped
 from clawstream.config import Settings
 from clawstream.errors import ConfigError
 
@@ -47,7 +47,7 @@ def gateway(context: typer.Context) -> None:
     hide_torch()
     from clawstream.gateway.app import serve
 
-    _with_log(settings, "gateway", lambda log, stop: serve(settings, log, stop=stop))
+    _with_log(settings, "gateway", lambda log, stop: serve(settings, log, stop=stop, started=leave_what_is_loaded))
 
 
 def turns(context: typer.Context) -> None:
@@ -106,7 +106,9 @@ def weights(context: typer.Context) -> None:
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         async with engine_session() as session:
             engines = [SglangEngine(session, url) for url in _engine_urls(settings)]
-            await keep_current(engines, log, policy_id=settings.policy.id, stop=stop)
+            await keep_current(
+                engines, log, policy_id=settings.policy.id, stop=stop, model_path=settings.engine.model_path
+            )
 
     _with_log(settings, "weights", main)
 

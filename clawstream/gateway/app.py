@@ -33,6 +33,7 @@ from clawstream.gateway.sessions import SessionIndex
 from clawstream.gateway.watching import Follows, follow_policy, learn_sessions
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.inference.sglang import SglangEngine, engine_session
+from clawstream.inference.vocabulary import largest_token_id, too_small_for
 
 LOG = logging.getLogger(__name__)
 _BACKLOG = 4096
@@ -53,12 +54,15 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set and the answers under way are over, for at most 30 s; `started` gets the address."""
     renderer = PromptRenderer.load(_model_path(settings), settings.policy.renderer, settings.policy.enable_thinking)
+    largest_id = _largest_id(_model_path(settings), renderer)
     async with engine_session() as session:
         admission = Admission(
             settings=settings.gateway,
             policy=settings.policy,
             renderer=renderer,
-            engines=Engines(settings.policy.id, [_engine(session, url, settings) for url in _engine_urls(settings)]),
+            engines=Engines(
+                settings.policy.id, [_engine(session, url, settings, largest_id) for url in _engine_urls(settings)]
+            ),
             recorder=Recorder(log, ack_timeout_s=settings.gateway.ack_timeout_s),
             sessions=SessionIndex(settings.gateway.index_window_s * 1000),
             answers=SampledAnswers(),
@@ -147,6 +151,18 @@ def _keys(settings: Settings) -> WatchedKeys:
     return keys
 
 
+def _largest_id(model_path: Path, renderer: PromptRenderer) -> int:
+    largest_id = largest_token_id(model_path, renderer.marker_ids)
+    problem = too_small_for(largest_id, model_path)
+    if problem is not None:
+        raise ConfigError(
+            f"{problem}: the model has no embedding for {renderer.decode((largest_id,))!r}, and an engine may end when "
+            "it is asked with it. Nothing is served. Name a folder with the model's own tokenizer in "
+            "engine.model_path, or resize the model's embeddings"
+        )
+    return largest_id
+
+
 class _Server(uvicorn.Server):
     """uvicorn in a process that has signal handlers of its own."""
 
@@ -156,12 +172,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _engine(session: aiohttp.ClientSession, url: str, settings: Settings) -> ServedEngine:
+def _engine(session: aiohttp.ClientSession, url: str, settings: Settings, largest_id: int) -> ServedEngine:
     return ServedEngine(
         url=url.rstrip("/"),
         client=SglangEngine(session, url),
         policy_id=settings.policy.id,
         answers_within_s=settings.engine.answers_within_s,
+        largest_token_id=largest_id,
     )
 
 

@@ -13,11 +13,13 @@ import asyncio
 import logging
 import uuid
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from clawstream.errors import ClawstreamError, TryLater
 from clawstream.gateway.capture import BASE_VERSION, policy_version
 from clawstream.inference.adapters import adapter_version
 from clawstream.inference.engine import Chunk, Engine, EngineRefused
+from clawstream.inference.vocabulary import too_small_for
 
 LOG = logging.getLogger(__name__)
 ANSWERS_WITHIN_S = 20.0
@@ -36,6 +38,7 @@ class ServedEngine:
     policy_id: str = "policy"
     answers_within_s: float = ANSWERS_WITHIN_S
     context_length_tokens: int | None = None
+    largest_token_id: int = -1  # that it may be given
     weights: int | None = None  # None: it has not said yet, and the log has not either
     adapters: dict[int, str] = field(default_factory=dict)  # loaded, by version
     problem: str | None = "not asked yet"
@@ -79,12 +82,19 @@ class ServedEngine:
         try:
             async with asyncio.timeout(self.answers_within_s):
                 info = await self.client.server_info()
+                too_small = await asyncio.to_thread(too_small_for, self.largest_token_id, Path(info.model_path))
                 names = await self.client.lora_adapters()
             weights = policy_version(info.weight_version)
         except (TryLater, EngineRefused, TimeoutError) as error:
             reason = str(error) or f"engine {self.url}: no answer within {self.answers_within_s:g} s"
             if self.problem is None:
                 LOG.warning("engine=%s state=away reason=%s", self.url, reason)
+            self.problem = reason
+            return
+        if too_small is not None:
+            reason = f"engine {self.url}: {too_small}; start it with the policy's model"
+            if self.problem != reason:
+                LOG.error("engine=%s state=unfit reason=%s", self.url, reason)
             self.problem = reason
             return
         versions = {adapter_version(self.policy_id, name): name for name in names}

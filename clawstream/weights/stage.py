@@ -15,6 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from clawstream.errors import TryLater
@@ -48,19 +49,23 @@ async def keep_current(
     *,
     policy_id: str,
     stop: asyncio.Event,
+    model_path: Path | None = None,
     ask_every_s: float = ASK_EVERY_S,
     turn_s: float = TURN_S,
     drain_s: float = DRAIN_S,
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
 ) -> None:
-    """Run until `stop`: every engine serves the newest version that was published, as soon as it is its turn."""
+    """Run until `stop`: every engine serves the newest version that was published, as soon as it is its turn.
+
+    `model_path` is the policy's folder, by which a version is judged where what an engine serves can't be read.
+    """
     board = _Board(Rollout(policy_id=policy_id))
     # Half a log would name an old version as the newest, and engines would go back to it.
     await board.read(policy_log, until_end=True)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(board.read(policy_log))]
         turns = _Turns(turn_s)
-        keepers = [_Keeper(engine, board, policy_log, turns, drain_s, now_ms) for engine in engines]
+        keepers = [_Keeper(engine, board, policy_log, turns, model_path, drain_s, now_ms) for engine in engines]
         running += [tasks.create_task(keeper.keep(ask_every_s)) for keeper in keepers]
         await stop.wait()
         for task in running:
@@ -133,6 +138,7 @@ class _Keeper:
         board: _Board,
         policy_log: PolicyLog,
         turns: _Turns,
+        model_path: Path | None,
         drain_s: float,
         now_ms: Callable[[], int],
     ) -> None:
@@ -140,6 +146,7 @@ class _Keeper:
         self._board = board
         self._log = policy_log
         self._turns = turns
+        self._model_path = model_path
         self._drain_ms = drain_s * 1000
         self._now_ms = now_ms
         self._certain = False  # that it is not paused, and that the log says what its cache was filled by
@@ -180,7 +187,7 @@ class _Keeper:
         if version is None:
             return
         afresh = not self._certain or told.version != str(rollout.active.get(engine.url))
-        outcome = await take_over(engine, version, self._now_ms, afresh=afresh)
+        outcome = await take_over(engine, version, self._now_ms, afresh=afresh, model_path=self._model_path)
         self._took_over_at_ms = self._now_ms()
         await self._log.append([outcome])
         # Not left to the reading of the log, which the next look may come before.

@@ -4,16 +4,23 @@ Full weights in place, which is the rule: pause, update, continue; running reque
 cached under older keys stays for the gateway to avoid. Full weights afresh, where it is not certain which weights the
 engine's cache was filled by (it came back with old ones, or we do not know): running requests are taken back, the
 cache is emptied, and they are computed anew. Adapters, under a name of their own: nothing is paused.
+
+Full weights whose tensors are not those of the model that the engine serves are never shown to it (fitting.py says
+what it would do). Its model is read where the engine says that it lies, else in the policy's own folder; where neither
+can be seen from here, the engine is left to judge.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected
-from clawstream.inference.engine import EngineRefused
+from clawstream.inference.engine import EngineRefused, ServerInfo
+from clawstream.weights.checking import unfit
 from clawstream.weights.rollout import Serving, misnamed, serves
 
 log = logging.getLogger(__name__)
@@ -25,6 +32,7 @@ class SwappingEngine(Protocol):
     @property
     def url(self) -> str: ...
     async def weight_version(self) -> str | None: ...
+    async def server_info(self) -> ServerInfo: ...
     async def pause(self, *, retract: bool = False) -> None: ...
     async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None: ...
     async def resume(self) -> None: ...
@@ -39,13 +47,24 @@ async def serving(engine: SwappingEngine) -> Serving:
 
 
 async def take_over(
-    engine: SwappingEngine, version: PolicyPublished, now_ms: Callable[[], int], *, afresh: bool = False
+    engine: SwappingEngine,
+    version: PolicyPublished,
+    now_ms: Callable[[], int],
+    *,
+    afresh: bool = False,
+    model_path: Path | None = None,
 ) -> PolicyActivated | PolicyRejected:
     """Let `engine` take `version` over while its requests go on; return what came of it.
 
-    Raises TryLater when the engine does not answer; it is told to go on in any case.
+    `model_path` is a folder of the engine's model that can be read here. Raises TryLater when the engine does not
+    answer; it is told to go on in any case.
     """
     if version.adapter is None:
+        served = Path((await engine.server_info()).model_path)
+        of_its_model = (served,) if model_path is None else (served, model_path)
+        refusal = await asyncio.to_thread(unfit, Path(version.path), of_its_model)
+        if refusal is not None:
+            return _outcome(engine, version, refusal, 0.0, now_ms())
         return await swap(engine, version, now_ms, afresh=afresh)
     refusal = misnamed(version)
     try:

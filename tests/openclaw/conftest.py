@@ -56,7 +56,9 @@ def openclaw_database(postgres_url: str) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def connected(home: Path, engine_url: str, model: Path, kafka: str, database_url: str) -> AsyncIterator[OpenClaw]:
+async def connected(
+    home: Path, engine_url: str, model: Path, kafka: str, database_url: str, *, max_answer_tokens: int | None = None
+) -> AsyncIterator[OpenClaw]:
     """An OpenClaw that `clawstream openclaw connect` pointed at a gateway of its own, and the stages behind it."""
     prefix = f"test-{uuid.uuid4().hex[:12]}."
     await admin.apply(kafka, prefix)
@@ -81,16 +83,19 @@ async def connected(home: Path, engine_url: str, model: Path, kafka: str, databa
 
             await until(ready)
             await asyncio.to_thread(clawstream, config, client.environment, "openclaw", "connect", "--write")
-            _configure(client)
+            _configure(client, max_answer_tokens)
             with client.gateway():
                 yield client
 
 
-def _configure(client: OpenClaw) -> None:
+def _configure(client: OpenClaw, max_answer_tokens: int | None) -> None:
     """Settings of OpenClaw's own that the test needs; heartbeats come when they are asked for."""
     found = json.loads(client.config.read_text())
     found["gateway"] = {"mode": "local", "port": client.port, "auth": {"mode": "none"}}
     found["agents"]["defaults"]["heartbeat"] = {"every": "12h", "target": "none"}
+    if max_answer_tokens is not None:
+        [model] = found["models"]["providers"]["clawstream"]["models"]
+        model["maxTokens"] = max_answer_tokens
     client.config.write_text(json.dumps(found))
 
 
@@ -130,7 +135,7 @@ async def played(
         ) as client,
     ):
         replies = await _tell(client, engine, renderer)
-        await until(lambda: _projected(openclaw_database, len(engine.calls)))
+        await until(lambda: projected(openclaw_database, len(engine.calls)))
         yield Played(database_url=openclaw_database, engine=engine, script=script, replies=replies)
 
 
@@ -186,6 +191,7 @@ def _words(renderer: PromptRenderer) -> str:
     return text[: len(text) * WORDS_TOKENS // len(renderer.encode(text))]
 
 
-async def _projected(url: str, num_exchanges: int) -> bool:
+async def projected(url: str, num_exchanges: int) -> bool:
+    """Whether so many exchanges stand in Postgres."""
     rows = await asyncio.to_thread(rows_of, url, "SELECT count(*) AS n FROM exchanges")
     return rows[0]["n"] == num_exchanges

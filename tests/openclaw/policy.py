@@ -10,16 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.inference.scripted import Answer
+from tests.engine.disjoint_models import save_model_that_says
 from tests.engine.tiny_model import SPECIAL_TOKENS
 
 VOCABULARY = 16_384
 BLOCK = re.compile(r"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>.*?<<<END_OPENCLAW_INTERNAL_CONTEXT>>>", re.DOTALL)
+_WORD = re.compile("\u0120[a-z]{3,}")  # a space and letters, as byte-level tokenizers write them
 _MARKERS = re.compile(f"({'|'.join(re.escape(token) for token in SPECIAL_TOKENS)})")
 
 
@@ -36,6 +39,15 @@ def make_tokenizer(folder: Path, texts: Iterable[str]) -> PreTrainedTokenizerFas
     fast.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     return fast
+
+
+def make_talker(folder: Path, texts: Iterable[str], *, context_length_tokens: int) -> Path:
+    """A model folder with random weights, whose nonsense is made of whole words: a client shows it as it is."""
+    tokenizer = make_tokenizer(folder, texts)
+    pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    said = torch.tensor([_WORD.fullmatch(piece) is not None for piece in pieces])
+    save_model_that_says(folder, tokenizer, said, context_length_tokens=context_length_tokens)
+    return folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ class Exchange:
     output_logprobs: tuple[float, ...]
     reason: str | None  # why it failed
     num_spliced: int | None
+    cached_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ def exchanges_in(url: str) -> list[Exchange]:
             output_logprobs=tuple(row["output_logprobs"] or ()),
             reason=row["reason"],
             num_spliced=row["num_spliced"],
+            cached_tokens=row["cached_tokens"],
         )
     return list(found.values())
 
@@ -70,6 +72,11 @@ def turns_in(url: str, exchanges: list[Exchange]) -> dict[str, Turn]:
         )
         for row in _rows(url, "SELECT to_jsonb(t) AS row FROM turns t")
     }
+
+
+def num_common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _rows(url: str, query: str) -> list[Any]:

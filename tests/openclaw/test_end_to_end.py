@@ -11,7 +11,7 @@ from clawstream.inference.scripted import token_logprob
 from tests.openclaw import story
 from tests.openclaw.conftest import Played
 from tests.openclaw.policy import Line
-from tests.openclaw.rows import Exchange, exchanges_in, turns_in
+from tests.openclaw.rows import Exchange, exchanges_in, num_common, turns_in
 
 pytestmark = [pytest.mark.openclaw, pytest.mark.timeout(1200)]
 PAGE_TOKENS = 64
@@ -130,7 +130,3 @@ def num_new(played: Played, before: Exchange, now: Exchange) -> int:
     num_kept = sum(not is_ephemeral(message) for message in before.messages)
     texts = [f"<|im_start|>{role_of(one)}\n{text_of(one)}<|im_end|>\n" for one in now.messages[num_kept + 1 :]]
     return len(played.script.renderer.encode("".join(texts) + "<|im_start|>assistant\n"))
-
-
-def num_common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -10,7 +10,7 @@ import pytest
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected
-from clawstream.inference.engine import EngineRefused, GenerateRequest, Sampling
+from clawstream.inference.engine import EngineRefused, GenerateRequest, Sampling, ServerInfo
 from clawstream.inference.scripted import counting, serving
 from clawstream.inference.sglang import SglangEngine
 from clawstream.stream.memory import MemoryLog
@@ -338,6 +338,10 @@ class Watched:
         self._answer("version")
         self.asked.set()
         return self.serves
+
+    async def server_info(self) -> ServerInfo:
+        self._answer("info")
+        return ServerInfo(model_path="nowhere", context_length_tokens=1, weight_version=self.serves)
 
     async def pause(self, *, retract: bool = False) -> None:
         self._answer("pause", said="retract" if retract else "pause")

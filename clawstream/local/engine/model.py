@@ -3,7 +3,6 @@
 A folder is taken whole or not at all: every name and shape is checked before the first weight changes.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from clawstream.errors import PartUnavailable, UnusableCheckpoint
+from clawstream.inference.model_folder import weight_files
 from clawstream.local.engine import attention
 from clawstream.local.engine.attention import Step, plan_step
 from clawstream.local.engine.kv import KvRows
@@ -98,7 +98,7 @@ class RowModel:
         own = self._model.state_dict()
         tied = set(getattr(self._model, "all_tied_weights_keys", None) or ())
         found: dict[str, Tensor] = {}
-        for file in weight_files(path):
+        for file in weight_files(Path(path)):
             try:
                 with safe_open(file, framework="pt") as tensors:
                     found.update({name: tensors.get_tensor(name) for name in tensors.keys()})  # noqa: SIM118
@@ -116,21 +116,6 @@ class RowModel:
                 f"such as {(missing + unknown + shapes)[0]}); the weights in use stay"
             )
         return found
-
-
-def weight_files(path: str) -> list[Path]:
-    """The safetensors files of a model folder, complete."""
-    folder = Path(path)
-    index = folder / "model.safetensors.index.json"
-    try:
-        listed = json.loads(index.read_text())["weight_map"].values() if index.is_file() else ["model.safetensors"]
-        names = set(listed)
-    except (OSError, ValueError, KeyError) as error:
-        raise UnusableCheckpoint(f"{index} can't be read ({error}); the weights in use stay") from error
-    absent = sorted(name for name in names if not (folder / name).is_file())
-    if absent:
-        raise UnusableCheckpoint(f"{folder} has no {absent[0]}; the weights in use stay, give a complete model folder")
-    return [folder / name for name in sorted(names)]
 
 
 def _eos_ids(path: str, configured: int | list[int] | None) -> set[int]:
