@@ -19,7 +19,7 @@ from clawstream.config import GatewaySettings, PolicySettings
 from clawstream.errors import ClawstreamError
 from clawstream.events import Sampling, TurnType
 from clawstream.events.history import WholeRequest
-from clawstream.gateway.answers import SampledAnswers
+from clawstream.gateway.answers import Known, SampledAnswers
 from clawstream.gateway.capture import Accepted
 from clawstream.gateway.engines import Engines
 from clawstream.gateway.keys import Caller
@@ -98,11 +98,7 @@ class Admission:
             headers, receive, max_bytes=self.settings.max_body_bytes, within_s=self.settings.request_timeout_s
         )
         received_at_ms = self.now_ms()
-        body = parse_body(raw)
-        self._refuse_too_many(body.get("messages"))
-        chat = read(body, truthy(headers.get("x-session-done")))
-        self._refuse_too_long(chat)
-        model = self.served_model(chat.model)
+        chat, model = self._read(parse_body(raw), read, ends_session=truthy(headers.get("x-session-done")))
         named = name_request(headers, chat, TurnType(self.settings.default_turn_type))
         if self.recorder.problem is not None:
             raise unavailable(f"Kafka is away ({self.recorder.problem}); nothing was generated. Try again.")
@@ -149,8 +145,19 @@ class Admission:
             traceparent=trace.group(0) if trace else None,
         )
 
-    def served_model(self, asked: str | None) -> str:
-        """Return the model that answers. Raises BadRequest (404) where another one is asked for."""
+    async def count_tokens(self, body: Mapping[str, Any], read: Read) -> int:
+        """Return how many tokens the body's prompt has, rendered anew; nothing is remembered. Raises BadRequest."""
+        chat, _ = self._read(body, read, ends_session=False)
+        return len((await self._prompt(chat, Known(), context_length_tokens=None)).token_ids)
+
+    def _read(self, body: Mapping[str, Any], read: Read, *, ends_session: bool) -> tuple[ChatRequest, str]:
+        """Return what the body asks for, and the model that answers. Raises BadRequest."""
+        self._refuse_too_many(body.get("messages"))
+        chat = read(body, ends_session)
+        self._refuse_too_long(chat)
+        return chat, self._served_model(chat.model)
+
+    def _served_model(self, asked: str | None) -> str:
         served = self.policy.served_model
         if asked not in (None, served):
             raise BadRequest(
@@ -207,6 +214,14 @@ class Admission:
 
     async def _render(self, chat: ChatRequest, session_id: str, context_length_tokens: int) -> Continued:
         started, known = perf_counter(), self.answers.of(session_id, self.now_ms())
+        prompt = await self._prompt(chat, known, context_length_tokens=context_length_tokens)
+        self.metrics.rendering_s.labels(prompt.made.value).observe(perf_counter() - started)
+        self.metrics.prompts.labels(prompt.made.value).inc()
+        self.answers.asked(session_id, prompt, self.now_ms())
+        return prompt
+
+    async def _prompt(self, chat: ChatRequest, known: Known, *, context_length_tokens: int | None) -> Continued:
+        """Return the prompt, made beside the event loop where much of it is new. Raises BadRequest."""
         request = Request(messages=chat.messages, raw=chat.messages_json, options=chat.options)
         echoes = find_echoes(chat.messages, known.answers)
 
@@ -217,13 +232,9 @@ class Admission:
 
         try:
             aside = num_new_bytes(request, echoes, known.prompts) >= _RENDERED_ASIDE_BYTES
-            prompt = await asyncio.to_thread(make) if aside else make()
+            return await asyncio.to_thread(make) if aside else make()
         except UnrenderableRequest as error:
             raise BadRequest(f"The request can't be put to the policy: {error}.", param="messages") from error
-        self.metrics.rendering_s.labels(prompt.made.value).observe(perf_counter() - started)
-        self.metrics.prompts.labels(prompt.made.value).inc()
-        self.answers.asked(session_id, prompt, self.now_ms())
-        return prompt
 
     def _sampling(self, chat: ChatRequest, num_prompt_tokens: int, context_length_tokens: int) -> Sampling:
         asked = chat.asked

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clawstream.gateway.anthropic_replies import SIGNED, arguments_of, signature
-from clawstream.gateway.fields import items, kind, mapping, number, text
+from clawstream.gateway.fields import boolean, items, kind, mapping, number, text
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.wire import MAX_STOPS, PRIVATE_KEYS, ChatRequest, read_request, truthy
 
@@ -44,7 +44,7 @@ def read_messages(body: Mapping[str, Any], ends_session: bool = False, *, counte
     if mapping(body, "output_config").get("format") is not None:
         raise BadRequest("output_config.format is not supported: output is not constrained.", param="output_config")
     number(body, "temperature", lambda value: 0 <= value <= 1, "0 to 1")
-    ending = (truthy(body.get("session_done")) or ends_session) and not body.get("messages")
+    ending = not counted and (truthy(body.get("session_done")) or ends_session) and not body.get("messages")
     if body.get("max_tokens") is None and not (ending or counted):
         raise BadRequest("max_tokens is missing; say how many tokens the answer may have.", param="max_tokens")
     named = mapping(body, "metadata")
@@ -59,7 +59,7 @@ def read_messages(body: Mapping[str, Any], ends_session: bool = False, *, counte
         "chat_template_kwargs": _template_options(body),
     }
     said = {key: value for key, value in found.items() if value}
-    messages = [] if ending else [*_system(body.get("system"), "system"), *_messages(body.get("messages"))]
+    messages = [] if ending else [*_system(body.get("system")), *_messages(body.get("messages"))]
     return read_request(labels | same | said | {"messages": messages}, ends_session)
 
 
@@ -85,7 +85,7 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
 
 def _tool_choice(body: Mapping[str, Any]) -> str | None:
     choice = mapping(body, "tool_choice")
-    if not choice:
+    if body.get("tool_choice") is None:
         return None
     if choice.get("type") not in ("auto", "none"):
         found = json.dumps(choice)[:100]
@@ -104,7 +104,9 @@ def _tool_choice(body: Mapping[str, Any]) -> str | None:
 def _template_options(body: Mapping[str, Any]) -> dict[str, Any]:
     thinking = mapping(body, "thinking")
     given = dict(mapping(body, "chat_template_kwargs"))
-    if not thinking:
+    if not isinstance(given.get("enable_thinking", True), bool):  # `thinking` may go before it
+        raise BadRequest("chat_template_kwargs.enable_thinking is not a boolean.", param="chat_template_kwargs")
+    if body.get("thinking") is None:
         return given
     wanted = thinking.get("type")
     if not isinstance(wanted, str) or wanted not in _THINKING:
@@ -116,10 +118,10 @@ def _template_options(body: Mapping[str, Any]) -> dict[str, Any]:
     return given | _THINKING[wanted]
 
 
-def _system(found: object, where: str) -> list[dict[str, Any]]:
+def _system(found: object) -> list[dict[str, Any]]:
     if found in (None, "", []):
         return []
-    return [{"role": "system", "content": found if isinstance(found, str) else _plain(_texts(found, where))}]
+    return [{"role": "system", "content": found if isinstance(found, str) else _plain(_texts(found, "system"))}]
 
 
 def _messages(found: object) -> list[dict[str, Any]]:
@@ -134,11 +136,11 @@ def _messages(found: object) -> list[dict[str, Any]]:
                 f"{where}.role is {json.dumps(role)[:50]}; expected one of {', '.join(_ROLES)}.", param=where
             )
         assert isinstance(message, dict)
-        if role == "system":
-            messages += _system(message.get("content"), f"{where}.content")
-            continue
         blocks = _blocks(message.get("content"), f"{where}.content", may_be_empty=role == "assistant")
-        messages += _user(blocks, where) if role == "user" else [_assistant(blocks, where)]
+        if role == "system":
+            messages.append({"role": "system", "content": _plain(_texts(blocks, f"{where}.content"))})
+        else:
+            messages += _user(blocks, where) if role == "user" else [_assistant(blocks, where)]
     if messages[-1]["role"] == "assistant":
         raise BadRequest(
             "The last message is the assistant's; an answer can't be prefilled. End with a user message.",
@@ -175,7 +177,7 @@ def _tool_message(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     if content is None:
         content = ""
     said = content if isinstance(content, str) else "".join(part["text"] for part in _texts(content, where))
-    failed = _FAILED if block.get("is_error") else ""
+    failed = _FAILED if boolean(block, "is_error") else ""
     return {"role": "tool", "tool_call_id": call_id, "content": failed + said}
 
 

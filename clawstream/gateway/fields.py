@@ -10,7 +10,8 @@ _MAX_LABELS = 16
 _MAX_LABEL_NAME = 64
 _MAX_LABEL = 512
 
-_READ_AS_FLOAT = 2.0**64  # whole numbers from here on are not read exactly
+MOST = 2**63 - 1  # of a whole number, as records hold them
+_READ_AS_FLOAT = 2.0**63  # whole numbers from here on, and below minus that, are not read exactly
 
 
 def boolean(body: Mapping[str, Any], key: str) -> bool:
@@ -21,16 +22,15 @@ def boolean(body: Mapping[str, Any], key: str) -> bool:
     return value is True
 
 
-def integer(body: Mapping[str, Any], key: str, *, low: int, high: int | None = None) -> int | None:
+def integer(body: Mapping[str, Any], key: str, *, low: int, high: int = MOST) -> int | None:
     """Return a whole number within its limits, or None where it is absent."""
     value = body.get(key)
     if value is None:
         return None
     if isinstance(value, float) and value.is_integer() and abs(value) < _READ_AS_FLOAT:
         value = int(value)  # JSON has one kind of number: 8.0 is 8
-    if type(value) is not int or value < low or (high is not None and value > high):
-        limits = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
-        raise BadRequest(f"{key} is {json.dumps(value)[:100]}; expected {limits}.", param=key)
+    if type(value) is not int or not low <= value <= high:
+        raise BadRequest(f"{key} is {json.dumps(value)[:100]}; expected an integer from {low} to {high}.", param=key)
     return value
 
 

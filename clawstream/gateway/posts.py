@@ -1,9 +1,9 @@
 """Requests that are answered at once, without the engine: feedback, and how many tokens a prompt has."""
 
-import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -16,7 +16,6 @@ from clawstream.gateway.keys import Caller
 from clawstream.gateway.outlets import send_whole
 from clawstream.gateway.refusal import BadRequest, to_json
 from clawstream.gateway.wire import parse_body
-from clawstream.inference.rendering import UnrenderableRequest
 
 _JSON = [(b"content-type", b"application/json")]
 
@@ -57,14 +56,10 @@ class Post:
 
 
 async def count_tokens(admission: Admission, body: Mapping[str, Any], _caller: Caller) -> Answered:
-    """Return how many tokens the messages are, rendered anew; nothing is generated. Raises BadRequest."""
-    chat = read_messages(body, counted=True)
-    admission.served_model(chat.model)
-    try:
-        prompt_ids = await asyncio.to_thread(admission.renderer.prompt_ids, chat.messages, chat.options)
-    except UnrenderableRequest as error:
-        raise BadRequest(f"The request can't be put to the policy: {error}.", param="messages") from error
-    return Answered(status=200, body={"input_tokens": len(prompt_ids)})
+    """Return how many tokens the messages are; nothing is generated. Raises BadRequest."""
+    return Answered(
+        status=200, body={"input_tokens": await admission.count_tokens(body, partial(read_messages, counted=True))}
+    )
 
 
 async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: Caller) -> Answered:

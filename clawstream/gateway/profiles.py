@@ -1,7 +1,8 @@
 """Whose request this is: the session and the turn type that a client names, each client in its own way. Pure.
 
-The one rule: an explicit word (header, then body) goes before anything that is read out of a message, and a session id
-is never invented here. What OpenClaw sends was recorded from OpenClaw 2026.9.6.
+The one rule: an explicit word (header, then body) goes before anything that is read out of a message, one that can't be
+used is refused wherever it stands, and a session id is never invented here. What OpenClaw sends was recorded from
+OpenClaw 2026.9.6.
 """
 
 import re
@@ -16,6 +17,7 @@ from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.wire import ChatRequest, truthy
 
 SESSION_ID = re.compile(r"[!-~]{1,200}")
+_COUNT = re.compile(r"[0-9]{1,9}")  # what is longer counts nothing
 _RUNTIME = re.compile(r"(?:\A|\n)Runtime: agent=[^\n]*\| sessionId=([!-~]{1,200}) \|[^\n]*\s*\Z")
 _RUNTIME_CHARACTERS = 4000
 # A history shown to the model for something of the client's own; it goes on beside the conversation, not in it.
@@ -44,22 +46,24 @@ def name_request(headers: Mapping[str, str], request: ChatRequest, default: Turn
         ("openclaw", openclaw_session(request.messages)),
         ("claude-code", claude_code_session(headers)),
     )
+    for _, name in named:
+        if name is not None and not SESSION_ID.fullmatch(name):
+            raise BadRequest(
+                f"The session id is {name[:50]!r}; expected 1 to 200 printable ASCII characters without spaces.",
+                param="session_id",
+            )
     client, session_id = next(((who, what) for who, what in named if what is not None), (None, None))
-    if session_id is not None and not SESSION_ID.fullmatch(session_id):
-        raise BadRequest(
-            f"The session id is {session_id[:50]!r}; expected 1 to 200 printable ASCII characters without spaces.",
-            param="session_id",
-        )
-    word = headers.get("x-turn-type") or request.turn_type
-    if word is None and claude_code_housekeeping(headers, request.options):
-        word = TurnType.SIDE.value
+    turn_types = [_turn_type(word) for word in (headers.get("x-turn-type"), request.turn_type) if word]
+    if not turn_types:
+        aside = claude_code_housekeeping(headers, request.options) or openclaw_housekeeping(request.messages)
+        turn_types = [TurnType.SIDE if aside else default]
     retries = headers.get("x-stainless-retry-count", "")
     return Named(
         session_id=session_id,
         client=client,
-        turn_type=_turn_type(word, request.messages, default),
+        turn_type=turn_types[0],
         session_done=request.session_done or truthy(headers.get("x-session-done")),
-        retry_count=int(retries) if retries.isascii() and retries.isdigit() else None,
+        retry_count=int(retries) if _COUNT.fullmatch(retries) else None,
     )
 
 
@@ -98,9 +102,7 @@ def claude_code_housekeeping(headers: Mapping[str, str], options: Mapping[str, A
     return bool(headers.get(_CLAUDE_CODE)) and not options.get("tools")
 
 
-def _turn_type(word: str | None, messages: tuple[Message, ...], default: TurnType) -> TurnType:
-    if word is None:
-        return TurnType.SIDE if openclaw_housekeeping(messages) else default
+def _turn_type(word: str) -> TurnType:
     try:
         return TurnType(word.strip().lower())
     except ValueError as error:

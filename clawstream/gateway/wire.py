@@ -178,11 +178,11 @@ def _check_part(part: object, where: str) -> None:
 
 def _refuse_what_is_not_there(body: Mapping[str, Any]) -> None:
     """Raise BadRequest for what OpenAI's API has and this gateway has not."""
-    if body.get("n") not in (None, 1):
+    if not _is(body.get("n"), 1):
         raise _unsupported("n", body["n"], "1: each request gets one answer")
     if body.get("tool_choice") not in (None, "auto", "none"):
         raise _unsupported("tool_choice", body["tool_choice"], '"auto" or "none": calls can\'t be forced')
-    if body.get("parallel_tool_calls") not in (None, True):
+    if not _is(body.get("parallel_tool_calls"), True):
         raise _unsupported("parallel_tool_calls", body["parallel_tool_calls"], "true: calls can't be limited to one")
     shape = body.get("response_format")
     if shape is not None and not (isinstance(shape, dict) and shape.get("type") == "text"):
@@ -193,12 +193,17 @@ def _refuse_what_is_not_there(body: Mapping[str, Any]) -> None:
         if body.get(key):
             raise _unsupported(key, body[key], "it left out")
     for key in ("frequency_penalty", "presence_penalty"):
-        if body.get(key) not in (None, 0):
+        if not _is(body.get(key), 0):
             raise _unsupported(key, body[key], "0: penalties would change what the policy is trained on")
     for index, tool in enumerate(items(body.get("tools"), "tools")):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRequest(f"tools[{index}] is not a function with a name.", param=f"tools[{index}]")
+
+
+def _is(found: object, expected: object) -> bool:
+    """Whether the value is absent or as expected; true is no 1."""
+    return found is None or (found == expected and isinstance(found, bool) is isinstance(expected, bool))
 
 
 def _unsupported(param: str, found: object, expected: str) -> BadRequest:

@@ -11,6 +11,7 @@ import pytest
 from anthropic.types import Message, MessageParam, ToolParam
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, SessionDone
+from clawstream.inference.rendering import PromptRenderer
 from clawstream.inference.scripted import Fault
 from tests.clients.turns import paired
 from tests.gateway.house import WITHIN_S, House, house
@@ -158,6 +159,20 @@ async def test_tokens_are_counted_as_the_prompt_has_them(gateway: House, client:
     robot: Any = {"role": "robot", "content": ""}
     with pytest.raises(anthropic.BadRequestError, match="expected one of user"):
         await client.messages.count_tokens(model="policy", messages=[robot])
+
+
+@pytest.mark.parametrize(
+    "messages", [[{"role": "user", "content": "x" * 200_000}], [*HELLO] * 3_000], ids=["long", "many"]
+)
+async def test_what_no_context_holds_is_refused_before_it_is_counted(
+    gateway: House,
+    client: anthropic.AsyncAnthropic,
+    monkeypatch: pytest.MonkeyPatch,
+    messages: list[MessageParam],
+) -> None:
+    monkeypatch.setattr(PromptRenderer, "prompt_ids", None)
+    with pytest.raises(anthropic.BadRequestError, match=f"context is {gateway.engine.context_length_tokens} tokens"):
+        await client.messages.count_tokens(model="policy", messages=messages)
 
 
 async def test_a_session_is_named_by_header_or_metadata_and_ended(

@@ -83,6 +83,15 @@ def test_the_turn_type_is_said_by_header_then_body_then_settings() -> None:
     assert named({}, default=TurnType.SIDE).turn_type is TurnType.SIDE
     with pytest.raises(BadRequest, match="main or side"):
         named({"turn_type": "both"})
+    with pytest.raises(BadRequest, match="main or side"):
+        named({"turn_type": "both"}, {"x-turn-type": "main"})
+    with pytest.raises(BadRequest, match="session id"):
+        named({"session_id": "a b"}, {"x-session-id": "s"})
+
+
+def test_a_retry_count_that_no_record_holds_counts_nothing() -> None:
+    counts = [named({}, {"x-stainless-retry-count": said}).retry_count for said in ("2", "9" * 5000, "-1")]
+    assert counts == [2, None, None]
 
 
 def test_private_keys_are_no_part_of_what_a_retry_repeats() -> None:
@@ -176,6 +185,20 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
     assert index.find(second[0], "", retried=False) is None
     assert index.newest_exchange("s") is None
     assert len(index) == 1
+
+
+def test_no_more_sessions_are_kept_than_there_is_room_for() -> None:
+    index = SessionIndex(DAY_MS, max_sessions=2)
+    told = turns([("a", "b"), ("c", "d"), ("e", "f")])
+    for number, (messages, answer) in enumerate(told):
+        assert index.claim(f"s{number}", "key", 0)
+        index.asked(messages, "", f"s{number}", 0)
+        index.answered(messages, answer, "", f"s{number}", f"e{number}", 0)
+    assert [index.newest_exchange(f"s{number}") for number in range(3)] == [None, "e1", "e2"]
+    assert [index.session_of(f"e{number}") for number in range(3)] == [None, "s1", "s2"]
+    assert [index.is_open_to(f"s{number}", "other") for number in range(3)] == [True, False, False]
+    assert [index.find(messages, "", retried=True) for messages, _ in told] == [None, "s1", "s2"]
+    assert len(index) == 2
 
 
 @pytest.fixture

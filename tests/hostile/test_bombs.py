@@ -51,6 +51,7 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
     "NaN": (with_number(b"NaN"), 400, "JSON"),
     "a temperature of 1e400": (asking(temperature=7).replace(b"7", b"1e400"), 400, "larger than any number"),
     "max_tokens beyond 64 bits": (asking(max_tokens=2**70), 400, "an integer"),
+    "top_k beyond what a record holds": (asking(top_k=2**63), 400, "an integer"),
     "a seed beyond 64 bits": (asking(seed=2**70), 400, "seed"),
     "the same key twice: the last one counts": (
         b'{"messages": 1, "messages": [{"role": "user", "content": "Hi", "content": "Ho"}]}',

@@ -1,0 +1,43 @@
+"""What the description says in words alone, for schemathesis: bodies are made to hold to it, whatever else they break.
+
+They ask for the model that is served; and for /v1/messages, results come before text and the last message is no answer.
+"""
+
+from typing import Any
+
+import schemathesis
+
+SERVED = "policy"
+
+
+@schemathesis.hook
+def map_case(context: schemathesis.HookContext, case: Any) -> Any:  # noqa: ARG001  # schemathesis passes it by name
+    """The case, as what is said in words alone allows it."""
+    if isinstance(case.body, dict):
+        case.body = {**case.body, **_model(case.body)}
+        if case.operation.path.startswith("/v1/messages"):
+            case.body |= _messages(case.body)
+    return case
+
+
+def _model(body: dict[str, Any]) -> dict[str, Any]:
+    return {"model": SERVED} if isinstance(body.get("model"), str) else {}
+
+
+def _messages(body: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(body.get("messages"), list) or not body["messages"]:
+        return {}
+    messages = [_results_first(message) for message in body["messages"]]
+    if isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant":
+        messages.append({"role": "user", "content": "Go on."})
+    return {"messages": messages}
+
+
+def _results_first(message: Any) -> Any:
+    if not isinstance(message, dict) or message.get("role") != "user" or not isinstance(message.get("content"), list):
+        return message
+    return {**message, "content": sorted(message["content"], key=lambda block: not _is_result(block))}
+
+
+def _is_result(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "tool_result"
