@@ -98,6 +98,7 @@ async def keeping(
     clients: Sequence[SwappingEngine] = (),
     turn_s: float = 60.0,
     drain_s: float = 60.0,
+    now_ms: Callable[[], int] = lambda: 7,
 ) -> AsyncIterator[list[SwappingEngine]]:
     """Keep scripted engines current for the length of the block; yield what talks to them."""
     stop = asyncio.Event()
@@ -115,7 +116,7 @@ async def keeping(
                     ask_every_s=0.02,
                     turn_s=turn_s,
                     drain_s=drain_s,
-                    now_ms=lambda: 7,
+                    now_ms=now_ms,
                 )
             )
             try:

@@ -16,7 +16,7 @@ from clawstream.inference.sglang import SglangEngine
 from clawstream.stream.memory import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
-from clawstream.weights.taking import swap
+from clawstream.weights.taking import forget, swap, take_over
 from tests.monitoring.said import activated, published
 from tests.weights.engines import WITHIN_S, Engine, PolicyTopic, engine, keeping
 
@@ -169,6 +169,53 @@ async def test_an_engine_that_hangs_in_its_turn_loses_it_and_takes_over_when_it_
         await log.until(lambda: ("http://a", 1) in log.active())
 
 
+async def test_an_engine_that_comes_back_late_does_not_give_away_another_s_turn(weights: Weights) -> None:
+    log, back, at_once, most = PolicyTopic(weights(1)), asyncio.Event(), 0, 0
+
+    class Hangs(Watched):
+        async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
+            await back.wait()
+            await super().update_weights(path, version, flush_cache=flush_cache)
+
+    class Slow(Watched):
+        async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            back.set()
+            await asyncio.sleep(0.05)
+            at_once -= 1
+            await super().update_weights(path, version, flush_cache=flush_cache)
+
+    hangs = Hangs("http://a", "0", asyncio.Event())
+    others = [Slow(f"http://{name}", "0", asyncio.Event()) for name in "bc"]
+    async with keeping(log, clients=[hangs, *others], turn_s=1.0):
+        await log.until(lambda: len(log.active()) == 3)
+    assert most == 1
+
+
+async def test_what_was_done_while_an_engine_waited_for_its_turn_is_not_done_again(weights: Weights) -> None:
+    log, begun, back = PolicyTopic(weights(1)), asyncio.Event(), asyncio.Event()
+
+    class Hangs(Watched):
+        async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
+            begun.set()
+            await back.wait()
+            await super().update_weights(path, version, flush_cache=flush_cache)
+
+    hangs, waits = Hangs("http://a", "0", asyncio.Event()), Watched("http://b", "0", asyncio.Event())
+    async with keeping(log, clients=[hangs, waits]), asyncio.timeout(WITHIN_S):
+        await begun.wait()
+        await waits.asked.wait()
+        waits.serves = "1"
+        await log.append([activated(1, "http://b")])
+        waits.asked.clear()
+        back.set()
+        await waits.asked.wait()
+        await log.until(lambda: ("http://a", 1) in log.active())
+    assert waits.told == ["resume"]
+
+
 def adapter(version: int, name: str | None = None) -> PolicyPublished:
     return replace(published(version, "/adapters"), adapter=name or f"policy-v{version}")
 
@@ -196,12 +243,17 @@ async def test_old_adapters_are_unloaded_once_no_request_can_use_them(weights: W
 
 
 async def test_no_adapter_is_unloaded_before_requests_have_had_time_to_end(weights: Weights) -> None:
-    log, fake = PolicyTopic(weights(0)), Watched("http://e", "0", asyncio.Event())
-    async with keeping(log, clients=[fake], drain_s=60.0):
+    log, fake, now_ms = PolicyTopic(weights(0)), Watched("http://e", "0", asyncio.Event()), 0
+    async with keeping(log, clients=[fake], drain_s=60.0, now_ms=lambda: now_ms), asyncio.timeout(WITHIN_S):
+        await fake.asked.wait()
+        now_ms = 100_000
         for version in range(1, 5):
             await log.append([adapter(version)])
             await log.until(lambda version=version: ("http://e", version) in log.active())  # type: ignore[misc]
-    assert len(fake.adapters) == 4
+        assert len(fake.adapters) == 4
+        now_ms += 60_000
+        while len(fake.adapters) > 2:
+            await asyncio.sleep(0.001)
 
 
 async def test_an_engine_that_came_back_gets_the_weights_and_then_the_adapter(weights: Weights) -> None:
@@ -223,6 +275,33 @@ async def test_an_adapter_whose_name_does_not_tell_its_version_is_refused(weight
     assert isinstance(refusal, PolicyRejected)
     assert refusal.reason == "the adapter is named 'mine', expected 'policy-v1'"
     assert fake.adapters == []
+
+
+async def test_an_adapter_that_is_loaded_already_is_not_loaded_again() -> None:
+    fake = Watched("http://e", "0", asyncio.Event())
+    fake.adapters = ["policy-v1"]
+    assert isinstance(await take_over(fake, adapter(1), lambda: 0), PolicyActivated)
+    assert fake.told == []
+
+
+async def test_an_adapter_that_is_refused_or_not_listed_afterwards_was_not_taken_over() -> None:
+    class Deaf(Watched):
+        async def load_lora_adapter(self, name: str, path: str) -> None:
+            pass
+
+    refuses = Watched("http://e", "0", asyncio.Event(), fails={"load": [EngineRefused(400, "rank too high")]})
+    for fake, why in ((Deaf("http://e", "0", asyncio.Event()), "does not list policy-v1"), (refuses, "rank too high")):
+        outcome = await take_over(fake, adapter(1), lambda: 0)
+        assert isinstance(outcome, PolicyRejected)
+        assert why in outcome.reason
+
+
+@pytest.mark.parametrize("how", [TryLater("reset by peer"), EngineRefused(400, "in use")], ids=["silent", "refused"])
+async def test_an_adapter_that_can_not_be_unloaded_keeps_no_other(how: Exception) -> None:
+    fake = Watched("http://e", "0", asyncio.Event(), fails={"unload": [how]})
+    fake.adapters = ["policy-v1", "policy-v2"]
+    await forget(fake, ["policy-v1", "policy-v2"])
+    assert fake.adapters == ["policy-v1"]
 
 
 async def test_an_engine_that_is_away_holds_no_other_up_and_is_served_when_it_is_back(weights: Weights) -> None:
