@@ -1,6 +1,7 @@
 """Each family's prompts go on from what was sampled, turn after turn, whatever the client makes of the history."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,6 +79,21 @@ def test_six_turns_are_one_sequence(name: str, renderers: Renderers) -> None:
     for number, (prompt, answer) in enumerate(zip(session.prompts[:-1], session.answers, strict=False)):
         so_far = prompt.token_ids + answer.output_ids
         assert session.prompts[number + 1].token_ids[: len(so_far)] == so_far
+
+
+@pytest.mark.parametrize("kept", [r"[^A-Za-z0-9]", r"[^A-Za-z0-9_-]"], ids=["letters and digits", "underscores too"])
+def test_results_stand_under_the_ids_that_the_model_gave_its_calls(renderers: Renderers, kept: str) -> None:
+    renderer, form = renderers["kimi-k2"], FORMATS["kimi-k2"]
+    session = Session(renderer, form)
+    calls = session.turn([user("Weather?")], form.write("", "", (PARIS, TOKYO)))["tool_calls"]
+    assert [call["id"] for call in calls] == list(form.ids[:2])
+    given = [re.sub(kept, "_" if "_" in kept else "", call["id"]) for call in calls]
+    session.turn(
+        [{**result, "tool_call_id": call_id} for result, call_id in zip(session.results(), given, strict=True)],
+        form.write("", "Sunny.", ()),
+    )
+    text = renderer.decode(session.prompts[-1].token_ids)
+    assert [text.count(call_id) for call_id in form.ids[:2]] == [2, 2]
 
 
 @names(BRIDGED)

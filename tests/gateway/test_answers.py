@@ -26,7 +26,7 @@ def test_a_session_s_answers_are_kept_in_their_order() -> None:
 
 def test_the_two_newest_prompts_are_kept_each_once() -> None:
     answers = SampledAnswers()
-    for number in (1, 2, 3, 2):
+    for number in (1, 2, 3, 2, 2):
         answers.asked("s", a_prompt(number), number)
     assert [prompt.token_ids for prompt in answers.of("s", 4).prompts] == [(3,), (2,)]
 

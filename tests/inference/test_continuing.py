@@ -119,6 +119,8 @@ def test_of_two_answers_to_the_same_request_the_newer_counts(gateway: Gateway) -
     gateway.answer([user("go")], f"<think>\nretried\n</think>\n\nok{END}")
     text = gateway.text(gateway.ask([user("go"), assistant("ok"), user("on")]))
     assert ("retried" in text, "first" in text) == (True, False)
+    text = gateway.text(gateway.ask([user("go, then"), assistant("ok"), user("on")]))
+    assert ("retried" in text, "first" in text) == (True, False)
 
 
 @pytest.mark.parametrize("block", [[], [recorded.BLOCK]])
@@ -246,7 +248,9 @@ def test_each_answer_stands_behind_what_asked_for_it(gateway: Gateway) -> None:
     assert gateway.text(third).endswith("<think>\n\n</think>\n\n")
 
 
-def test_other_tools_are_other_prompts(gateway: Gateway) -> None:
+def test_other_tools_and_another_template_are_other_prompts(gateway: Gateway) -> None:
+    asked = gateway.text(gateway.ask([user("a")]))
+    assert gateway.text(gateway.ask([user("a")], NO_THINKING)) == f"{asked}<think>\n\n</think>\n\n"
     gateway.ask([user("a")])
     gateway.answer([user("a")], f"one{END}")
     chat = [user("a"), assistant("one"), user("b")]
@@ -280,6 +284,8 @@ def test_only_what_is_new_has_to_be_rendered(gateway: Gateway) -> None:
     assert num_new_bytes(asked, echoes, ()) > 1000
     gateway.ask(chat)
     assert num_new_bytes(asked, echoes, gateway.known) == 0
+    other = request([user("b" * 500), *chat[1:]], {})
+    assert num_new_bytes(other, echoes, gateway.known) > 500
 
 
 def at(prompt: Continued, ids: TokenIds) -> int:
@@ -335,7 +341,8 @@ def test_whatever_a_client_does_what_stands_after_its_last_change_is_what_was_sa
             continue
         sampled.append(ids)
         grown = prompt.token_ids + ids
-        new = [RESULT, {**RESULT, "tool_call_id": "call2"}] if move == "tools" else [user(f"next {number}")]
+        results = [{**RESULT, "tool_call_id": call_id, "content": f"done {number}"} for call_id in ("call1", "call2")]
+        new = results if move == "tools" else [user(f"next {number}")]
         chat = [*chat, assistant(f" {text}\n"), *new]
 
 
