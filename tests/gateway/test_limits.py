@@ -65,6 +65,15 @@ def test_a_key_that_has_used_its_minute_is_told_when_to_come_back_and_then_gets_
     found.enter(ANNA, 11.5 + 14)
 
 
+def test_a_clock_that_goes_back_takes_nothing_and_gives_nothing_twice() -> None:
+    found = limits(per_minute=2)
+    found.enter(ANNA, 60.0)
+    found.enter(ANNA, 0.0)
+    with pytest.raises(TooMuch):
+        found.enter(ANNA, 60.0)
+    found.enter(ANNA, 90.0)
+
+
 def test_what_is_refused_costs_nothing() -> None:
     found = limits(at_once=1, per_minute=2)
     found.enter(ANNA, 0.0)
