@@ -1,9 +1,11 @@
 """`clawstream openclaw`: what it changes in openclaw.json, and that nothing of a person's is ever lost."""
 
+import asyncio
 import json
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from clawstream.cli import app
+from clawstream.cli import app, openclaw
 from clawstream.cli.openclaw import openclaw_json
 from clawstream.cli.openclaw_config import Config, Provider, connect, disconnect, parse, render
 from clawstream.errors import ConfigError
+from tests.engine.tiny_model import make_tokenizer
+from tests.gateway.house import house, until
 
 OURS = Provider(name="claw", base_url="http://127.0.0.1:1/v1", api_key="KEY", model="policy", context_tokens=32_768)
 Run = Callable[..., Result]
@@ -94,6 +98,23 @@ def test_a_model_and_a_provider_that_a_person_changed_meanwhile_stay(config: Con
     assert found["models"]["providers"]["claw"] == OURS.entry() | now["models"]["providers"]["claw"]
 
 
+@pytest.mark.parametrize(("context", "answer"), [(3, 1), (4_000, 1_000), (200_000, 8_192)])
+def test_an_answer_gets_a_quarter_of_the_context_and_at_most_8192_tokens(context: int, answer: int) -> None:
+    assert replace(OURS, context_tokens=context).entry()["models"][0]["maxTokens"] == answer
+
+
+def test_a_change_from_false_to_0_is_a_person_s_too() -> None:
+    written = connect({}, OURS)
+    now = json.loads(render(written).replace("false", "0"))
+    assert disconnect({}, written, now)["models"] == now["models"]
+
+
+@given(config=configs(), kept=st.dictionaries(st.sampled_from(["headers", "apiKey", "baseUrl"]), values))
+def test_an_entry_keeps_what_ours_has_not_and_has_all_of_ours(config: Config, kept: Config) -> None:
+    models = {"providers": {"claw": kept}}
+    assert connect(config | {"models": models}, OURS)["models"]["providers"]["claw"] == kept | OURS.entry()
+
+
 def test_a_file_that_is_in_the_way_is_named() -> None:
     with pytest.raises(ConfigError, match=r"models\.providers is list"):
         connect({"models": {"providers": []}}, OURS)
@@ -111,6 +132,7 @@ def test_a_file_that_is_in_the_way_is_named() -> None:
         ({"HOME": "/h", "OPENCLAW_HOME": "~/o"}, "/h/o/.openclaw/openclaw.json"),
         ({"HOME": "/h", "OPENCLAW_HOME": " undefined "}, "/h/.openclaw/openclaw.json"),
         ({"HOME": "/h", "OPENCLAW_PROFILE": "work"}, "/h/.openclaw-work/openclaw.json"),
+        ({"HOME": "/h", "OPENCLAW_PROFILE": "Default"}, "/h/.openclaw/openclaw.json"),
         ({"HOME": "/h", "OPENCLAW_STATE_DIR": "/s", "OPENCLAW_HOME": "/o"}, "/s/openclaw.json"),
         ({"HOME": "/h", "OPENCLAW_STATE_DIR": "/s", "OPENCLAW_CONFIG_PATH": "~/c.json"}, "/h/c.json"),
     ],
@@ -167,6 +189,7 @@ def test_disconnecting_brings_an_untouched_file_back_byte_for_byte(run: Run, fil
     assert file.with_name("openclaw.json.before-clawstream").read_text() == COMMENTED
     again = run("connect", "--write")
     assert (again.stdout, file.read_text()) == ("", written)
+    assert run("connect", "--write", "--url", "http://elsewhere").exit_code == 0
     found = run("disconnect")
     assert "s3cret" not in found.output
     assert (file.read_text(), [one.name for one in file.parent.iterdir()]) == (COMMENTED, ["openclaw.json"])
@@ -192,6 +215,71 @@ def test_edits_outlive_another_connection_and_its_end(run: Run, file: Path) -> N
     assert json.loads(file.read_text())["models"]["providers"]["clawstream"]["baseUrl"] == "http://b/v1"
     assert run("disconnect").exit_code == 0
     assert json.loads(file.read_text()) == parse(COMMENTED, "") | {"env": {"A": "1"}}
+
+
+def test_an_edit_since_connecting_outlives_disconnecting(run: Run, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text(COMMENTED)
+    run("connect", "--write")
+    file.write_text(render(json.loads(file.read_text()) | {"env": {"A": "1"}}))
+    assert run("disconnect").exit_code == 0
+    assert json.loads(file.read_text()) == parse(COMMENTED, "") | {"env": {"A": "1"}}
+    assert [one.name for one in file.parent.iterdir()] == ["openclaw.json"]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_wherever_connecting_was_cut_it_is_undone(
+    run: Run, file: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    file.parent.mkdir()
+    file.write_text(COMMENTED)
+    written: list[Path] = []
+
+    def cut(path: Path, text: str, mode: int) -> None:
+        if len(written) == number:
+            raise ConfigError("no space left")
+        written.append(path)
+        replace_file(path, text, mode)
+
+    replace_file = openclaw._replace
+    with monkeypatch.context() as broken:
+        broken.setattr(openclaw, "_replace", cut)
+        assert run("connect", "--write").exit_code == 1
+    assert run("disconnect").exit_code == 0
+    assert parse(file.read_text(), "") == parse(COMMENTED, "")
+    assert run("connect", "--write").exit_code == 0
+    assert run("disconnect").exit_code == 0
+    assert parse(file.read_text(), "") == parse(COMMENTED, "")
+
+
+async def test_the_gateway_says_how_long_its_context_is_and_has_to_serve_the_model(
+    run: Run, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tokenizer(tmp_path / "model")
+    async with house(tmp_path / "model") as gateway:
+        await until(gateway.ready)
+        connecting = await asyncio.to_thread(run, "connect", "--write", "--url", gateway.url)
+        assert connecting.exit_code == 0
+        written = json.loads(await asyncio.to_thread(file.read_text))
+        (model,) = written["models"]["providers"]["clawstream"]["models"]
+        _, listed = await gateway.get("/v1/models")
+        assert model["contextWindow"] == json.loads(listed)["data"][0]["max_model_len"] != 32_768
+        monkeypatch.setenv("CLAWSTREAM_POLICY__SERVED_MODEL", "another")
+        refused = await asyncio.to_thread(run, "connect", "--url", gateway.url)
+    assert isinstance(refused.exception, ConfigError)
+    assert "serves policy, not 'another'" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:1/v1"), ("::", "http://127.0.0.1:1/v1"), ("::1", "http://[::1]:1/v1")],
+)
+def test_openclaw_is_told_an_address_that_it_can_reach(
+    run: Run, file: Path, tmp_path: Path, host: str, url: str
+) -> None:
+    (tmp_path / "clawstream.toml").write_text(f'[gateway]\nport = 1\nhost = "{host}"\napi_key = "s3cret"\n')
+    assert run("connect", "--write").exit_code == 0
+    assert json.loads(file.read_text())["models"]["providers"]["clawstream"]["baseUrl"] == url
 
 
 def test_a_link_stays_a_link(run: Run, file: Path, tmp_path: Path) -> None:
