@@ -79,9 +79,15 @@ async def test_up_down_up_ends_with_up(gateway: House) -> None:
 
 async def test_the_same_under_one_feedback_id_is_one_event_and_something_else_is_another(gateway: House) -> None:
     answer = await gateway.chat()
-    for thumb in ("up", "up", "down"):
-        await give(gateway, response_id=answer.body["id"], thumb=thumb, feedback_id="click-1")
-    assert [feedback.score for feedback in await given(gateway)] == [1.0, -1.0]
+    up = {"thumb": "up"}
+    for said in (up, up, {"thumb": "down"}, up | {"text": "Yes."}, up | {"source": "heuristic"}):
+        await give(gateway, response_id=answer.body["id"], feedback_id="click-1", **said)
+    assert [(feedback.score, feedback.text, feedback.source.value) for feedback in await given(gateway)] == [
+        (1.0, None, "person"),
+        (-1.0, None, "person"),
+        (1.0, "Yes.", "person"),
+        (1.0, None, "heuristic"),
+    ]
 
 
 async def test_a_feedback_id_is_its_response_s_own(gateway: House) -> None:
