@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from clawstream.events import FinishReason
 from clawstream.events.conversation import same_answer
 from clawstream.gateway.anthropic import read_messages
-from clawstream.gateway.anthropic_replies import MessageEvents, MessageReply, error_body, signature
+from clawstream.gateway.anthropic_replies import (
+    MessageEvents,
+    MessageReply,
+    arguments_of,
+    error_body,
+    input_of,
+    signature,
+)
 from clawstream.gateway.deltas import Delta, ToolCall
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.replies import Usage
@@ -288,6 +295,27 @@ def test_a_stream_has_a_block_for_each_kind_and_ends_once() -> None:
     assert found[0]["message"]["usage"] == {"input_tokens": 7, "output_tokens": 0}
     assert found[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert found[-2]["usage"] == {"input_tokens": 3, "cache_read_input_tokens": 4, "output_tokens": 3}
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "é"}', "[1]", "{oops", '{"arguments_that_are_no_object": "x", "b": 1}'])
+def test_a_call_s_arguments_come_back_as_they_were_sampled(arguments: str) -> None:
+    assert arguments_of(input_of(arguments)) == arguments
+
+
+@pytest.mark.parametrize(
+    ("cached", "expected"),
+    [
+        (None, {"input_tokens": 7}),
+        (0, {"input_tokens": 7, "cache_read_input_tokens": 0}),
+        (4, {"input_tokens": 3, "cache_read_input_tokens": 4}),
+    ],
+)
+def test_what_was_read_from_a_cache_is_counted_apart_where_the_engine_says_it(
+    cached: int | None, expected: dict[str, int]
+) -> None:
+    usage = Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=cached)
+    whole = REPLY.whole({"content": "x"}, FinishReason.STOP, usage, None)
+    assert whole["usage"] == expected | {"output_tokens": 3}
 
 
 @pytest.mark.parametrize(
