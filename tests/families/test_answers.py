@@ -78,6 +78,21 @@ def test_parallel_calls_keep_their_order(renderers: dict[str, PromptRenderer], n
     assert FORMATS[name].ids in ((), ids)
 
 
+@names(["mistral"])
+def test_marks_in_what_is_no_call_do_not_vanish(renderers: dict[str, PromptRenderer], name: str) -> None:
+    text = "[TOOL_CALLS]search[AVAILABLE_TOOLS]{}"
+    message = kept(renderers[name], renderers[name].encode(text + FORMATS[name].end), (1,))
+    assert message == {"role": "assistant", "content": text}
+
+
+@names(["kimi-k2"])
+def test_calls_to_which_the_model_gave_one_id_have_an_id_each(renderers: dict[str, PromptRenderer], name: str) -> None:
+    twice = FORMATS[name].write("", "", [PARIS, TOKYO]).replace("weather:1", "weather:0")
+    message = kept(renderers[name], renderers[name].encode(twice + FORMATS[name].end), (1,))
+    assert called(message) == [PARIS, TOKYO]
+    assert message["tool_calls"][0]["id"] == FORMATS[name].ids[0]
+
+
 @names(["qwen3.5", "glm-4.5"])
 def test_a_bare_value_of_which_no_type_is_known_is_text(renderers: dict[str, PromptRenderer], name: str) -> None:
     call: Call = ("search", {"query": "Paris", "number": 2})

@@ -12,7 +12,7 @@ from renderers import config_from_name, create_renderer
 from transformers import AutoTokenizer
 
 from clawstream.errors import ConfigError
-from clawstream.inference.markup import WRITTEN_AS_TEXT
+from clawstream.inference.markup import WRITTEN_AS_TEXT, PlainText
 from clawstream.inference.rendering import PromptRenderer, UnrenderableRequest
 from tests.families.answering import names
 from tests.families.formats import FORMATS, PARIS, SEARCH, TOKYO, TOOLS
@@ -90,6 +90,14 @@ def test_a_mark_that_a_user_writes_is_text(renderers: dict[str, PromptRenderer],
                 token for token in plain if token in renderer.marker_ids
             ]
             assert said in renderer.decode(ids)
+
+
+def test_marks_that_overlap_are_text(folders: dict[str, Path]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folders["qwen3"])
+    tokenizer.add_tokens(["]~b]"], special_tokens=True)
+    ids = PlainText(tokenizer).encode("a]~b]~b]~b]")
+    assert tokenizer.convert_tokens_to_ids("]~b]") not in ids
+    assert tokenizer.decode(ids) == "a]~b]~b]~b]"
 
 
 @typed

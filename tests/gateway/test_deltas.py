@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -179,19 +180,37 @@ def test_the_stop_string_that_is_whole_first_ends_the_answer(renderer: PromptRen
     answer, deltas = stream(renderer, "1, 2, 3 STOP 4", [1], stop=("STOP", "3 STOP 4"))
     assert answer.message()["content"] == "1, 2, 3"
     assert "".join(delta.content for delta in deltas) == "1, 2, 3"
+    at_once, _ = feed(renderer, renderer.encode("1, 2, 3 STOP 4"), [100], stop=("STOP", "3 STOP 4"))
+    assert at_once.message() == answer.message()
 
 
-def test_a_stop_string_that_begins_unseen_is_still_cut(renderer: PromptRenderer) -> None:
-    answer = AnswerStream(renderer=renderer, prompt_ids=(), options={}, exchange_id="e", stop=("\nUser",))
-    for token in renderer.encode("\nUser"):
+@pytest.mark.parametrize("stop", ["\nUser", "\n\n#"])
+def test_a_stop_string_that_begins_unseen_is_still_cut(renderer: PromptRenderer, stop: str) -> None:
+    answer = AnswerStream(renderer=renderer, prompt_ids=(), options={}, exchange_id="e", stop=(stop,))
+    for token in renderer.encode(stop):
         answer.feed([token])
-    answer.finish("\nUser")
+    answer.finish(stop)
     assert answer.message()["content"] == ""
 
 
 def test_an_empty_answer_is_an_empty_string(renderer: PromptRenderer) -> None:
     answer, deltas = stream(renderer, "<|im_end|>", [1])
     assert (deltas, answer.message()) == ([], {"role": "assistant", "content": ""})
+
+
+def test_bytes_that_are_no_text_are_not_read_again_for_ever(
+    renderer: PromptRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, decode = [0], renderer.decode
+
+    def counted(token_ids: Sequence[int]) -> str:
+        read.append(len(token_ids))
+        return decode(token_ids)
+
+    monkeypatch.setattr(renderer, "decode", counted)
+    half = renderer.encode("é")[0]
+    feed(renderer, [*renderer.encode("so"), *[half] * 500], [1])
+    assert max(read) < 100
 
 
 @given(picks=st.lists(st.integers(0, 9), max_size=30), cuts=CUTS)
