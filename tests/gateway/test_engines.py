@@ -7,6 +7,7 @@ import pytest
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated
+from clawstream.gateway import engines as gateway_engines
 from clawstream.gateway.engines import Engines
 from clawstream.gateway.served import ServedEngine, StaleCache
 from clawstream.inference.engine import Chunk, Finish, FinishKind, ServerInfo, VersionSpan
@@ -138,9 +139,10 @@ async def test_an_answer_by_older_weights_than_its_key_names_tells_that_the_engi
 
 
 async def test_of_an_answer_in_one_chunk_the_span_of_the_first_token_counts() -> None:
+    spans = (VersionSpan("1", 0), VersionSpan("0", 1), VersionSpan("1", 1))
     chunk = Chunk(
         token_ids=(1, 2), logprobs_nats=(-1.0, -1.0), cached_tokens=9, weight_version="1",
-        finish=Finish(kind=FinishKind.STOP), weight_versions=(VersionSpan("0", 1), VersionSpan("1", 1)),
+        finish=Finish(kind=FinishKind.STOP), weight_versions=spans,
     )  # fmt: skip
     served().place().check(chunk)
 
@@ -150,6 +152,7 @@ async def test_the_newest_loaded_adapter_is_asked_for_and_names_the_version() ->
     await engine.ask()
     place = engine.place()
     assert (engine.version, place.adapter, place.adapter_version, place.weights) == (12, "policy-v12", 12, 0)
+    assert place.extra_key == "policy:0"
 
 
 async def test_full_weights_newer_than_every_adapter_are_asked_for_themselves() -> None:
@@ -173,6 +176,21 @@ async def test_a_session_stays_while_its_engine_is_there_and_goes_back_to_none_t
     assert moved is not homes[0]
     homes[0].problem = None
     assert _asked(engines, "s") is moved
+
+
+@pytest.mark.parametrize(("asked_again", "remembered"), [(True, True), (False, False)])
+async def test_of_very_many_sessions_those_asked_last_stay_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, asked_again: bool, remembered: bool
+) -> None:
+    monkeypatch.setattr(gateway_engines, "_HOMES", 2)
+    engines = Engines("policy", [served(f"http://{name}") for name in "ab"])
+    first = _asked(engines, "s")
+    first.problem = "killed"
+    moved = _asked(engines, "s")
+    first.problem = None
+    for session_id in ("t", *("s" * asked_again), "u"):
+        _asked(engines, session_id)
+    assert _asked(engines, "s") is (moved if remembered else first)
 
 
 async def test_what_is_in_flight_is_counted_until_it_ends_however_it_does() -> None:
@@ -203,6 +221,8 @@ async def test_a_version_in_turn_keeps_every_engine_offered_and_one_that_stays_b
     engines = Engines("policy", [one, other], clock=lambda: now)
     assert _offered(engines) == {"http://a", "http://b"}
     engines.learn(activated(1, "http://a"))
+    assert _offered(engines) == {"http://a", "http://b"}
+    now = 29.0
     assert _offered(engines) == {"http://a", "http://b"}
     now = 31.0
     assert _offered(engines) == {"http://a"}
@@ -251,6 +271,25 @@ async def test_requests_that_wait_on_a_hanging_engine_are_let_go_once_another_is
         with pytest.raises(TimeoutError):
             await wait()
         assert hanging.problem == "engine http://a: no answer within 0.05 s"
+    finally:
+        watching.cancel()
+
+
+async def test_requests_that_wait_on_the_only_engine_keep_waiting_when_it_does_not_answer() -> None:
+    engine = served()
+    assert isinstance(engine.client, _Told)
+    engine.client.error = TryLater("refused")
+    engines = Engines("policy", [engine])
+    watching = asyncio.create_task(engines.watch())
+    try:
+        async with asyncio.timeout(60) as patience:
+            with engines.asked("s", engine.place(), patience):
+                until = patience.when()
+                while engine.problem is None or engine.doubted.is_set():
+                    await asyncio.sleep(0)
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                assert patience.when() == until
     finally:
         watching.cancel()
 
