@@ -241,6 +241,25 @@ async def test_an_engine_that_comes_up_with_old_weights_is_not_offered_until_it_
     assert _offered(engines) == {"http://a", "http://b"}
 
 
+async def test_an_engine_that_comes_back_with_old_weights_is_out_at_once() -> None:
+    one, back = served("http://a"), served("http://b")
+    engines = Engines("policy", [one, back])
+    one.serves(5)
+    back.serves(5)
+    assert _offered(engines) == {"http://a", "http://b"}
+    back.serves(0)
+    assert _offered(engines) == {"http://a"}
+
+
+async def test_no_adapter_is_asked_for_that_the_engine_has_no_more() -> None:
+    engine = served(adapters=("policy-v12",))
+    await engine.ask()
+    assert isinstance(engine.client, _Told)
+    engine.client.names = ()
+    await engine.ask()
+    assert (engine.place().adapter, engine.place().version) == (None, 0)
+
+
 async def test_where_all_have_old_weights_the_newest_of_them_serve() -> None:
     one, other = served("http://a", weights=5), served("http://b", weights=5)
     engines = Engines("policy", [one, other])
