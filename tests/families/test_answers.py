@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,10 +80,20 @@ def test_parallel_calls_keep_their_order(renderers: dict[str, PromptRenderer], n
 
 
 @names(["mistral"])
-def test_marks_in_what_is_no_call_do_not_vanish(renderers: dict[str, PromptRenderer], name: str) -> None:
-    text = "[TOOL_CALLS]search[AVAILABLE_TOOLS]{}"
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("[TOOL_CALLS]search[AVAILABLE_TOOLS]{}", "[TOOL_CALLS]search[AVAILABLE_TOOLS]{}", []),
+        ("[TOOL_CALLS]search[ARGS]{oops", "[TOOL_CALLS]search[ARGS]{oops", []),
+        ('[TOOL_CALLS][{"name": "search", "arguments": {}}] or so', "or so", [("search", {})]),
+        ('[TOOL_CALLS][{"name": "", "arguments": {}}]', '{"name": "", "arguments": {}}', []),
+    ],
+)
+def test_what_is_no_call_does_not_vanish(
+    renderers: dict[str, PromptRenderer], name: str, text: str, content: str, calls: list[Call]
+) -> None:
     message = kept(renderers[name], renderers[name].encode(text + FORMATS[name].end), (1,))
-    assert message == {"role": "assistant", "content": text}
+    assert (message["content"], called(message)) == (content, calls)
 
 
 @names(["kimi-k2"])

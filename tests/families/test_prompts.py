@@ -1,6 +1,7 @@
 """What each family's prompt is made of, and that nobody writes a mark into it."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,13 @@ def test_gpt_oss_is_told_the_same_day_every_day_unless_the_request_names_one(
     assert "Current date: 2026-01-02" in renderer.decode(renderer.prompt_ids(messages, day))
 
 
-def test_gpt_oss_with_another_vocabulary_is_an_error(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("before", [None, "/elsewhere"])
+def test_gpt_oss_with_another_vocabulary_is_an_error_and_leaves_nothing_behind(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    monkeypatch.delenv("TIKTOKEN_ENCODINGS_BASE", raising=False)
+    if before is not None:
+        monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", before)
     with pytest.raises(ConfigError, match="vocabulary"):
         PromptRenderer.load(folders["qwen3"], "gpt-oss")
+    assert os.environ.get("TIKTOKEN_ENCODINGS_BASE") == before
