@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from clawstream.events import FeedbackGiven, FeedbackSource
+from clawstream.gateway.feedback import MAX_TEXT
 from clawstream.gateway.key_file import add_key
 from clawstream.gateway.keys import Allowance
 from clawstream.stream.memory import MemoryLog
@@ -49,6 +50,7 @@ async def test_a_thumb_is_recorded_with_its_turn_and_session(gateway: House) -> 
     exchange = await gateway.exchange()
     assert response.status == 201
     assert response.body["feedback_id"] == feedback.feedback_id
+    assert response.body["created"] == feedback.given_at_ms // 1000
     assert (feedback.session_id, feedback.turn_id) == ("s1", exchange.exchange_id)
     assert (feedback.source, feedback.score, feedback.text) == (FeedbackSource.PERSON, -1.0, "Wrong.")
 
@@ -65,9 +67,10 @@ async def test_a_response_is_known_by_its_id_in_any_dialect(gateway: House, pref
 
 async def test_words_alone_are_no_score(gateway: House) -> None:
     answer = await gateway.chat()
-    await give(gateway, response_id=answer.body["id"], text="a\ud800b\x00c")
-    (feedback,) = await given(gateway)
-    assert (feedback.score, feedback.text) == (None, "a\ud800b\x00c")
+    for words in ("a\ud800b\x00c", "x" * MAX_TEXT):
+        await give(gateway, response_id=answer.body["id"], text=words)
+    short, long = await given(gateway)
+    assert (short.score, short.text, long.text) == (None, "a\ud800b\x00c", "x" * MAX_TEXT)
 
 
 async def test_up_down_up_ends_with_up(gateway: House) -> None:
@@ -100,6 +103,8 @@ async def test_a_feedback_id_is_its_response_s_own(gateway: House) -> None:
 async def test_an_unknown_response_is_a_404_that_says_what_to_send(gateway: House) -> None:
     response = await give(gateway, response_id=UNKNOWN, thumb="up")
     assert response.status == 404
+    known = (await gateway.chat()).body["id"]
+    assert (await give(gateway, response_id=f"{known} or so", thumb="up")).status == 404
     assert "session_id" in response.body["error"]["message"]
     assert await given(gateway) == []
 
