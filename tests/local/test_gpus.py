@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from clawstream.config import Settings
 from clawstream.errors import ConfigError
 from clawstream.local.gpus import Assignment, GpuCounts, assign, share_out
-from clawstream.local.sglang_servers import Launch, servers, settings_for
+from clawstream.local.sglang_servers import FLAGS, Launch, servers, settings_for
 
 COUNTS = st.integers(0, 6)
 
@@ -32,6 +32,8 @@ def test_no_gpu_has_two_roles_and_each_server_has_its_share(
 def test_eight_gpus_are_shared_out_as_the_scripts_of_openclaw_rl_do() -> None:
     assert share_out(8, None, None, None) == GpuCounts(machine=8, actor=4, rollout=2, judge=2)
     assert share_out(4, None, None, None) == GpuCounts(machine=4, actor=2, rollout=1, judge=1)
+    assert share_out(3, None, None, None) == GpuCounts(machine=3, actor=1, rollout=1, judge=1)
+    assert share_out(8, None, None, 0) == GpuCounts(machine=8, actor=4, rollout=2, judge=0)
 
 
 def test_more_than_there_are_is_refused_with_the_sum() -> None:
@@ -64,7 +66,11 @@ def test_each_server_sees_its_own_gpus_alone_and_the_settings_name_them_all(tmp_
         "engine-1": "CUDA_VISIBLE_DEVICES=3",
         "judge": "CUDA_VISIBLE_DEVICES=4,5,6,7",
     }
+    one, other, judge = (server.command for server in servers(launch, 30010))
+    assert set(FLAGS) <= set(one) & set(other)
+    assert judge[judge.index("--dp-size") + 1] == "2"
     settings = settings_for(launch, Settings(environment=False))
+    assert settings.engine.model_path == tmp_path / "policy"
     assert settings.engine.urls == ("http://127.0.0.1:30010", "http://127.0.0.1:30011")
     assert (settings.judge.url, settings.judge.model) == ("http://127.0.0.1:30001/v1", "judge-8b")
     assert (settings.gateway.port, settings.gateway.api_key) == (31000, SecretStr("secret"))
