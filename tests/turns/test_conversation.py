@@ -44,6 +44,8 @@ def test_tool_calls_are_the_same_by_name_and_arguments_whatever_their_ids_and_sp
     assert same_answer(recorded.LOOKING, echo)
     assert [call.call_id for call in tool_calls_of(recorded.LOOKING)] == ["call1", "call2"]
     assert not same_answer({**recorded.LOOKING, "tool_calls": recorded.LOOKING["tool_calls"][:1]}, echo)
+    one, same = recorded.call("call1", '{"a":1,"b":2}'), recorded.call("call1", '{"b": 2, "a": 1}')
+    assert same_answer({**recorded.LOOKING, "tool_calls": [one]}, {**echo, "tool_calls": [same]})
     other = [recorded.call("call1", '{"command": "rm"}'), *recorded.LOOKING["tool_calls"][1:]]
     assert not same_answer({**recorded.LOOKING, "tool_calls": other}, echo)
 
