@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from clawstream.errors import ConfigError
 from clawstream.inference.markup import WRITTEN_AS_TEXT, PlainText
 from clawstream.inference.rendering import PromptRenderer, UnrenderableRequest
+from clawstream.inference.tool_history import fitted
 from tests.families.answering import names
 from tests.families.formats import FORMATS, PARIS, SEARCH, TOKYO, TOOLS
 
@@ -165,6 +166,19 @@ def test_ids_of_calls_are_put_into_the_family_s_form(renderers: dict[str, Prompt
     assert renderer.decode(renderer.prompt_ids(conversation(call_id=own), {})).count(own) == 2
     if name == "kimi-k2":
         assert text.count(own) == 2
+
+
+def test_ids_that_are_nearly_in_form_are_made_anew_and_each_call_has_its_own() -> None:
+    calls = [asked(call_id, *PARIS) for call_id in ("call1", "call2", "abcdefgh01")]
+    history: list[dict[str, Any]] = [
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "call2", "content": "x"},
+    ]
+    said, result = fitted(history, "kimi-k2")
+    assert [call["id"] for call in said["tool_calls"]] == [f"functions.get_weather:{n}" for n in range(3)]
+    assert result == {**history[1], "tool_call_id": "functions.get_weather:1"}
+    said, _ = fitted(history, "mistral")
+    assert [len(call["id"]) for call in said["tool_calls"]] == [9, 9, 9]
 
 
 def test_a_conversation_that_a_template_refuses_is_the_client_s_to_change(
