@@ -141,5 +141,5 @@ def _digests(messages: tuple[Message, ...], scope: str) -> Iterator[tuple[bytes,
             continue
         calls = [(call.name, call.arguments) for call in tool_calls_of(message)]
         chain.update(f"\x1e{role}\x1f{text_of(message).strip()}\x1f".encode("utf-8", "surrogatepass"))
-        chain.update(json.dumps(calls).encode("ascii"))
+        chain.update(json.dumps(calls).encode("ascii") if calls else b"[]")
         yield chain.digest(), role
