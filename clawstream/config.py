@@ -56,6 +56,7 @@ class EngineSettings(Section):
     """The inference engine, and the policy that it serves."""
 
     urls: tuple[str, ...] = Field((), description="SGLang servers; none: the embedded CPU engine is started")
+    api_key: SecretStr | None = Field(None, description="what the engines were started with as --api-key, if anything")
     model_path: Path | None = Field(None, description="the Hugging Face folder of the base policy")
     answers_within_s: float = Field(20.0, gt=0, description="else it is away; more than its longest swap takes")
     port: int = Field(30010, ge=0, le=65535, description="of the embedded engine; 0: any free one")

@@ -104,7 +104,7 @@ def weights(context: typer.Context) -> None:
     from clawstream.weights.stage import keep_current
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
-        async with engine_session() as session:
+        async with engine_session(settings.engine) as session:
             engines = [SglangEngine(session, url) for url in _engine_urls(settings)]
             await keep_current(
                 engines, log, policy_id=settings.policy.id, stop=stop, model_path=settings.engine.model_path

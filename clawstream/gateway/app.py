@@ -55,7 +55,7 @@ async def serve(
     """Serve until `stop` is set and the answers under way are over, for at most 30 s; `started` gets the address."""
     renderer = PromptRenderer.load(_model_path(settings), settings.policy.renderer, settings.policy.enable_thinking)
     largest_id = _largest_id(_model_path(settings), renderer)
-    async with engine_session() as session:
+    async with engine_session(settings.engine) as session:
         admission = Admission(
             settings=settings.gateway,
             policy=settings.policy,

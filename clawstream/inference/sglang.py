@@ -1,6 +1,7 @@
 """The engine client: SGLang's native HTTP over one pooled session that somebody else owns.
 
-A refusal of the engine (4xx) is EngineRefused; a connection, a server error or a silence is TryLater.
+A refusal of the request (4xx) is EngineRefused; a connection, a server error or a silence is TryLater. So is a wrong
+key or a wrong address: they say nothing about the request.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -10,19 +11,23 @@ from typing import Any
 import aiohttp
 import orjson
 
+from clawstream.config import EngineSettings
 from clawstream.errors import TryLater
 from clawstream.inference.dialect import joined, read_chunk, write_request
 from clawstream.inference.engine import Chunk, EngineRefused, FinishKind, GenerateRequest, Sampling, ServerInfo
 
 _HEADERS = {"Content-Type": "application/json"}
+_NOT_OURS = (401, 403, 404, 405)  # no key, no right, no such route: no fault of a request
 
 
-def engine_session() -> aiohttp.ClientSession:
-    """Return the pool for a process's engines, as many connections as there are requests.
+def engine_session(settings: EngineSettings) -> aiohttp.ClientSession:
+    """Return the pool for a process's engines, as many connections as there are requests; each shows the engines' key.
 
     SGLang closes a connection that was idle for 5 s, so it is closed here sooner than a request could be lost on it.
     """
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0))
+    key = settings.api_key
+    headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0), headers=headers)
 
 
 class SglangEngine:
@@ -173,6 +178,11 @@ class SglangEngine:
         return content
 
     def _failure(self, status: int, path: str, message: str) -> EngineRefused | TryLater:
+        if status in _NOT_OURS:
+            return TryLater(
+                f"engine {self._url}{path}: status {status}, {message}; it is asked again, and with the same settings: "
+                "see engine.urls and engine.api_key"
+            )
         if status >= 500 or status in (408, 429):
             return TryLater(f"engine {self._url}{path}: status {status}, {message}; ask again")
         return EngineRefused(status, message)

@@ -1,14 +1,20 @@
 """The client against an engine that misbehaves, and the scripted engine's own promises."""
 
+import json
 from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from aiohttp.typedefs import Handler
+from pydantic import SecretStr
 
+from clawstream.config import EngineSettings
 from clawstream.errors import TryLater
 from clawstream.inference.engine import EngineRefused, GenerateRequest, Sampling
 from clawstream.inference.scripted import Answer, Fault, ScriptedBackend, counting, serving
-from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.sglang import SglangEngine, engine_session
 
 REQUEST = GenerateRequest(input_ids=[1, 2, 3], sampling=Sampling(max_new_tokens=8))
 
@@ -49,7 +55,9 @@ async def test_connection_cut_in_the_stream_is_for_later(engine: SglangEngine, b
     assert await tokens(engine) == list(range(10, 18))
 
 
-@pytest.mark.parametrize(("status", "error"), [(400, EngineRefused), (503, TryLater), (429, TryLater)])
+@pytest.mark.parametrize(
+    ("status", "error"), [(400, EngineRefused), (503, TryLater), (429, TryLater), (401, TryLater), (404, TryLater)]
+)
 async def test_refusal_by_status_is_final_or_for_later(
     engine: SglangEngine, backend: ScriptedBackend, status: int, error: type[Exception]
 ) -> None:
@@ -58,6 +66,30 @@ async def test_refusal_by_status_is_final_or_for_later(
         await tokens(engine)
     with pytest.raises(error, match="because"):
         await engine.score([1, 2, 3], 1)
+
+
+async def test_every_request_shows_the_engines_key_and_a_wrong_one_is_named_with_its_setting() -> None:
+    @web.middleware
+    async def keyed(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.headers.get("Authorization") != "Bearer the-key":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
+    async def generate(_request: web.Request) -> web.Response:
+        meta = {"weight_version": "0", "finish_reason": {"type": "stop"}, "output_token_logprobs": [[-0.5, 7, None]]}
+        element = json.dumps({"output_ids": [7], "meta_info": {"id": "1", "completion_tokens": 1, **meta}})
+        return web.Response(text=f"data: {element}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+
+    app = web.Application(middlewares=[keyed])
+    app.router.add_post("/generate", generate)
+    async with TestServer(app) as server:
+        url = str(server.make_url(""))
+        async with engine_session(EngineSettings(api_key=SecretStr("the-key"))) as session:
+            assert await tokens(SglangEngine(session, url)) == [7]
+        for settings in (EngineSettings(), EngineSettings(api_key=SecretStr("another"))):
+            async with engine_session(settings) as session:
+                with pytest.raises(TryLater, match=r"401, Unauthorized.*engine\.api_key"):
+                    await tokens(SglangEngine(session, url))
 
 
 async def test_silence_beyond_the_limit_is_for_later(engine: SglangEngine, backend: ScriptedBackend) -> None:
