@@ -59,6 +59,7 @@ class EngineSettings(Section):
     api_key: SecretStr | None = Field(None, description="what the engines were started with as --api-key, if anything")
     model_path: Path | None = Field(None, description="the Hugging Face folder of the base policy")
     answers_within_s: float = Field(20.0, gt=0, description="else it is away; more than its longest swap takes")
+    loads_within_s: float = Field(1800.0, gt=0, description="else a takeover of new weights is begun again")
     port: int = Field(30010, ge=0, le=65535, description="of the embedded engine; 0: any free one")
     replicas: int = Field(1, ge=1, le=64, description="embedded engines, on this port and the next ones")
     threads: int = Field(1, ge=1, description="of the embedded engine")

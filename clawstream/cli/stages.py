@@ -105,7 +105,9 @@ def weights(context: typer.Context) -> None:
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         async with engine_session(settings.engine) as session:
-            engines = [SglangEngine(session, url) for url in _engine_urls(settings)]
+            engines = [
+                SglangEngine(session, url, load_s=settings.engine.loads_within_s) for url in _engine_urls(settings)
+            ]
             await keep_current(
                 engines, log, policy_id=settings.policy.id, stop=stop, model_path=settings.engine.model_path
             )

@@ -234,7 +234,7 @@ class _Answering:
         if delta is not None:
             await self.outlet.delta(delta)
         try:
-            versions = self.capture.versions(self.adapter_version)
+            behaviour = self.capture.behaviour(self.adapter_version)
         except TryLater as error:
             return _engine_failed(str(error))
         accepted, message = self.exchange.accepted, self.answer.message()
@@ -246,7 +246,7 @@ class _Answering:
                 await self.admission.recorder.write(
                     accepted.session_id,
                     self.exchange.whole,
-                    lambda request: self.capture.completed(accepted, request, message, reason, versions, now_ms),
+                    lambda request: self.capture.completed(accepted, request, message, reason, behaviour, now_ms),
                     then=(done,) if self.exchange.session_done else (),
                     traceparent=self.exchange.traceparent,
                 )

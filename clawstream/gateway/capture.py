@@ -5,7 +5,7 @@ numbers: ids and log-probs as sampled, and the version of the weights that sampl
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clawstream.errors import TryLater
@@ -47,6 +47,14 @@ class Accepted:
     received_at_ms: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour:
+    """Which version sampled which tokens, and how likely each was under it; None where no published version did."""
+
+    versions: tuple[VersionSpan, ...]
+    logprobs_nats: Sequence[float | None]
+
+
 @dataclass(slots=True, kw_only=True)
 class Capture:
     """An answer as it grows; `add` every chunk of the engine's."""
@@ -70,10 +78,11 @@ class Capture:
         if chunk.finish is not None:
             self.finish, self.spans = chunk.finish, chunk.weight_versions
 
-    def versions(self, adapter_version: int | None = None) -> tuple[VersionSpan, ...]:
-        """Return which version sampled which tokens; an engine names the weights even where an adapter lies on them.
+    def behaviour(self, adapter_version: int | None = None) -> Behaviour:
+        """Return what sampled the tokens; an engine names the weights even where an adapter lies on them.
 
-        Raises TryLater where the engine's spans don't cover the tokens.
+        Where those weights change below an adapter, the rest is no version's: it bears the name of the new weights, and
+        no log-probs. Raises TryLater where the engine's spans don't cover the tokens.
         """
         spans = [span for span in self.spans if span.num_tokens]
         if sum(span.num_tokens for span in spans) != len(self.token_ids):
@@ -81,10 +90,16 @@ class Capture:
                 f"the engine named the weights of {sum(span.num_tokens for span in spans)} of {len(self.token_ids)} "
                 "sampled tokens; the answer is not recorded. Use an engine that reports weight_versions"
             )
-        if adapter_version is not None and self.token_ids:
-            return (VersionSpan(policy_version=adapter_version, num_tokens=len(self.token_ids)),)
-        return tuple(
+        versions = tuple(
             VersionSpan(policy_version=policy_version(span.version), num_tokens=span.num_tokens) for span in spans
+        )
+        if adapter_version is None or not versions:
+            return Behaviour(versions=versions, logprobs_nats=self.logprobs_nats)
+        pinned, *rest = versions
+        lost = [None] * sum(span.num_tokens for span in rest)
+        return Behaviour(
+            versions=(replace(pinned, policy_version=adapter_version), *rest),
+            logprobs_nats=[*self.logprobs_nats[: pinned.num_tokens], *lost],
         )
 
     def completed(
@@ -93,7 +108,7 @@ class Capture:
         request: RequestDelta,
         message: dict[str, Any],
         finish_reason: FinishReason,
-        versions: tuple[VersionSpan, ...],
+        behaviour: Behaviour,
         now_ms: int,
     ) -> ExchangeCompleted:
         """Return the event of an answer that was generated to its end."""
@@ -109,10 +124,10 @@ class Capture:
             retry_count=accepted.retry_count,
             sampling=accepted.sampling,
             policy_id=accepted.policy_id,
-            versions=versions,
+            versions=behaviour.versions,
             message=to_json(message),
             output_ids=tuple(self.token_ids),
-            output_logprobs=float32(self.logprobs_nats),
+            output_logprobs=float32(behaviour.logprobs_nats),
             finish_reason=finish_reason,
             cached_tokens=self.cached_tokens,
             num_spliced=accepted.num_spliced,

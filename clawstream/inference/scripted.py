@@ -66,6 +66,7 @@ class ScriptedBackend:
     flowing: bool = True
     _running: "dict[str, _Speech]" = field(default_factory=dict)
     _adapters: dict[str, str] = field(default_factory=dict)
+    _speech_over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def hold(self) -> None:
         """No token is sampled until `release`."""
@@ -102,6 +103,7 @@ class ScriptedBackend:
         """The speech is over; a later one under the same id goes on."""
         if self._running.get(rid) is speech:
             del self._running[rid]
+            self._speech_over.set()
 
     def abort(self, rid: str | None) -> None:
         for speech in [one for key, one in self._running.items() if rid is None or key.startswith(rid)]:
@@ -132,8 +134,12 @@ class ScriptedBackend:
         return Outcome(success=True, message="")
 
     async def unload_lora(self, name: str) -> Outcome:
-        found = self._adapters.pop(name, None) is not None
-        return Outcome(success=found, message="" if found else f"adapter {name} is not loaded")
+        if self._adapters.pop(name, None) is None:
+            return Outcome(success=False, message=f"adapter {name} is not loaded")
+        while any(speech.lora_name == name for speech in self._running.values()):
+            self._speech_over.clear()
+            await self._speech_over.wait()
+        return Outcome(success=True, message="")
 
     async def flush_cache(self) -> Outcome:
         return Outcome(success=not self._running, message=f"{len(self._running)} requests are running")
@@ -174,6 +180,11 @@ class _Speech:
         first = len(self._call.request.input_ids)
         given = answer.logprobs_nats or [token_logprob(first + i, token) for i, token in enumerate(answer.token_ids)]
         return list(zip(answer.token_ids, given, strict=True))
+
+    @property
+    def lora_name(self) -> str | None:
+        """The adapter that the request names."""
+        return self._call.request.lora_name
 
     async def next(self) -> Delta:
         sampling = self._call.request.sampling

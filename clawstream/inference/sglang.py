@@ -31,14 +31,24 @@ def engine_session(settings: EngineSettings) -> aiohttp.ClientSession:
 
 
 class SglangEngine:
-    """One engine at `url`. `silence_s` bounds the wait between two chunks, so it must exceed the longest pause."""
+    """One engine at `url`. `silence_s` bounds the wait between two chunks, so it must exceed the longest pause.
+
+    `load_s` bounds what takes as long as files take to be read, or requests to end: weights and adapters.
+    """
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, *, silence_s: float = 600.0, control_s: float = 120.0
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        *,
+        silence_s: float = 600.0,
+        control_s: float = 120.0,
+        load_s: float = 1800.0,
     ) -> None:
         self._session = session
         self._url = url.rstrip("/")
         self._stream_timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence_s)
+        self._load_timeout = aiohttp.ClientTimeout(total=load_s, sock_connect=10.0)
         self._control_timeout = aiohttp.ClientTimeout(total=control_s, sock_connect=10.0)
 
     @property
@@ -100,15 +110,15 @@ class SglangEngine:
         With `flush_cache` nothing cached before is used again, under any key; that takes a pause with `retract`.
         """
         body = {"model_path": path, "weight_version": version, "abort_all_requests": False, "flush_cache": flush_cache}
-        await self._post("/update_weights_from_disk", body)
+        await self._load("/update_weights_from_disk", body)
 
     async def load_lora_adapter(self, name: str, path: str) -> None:
         """Requests may name the adapter from now on."""
-        await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        await self._load("/load_lora_adapter", {"lora_name": name, "lora_path": path})
 
     async def unload_lora_adapter(self, name: str) -> None:
-        """The adapter is gone."""
-        await self._post("/unload_lora_adapter", {"lora_name": name})
+        """No request may name the adapter from now on; it is gone when those that run under it have ended."""
+        await self._load("/unload_lora_adapter", {"lora_name": name})
 
     async def lora_adapters(self) -> tuple[str, ...]:
         """The names of the adapters that are loaded."""
@@ -150,6 +160,10 @@ class SglangEngine:
     async def _post(self, path: str, body: Mapping[str, object]) -> Mapping[str, Any]:
         async with self._asking("POST", path, body, self._control_timeout) as response:
             return await self._check(response, path, read=True)
+
+    async def _load(self, path: str, body: Mapping[str, object]) -> None:
+        async with self._asking("POST", path, body, self._load_timeout) as response:
+            await self._check(response, path, read=True)
 
     async def _get(self, path: str) -> Mapping[str, Any]:
         async with self._asking("GET", path, None, self._control_timeout) as response:

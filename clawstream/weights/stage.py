@@ -2,8 +2,8 @@
 
 One task an engine. What it serves is asked of the engine itself, so one that comes back with old weights is brought up
 to date like any other. Only one takes a version over at a time, but one that is away never gets a turn, and one that
-hangs in the middle of its turn loses it after TURN_S. A process that was killed in the middle of a swap may have left
-an engine paused, so each is told to go on first.
+hangs in the middle of its turn, which is to say nothing to any question for TURN_S, loses it. A process that was killed
+in the middle of a swap may have left an engine paused, so each is told to go on first.
 
 The version that the log names is certain only while nothing went wrong: after our start, after an error, or where the
 engine serves something else, the next takeover empties its cache (taking.py), because a gateway may have put requests
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 POLICY_TOPIC = "clawstream.policy.v1"
 ASK_EVERY_S = 2.0  # how soon an engine that came back with old weights is noticed
-TURN_S = 60.0  # after which an engine that is in the middle of a takeover does not hold the next one up
+TURN_S = 60.0  # of silence, after which an engine that is in the middle of a takeover does not hold the next one up
 DRAIN_S = 60.0  # after a takeover, in which requests may still begin under an older adapter
 
 
@@ -67,6 +67,7 @@ async def keep_current(
         turns = _Turns(turn_s)
         keepers = [_Keeper(engine, board, policy_log, turns, model_path, drain_s, now_ms) for engine in engines]
         running += [tasks.create_task(keeper.keep(ask_every_s)) for keeper in keepers]
+        running += [tasks.create_task(keeper.tidy(ask_every_s)) for keeper in keepers]
         await stop.wait()
         for task in running:
             task.cancel()
@@ -110,23 +111,25 @@ class _Turns:
         self._taken = asyncio.Lock()
 
     @contextlib.asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
-        """Within it is our turn, unless it lasts too long: then others get theirs beside it."""
+    async def one(self, engine: SwappingEngine) -> AsyncIterator[None]:
+        """Within it is the engine's turn, unless it falls silent: then others get theirs beside it."""
         await self._taken.acquire()
-        ours = True
-
-        def give_back() -> None:
-            nonlocal ours
-            if ours:
-                ours = False
-                self._taken.release()
-
-        late = asyncio.get_running_loop().call_later(self._turn_s, give_back)
+        given_up = asyncio.create_task(self._silent(engine))
+        given_up.add_done_callback(lambda _: self._taken.release())
         try:
             yield
         finally:
-            late.cancel()
-            give_back()
+            given_up.cancel()
+
+    async def _silent(self, engine: SwappingEngine) -> None:
+        """Return when the engine has answered no question for so long; loading a large model is not silence."""
+        while True:
+            try:
+                async with asyncio.timeout(self._turn_s):
+                    await engine.weight_version()
+            except (TryLater, EngineRefused, TimeoutError):
+                return
+            await asyncio.sleep(self._turn_s / 10)
 
 
 class _Keeper:
@@ -152,6 +155,7 @@ class _Keeper:
         self._certain = False  # that it is not paused, and that the log says what its cache was filled by
         self._took_over_at_ms = now_ms()
         self._waiting = False
+        self._unloading = asyncio.Lock()  # no weights change below adapters that are
 
     async def keep(self, ask_every_s: float) -> None:
         """Look whenever the log says something new, and every `ask_every_s`; never returns."""
@@ -172,12 +176,25 @@ class _Keeper:
             await self._engine.resume()
         told = await serving(self._engine)
         while due(self._board.rollout, engine=self._engine.url, serving=told) is not None:
-            async with self._turns.one():
+            async with self._turns.one(self._engine):
                 await self._take_over()
             told = await serving(self._engine)
-        if self._now_ms() - self._took_over_at_ms >= self._drain_ms:
-            old = forgettable(self._board.rollout, engine=self._engine.url, loaded=told.adapters)
-            await forget(self._engine, old)
+
+    async def tidy(self, every_s: float) -> None:
+        """Unload adapters that no new request names, beside the takeovers; never returns."""
+        while True:
+            with contextlib.suppress(TryLater, EngineRefused):
+                await self._forget_old()
+            await self._board.changed_since(self._board.rollout, every_s)
+
+    async def _forget_old(self) -> None:
+        if self._now_ms() - self._took_over_at_ms < self._drain_ms:
+            return
+        loaded = await self._engine.lora_adapters()
+        old = forgettable(self._board.rollout, engine=self._engine.url, loaded=loaded)
+        if old:
+            async with self._unloading:
+                await forget(self._engine, old)
 
     async def _take_over(self) -> None:
         """Take over what is due now that it is our turn: it may be newer than what was due before."""
@@ -187,7 +204,8 @@ class _Keeper:
         if version is None:
             return
         afresh = not self._certain or told.version != str(rollout.active.get(engine.url))
-        outcome = await take_over(engine, version, self._now_ms, afresh=afresh, model_path=self._model_path)
+        async with self._unloading if version.adapter is None else contextlib.nullcontext():
+            outcome = await take_over(engine, version, self._now_ms, afresh=afresh, model_path=self._model_path)
         self._took_over_at_ms = self._now_ms()
         await self._log.append([outcome])
         # Not left to the reading of the log, which the next look may come before.

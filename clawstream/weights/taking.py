@@ -1,7 +1,8 @@
 """One engine takes one version over, while its requests go on.
 
 Full weights in place, which is the rule: pause, update, continue; running requests keep their KV cache, and what is
-cached under older keys stays for the gateway to avoid. Full weights afresh, where it is not certain which weights the
+cached under older keys stays for the gateway to avoid. Adapters of ours are unloaded first, so that what they began
+ends before the weights below them change. Full weights afresh, where it is not certain which weights the
 engine's cache was filled by (it came back with old ones, or we do not know): running requests are taken back, the
 cache is emptied, and they are computed anew. Adapters, under a name of their own: nothing is paused.
 
@@ -19,6 +20,7 @@ from typing import Protocol
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected
+from clawstream.inference.adapters import adapter_version
 from clawstream.inference.engine import EngineRefused, ServerInfo
 from clawstream.weights.checking import unfit
 from clawstream.weights.rollout import Serving, misnamed, serves
@@ -65,6 +67,8 @@ async def take_over(
         refusal = await asyncio.to_thread(unfit, Path(version.path), of_its_model)
         if refusal is not None:
             return _outcome(engine, version, refusal, 0.0, now_ms())
+        loaded = await engine.lora_adapters()
+        await forget(engine, [name for name in loaded if adapter_version(version.policy_id, name) is not None])
         return await swap(engine, version, now_ms, afresh=afresh)
     refusal = misnamed(version)
     try:
@@ -102,7 +106,7 @@ async def swap(
 
 
 async def forget(engine: SwappingEngine, adapters: list[str]) -> None:
-    """Unload the adapters; one that requests still run under stays for the next time."""
+    """Unload the adapters, each when the requests that run under it have ended."""
     for name in adapters:
         try:
             await engine.unload_lora_adapter(name)

@@ -148,6 +148,8 @@ async def _under_load(
         out_s = time.perf_counter() - failed_at
         await _publish(log, 2, models[2])
         await _until(lambda: _state(http, url, engines[:1], version=2))
+        await _until(lambda: _state(http, url, [lost], in_flight=0))  # while it hangs, so that nothing else frees them
+        let_go_s = time.perf_counter() - failed_at
         lost.end()
         lost.start()
         started_at = time.perf_counter()
@@ -164,6 +166,7 @@ async def _under_load(
     version = await SglangEngine(http, lost.url).weight_version()
     return {
         "taken_out_s": round(out_s, 3),
+        "requests_let_go_s": round(let_go_s, 3),
         "engine_start_s": round(up_at - started_at, 3),
         "back_in_service_s": round(back_at - up_at, 3),
         "version_after": int(version or -1),
@@ -248,8 +251,9 @@ async def _state(
     *,
     version: int | None = None,
     offered: int | None = None,
+    in_flight: int | None = None,
 ) -> bool:
-    """Whether the gateway says that these engines serve the version, and that so many of them are offered."""
+    """Whether the gateway says of these engines the version, how many are offered, and the requests put to each."""
     async with http.get(f"{url}/metrics") as answer:
         lines = dict(line.rsplit(" ", 1) for line in (await answer.text()).splitlines() if line[:1] != "#")
 
@@ -257,6 +261,7 @@ async def _state(
         return [float(lines.get(f'clawstream_{name}{{engine="{engine.url}"}}', -1)) for engine in engines]
 
     found = version is None or gauge("policy_version") == [version] * len(engines)
+    found = found and (in_flight is None or gauge("engine_requests_in_flight") == [in_flight] * len(engines))
     return found and (offered is None or sum(gauge("engine_offered")) == offered)
 
 

@@ -1,5 +1,6 @@
 """LoRA adapters over HTTP, on the engine that computes."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from clawstream.inference.engine import EngineRefused
 from clawstream.inference.sglang import SglangEngine
-from tests.engine.asking import answer, asking
+from tests.engine.asking import answer, asking, whole
 from tests.engine.conftest import Subject
 
 PROMPT = tuple(range(40, 60))
@@ -38,6 +39,24 @@ async def test_adapter_serves_those_who_name_it_until_it_is_unloaded(subject: Su
     assert scores == pytest.approx(tuned.logprobs_nats, abs=2e-4)
     with pytest.raises(EngineRefused, match="not loaded"):
         await answer(engine, asking(PROMPT, 1, lora_name="tuned"))
+
+
+@pytest.mark.parametrize("subject", ["cpu", "scripted"], indirect=True)
+async def test_what_runs_under_an_adapter_ends_under_it_and_nothing_new_may_name_it(
+    subject: Subject, tmp_path: Path
+) -> None:
+    engine: SglangEngine = subject.engine
+    await engine.load_lora_adapter("tuned", save_adapter(subject.model, tmp_path / "adapter"))
+    chunks = engine.generate(asking(PROMPT, 60, lora_name="tuned"))
+    said = [await anext(chunks)]
+    unloading = asyncio.create_task(engine.unload_lora_adapter("tuned"))
+    while await engine.lora_adapters():
+        await asyncio.sleep(0)
+    with pytest.raises(EngineRefused, match="not loaded"):
+        await answer(engine, asking(PROMPT, 1, lora_name="tuned"))
+    said += [chunk async for chunk in chunks]
+    await unloading
+    assert len(whole(said).token_ids) == 60
 
 
 @pytest.mark.parametrize("subject", ["cpu"], indirect=True)

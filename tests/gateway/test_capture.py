@@ -36,7 +36,12 @@ STOP = Finish(kind=FinishKind.STOP, matched=7)
 Tokens = st.lists(st.tuples(st.integers(0, 1000), st.none() | st.floats(-20, 0, width=32)), min_size=1, max_size=20)
 
 
-def record(tokens: list[tuple[int, float | None]], sizes: list[int], spans: list[VersionSpan]) -> ExchangeCompleted:
+def record(
+    tokens: list[tuple[int, float | None]],
+    sizes: list[int],
+    spans: list[VersionSpan],
+    adapter_version: int | None = None,
+) -> ExchangeCompleted:
     """Capture `tokens` in chunks of `sizes`, over and over; each chunk comes a millisecond later."""
     capture, at, turn = Capture(), 0, 0
     while at < len(tokens):
@@ -53,7 +58,8 @@ def record(tokens: list[tuple[int, float | None]], sizes: list[int], spans: list
             ),
             5,
         )
-    return capture.completed(ACCEPTED, REQUEST, {"content": "x"}, FinishReason.STOP, capture.versions(), 9)
+    behaviour = capture.behaviour(adapter_version)
+    return capture.completed(ACCEPTED, REQUEST, {"content": "x"}, FinishReason.STOP, behaviour, 9)
 
 
 @given(tokens=Tokens, sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5))
@@ -69,6 +75,16 @@ def test_any_chunking_gives_the_same_event(tokens: list[tuple[int, float | None]
 def test_each_token_has_the_version_that_the_engine_names() -> None:
     event = record([(1, -0.5), (2, -0.5), (3, None)], [1], [VersionSpan("0", 2), VersionSpan("1", 1)])
     assert [(span.policy_version, span.num_tokens) for span in event.versions] == [(0, 2), (1, 1)]
+
+
+def test_an_adapter_names_all_tokens_until_the_weights_below_it_change() -> None:
+    tokens: list[tuple[int, float | None]] = [(1, -0.5), (2, -0.25), (3, -0.125)]
+    under_it = record(tokens, [1], [VersionSpan("0", 3)], adapter_version=1)
+    assert [(span.policy_version, span.num_tokens) for span in under_it.versions] == [(1, 3)]
+    assert under_it.output_logprobs == (-0.5, -0.25, -0.125)
+    changed = record(tokens, [1], [VersionSpan("0", 1), VersionSpan("2", 2)], adapter_version=1)
+    assert [(span.policy_version, span.num_tokens) for span in changed.versions] == [(1, 1), (2, 2)]
+    assert changed.output_logprobs == (-0.5, None, None)  # no published version sampled them: never trained on
 
 
 @pytest.mark.parametrize("spans", [[], [VersionSpan("0", 1)], [VersionSpan("0", 3)]])

@@ -155,13 +155,7 @@ async def test_only_one_engine_at_a_time_takes_a_version_over(weights: Weights) 
 
 async def test_an_engine_that_hangs_in_its_turn_loses_it_and_takes_over_when_it_is_back(weights: Weights) -> None:
     log, back = PolicyTopic(weights(1)), asyncio.Event()
-
-    class Hangs(Watched):
-        async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
-            await back.wait()
-            await super().update_weights(path, version, flush_cache=flush_cache)
-
-    hangs = Hangs("http://a", "0", asyncio.Event())
+    hangs = Hangs("http://a", back)
     others = [Watched(f"http://{name}", "0", asyncio.Event()) for name in "bc"]
     async with keeping(log, clients=[hangs, *others], turn_s=0.05):
         await log.until(lambda: set(log.active()) == {("http://b", 1), ("http://c", 1)})
@@ -169,13 +163,29 @@ async def test_an_engine_that_hangs_in_its_turn_loses_it_and_takes_over_when_it_
         await log.until(lambda: ("http://a", 1) in log.active())
 
 
+async def test_an_engine_that_loads_for_long_and_answers_meanwhile_keeps_its_turn(weights: Weights) -> None:
+    log, at_once, most = PolicyTopic(weights(1)), 0, 0
+
+    class Loads(Watched):
+        async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            self.asked.clear()
+            for _ in range(20):  # 20 questions are asked in two turns
+                await self.asked.wait()
+                self.asked.clear()
+            at_once -= 1
+            await super().update_weights(path, version, flush_cache=flush_cache)
+
+    loads = [Loads(f"http://{name}", "0", asyncio.Event()) for name in "ab"]
+    async with keeping(log, clients=loads, turn_s=0.05):
+        await log.until(lambda: len(log.active()) == 2)
+    assert most == 1
+
+
 async def test_an_engine_that_comes_back_late_does_not_give_away_another_s_turn(weights: Weights) -> None:
     log, back, at_once, most = PolicyTopic(weights(1)), asyncio.Event(), 0, 0
-
-    class Hangs(Watched):
-        async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
-            await back.wait()
-            await super().update_weights(path, version, flush_cache=flush_cache)
 
     class Slow(Watched):
         async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
@@ -187,7 +197,7 @@ async def test_an_engine_that_comes_back_late_does_not_give_away_another_s_turn(
             at_once -= 1
             await super().update_weights(path, version, flush_cache=flush_cache)
 
-    hangs = Hangs("http://a", "0", asyncio.Event())
+    hangs = Hangs("http://a", back)
     others = [Slow(f"http://{name}", "0", asyncio.Event()) for name in "bc"]
     async with keeping(log, clients=[hangs, *others], turn_s=1.0):
         await log.until(lambda: len(log.active()) == 3)
@@ -254,6 +264,37 @@ async def test_no_adapter_is_unloaded_before_requests_have_had_time_to_end(weigh
         now_ms += 60_000
         while len(fake.adapters) > 2:
             await asyncio.sleep(0.001)
+
+
+async def test_an_adapter_that_is_long_in_unloading_holds_no_version_up(weights: Weights) -> None:
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    class Slow(Watched):
+        async def unload_lora_adapter(self, name: str) -> None:
+            begun.set()
+            await over.wait()
+            await super().unload_lora_adapter(name)
+
+    log = PolicyTopic(weights(0), activated(0, "http://e"), *map(adapter, range(1, 4)))
+    slow = Slow("http://e", "0", asyncio.Event())
+    slow.adapters = ["policy-v1", "policy-v2"]
+    async with keeping(log, clients=[slow], drain_s=0.0), asyncio.timeout(WITHIN_S):
+        await begun.wait()
+        await log.append([adapter(4)])
+        await log.until(lambda: ("http://e", 4) in log.active())
+        over.set()
+
+
+async def test_weights_below_adapters_change_only_when_what_runs_under_them_has_ended(weights: Weights) -> None:
+    log, fake = PolicyTopic(weights(0), adapter(1)), Watched("http://e", "0", asyncio.Event())
+    fake.adapters = ["somebody's"]
+    async with keeping(log, clients=[fake]):
+        await log.until(lambda: ("http://e", 1) in log.active())
+        fake.told.clear()
+        await log.append([weights(2)])
+        await log.until(lambda: ("http://e", 2) in log.active())
+    assert fake.told == ["unload policy-v1", "pause", "update 2", "resume"]
+    assert fake.adapters == ["somebody's"]
 
 
 async def test_an_engine_that_came_back_gets_the_weights_and_then_the_adapter(weights: Weights) -> None:
@@ -455,3 +496,23 @@ class Watched:
         error = planned.pop(0) if planned else None
         if error is not None:
             raise error
+
+
+class Hangs(Watched):
+    """Says nothing from the middle of an update until it is `back`."""
+
+    def __init__(self, url: str, back: asyncio.Event) -> None:
+        super().__init__(url, "0", asyncio.Event())
+        self.back = back
+        self.silent = False
+
+    async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
+        self.silent = True
+        await self.back.wait()
+        self.silent = False
+        await super().update_weights(path, version, flush_cache=flush_cache)
+
+    async def weight_version(self) -> str | None:
+        if self.silent:
+            await self.back.wait()
+        return await super().weight_version()

@@ -84,6 +84,7 @@ class CpuBackend:
         self._tokenizer = tokenizer
         self._jobs: dict[str, Job] = {}
         self._adapters: dict[str, str] = {}
+        self._job_over = asyncio.Event()
         self._updating = asyncio.Lock()
 
     def start(self, call: Call) -> Generation:
@@ -124,6 +125,7 @@ class CpuBackend:
         """The request's id may be used again; a later job that does goes on."""
         if self._jobs.get(job.call.rid) is job:
             del self._jobs[job.call.rid]
+            self._job_over.set()
 
     def cancel(self, job: Job, message: str) -> None:
         """The job's row is free before the next step."""
@@ -180,9 +182,11 @@ class CpuBackend:
         async with self._updating:
             if name not in self._adapters:
                 return Outcome(success=False, message=f"adapter {name} is not loaded; loaded: {sorted(self._adapters)}")
-            if any(job.call.request.lora_name == name for job in self._jobs.values()):
-                return Outcome(success=False, message=f"adapter {name} is in use by running requests; unload it later")
             del self._adapters[name]
+            # As SGLang does: nothing new may name it, and what runs under it ends first.
+            while any(job.call.request.lora_name == name for job in self._jobs.values()):
+                self._job_over.clear()
+                await self._job_over.wait()
 
             def drop(core: Core) -> None:
                 core.adapters.remove(name)
