@@ -285,6 +285,7 @@ def read_chunk(element: Mapping[str, Any]) -> Chunk:
         None if version is None else str(version),
         finish,
         () if finish is None else _spans(meta.get("weight_versions") or ()),
+        meta.get("completion_tokens"),
     )
 
 

@@ -74,7 +74,7 @@ class VersionSpan(NamedTuple):
 class Chunk(NamedTuple):
     """What is new since the chunk before; `finish` and `weight_versions` come with the last one.
 
-    A tuple, because one is made for every few tokens. `weight_version` is what the engine served when it sent the
+    A tuple, because one is made for every few tokens. `num_sampled` counts the answer's tokens so far. `weight_version` is what the engine served when it sent the
     chunk: those weights sampled its tokens, or older ones.
     """
 
@@ -85,6 +85,7 @@ class Chunk(NamedTuple):
     weight_version: str | None = None
     finish: Finish | None = None
     weight_versions: tuple[VersionSpan, ...] = ()
+    num_sampled: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,10 +59,17 @@ class SglangEngine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Chunks as they arrive, the last one with a finish; closing the iterator closes the connection."""
         body = write_request(request, stream=True)
+        num_tokens = 0
         async with self._asking("POST", "/generate", body, self._stream_timeout) as response:
             await self._check(response, "/generate")
             async for events in _events(response):
                 for chunk in joined(map(self._read, events)):
+                    num_tokens += len(chunk.token_ids)
+                    if chunk.num_sampled is not None and num_tokens > chunk.num_sampled:
+                        raise TryLater(
+                            f"engine {self._url}: it sent {num_tokens} tokens and sampled {chunk.num_sampled}, so each "
+                            "chunk repeats the answer; start it with --incremental-streaming-output"
+                        )
                     yield chunk
                     if chunk.finish is not None:
                         # What follows is [DONE]; reading it hands the connection back to the pool, still open.

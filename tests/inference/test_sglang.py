@@ -92,6 +92,23 @@ async def test_every_request_shows_the_engines_key_and_a_wrong_one_is_named_with
                     await tokens(SglangEngine(session, url))
 
 
+async def test_an_engine_that_repeats_the_answer_in_each_chunk_is_told_which_flag_it_lacks() -> None:
+    async def generate(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for so_far in ([7], [7, 8], [7, 8, 9]):
+            pairs = [[-0.5, token, None] for token in so_far]
+            meta = {"finish_reason": None, "completion_tokens": len(so_far), "output_token_logprobs": pairs}
+            await response.write(b"data: " + json.dumps({"output_ids": so_far, "meta_info": meta}).encode() + b"\n\n")
+        return response
+
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    async with TestServer(app) as server, engine_session(EngineSettings()) as session:
+        with pytest.raises(TryLater, match="--incremental-streaming-output"):
+            await tokens(SglangEngine(session, str(server.make_url(""))))
+
+
 async def test_silence_beyond_the_limit_is_for_later(engine: SglangEngine, backend: ScriptedBackend) -> None:
     backend.hold()
     with pytest.raises(TryLater, match="no answer"):
