@@ -8,6 +8,7 @@ The one rule: equal requests after equal answers are equal token ids. The gatewa
 log gets the same ids again, whatever of the session was still in memory when the request came.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,11 +65,10 @@ class Request:
 
 
 class _Step(NamedTuple):
-    """An answer, what stands between it and the next, and what asks for that."""
+    """An answer, and the digest of how it was echoed, what stands between it and the next, and what asks for that."""
 
     answer: Answered
-    between: tuple[bytes, ...]
-    template: bytes
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Continued:
     token_ids: TokenIds
     num_spliced: int
     made: Made
-    beginning: tuple[bytes, ...]  # options and messages
+    beginning: bytes  # the digest of options and messages
     steps: tuple[_Step, ...]
     ends: tuple[int, ...]
 
@@ -113,9 +113,9 @@ def continue_prompt(
 
 def num_new_bytes(request: Request, echoes: Echoes, known: Sequence[Continued]) -> int:
     """Return how many bytes of messages no known prompt holds, so that they have to be rendered."""
-    beginning, steps = _plan(request, echoes.found)
-    begun, num_steps = _longest_begun(beginning, steps, known)
-    new = sum(len(raw) for step in steps[num_steps:] for raw in step.between)
+    beginning, *rest = _parts(request, echoes.found)
+    begun, num_steps = _longest_begun(*_plan(request, echoes.found), known)
+    new = sum(len(raw) for _, _, *between in rest[num_steps:] for raw in between)
     return new if begun else new + sum(map(len, beginning))
 
 
@@ -171,21 +171,41 @@ def _bridge(
     return renderer.bridge_ids(prompt_ids, answer.message, answer.output_ids, between, options)
 
 
-def _plan(request: Request, used: Sequence[Echo]) -> tuple[tuple[bytes, ...], tuple[_Step, ...]]:
+def _plan(request: Request, used: Sequence[Echo]) -> tuple[bytes, tuple[_Step, ...]]:
     """Return what the prompt rests on, such that equal values are equal prompts."""
+    beginning, *rest = map(_digest, _parts(request, used))
+    return beginning, tuple(_Step(echo.answer, digest) for echo, digest in zip(used, rest, strict=True))
+
+
+def _parts(request: Request, used: Sequence[Echo]) -> list[tuple[bytes, ...]]:
+    """Return what the beginning and each step rest on, besides the answers themselves."""
     templates = [_json(echo.answer.template) for echo in used]
     templates.append(_json(request.options.get("chat_template_kwargs")))
     starts = [*(echo.at for echo in used), len(request.raw)]
     shape = _json([request.options.get(key) for key in _SHAPING])
-    steps = tuple(
-        _Step(echo.answer, tuple(request.raw[echo.at + 1 : end]), template)
+    steps = (
+        (_call_ids(request.messages[echo.at]), template, *request.raw[echo.at + 1 : end])
         for echo, end, template in zip(used, starts[1:], templates[1:], strict=True)
     )
-    return (shape, templates[0], *request.raw[: starts[0]]), steps
+    return [(shape, templates[0], *request.raw[: starts[0]]), *steps]
+
+
+def _call_ids(echo: Message) -> bytes:
+    """The ids by which results name the calls of an echoed answer."""
+    return _json([normal_call_id(str(call.get("id", ""))) for call in echo.get("tool_calls") or ()])
+
+
+def _digest(parts: Sequence[bytes]) -> bytes:
+    """Not the messages themselves: a session is remembered for a day, and one message may be 8 MB."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(len(part).to_bytes(8, "big"))
+        found.update(part)
+    return found.digest()
 
 
 def _longest_begun(
-    beginning: tuple[bytes, ...], steps: tuple[_Step, ...], known: Sequence[Continued]
+    beginning: bytes, steps: tuple[_Step, ...], known: Sequence[Continued]
 ) -> tuple[Continued | None, int]:
     """Return the known prompt that begins like this one for longest, and how many steps they share."""
     longest: tuple[Continued | None, int] = (None, 0)

@@ -74,8 +74,8 @@ class VersionSpan(NamedTuple):
 class Chunk(NamedTuple):
     """What is new since the chunk before; `finish` and `weight_versions` come with the last one.
 
-    A tuple, because one is made for every few tokens. `num_sampled` counts the answer's tokens so far. `weight_version` is what the engine served when it sent the
-    chunk: those weights sampled its tokens, or older ones.
+    A tuple, because one is made for every few tokens. `num_sampled` counts the answer's tokens so far. `weight_version`
+    is what the engine served when it sent the chunk: those weights sampled its tokens, or older ones.
     """
 
     token_ids: tuple[int, ...]
