@@ -8,6 +8,7 @@ short for the addresses of the two servers.
 
 import json
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -20,13 +21,23 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from clawstream.errors import ConfigError
 
 PREFIX = "CLAWSTREAM_"
+_USERINFO = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*://)?[^/?#]*@")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def _refuse_userinfo(name: str, url: str, key: str) -> None:
+    """Addresses are shown in pages, logs and events."""
+    if _USERINFO.match(url):
+        raise ValueError(
+            f"{name} holds a user name or a password, and addresses are shown in logs, pages and events: take it out "
+            f"of the address and set {key}"
+        )
 
 
 class Section(BaseModel):
     """A part of the settings: frozen, and closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class KafkaSettings(Section):
@@ -64,6 +75,12 @@ class EngineSettings(Section):
     replicas: int = Field(1, ge=1, le=64, description="embedded engines, on this port and the next ones")
     threads: int = Field(1, ge=1, description="of the embedded engine")
     max_running_requests: int = Field(64, ge=1, description="of the embedded engine")
+
+    @model_validator(mode="after")
+    def _addresses_are_no_secrets(self) -> "EngineSettings":
+        for number, url in enumerate(self.urls):
+            _refuse_userinfo(f"engine.urls[{number}]", url, "engine.api_key")
+        return self
 
 
 class PolicySettings(Section):
@@ -132,6 +149,11 @@ class JudgeSettings(Section):
     calls_at_once: int = Field(64, ge=1)
     call_timeout_s: float = Field(60.0, gt=0)
     deadline_s: float = Field(600.0, gt=0, description="after which a vote that did not arrive is recorded as failed")
+
+    @model_validator(mode="after")
+    def _its_address_is_no_secret(self) -> "JudgeSettings":
+        _refuse_userinfo("judge.url", self.url or "", "judge.api_key")
+        return self
 
     @property
     def needed(self) -> int:
@@ -203,6 +225,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
+        hide_input_in_errors=True,
         env_prefix=PREFIX,
         env_nested_delimiter="__",
         nested_model_default_partial_update=True,
@@ -297,7 +320,8 @@ def _problem(item: dict[str, object]) -> str:
     if item.get("type") == "extra_forbidden":
         return f"unknown key {key}: remove it, or see `clawstream config` for the keys there are"
     found = item.get("input")
-    return f"{key}: {item.get('msg')}" + ("" if isinstance(found, dict) else f" (found {found!r})")
+    hidden = isinstance(found, dict) or "@" in repr(found) or key.endswith(("api_key", "password"))
+    return f"{key}: {item.get('msg')}" + ("" if hidden else f" (found {found!r})")
 
 
 def dump(settings: Settings) -> str:

@@ -2,7 +2,9 @@
 
 The one rule: whatever a client sends, or does not send or read, its connection holds a stated amount of memory for a
 stated time. What llhttp refuses (both lengths, a length twice, a transfer coding that does not end in chunked, bare
-line feeds, spaces before a colon) is refused here too, and never parsed leniently.
+line feeds, spaces before a colon) is refused here too, and never parsed leniently. An `Upgrade` is ignored, as RFC 9110
+7.8 allows: the request has its body and its end like any other. llhttp takes it to have no body, and what follows for
+the other protocol's; so its head is parsed again without that header.
 
 uvicorn has no such bounds: it takes headers of any size, waits for ever for the first request and for one that began,
 adds the trailers of a body to the headers, and waits for ever for a client that reads nothing.
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from clawstream.gateway.refusal import BadRequest
@@ -55,6 +58,7 @@ class _Connection(HttpToolsProtocol):
         self._header_bytes = 0
         self._framing_bytes = 0
         self._refused = BadRequest("This is not HTTP/1.1; the connection is closed.")
+        self._head_to_parse = b""
 
     # The connection's life
 
@@ -89,7 +93,13 @@ class _Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._framing_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(memoryview(data))
+        except HttpParserError:
+            self.logger.warning("connection=refused reason=%s", self._refused)
+            self._refuse(self._refused)
+            return
         if self._framing_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse(_too_many_headers())
 
@@ -115,18 +125,36 @@ class _Connection(HttpToolsProtocol):
         self._in_headers = False
         if self._reading is not None:
             self._reading.cancel()
-        problem = unclear(self.parser.get_http_version(), self.headers)
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        problem = unclear(method, version, self.headers)
         if problem is not None:
             raise self._remember(problem)
-        super().on_headers_complete()
+        if self.parser.should_upgrade():
+            self._head_to_parse = without_upgrade(method, self.url, version, self.headers)
+        else:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes = max(0, self._framing_bytes - (1 + _FRAMING_PER_BODY_BYTE) * len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # so it only seems
         self._framing_bytes = 0
         super().on_message_complete()
+
+    def _parse(self, data: memoryview) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                self.parser = HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+                self.parser.feed_data(self._head_to_parse)
+            else:
+                return
 
     # What goes out
 
@@ -136,9 +164,6 @@ class _Connection(HttpToolsProtocol):
             self._write_within(self._bounds.write_s)
         elif not self._in_headers:
             self._read_within(self._bounds.idle_s)
-
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's words; ours say more
-        self._refuse(self._refused)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
@@ -193,8 +218,10 @@ class _Connection(HttpToolsProtocol):
         self._refuse(BadRequest(message, status=408, code="request_timeout"))
 
 
-def unclear(version: str, headers: Sequence[tuple[bytes, bytes]]) -> BadRequest | None:
+def unclear(method: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> BadRequest | None:
     """Return why others could read these headers as another request than we do; None: they could not."""
+    if method == b"CONNECT":
+        return BadRequest("CONNECT asks for a tunnel; this is no proxy.")
     if version not in _VERSIONS:
         return BadRequest(f"HTTP/{version[:10]} is not spoken here; use HTTP/1.1.", status=505)
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
@@ -206,6 +233,12 @@ def unclear(version: str, headers: Sequence[tuple[bytes, bytes]]) -> BadRequest 
     if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
         return BadRequest(f"The request has {num_hosts} Host headers; expected one.")
     return None
+
+
+def without_upgrade(method: bytes, url: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Return the head of the request as it would be had the client not asked for another protocol."""
+    lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
+    return b"".join([b"%b %b HTTP/%b\r\n" % (method, url, version.encode("ascii")), *lines, b"\r\n"])
 
 
 def _too_many_headers() -> BadRequest:

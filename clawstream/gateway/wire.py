@@ -22,6 +22,11 @@ PRIVATE_KEYS = frozenset({"session_id", "session_done", "turn_type"})
 _HOW_TO_SEND = frozenset({"stream", "stream_options"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_STOPS = 16
+_DIGITS_OF_64_BITS = 20  # with a sign
+_MAX_LENIENT_BYTES = 2 * 2**20
+_MAX_OPENED = (
+    300_000  # brackets and braces, also those within strings: counting them takes 10 ms, reading 100 times that
+)
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
@@ -58,9 +63,16 @@ class ChatRequest:
 
 def parse_body(raw: bytes) -> dict[str, Any]:
     """Return the JSON object in `raw`; NUL and lone surrogates survive. Raises BadRequest."""
+    num_opened = raw.count(b"[") + raw.count(b"{")
+    if num_opened > _MAX_OPENED:
+        raise BadRequest(
+            f"The body's JSON opens {num_opened} brackets and braces; expected at most {_MAX_OPENED}. Shorten it."
+        )
     try:
         body = orjson.loads(raw)
-    except orjson.JSONDecodeError:
+    except orjson.JSONDecodeError as error:
+        if len(raw) > _MAX_LENIENT_BYTES:
+            raise _too_long_to_be_odd(len(raw), error) from error
         body = _lenient(raw)
     if not isinstance(body, dict):
         raise BadRequest(f"The body is {kind(body)}; expected a JSON object with model and messages.")
@@ -110,11 +122,18 @@ def _lenient(raw: bytes) -> Any:
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        return json.loads(raw, parse_constant=refuse, parse_float=_finite)
+        return json.loads(raw, parse_constant=refuse, parse_float=_finite, parse_int=_whole)
     except RecursionError as error:
         raise BadRequest("The body is nested too deeply to be read; expected a JSON object.") from error
     except ValueError as error:  # UnicodeDecodeError is one too
         raise BadRequest(f"The body is not JSON: {error}. Send a JSON object with model and messages.") from error
+
+
+def _too_long_to_be_odd(num_bytes: int, error: orjson.JSONDecodeError) -> BadRequest:
+    return BadRequest(
+        f"The body is not JSON in UTF-8: {error}. One of {num_bytes} bytes is read only without numbers out of range, "
+        f"deep nesting and halves of characters (lone surrogates); up to {_MAX_LENIENT_BYTES} bytes may have those."
+    )
 
 
 def _finite(written: str) -> float:
@@ -124,12 +143,24 @@ def _finite(written: str) -> float:
     return value
 
 
+def _whole(written: str) -> int | float:
+    """Return the number as orjson reads it: exactly up to 64 bits; more digits take Python quadratic time."""
+    return int(written) if len(written) <= _DIGITS_OF_64_BITS else _finite(written)
+
+
 def _sha256(messages_json: tuple[bytes, ...], options: Mapping[str, Any]) -> str:
     said = {key: value for key, value in options.items() if key not in _HOW_TO_SEND}
-    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode("ascii"))
+    digest = hashlib.sha256(_sorted_json(said))
     for message in messages_json:
         digest.update(b"\x1e" + message)
     return digest.hexdigest()
+
+
+def _sorted_json(said: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return json.dumps(said, sort_keys=True).encode("ascii")
 
 
 def _messages(found: object, *, may_be_absent: bool) -> tuple[Message, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.config import GatewaySettings, dump, load
+from clawstream.config import EngineSettings, GatewaySettings, dump, load
 from clawstream.errors import ConfigError
 
 
@@ -79,6 +79,33 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"clawstream\.toml: not TOML"):
         load(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ('[engine]\nurls = ["http://a:1", "http://user:SECRET@b:1"]\n', "engine.api_key"),
+        ('[engine]\nurls = ["http://SECRET@b:1"]\n', "engine.api_key"),
+        ('[engine]\nurls = ["user:SECRET@b:1"]\n', "engine.api_key"),
+        ('[judge]\nurl = "https://user:SECRET@judge/v1"\n', "judge.api_key"),
+        ('[engine]\nurls = "http://user:SECRET@b:1"\n', "engine.urls"),
+        ('[judge]\nurl = ["http://user:SECRET@b:1"]\n', "judge.url"),
+        ('[engine]\napi_key = ["SECRET"]\n', "engine.api_key"),
+    ],
+)
+def test_a_secret_in_an_address_is_refused_and_not_repeated(tmp_path: Path, settings: str, key: str) -> None:
+    path = tmp_path / "clawstream.toml"
+    path.write_text(settings)
+
+    with pytest.raises(ConfigError) as refused:
+        load(path)
+
+    assert key in str(refused.value)
+    assert "SECRET" not in f"{refused.value} {refused.value.__cause__}"
+
+
+def test_an_address_whose_path_has_an_at_sign_is_one() -> None:
+    assert EngineSettings(urls=("http://a:1/@b",)).urls == ("http://a:1/@b",)
 
 
 def test_the_settings_that_are_shipped_for_production_are_valid() -> None:

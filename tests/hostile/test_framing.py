@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.house import House, house, until
-from tests.hostile.raw import post, question, wire
+from tests.hostile.raw import Said, post, question, wire
 
 Q = question()
 ASK = b"POST /v1/chat/completions HTTP/1.1"
@@ -19,6 +19,8 @@ LENGTH = b"content-length: %d" % len(Q)
 CHUNKED = b"transfer-encoding: chunked"
 IN_CHUNKS = b"%x\r\n" % len(Q) + Q + b"\r\n0\r\n\r\n"
 SMUGGLED = b"GET /v1/smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+UPGRADE = b"connection: Upgrade, HTTP2-Settings"  # as Java's HttpClient sends it with each request
+H2C = b"upgrade: h2c"
 ALIVE = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -58,8 +60,6 @@ READ_AS_ONE: dict[str, tuple[bytes, list[int]]] = {
     "100 headers": (raw(ASK, HOST, LENGTH, *[b"h%d: 1" % n for n in range(100)], body=Q), [200]),
     "a compressed body": (raw(ASK, HOST, LENGTH, b"content-encoding: gzip", body=Q), [415]),
     "bytes above ASCII as a session id": (raw(ASK, HOST, LENGTH, b"x-session-id: \xff\xfe", body=Q), [400]),
-    # httptools leaves the body of such a request unread, and all that follows it.
-    "an upgrade": (raw(ASK, HOST, LENGTH, b"connection: upgrade", b"upgrade: h2c", body=Q) + SMUGGLED, [400]),
 }
 CLOSED: dict[str, tuple[bytes, int]] = {
     "a length and chunks": (raw(ASK, HOST, LENGTH, CHUNKED, body=IN_CHUNKS + SMUGGLED), 400),
@@ -111,6 +111,16 @@ CLOSED: dict[str, tuple[bytes, int]] = {
     "a method in small letters": (page(b"get /healthz HTTP/1.1"), 400),
     "a method that nobody knows": (page(b"SMUGGLE /healthz HTTP/1.1"), 400),
     "a tunnel": (page(b"CONNECT evil:443 HTTP/1.1"), 400),
+    "an upgrade with a length and chunks": (
+        raw(ASK, HOST, LENGTH, CHUNKED, UPGRADE, H2C, body=IN_CHUNKS + SMUGGLED),
+        400,
+    ),
+    "an upgrade with a length that is too short": (
+        raw(ASK, HOST, b"content-length: 5", UPGRADE, H2C, body=Q),
+        400,
+    ),
+    "an upgrade to a tunnel": (raw(b"CONNECT evil:443 HTTP/1.1", HOST, LENGTH, UPGRADE, H2C, body=SMUGGLED), 400),
+    "a tunnel with a length": (raw(b"CONNECT evil:443 HTTP/1.1", HOST, LENGTH, body=SMUGGLED), 400),
     "an absolute address without a path": (page(b"GET http://evil HTTP/1.1"), 400),
     "an address that is none": (page(b"GET http://[/healthz HTTP/1.1"), 400),
     "a path in UTF-8": (page("GET /hé HTTP/1.1".encode()), 400),
@@ -120,6 +130,30 @@ CLOSED: dict[str, tuple[bytes, int]] = {
     "1,000 headers": (raw(ASK, HOST, LENGTH, *[b"h%d: 1" % n for n in range(1000)], body=Q), 431),
     "a header of 64 KB": (raw(ASK, HOST, LENGTH, b"h: " + b"x" * 65_536, body=Q), 431),
     "a path of 64 KB": (page(b"GET /" + b"x" * 65_536 + b" HTTP/1.1"), 431),
+}
+BEHIND = b"content-length: %d" % len(SMUGGLED)
+UPGRADES: dict[str, tuple[bytes, bytes, list[int]]] = {
+    "h2c with a length": (raw(ASK, HOST, LENGTH, UPGRADE, H2C), Q, [200]),
+    "h2c in chunks": (raw(ASK, HOST, CHUNKED, UPGRADE, H2C), IN_CHUNKS, [200]),
+    "h2c that would close": (raw(ASK, HOST, LENGTH, b"connection: close, upgrade", H2C), Q, [200]),
+    "h2c, twice": (raw(ASK, HOST, LENGTH, UPGRADE, H2C, b"upgrade: websocket"), Q, [200]),
+    "websocket": (raw(ASK, HOST, LENGTH, UPGRADE, b"upgrade: websocket"), Q, [200]),
+    "a protocol that nobody knows": (raw(ASK, HOST, LENGTH, UPGRADE, b"upgrade: foo"), Q, [200]),
+    "in HTTP/1.0": (raw(ASK.replace(b"1.1", b"1.0"), HOST, LENGTH, UPGRADE, H2C), Q, [200]),
+    "a request for a body": (raw(ASK, HOST, BEHIND, UPGRADE, H2C), SMUGGLED, [400]),
+    "a request for a body, in HTTP/1.0": (
+        raw(ASK.replace(b"1.1", b"1.0"), HOST, BEHIND, UPGRADE, H2C),
+        SMUGGLED,
+        [400],
+    ),
+    "a page with a request for a body": (page(b"GET /healthz HTTP/1.1", HOST, BEHIND, UPGRADE, H2C), SMUGGLED, [200]),
+    "a page without a body": (page(b"GET /healthz HTTP/1.1", HOST, UPGRADE, H2C), b"", [200]),
+    "a request behind it": (raw(ASK, HOST, LENGTH, UPGRADE, H2C), Q + ALIVE, [200, 200]),
+    "another upgrade behind it": (
+        raw(ASK, HOST, LENGTH, UPGRADE, H2C),
+        Q + raw(ASK, HOST, LENGTH, UPGRADE, H2C, body=Q),
+        [200, 200],
+    ),
 }
 
 
@@ -148,12 +182,38 @@ async def test_it_is_refused_once_and_nothing_behind_it_is_read(gateway: House, 
     assert gateway.engine.calls == []
 
 
-async def test_trailers_say_nothing(gateway: House) -> None:
-    body = IN_CHUNKS[:-2] + b"x-session-id: evil\r\nauthorization: Bearer evil\r\n\r\n"
+@pytest.mark.parametrize("packets", [1, 2])
+@pytest.mark.parametrize(("head", "rest", "statuses"), UPGRADES.values(), ids=UPGRADES.keys())
+async def test_an_upgrade_is_ignored_and_its_body_is_a_body(
+    gateway: House, caplog: pytest.LogCaptureFixture, head: bytes, rest: bytes, statuses: list[int], packets: int
+) -> None:
     async with wire(gateway.url) as connection:
-        await connection.write(raw(ASK, HOST, CHUNKED, body=body))
-        said = await connection.said(answers=1)
-    assert said.statuses == [200]
+        if packets == 1:
+            await connection.write(ALIVE + head + rest)
+            first = Said(b"", False)
+        else:
+            await connection.write(ALIVE + head)
+            first = await connection.said(answers=1)  # so the head was read
+            await connection.write(rest)
+        then = await connection.said(answers=1 + len(statuses) - len(first.statuses))
+        more = await connection.said(silence_s=0.05)
+    assert first.statuses + then.statuses + more.statuses == [200, *statuses]
+    assert "uvicorn[standard]" not in caplog.text
+
+
+async def test_4000_upgrades_in_one_piece_are_answered_one_by_one(gateway: House) -> None:
+    async with wire(gateway.url) as connection:
+        await connection.write(page(b"GET /healthz HTTP/1.1", HOST, UPGRADE, H2C) * 4000)
+        said = await connection.said(answers=4000)
+    assert said.statuses == [200] * 4000
+
+
+async def test_trailers_say_nothing(gateway: House) -> None:
+    evil = b"x-session-id: evil\r\nauthorization: Bearer evil\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    async with wire(gateway.url) as connection:
+        await connection.write(raw(ASK, HOST, CHUNKED, body=IN_CHUNKS[:-2] + evil) + ALIVE)
+        said = await connection.said(answers=2)
+    assert said.statuses == [200, 200]
     assert b"evil" not in said.raw
 
 
