@@ -41,7 +41,8 @@ def launch(
     ] = None,
     rollout_gpus: Annotated[int | None, typer.Option(envvar="ROLLOUT_GPUS", min=1, help="To serve; a quarter.")] = None,
     prm_gpus: Annotated[
-        int | None, typer.Option(envvar="PRM_GPUS", min=0, help="To judge; a quarter. 0: judge.url")
+        int | None,
+        typer.Option(envvar="PRM_GPUS", min=0, help="To judge; what is left, at most a quarter. 0: judge.url"),
     ] = None,
     tp: Annotated[int, typer.Option(envvar="TP", min=1, help="GPUs of one engine.")] = 1,
     prm_tp: Annotated[int, typer.Option(envvar="PRM_TP", min=1, help="GPUs of one judge.")] = 1,
@@ -61,6 +62,8 @@ def launch(
     """Share this machine's GPUs out to actor, rollout and judge, and run everything on them until Ctrl-C."""
     assert isinstance(context.obj, Context)
     counts = share_out(num_gpus, actor_gpus, rollout_gpus, prm_gpus)
+    if prm_gpus is None and not counts.judge:
+        typer.echo(f"no GPU of {num_gpus} is left for a judge (PRM_GPUS): judge.url names one elsewhere", err=True)
     wanted = Launch(
         assignment=assign(counts, rollout_tp=tp, judge_tp=prm_tp),
         sglang=tuple(shlex.split(sglang)),
