@@ -84,7 +84,7 @@ def launch(
     console.print(_table(wanted.assignment))
     if len(wanted.assignment.actor) > 1:
         console.print(f"[yellow]the trainer uses one GPU so far: {wanted.assignment.actor[0]}[/]")
-    _run(settings, wanted, console)
+    _run(settings, wanted, console, context.obj.config)
 
 
 def _table(assignment: Assignment) -> Table:
@@ -100,12 +100,12 @@ def _numbers(gpus: tuple[int, ...]) -> str:
     return ",".join(map(str, gpus))
 
 
-def _run(settings: Settings, wanted: Launch, console: Console) -> None:
+def _run(settings: Settings, wanted: Launch, console: Console, config: Path | None) -> None:
     log_to_stderr("launch", level=30)
 
     async def main(stop: asyncio.Event) -> None:
         async with _running(settings, servers(wanted, settings.engine.port), console) as supervisor:
-            await serve_until_stopped(settings, wanted.model_path, console, stop, beside=supervisor)
+            await serve_until_stopped(settings, wanted.model_path, console, stop, config=config, beside=supervisor)
 
     # For the trainer, the one part of ours that asks for a GPU; SGLang's servers are told their own.
     os.environ["CUDA_VISIBLE_DEVICES"] = _numbers(wanted.assignment.actor)
