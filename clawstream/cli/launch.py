@@ -19,7 +19,8 @@ from rich.table import Table
 
 from clawstream.cli.process import Context, log_to_stderr, run_until_stopped
 from clawstream.cli.up import checked_model, serve_until_stopped
-from clawstream.config import Settings, inherited_environment
+from clawstream.config import EXAMPLE_KEY, Settings, inherited_environment
+from clawstream.errors import ConfigError
 from clawstream.local.gpus import Assignment, assign, share_out
 from clawstream.local.sglang_servers import Launch, Server, servers, settings_for
 
@@ -61,6 +62,8 @@ def launch(
 ) -> None:
     """Share this machine's GPUs out to actor, rollout and judge, and run everything on them until Ctrl-C."""
     assert isinstance(context.obj, Context)
+    if sglang_api_key == EXAMPLE_KEY:
+        raise ConfigError(f"SGLANG_API_KEY is {EXAMPLE_KEY!r}, which everybody knows. Nothing was started; set another")
     counts = share_out(num_gpus, actor_gpus, rollout_gpus, prm_gpus)
     if prm_gpus is None and not counts.judge:
         typer.echo(f"no GPU of {num_gpus} is left for a judge (PRM_GPUS): judge.url names one elsewhere", err=True)
@@ -138,4 +141,4 @@ def _part(server: Server, http: "aiohttp.ClientSession") -> "Part":
     from clawstream.local.ready import answers
     from clawstream.local.supervisor import Part
 
-    return Part(name=server.name, command=server.command, ready=answers(http, f"{server.url}/health"))
+    return Part(name=server.name, command=server.command, missing=answers(http, f"{server.url}/health"))

@@ -211,6 +211,9 @@ def test_the_settings_of_kubernetes_are_settings(monkeypatch: pytest.MonkeyPatch
     secret = yaml.safe_load((DEPLOY / "kubernetes" / "secret.example.yaml").read_text())["stringData"]
     for name, value in secret.items():
         monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="change-me"):
+        load(DEPLOY / "kubernetes" / "clawstream.toml")
+    monkeypatch.setenv("CLAWSTREAM_GATEWAY__API_KEY", "own")
     settings = load(DEPLOY / "kubernetes" / "clawstream.toml")
     engine = next(
         found for found in manifests() if found["kind"] == "StatefulSet" and "engine" in str(found["metadata"])
