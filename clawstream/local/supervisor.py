@@ -36,7 +36,7 @@ class Patience:
     """How long to wait for what."""
 
     ready_within_s: float = 120.0
-    silent_s: float = 5.0  # then it is said what a part waits for, and again when that changes
+    silent_s: float = 10.0  # then it is said what a part waits for, and again when that changes
     stop_within_s: float = 20.0  # then it is killed
     steady_after_s: float = 30.0  # a part that ran this long starts its next restart without a wait
     first_wait_s: float = 0.5
