@@ -21,6 +21,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from clawstream.errors import ConfigError
 
 PREFIX = "CLAWSTREAM_"
+EXAMPLE_KEY = "change-me"
 _USERINFO = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*://)?[^/?#]*@")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -120,6 +121,11 @@ class GatewaySettings(Section):
             raise ValueError(
                 f"host {self.host} can be reached from outside: set gateway.api_key, or gateway.keys_file to a file "
                 "with a key in it (clawstream keys add NAME), or listen on 127.0.0.1"
+            )
+        if self.api_key is not None and self.api_key.get_secret_value() == EXAMPLE_KEY:
+            raise ValueError(
+                f"api_key is {EXAMPLE_KEY!r}, as in the examples, which everybody knows: set one of your own "
+                "(gateway.api_key, CLAWSTREAM_GATEWAY__API_KEY, or SGLANG_API_KEY under Compose and launch)"
             )
         return self
 

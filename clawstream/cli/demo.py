@@ -79,7 +79,10 @@ def demo(
 
 
 @contextmanager
-def _shown(console: Console, updates: int) -> "Iterator[Tell]":
+def _shown(console: Console, updates: int) -> "Iterator[Tell | Lines]":
+    if not console.is_terminal:
+        yield Lines(updates)
+        return
     with Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(),
@@ -108,6 +111,24 @@ class Tell:
         }
         known: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
         self._bar.update(self._task, description=step.phase, completed=step.update, **known)
+
+
+class Lines:
+    """Says each update in a line on stderr, for whoever has no terminal to see a bar on."""
+
+    def __init__(self, updates: int) -> None:
+        self._updates = updates
+        self._said: tuple[str, int, float | None] | None = None
+
+    def __call__(self, step: "Step") -> None:
+        """Say `step`, unless only its counts are new."""
+        told = (step.phase, step.update, step.score)
+        if told == self._said:
+            return
+        self._said = told
+        score = "" if step.score is None else f", score {step.score:.2f}"
+        requests = "" if step.requests is None else f", {step.requests} requests"
+        typer.echo(f"{step.phase}: {step.update}/{self._updates} updates{score}{requests}", err=True)
 
 
 def _scores(figures: "Figures") -> Table:

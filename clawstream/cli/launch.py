@@ -19,7 +19,8 @@ from rich.table import Table
 
 from clawstream.cli.process import Context, log_to_stderr, run_until_stopped
 from clawstream.cli.up import checked_model, serve_until_stopped
-from clawstream.config import Settings, inherited_environment
+from clawstream.config import EXAMPLE_KEY, Settings, inherited_environment
+from clawstream.errors import ConfigError
 from clawstream.local.gpus import Assignment, assign, share_out
 from clawstream.local.sglang_servers import Launch, Server, servers, settings_for
 
@@ -41,7 +42,8 @@ def launch(
     ] = None,
     rollout_gpus: Annotated[int | None, typer.Option(envvar="ROLLOUT_GPUS", min=1, help="To serve; a quarter.")] = None,
     prm_gpus: Annotated[
-        int | None, typer.Option(envvar="PRM_GPUS", min=0, help="To judge; a quarter. 0: judge.url")
+        int | None,
+        typer.Option(envvar="PRM_GPUS", min=0, help="To judge; what is left, at most a quarter. 0: judge.url"),
     ] = None,
     tp: Annotated[int, typer.Option(envvar="TP", min=1, help="GPUs of one engine.")] = 1,
     prm_tp: Annotated[int, typer.Option(envvar="PRM_TP", min=1, help="GPUs of one judge.")] = 1,
@@ -60,7 +62,11 @@ def launch(
 ) -> None:
     """Share this machine's GPUs out to actor, rollout and judge, and run everything on them until Ctrl-C."""
     assert isinstance(context.obj, Context)
+    if sglang_api_key == EXAMPLE_KEY:
+        raise ConfigError(f"SGLANG_API_KEY is {EXAMPLE_KEY!r}, which everybody knows. Nothing was started; set another")
     counts = share_out(num_gpus, actor_gpus, rollout_gpus, prm_gpus)
+    if prm_gpus is None and not counts.judge:
+        typer.echo(f"no GPU of {num_gpus} is left for a judge (PRM_GPUS): judge.url names one elsewhere", err=True)
     wanted = Launch(
         assignment=assign(counts, rollout_tp=tp, judge_tp=prm_tp),
         sglang=tuple(shlex.split(sglang)),
@@ -81,7 +87,7 @@ def launch(
     console.print(_table(wanted.assignment))
     if len(wanted.assignment.actor) > 1:
         console.print(f"[yellow]the trainer uses one GPU so far: {wanted.assignment.actor[0]}[/]")
-    _run(settings, wanted, console)
+    _run(settings, wanted, console, context.obj.config)
 
 
 def _table(assignment: Assignment) -> Table:
@@ -97,12 +103,12 @@ def _numbers(gpus: tuple[int, ...]) -> str:
     return ",".join(map(str, gpus))
 
 
-def _run(settings: Settings, wanted: Launch, console: Console) -> None:
+def _run(settings: Settings, wanted: Launch, console: Console, config: Path | None) -> None:
     log_to_stderr("launch", level=30)
 
     async def main(stop: asyncio.Event) -> None:
         async with _running(settings, servers(wanted, settings.engine.port), console) as supervisor:
-            await serve_until_stopped(settings, wanted.model_path, console, stop, beside=supervisor)
+            await serve_until_stopped(settings, wanted.model_path, console, stop, config=config, beside=supervisor)
 
     # For the trainer, the one part of ours that asks for a GPU; SGLang's servers are told their own.
     os.environ["CUDA_VISIBLE_DEVICES"] = _numbers(wanted.assignment.actor)
@@ -135,4 +141,4 @@ def _part(server: Server, http: "aiohttp.ClientSession") -> "Part":
     from clawstream.local.ready import answers
     from clawstream.local.supervisor import Part
 
-    return Part(name=server.name, command=server.command, ready=answers(http, f"{server.url}/health"))
+    return Part(name=server.name, command=server.command, missing=answers(http, f"{server.url}/health"))

@@ -7,6 +7,7 @@ was none) and `openclaw.json.clawstream` (the file as we wrote it).
 import json
 import os
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,7 +56,9 @@ def connect(
     if config.parse(file.text, str(file.path)) == changed and before is not None:
         _say(f"{file.path} is connected to {gateway.base_url} already; nothing to do")
         return
-    typer.echo(config.diff(file.text, text, str(file.path), gateway.api_key), nl=False)
+    typer.echo(config.diff(file.text, text, str(file.path)), nl=False)
+    if (warning := config.too_few(gateway.context_tokens)) is not None:
+        _say(warning)
     for agent in config.agents_of_their_own_mind(changed):
         _say(f"agent {agent} names a model of its own (agents.entries.{agent}.model) and keeps it")
     if not config.is_plain_json(file.text):
@@ -81,9 +84,7 @@ def disconnect() -> None:
     untouched = file.text == before.written_text
     restored = config.disconnect(before.first, before.written, now)
     text = before.first_text if untouched else config.render(restored)
-    typer.echo(
-        config.diff(file.text, text or "", str(file.path), config.written_key(before.first, before.written)), nl=False
-    )
+    typer.echo(config.diff(file.text, text or "", str(file.path)), nl=False)
     for keys in () if untouched else config.kept_by_person(before.first, before.written, now):
         _say(f"{keys} was edited since and stays as it is")
     file.let_go(text)
@@ -197,6 +198,14 @@ def _context(base_url: str, api_key: str, model: str) -> int:
         with urllib.request.urlopen(request, timeout=_ANSWERS_WITHIN_S) as response:  # noqa: S310
             served = {one["id"]: one.get("max_model_len") for one in json.load(response)["data"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+            if error.code in (401, 403):
+                shown = "the key" if api_key != _NO_KEY else "to answer without a key"
+                raise ConfigError(
+                    f"{base_url} refuses {shown} (HTTP {error.code}). Nothing was changed. Name a key in force with "
+                    "--key (`clawstream keys add NAME` makes one)"
+                ) from error
         _say(f"{base_url}/models does not answer ({error}); contextWindow is set to {_DEFAULT_CONTEXT_TOKENS}")
         return _DEFAULT_CONTEXT_TOKENS
     if model not in served:

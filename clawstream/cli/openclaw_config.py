@@ -6,7 +6,9 @@ still says what we wrote: what a person has changed since is theirs, and stays.
 OpenClaw reads JSON5 and writes plain JSON, without comments; so do we.
 """
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import unified_diff
@@ -23,6 +25,14 @@ _PROVIDERS: Keys = ("models", "providers")
 _MODEL: Keys = ("agents", "defaults", "model")
 _MAX_ANSWER_TOKENS = 8192
 _ABSENT = object()
+_FEWEST_CONTEXT_TOKENS = 32_768
+_SECRETS = r"(?:key|token|password|passphrase|secret|authorization|credential|cookie)s?"
+_SECRET = re.compile(rf"{_SECRETS}$", re.IGNORECASE)
+_IN_COMMENT = re.compile(rf"({_SECRETS}[\"']?\s*[:=]\s*)([^\n]+)", re.IGNORECASE)
+_PIECE = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[{}\[\]:,]|\s+|[^\s{}\[\]:,"'/]+|.""", re.DOTALL
+)
+_MARK = re.compile(r"\0[0-9a-f]{64}\0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,17 +121,55 @@ def agents_of_their_own_mind(config: Config) -> tuple[str, ...]:
     return tuple(name for name, entry in entries.items() if isinstance(entry, dict) and entry.get("model"))
 
 
-def diff(before: str, after: str, name: str, secret: str) -> str:
-    """Return the change as a unified diff, with `secret` hidden."""
-    lines = unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), name, name)
+def diff(before: str, after: str, name: str) -> str:
+    """Return the change from one JSON5 text to another as a unified diff, secrets hidden on both sides."""
+    lines = unified_diff(
+        _hidden(before).splitlines(keepends=True), _hidden(after).splitlines(keepends=True), name, name
+    )
     shown = "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
-    return shown.replace(json.dumps(secret, ensure_ascii=False), '"***"') if secret else shown
+    return _MARK.sub('"***"', shown)
 
 
-def written_key(before: Config, written: Config) -> str:
-    """Return the API key that connecting wrote, so that it can be hidden."""
-    found = [_get(written, (*keys, "apiKey")) for keys in _changed(before, written) if keys[:2] == _PROVIDERS]
-    return next((key for key in found if isinstance(key, str)), "")
+def too_few(context_tokens: int) -> str | None:
+    """Return why OpenClaw can't work with so short a context; None: it can."""
+    if context_tokens >= _FEWEST_CONTEXT_TOKENS:
+        return None
+    return (
+        f"{context_tokens:,} tokens of context are too few for OpenClaw, whose first turn alone is 54 KB: "
+        f"it will be refused or compact all the time. Serve a model with {_FEWEST_CONTEXT_TOKENS:,} or more"
+    )
+
+
+def _hidden(text: str) -> str:
+    """Return the JSON5 in `text` with each string under a secret's key replaced by a mark: equal ones by equal marks.
+
+    Of a comment that names one, the rest of the line is hidden: it may be an old key.
+    """
+    out: list[str] = []
+    around: list[tuple[str, bool]] = []  # each bracket that is open, and whether it stands under a secret's key
+    key, secret, is_value = "", False, False
+    for piece in (match[0] for match in _PIECE.finditer(text)):
+        if piece.startswith(("//", "/*")):
+            out.append(_IN_COMMENT.sub(lambda found: found[1] + _mark(found[2]), piece))
+            continue
+        if piece in ("{", "["):
+            around.append((piece, secret))
+            is_value = piece == "["
+        elif piece in ("}", "]"):
+            around = around[:-1]
+        elif piece == ":":
+            secret, is_value = secret or _SECRET.search(key) is not None, True
+        elif piece == ",":
+            bracket, secret = around[-1] if around else ("{", False)
+            is_value = bracket == "["
+        elif not is_value and not piece.isspace():
+            key = piece.strip("\"'")
+        out.append(_mark(piece[1:-1]) if secret and is_value and piece[0] in "\"'" else piece)
+    return "".join(out)
+
+
+def _mark(secret: str) -> str:
+    return f"\0{hashlib.sha256(secret.encode(errors='surrogatepass')).hexdigest()}\0"
 
 
 def _changed(before: Config, written: Config) -> list[Keys]:

@@ -1,7 +1,6 @@
 """`clawstream up`: every part of one installation, until Ctrl-C."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +8,7 @@ import typer
 from rich.console import Console
 
 from clawstream.cli.process import Context, hide_torch, log_to_stderr, run_until_stopped
-from clawstream.config import Settings
+from clawstream.config import GatewaySettings, Settings
 from clawstream.errors import ConfigError, PartUnavailable
 
 if TYPE_CHECKING:
@@ -27,9 +26,12 @@ def up(
     settings = context.obj.settings()
     log_to_stderr("up", level=30)
     console = Console(stderr=True)
+    named_file = context.obj.config
     named = model or settings.engine.model_path
     model_path = _tiny_policy(settings, console) if named is None else checked_model(named)
-    run_until_stopped(lambda stop: serve_until_stopped(settings, model_path, console, stop, fresh=fresh))
+    run_until_stopped(
+        lambda stop: serve_until_stopped(settings, model_path, console, stop, config=named_file, fresh=fresh)
+    )
 
 
 def checked_model(folder: Path) -> Path:
@@ -45,6 +47,7 @@ async def serve_until_stopped(
     console: Console,
     stop: asyncio.Event,
     *,
+    config: Path | None,
     fresh: bool = False,
     beside: "Supervisor | None" = None,
 ) -> None:
@@ -52,7 +55,7 @@ async def serve_until_stopped(
     from clawstream.local.installation import installation
 
     async with installation(settings, model_path=model_path, say=console.print, fresh=fresh) as running:
-        _greet(console, running, model_path, await _context_tokens(running))
+        _greet(console, running, model_path, await _context_tokens(running), config)
         supervisors = [running.supervisor, *([beside] if beside is not None else [])]
         waits = [asyncio.create_task(event.wait()) for event in (stop, *(one.failed for one in supervisors))]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -83,33 +86,25 @@ async def _context_tokens(running: "Installation") -> int:
         return (await SglangEngine(session, running.addresses.engines[0]).server_info()).context_length_tokens
 
 
-def _greet(console: Console, running: "Installation", model_path: Path, context_tokens: int) -> None:
+def _greet(
+    console: Console, running: "Installation", model_path: Path, context_tokens: int, config: Path | None
+) -> None:
+    from clawstream.cli.openclaw_config import too_few
+
     settings, addresses = running.settings, running.addresses
     console.print(f"\n[bold green]clawstream is up[/]: {addresses.gateway}/v1 serves {settings.policy.served_model}")
     console.print(f"  policy   {model_path}\n  Kafka    {addresses.kafka}\n  logs     {settings.data_dir / 'logs'}")
     if settings.judge.url is None:
         console.print("  [yellow]no judge is set (judge.url): exchanges are recorded and paired, nothing is learned[/]")
-    console.print("\nPoint OpenClaw here, in openclaw.json:")
-    key = "THE-KEY" if settings.gateway.api_key is not None else "none"
-    console.print_json(
-        json.dumps(openclaw_snippet(f"{addresses.gateway}/v1", settings.policy.served_model, key, context_tokens))
-    )
+    console.print(f"\nPoint OpenClaw here: [bold]{connecting(settings, addresses.gateway, config)}[/]", soft_wrap=True)
+    if (warning := too_few(context_tokens)) is not None:
+        console.print(f"  [yellow]{warning}[/]")
     console.print("Ctrl-C stops everything.")
 
 
-def openclaw_snippet(base_url: str, model: str, key: str, context_tokens: int) -> dict[str, object]:
-    """Return what belongs into openclaw.json."""
-    described = {
-        "id": model,
-        "name": model,
-        "reasoning": False,
-        "input": ["text"],
-        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
-        "contextWindow": context_tokens,
-        "maxTokens": min(8192, context_tokens // 2),
-    }
-    provider = {"baseUrl": base_url, "apiKey": key, "api": "openai-completions", "models": [described]}
-    return {
-        "models": {"mode": "merge", "providers": {"clawstream": provider}},
-        "agents": {"defaults": {"model": {"primary": f"clawstream/{model}"}}},
-    }
+def connecting(settings: Settings, url: str, config: Path | None) -> str:
+    """Return the command that lets OpenClaw talk to the gateway at `url`, which runs by the file `config`."""
+    named = "" if config is None else f" -c {config}"
+    elsewhere = "" if settings.gateway.port == GatewaySettings().port else f" --url {url}"
+    key = "" if settings.gateway.api_key is None else " --key KEY"
+    return f"clawstream{named} openclaw connect --write{elsewhere}{key}"

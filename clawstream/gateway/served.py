@@ -87,7 +87,7 @@ class ServedEngine:
             weights = policy_version(info.weight_version)
         except (TryLater, EngineRefused, TimeoutError) as error:
             reason = str(error) or f"engine {self.url}: no answer within {self.answers_within_s:g} s"
-            if self.problem is None:
+            if self.problem != reason:
                 LOG.warning("engine=%s state=away reason=%s", self.url, reason)
             self.problem = reason
             return

@@ -1,7 +1,7 @@
 """Which GPU of a machine does what: the actor trains, the rollout engines serve, the judges judge. Pure.
 
 Counts and their order are those that users of OpenClaw-RL know: the actor has the first GPUs, then the rollout, then
-the judges (its PRM). The rule in `deploy/compose.yaml` is the same.
+the judges (its PRM). `deploy/gpus.sh` is the same rule for `deploy/compose.yaml`.
 """
 
 from dataclasses import dataclass
@@ -31,22 +31,31 @@ class Assignment:
 def share_out(machine: int, actor: int | None, rollout: int | None, judge: int | None) -> GpuCounts:
     """Return the counts, with halves and quarters for what was not said: 8 GPUs are 4, 2 and 2.
 
-    Raises ConfigError where they don't fit.
+    The judge gets no more than the others leave, which may be nothing. Raises ConfigError where they don't fit.
     """
     quarter = max(1, machine // 4)
+    trains = max(1, machine // 2) if actor is None else actor
+    serves = quarter if rollout is None else rollout
+    left = max(0, machine - trains - serves)
     counts = GpuCounts(
-        machine=machine,
-        actor=max(1, machine // 2) if actor is None else actor,
-        rollout=quarter if rollout is None else rollout,
-        judge=quarter if judge is None else judge,
+        machine=machine, actor=trains, rollout=serves, judge=min(quarter, left) if judge is None else judge
     )
     wanted = counts.actor + counts.rollout + counts.judge
     if wanted > machine:
         raise ConfigError(
             f"ACTOR_GPUS + ROLLOUT_GPUS + PRM_GPUS is {counts.actor} + {counts.rollout} + {counts.judge} = {wanted}; "
-            f"NUM_GPUS is {machine}. Lower one (PRM_GPUS=0: judges elsewhere, by judge.url). Nothing was started"
+            f"NUM_GPUS is {machine}. {_way_out(machine)}. Nothing was started"
         )
     return counts
+
+
+def _way_out(machine: int) -> str:
+    if machine == 1:
+        return (
+            "Training and serving take a GPU each: with one, give it to SGLang, start that yourself, and run "
+            '`clawstream up` with engine.urls and training.device = "cpu"'
+        )
+    return "Lower one (PRM_GPUS=0: judges elsewhere, by judge.url)"
 
 
 def assign(counts: GpuCounts, *, rollout_tp: int, judge_tp: int) -> Assignment:

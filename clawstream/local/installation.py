@@ -61,8 +61,8 @@ async def installation(
     with contextlib.ExitStack() as servers:
         servers.enter_context(alone_on(settings.data_dir))
         embedded: list[Server] = []
-        filled = await asyncio.to_thread(_with_servers, settings, servers, embedded, fresh, say)
-        filled = _with_ports(filled, model_path, servers)
+        filled = _with_ports(settings, model_path, servers)  # first: a port that is taken is known at once
+        filled = await asyncio.to_thread(_with_servers, filled, servers, embedded, fresh, say)
         addresses = _addresses(filled)
         await _prepare(filled, addresses, say)
         servers.enter_context(announced(filled.data_dir, addresses))
@@ -132,19 +132,21 @@ def _with_servers(
 def _with_ports(settings: Settings, model_path: Path, servers: contextlib.ExitStack) -> Settings:
     """Return the settings with a real port wherever 0 asked for any, kept free for the part that gets it."""
 
-    def kept(host: str, port: int) -> int:
-        return servers.enter_context(reserved(port or None)) if host == HOST else port
+    def kept(host: str, port: int, setting: str) -> int:
+        return servers.enter_context(reserved(port or None, setting=setting)) if host == HOST else port
 
     engine: dict[str, Any] = {"model_path": model_path}
     if not settings.engine.urls:
         first = settings.engine.port
-        ports = [kept(HOST, first + number if first else 0) for number in range(settings.engine.replicas)]
+        ports = [
+            kept(HOST, first + number if first else 0, "engine.port") for number in range(settings.engine.replicas)
+        ]
         engine |= {"port": ports[0], "urls": tuple(f"http://{HOST}:{port}" for port in ports)}
     return settings.model_copy(
         update={
             "engine": settings.engine.model_copy(update=engine),
-            "gateway": _at_port(settings.gateway, kept(settings.gateway.host, settings.gateway.port)),
-            "monitor": _at_port(settings.monitor, kept(settings.monitor.host, settings.monitor.port)),
+            "gateway": _at_port(settings.gateway, kept(settings.gateway.host, settings.gateway.port, "gateway.port")),
+            "monitor": _at_port(settings.monitor, kept(settings.monitor.host, settings.monitor.port, "monitor.port")),
         }
     )
 
@@ -199,4 +201,4 @@ def _part(
     argv = (sys.executable, "-m", "clawstream", "--config", str(config), command, *options)
     if http is None or health is None:
         return Part(name=command, command=argv)
-    return Part(name=command, command=argv, ready=answers(http, health))
+    return Part(name=command, command=argv, missing=answers(http, health))

@@ -14,8 +14,10 @@ HOST = "127.0.0.1"
 
 
 @contextmanager
-def reserved(port: int | None = None) -> Iterator[int]:
+def reserved(port: int | None = None, *, setting: str | None = None) -> Iterator[int]:
     """Keep a free port, or `port`, from everybody but a server that binds with SO_REUSEADDR, as nearly all do.
+
+    Raises PartUnavailable where it can't be had, naming the `setting` that asks for it.
 
     Start the server within the block, and leave it once the server listens. Only Linux can share a port in that way;
     elsewhere the port is let go before the block runs.
@@ -24,8 +26,9 @@ def reserved(port: int | None = None) -> Iterator[int]:
         try:
             keeper.bind((HOST, port or 0))
         except OSError as error:
+            named = "" if setting is None else f" ({setting})"
             raise PartUnavailable(
-                f"port {port} of {HOST} can't be had: {error.strerror}. Nothing was started. "
+                f"port {port} of {HOST}{named} can't be had: {error.strerror}. Nothing was started. "
                 "Stop what listens there, or choose another port"
             ) from error
         found: int = keeper.getsockname()[1]

@@ -1,18 +1,29 @@
 """Whether a server does its work yet."""
 
+import json
 from collections.abc import Awaitable, Callable
 
 import aiohttp
 
 
-def answers(http: aiohttp.ClientSession, url: str) -> Callable[[], Awaitable[bool]]:
-    """Return what asks `url`, and says whether it answered 200."""
+def answers(http: aiohttp.ClientSession, url: str) -> Callable[[], Awaitable[str | None]]:
+    """Return what asks `url` and says why it did not answer 200, in its own words if it has some; None: it did."""
 
-    async def ready() -> bool:
+    async def missing() -> str | None:
         try:
             async with http.get(url) as response:
-                return response.status == 200
+                if response.status == 200:
+                    return None
+                return _problems(await response.text()) or f"{url} answers HTTP {response.status}"
         except (aiohttp.ClientError, TimeoutError):
-            return False
+            return f"{url} does not answer"
 
-    return ready
+    return missing
+
+
+def _problems(page: str) -> str:
+    """The problems on the gateway's /readyz; empty on a page of another kind."""
+    try:
+        return "; ".join(str(part["problem"]) for part in json.loads(page)["missing"])
+    except (ValueError, KeyError, TypeError):
+        return ""

@@ -24,11 +24,11 @@ LOOK_EVERY_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A process to keep running; `ready` says whether it does its work yet, and is asked until it does."""
+    """A process to keep running; `missing` says why it does not do its work yet, and is asked until it does (None)."""
 
     name: str
     command: tuple[str, ...]
-    ready: Callable[[], Awaitable[bool]] | None = None  # None: it is ready as soon as it runs
+    missing: Callable[[], Awaitable[str | None]] | None = None  # None: it is ready as soon as it runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,7 @@ class Patience:
     """How long to wait for what."""
 
     ready_within_s: float = 120.0
+    silent_s: float = 10.0  # then it is said what a part waits for, and again when that changes
     stop_within_s: float = 20.0  # then it is killed
     steady_after_s: float = 30.0  # a part that ran this long starts its next restart without a wait
     first_wait_s: float = 0.5
@@ -187,14 +188,20 @@ class Supervisor:
 
     async def _ready(self, child: Child) -> None:
         part, within_s = child.part, self._patience.ready_within_s
-        deadline = time.monotonic() + within_s
-        while child.failure is None and time.monotonic() < deadline:
-            if child.running and (part.ready is None or await part.ready()):
-                child.proven = child.proven or part.ready is not None
-                return
+        started = time.monotonic()
+        missing, said = None, None
+        while child.failure is None and time.monotonic() < started + within_s:
+            if child.running:
+                missing = await part.missing() if part.missing is not None else None
+                if missing is None:
+                    child.proven = child.proven or part.missing is not None
+                    return
+                if missing != said and time.monotonic() > started + self._patience.silent_s:
+                    self._say(f"{part.name} is not ready yet: {missing}")
+                    said = missing
             await asyncio.sleep(LOOK_EVERY_S)
-        reason = child.failure or f"was not ready within {within_s:g} s"
-        raise PartUnavailable(self._words_on(child, reason))
+        why = "" if missing is None else f" ({missing})"
+        raise PartUnavailable(self._words_on(child, child.failure or f"was not ready within {within_s:g} s{why}"))
 
     async def _end(self, child: Child) -> None:
         process = child.process

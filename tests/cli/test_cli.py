@@ -5,9 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from clawstream.config import EngineSettings, GatewaySettings, dump, load
+from clawstream.cli.demo import _shown
+from clawstream.cli.up import connecting
+from clawstream.config import EngineSettings, GatewaySettings, Settings, dump, load
 from clawstream.errors import ConfigError
+from clawstream.simulation.demo import Progress
 
 
 def run(*argv: str, code: str | None = None) -> "subprocess.CompletedProcess[str]":
@@ -108,8 +112,42 @@ def test_an_address_whose_path_has_an_at_sign_is_one() -> None:
     assert EngineSettings(urls=("http://a:1/@b",)).urls == ("http://a:1/@b",)
 
 
-def test_the_settings_that_are_shipped_for_production_are_valid() -> None:
-    assert load(Path(__file__).parents[2] / "deploy" / "clawstream.toml").judge.needed == 2
+def test_the_settings_that_are_shipped_for_production_are_valid_once_their_key_is_one_s_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shipped = Path(__file__).parents[2] / "deploy" / "clawstream.toml"
+    with pytest.raises(ConfigError, match="api_key is 'change-me', as in the examples"):
+        load(shipped)
+    monkeypatch.setenv("CLAWSTREAM_GATEWAY__API_KEY", "own")
+    assert load(shipped).judge.needed == 2
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_demo_says_each_update_in_a_line_where_there_is_no_terminal(
+    terminal: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _shown(Console(stderr=True, force_terminal=terminal), updates=2) as tell:
+        for step in (
+            Progress(phase="starting the parts"),
+            Progress(phase="learning", requests=3, tokens_per_s=1.0),
+            Progress(phase="learning", requests=4, tokens_per_s=1.0),
+            Progress(phase="learning", update=1, requests=9, score=0.5),
+        ):
+            tell(step)
+    said = capsys.readouterr()
+    lines = ["starting the parts: 0/2 updates", "learning: 0/2 updates, 3 requests"]
+    lines.append("learning: 1/2 updates, score 0.50, 9 requests")
+    assert said.out == ""
+    assert (said.err.splitlines() == lines) == (not terminal)
+
+
+def test_the_command_that_connects_openclaw_is_named_as_it_has_to_be_typed() -> None:
+    here = Settings(environment=False)
+    assert connecting(here, "http://127.0.0.1:30000", None) == "clawstream openclaw connect --write"
+    moved = Settings(environment=False, gateway={"port": 1, "api_key": "k"})
+    assert connecting(moved, "http://127.0.0.1:1", Path("a.toml")) == (
+        "clawstream -c a.toml openclaw connect --write --url http://127.0.0.1:1 --key KEY"
+    )
 
 
 def test_a_file_can_shut_the_environment_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

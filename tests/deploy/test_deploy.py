@@ -1,7 +1,9 @@
 """What deploy/ says agrees with what the commands, the settings and the topics are. Nothing here starts a container."""
 
+import json
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,11 @@ import kubernetes_validate
 import pytest
 import yaml
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from clawstream import cli
 from clawstream.config import load
-from clawstream.local.gpus import GpuCounts, assign
+from clawstream.errors import ConfigError
 from clawstream.stream.topics import all_topics, resources_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -23,18 +26,23 @@ FOREIGN = ("kafka.strimzi.io", "keda.sh", "kustomize.config.k8s.io")
 GIVEN = {"SGLANG_API_KEY": "key", "HF_CKPT": "/models/base"}
 
 
-def compose() -> dict[str, Any]:
-    """The services as Compose reads them, its variables filled in with their defaults, `$$` with `$`."""
+def compose(**variables: str) -> dict[str, Any]:
+    """The services as Compose reads them, its variables filled in or with their defaults, `$$` with `$`."""
+    return dict(composed(**variables)["services"])
+
+
+def composed(**variables: str) -> dict[str, Any]:
+    known = GIVEN | variables
 
     def fill(match: re.Match[str]) -> str:
         name, default = match["name"], match["default"]
-        return GIVEN.get(name) or (default or "")
+        return known.get(name) or (default or "")
 
     text = (DEPLOY / "compose.yaml").read_text()
     pattern = re.compile(r"(?<!\$)\$\{(?P<name>\w+)(?::(?:-(?P<default>(?:[^{}]|\$\{[^}]*\})*)|\?[^}]*))?\}")
-    services = yaml.safe_load(pattern.sub(fill, text).replace("$$", "$"))["services"]
-    assert isinstance(services, dict)
-    return services
+    found = yaml.safe_load(pattern.sub(fill, text).replace("$$", "$"))
+    assert isinstance(found, dict)
+    return found
 
 
 def manifests() -> list[dict[str, Any]]:
@@ -72,29 +80,81 @@ def test_every_variable_of_compose_is_a_setting(monkeypatch: pytest.MonkeyPatch)
     assert settings.checkpoints_dir == Path("/checkpoints/policy")
 
 
-@pytest.mark.parametrize("counts", [(8, 4, 2, 2), (4, 1, 2, 1), (3, 1, 1, 1)])
-def test_compose_shares_gpus_out_as_launch_does(counts: tuple[int, int, int, int]) -> None:
-    machine, actor, rollout, judge = counts
-    wanted = assign(
-        GpuCounts(machine=machine, actor=actor, rollout=rollout, judge=judge), rollout_tp=rollout, judge_tp=1
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A container's command as its shell ran it, what it would have executed replaced by a note of it."""
+
+    code: int
+    gpus: tuple[int, ...]
+    argv: tuple[str, ...]
+    said: str
+
+
+def ran(service: str, tmp_path: Path, **variables: str) -> Run:
+    """Run a service's command with `variables` in the file or shell that Compose reads, and gpus.sh where it is."""
+    found = compose(**variables)[service]
+    mounts = [volume.split(":") for volume in found["volumes"]]
+    [host] = [mount[0] for mount in mounts if mount[1] == "/gpus.sh"]
+    [script] = found["command"]
+    for name in ("python3", "clawstream"):
+        note = tmp_path / name
+        note.write_text('#!/bin/bash\nexec echo "$CUDA_VISIBLE_DEVICES" "$@"\n')
+        note.chmod(0o755)
+    environment = {name: str(value) for name, value in found["environment"].items()}
+    shown = subprocess.run(
+        [*found["entrypoint"], script.replace("/gpus.sh", str(DEPLOY / host))],
+        env=environment | {"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    gpus, *argv = shown.stdout.split() or [""]
+    return Run(
+        code=shown.returncode,
+        gpus=tuple(map(int, gpus.split(","))) if gpus else (),
+        argv=tuple(argv),
+        said=shown.stderr,
     )
-    variables = {
-        "ACTOR_GPUS": str(actor),
-        "ROLLOUT_GPUS": str(rollout),
-        "PRM_GPUS": str(judge),
-        "PATH": "/usr/bin:/bin",
-    }
 
-    def seen(service: str) -> tuple[int, ...]:
-        [script] = compose()[service]["command"]
-        export = re.split(r"; *exec", script)[0]
-        shown = subprocess.run(
-            ["bash", "-ec", f'{export}; echo "$CUDA_VISIBLE_DEVICES"'],
-            env=variables, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return tuple(map(int, shown.stdout.split(",")))
 
-    assert (seen("train"), seen("engine"), seen("judge")) == (wanted.actor, wanted.rollout[0], wanted.judge)
+SHARES = [
+    *({"NUM_GPUS": str(machine)} for machine in (1, 2, 3, 4, 5, 6, 7, 8, 16)),
+    {},
+    {"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "2", "PRM_GPUS": "2"},
+    {"NUM_GPUS": "4", "ACTOR_GPUS": "1", "ROLLOUT_GPUS": "2"},
+    {"NUM_GPUS": "4", "ROLLOUT_GPUS": "2"},
+    {"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "3"},
+    {"NUM_GPUS": "8", "PRM_GPUS": "0"},
+    {"NUM_GPUS": "8", "PRM_GPUS": "2", "PRM_TP": "2"},
+    {"NUM_GPUS": "8", "PRM_GPUS": "2", "PRM_TP": "4"},
+    {"NUM_GPUS": "4", "PRM_GPUS": "2"},
+    {"ACTOR_GPUS": "9"},
+]
+
+
+@pytest.mark.parametrize("variables", SHARES, ids=lambda found: " ".join(f"{k}={v}" for k, v in found.items()) or "{}")
+def test_compose_shares_gpus_out_as_launch_does(variables: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    launched = CliRunner().invoke(cli.app, ["launch", "--dry-run", "--hf-ckpt", str(tmp_path)], env=variables)
+    runs = {name: ran(name, tmp_path, **variables) for name in ("train", "engine", "judge")}
+    if launched.exception is not None:
+        assert isinstance(launched.exception, ConfigError)
+        assert runs["judge"].code == 2
+        assert "PRM_GPUS" in runs["judge"].said
+        if "NUM_GPUS is" in str(launched.exception):
+            assert (runs["train"].code, runs["engine"].code) == (2, 2)
+        return
+    told = json.loads(launched.stdout)
+    assert runs["train"].gpus == tuple(told["actor"])
+    assert runs["train"].argv == ("train",)
+    # All engines of `launch` are one here.
+    assert runs["engine"].gpus == tuple(gpu for gpus in told["rollout"] for gpu in gpus)
+    assert runs["engine"].argv[runs["engine"].argv.index("--tp-size") + 1] == str(len(runs["engine"].gpus))
+    assert runs["judge"].gpus == tuple(told["judge"])
+    if not told["judge"]:
+        assert runs["judge"].code == 2
+        return
+    for flag in ("--tp-size", "--dp-size"):
+        theirs = told["commands"]["judge"].split()
+        assert runs["judge"].argv[runs["judge"].argv.index(flag) + 1] == theirs[theirs.index(flag) + 1]
 
 
 def test_compose_names_what_users_of_openclaw_rl_set() -> None:
@@ -151,6 +211,9 @@ def test_the_settings_of_kubernetes_are_settings(monkeypatch: pytest.MonkeyPatch
     secret = yaml.safe_load((DEPLOY / "kubernetes" / "secret.example.yaml").read_text())["stringData"]
     for name, value in secret.items():
         monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="change-me"):
+        load(DEPLOY / "kubernetes" / "clawstream.toml")
+    monkeypatch.setenv("CLAWSTREAM_GATEWAY__API_KEY", "own")
     settings = load(DEPLOY / "kubernetes" / "clawstream.toml")
     engine = next(
         found for found in manifests() if found["kind"] == "StatefulSet" and "engine" in str(found["metadata"])
@@ -167,3 +230,31 @@ def test_workers_are_scaled_by_the_lag_of_their_own_group_on_a_topic_that_they_r
             assert trigger["consumerGroup"] == found["metadata"]["name"] == found["spec"]["scaleTargetRef"]["name"]
             assert trigger["consumerGroup"] in topics[trigger["topic"]].consumers
             assert found["spec"]["maxReplicaCount"] == topics[trigger["topic"]].partitions
+
+
+def test_one_gateway_serves_a_policy_and_the_old_one_is_gone_before_the_next_begins() -> None:
+    [gateway] = [
+        found["spec"]
+        for found in manifests()
+        if found["kind"] == "Deployment" and "gateway" in found["spec"]["template"]["spec"]["containers"][0]["args"]
+    ]
+    assert gateway["replicas"] == 1
+    assert gateway["strategy"] == {"type": "Recreate"}
+    assert not [
+        found for found in manifests()
+        if found["kind"] == "ScaledObject" and found["spec"]["scaleTargetRef"]["name"] == "gateway"
+    ]  # fmt: skip
+    assert "deploy" not in compose()["gateway"]
+
+
+def test_the_keys_of_clients_outlive_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    [data] = re.findall(r"CLAWSTREAM_DATA_DIR=(\S+)", (DEPLOY / "Dockerfile").read_text())
+    names = {mount.split(":")[1]: mount.split(":")[0] for mount in compose()["gateway"]["volumes"]}
+    assert names[data] in composed()["volumes"]
+    [pod] = [pod for name, pod in pods() if name == "gateway"]
+    monkeypatch.setenv("CLAWSTREAM_GATEWAY__API_KEY", "key")
+    folder = str(load(DEPLOY / "kubernetes" / "clawstream.toml").keys_file.parent)
+    [mount] = [mount["name"] for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == folder]
+    [volume] = [volume for volume in pod["volumes"] if volume["name"] == mount]
+    claims = [found["metadata"]["name"] for found in manifests() if found["kind"] == "PersistentVolumeClaim"]
+    assert volume["persistentVolumeClaim"]["claimName"] in claims

@@ -323,3 +323,15 @@ def _asked(engines: Engines, session_id: str) -> ServedEngine:
 
 def _offered(engines: Engines) -> set[str]:
     return {place.engine.url for n in range(50) if (place := engines.place(str(n)))}
+
+
+async def test_an_engine_that_was_never_there_is_said_to_be_away_once_a_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = _Told("0")
+    engine = ServedEngine(url="http://e", client=client)
+    for reason in ("refused", "refused", "loading"):
+        client.error = TryLater(reason)
+        await engine.ask()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"engine=http://e state=away reason={reason}" for reason in ("refused", "loading")]

@@ -36,6 +36,19 @@ def test_eight_gpus_are_shared_out_as_the_scripts_of_openclaw_rl_do() -> None:
     assert share_out(8, None, None, 0) == GpuCounts(machine=8, actor=4, rollout=2, judge=0)
 
 
+def test_without_a_word_on_judges_they_get_what_is_left_and_at_most_a_quarter() -> None:
+    assert share_out(2, None, None, None) == GpuCounts(machine=2, actor=1, rollout=1, judge=0)
+    assert share_out(8, 4, 3, None) == GpuCounts(machine=8, actor=4, rollout=3, judge=1)
+    assert share_out(8, 6, 2, None) == GpuCounts(machine=8, actor=6, rollout=2, judge=0)
+
+
+def test_one_gpu_can_not_train_and_serve_and_the_way_out_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r'NUM_GPUS is 1\. .*`clawstream up` with engine\.urls and training\.device = "cpu"'
+    ):
+        share_out(1, None, None, None)
+
+
 def test_more_than_there_are_is_refused_with_the_sum() -> None:
     with pytest.raises(ConfigError, match=r"4 \+ 4 \+ 1 = 9; NUM_GPUS is 8.*PRM_GPUS=0"):
         share_out(8, 4, 4, 1)

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import test_utils, web
 
 from clawstream.config import EngineSettings, GatewaySettings, MonitorSettings, Settings
+from clawstream.errors import PartUnavailable
 from clawstream.local import installation
 from clawstream.local.installation import _engines, _watch, _with_ports
 from clawstream.local.kafka import EmbeddedKafka
+from clawstream.local.ports import reserved
+from clawstream.local.ready import answers
 from clawstream.local.supervisor import Supervisor
 
 
@@ -49,6 +53,40 @@ async def test_each_replica_is_an_engine_of_its_own_on_a_port_of_its_own(tmp_pat
 
 
 def test_replicas_take_the_ports_after_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "reserved", nullcontext)
+    monkeypatch.setattr(installation, "reserved", lambda port, setting: nullcontext(port))  # noqa: ARG005
     filled = _with_ports(Settings(engine=EngineSettings(port=31000, replicas=2)), tmp_path, ExitStack())
     assert filled.engine.urls == ("http://127.0.0.1:31000", "http://127.0.0.1:31001")
+
+
+async def test_a_port_that_is_taken_is_named_before_any_server_is_started(tmp_path: Path) -> None:
+    said: list[str] = []
+    with reserved() as port:
+        taken = Settings(data_dir=tmp_path, engine=EngineSettings(port=port), environment=False)
+        with pytest.raises(PartUnavailable, match=rf"port {port} of .* \(engine\.port\)"):
+            async with installation.installation(taken, model_path=tmp_path, say=said.append):
+                pass
+    assert said == []
+
+
+async def test_a_page_that_is_not_ready_says_what_it_lacks() -> None:
+    pages = {
+        "/readyz": web.json_response(
+            {"missing": [{"part": "engine", "problem": "engine http://e is away"}]}, status=503
+        ),
+        "/health": web.Response(status=503, text="loading"),
+        "/fine": web.Response(),
+    }
+
+    async def page(request: web.Request) -> web.Response:
+        return pages[request.path]
+
+    app = web.Application()
+    for path in pages:
+        app.router.add_get(path, page)
+    async with test_utils.TestServer(app) as server, aiohttp.ClientSession() as http:
+        url = str(server.make_url("")).rstrip("/")
+        assert await answers(http, f"{url}/readyz")() == "engine http://e is away"
+        assert await answers(http, f"{url}/health")() == f"{url}/health answers HTTP 503"
+        assert await answers(http, f"{url}/fine")() is None
+    async with aiohttp.ClientSession() as http:
+        assert await answers(http, f"{url}/fine")() == f"{url}/fine does not answer"

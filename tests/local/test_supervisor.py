@@ -75,7 +75,7 @@ def started_by_another(folder: Path, *codes: str) -> tuple["subprocess.Popen[str
 
 async def test_a_part_that_dies_is_started_again(tmp_path: Path) -> None:
     async with supervising(tmp_path) as supervisor:
-        await supervisor.start([part("turns", SERVES, ready=_at_once)])
+        await supervisor.start([part("turns", SERVES, missing=_at_once)])
         first = await serving(supervisor, "turns")
         first.kill()
         second = await serving(supervisor, "turns", times=2)
@@ -86,7 +86,7 @@ async def test_a_part_that_dies_is_started_again(tmp_path: Path) -> None:
 
 async def test_a_part_that_was_ready_once_is_never_given_up(tmp_path: Path) -> None:
     async with supervising(tmp_path) as supervisor:
-        await supervisor.start([part("turns", SERVES, ready=_at_once)])
+        await supervisor.start([part("turns", SERVES, missing=_at_once)])
         for times in range(1, 6):
             (await serving(supervisor, "turns", times)).kill()
         await serving(supervisor, "turns", 6)
@@ -101,24 +101,38 @@ def test_restarts_come_after_growing_waits_up_to_the_longest() -> None:
 
 
 async def test_a_part_that_never_gets_ready_fails_with_the_end_of_its_log(tmp_path: Path) -> None:
-    async def never() -> bool:
-        return False
+    async def never() -> str | None:
+        return "no engine answers"
 
     patience = Patience(ready_within_s=0.3, stop_within_s=2.0)
     says = "print('the model is missing', flush=True); " + SERVES
     with pytest.raises(PartUnavailable, match=r"(?s)engine was not ready within 0\.3 s.*the model is missing"):
         async with supervising(tmp_path, patience) as supervisor:
-            await supervisor.start([part("engine", says, ready=never)])
+            await supervisor.start([part("engine", says, missing=never)])
+
+
+async def test_what_a_part_waits_for_is_said_when_it_changes_and_at_the_end(tmp_path: Path) -> None:
+    reasons = iter(["engine away", "engine away", "engine loads"])
+    told: list[str] = []
+
+    async def missing() -> str | None:
+        return next(reasons, "engine unfit")
+
+    patience = Patience(ready_within_s=1.0, stop_within_s=2.0, silent_s=0.0)
+    with pytest.raises(PartUnavailable, match=r"not ready within 1 s \(engine unfit\)\. The end of its log"):
+        async with Supervisor(tmp_path, environment=os.environ, say=told.append, patience=patience) as supervisor:
+            await supervisor.start([part("gateway", SERVES, missing=missing)])
+    assert told == [f"gateway is not ready yet: engine {state}" for state in ("away", "loads", "unfit")]
 
 
 async def test_a_part_that_dies_at_each_start_fails_with_its_exit_code(tmp_path: Path) -> None:
-    async def never() -> bool:
-        return False
+    async def never() -> str | None:
+        return "no engine answers"
 
     dies = "print('port 1 is taken'); raise SystemExit(2)"
     with pytest.raises(PartUnavailable, match=r"(?s)engine exited with 2 3 times.*port 1 is taken"):
         async with supervising(tmp_path) as supervisor:
-            await supervisor.start([part("engine", dies, ready=never)])
+            await supervisor.start([part("engine", dies, missing=never)])
 
 
 async def test_a_stage_that_dies_at_each_start_ends_the_whole_with_a_reason(tmp_path: Path) -> None:
@@ -177,7 +191,7 @@ async def test_a_stop_leaves_nothing_behind_not_even_grandchildren_or_the_deaf(t
 
 async def test_what_a_part_that_died_left_behind_is_gone_before_it_is_started_again(tmp_path: Path) -> None:
     leaves = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]]).pid, flush=True)"
-    with_child = Part(name="parent", command=(sys.executable, "-c", f"{leaves}; {SERVES}", SERVES), ready=_at_once)
+    with_child = Part(name="parent", command=(sys.executable, "-c", f"{leaves}; {SERVES}", SERVES), missing=_at_once)
     async with supervising(tmp_path) as supervisor:
         await supervisor.start([with_child])
         parent = await serving(supervisor, "parent", times=2)
@@ -198,7 +212,7 @@ async def test_a_part_that_is_stopped_while_it_starts_leaves_nothing_behind(tmp_
 
 async def test_parts_json_says_how_each_part_fares(tmp_path: Path) -> None:
     async with supervising(tmp_path) as supervisor:
-        await supervisor.start([part("turns", SERVES, ready=_at_once)])
+        await supervisor.start([part("turns", SERVES, missing=_at_once)])
         first = await serving(supervisor, "turns")
         (before,) = read_parts(tmp_path)
         first.kill()
@@ -234,8 +248,8 @@ def test_a_ctrl_c_reaches_the_supervisor_alone_which_stops_its_parts(tmp_path: P
     assert [(tmp_path / "logs" / f"{number}.log").read_text() for number in (0, 1)] == ["serving\ngoodbye\n"] * 2
 
 
-async def _at_once() -> bool:
-    return True
+async def _at_once() -> str | None:
+    return None
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from clawstream.cli import app, openclaw
 from clawstream.cli.openclaw import openclaw_json
-from clawstream.cli.openclaw_config import Config, Provider, connect, disconnect, parse, render
+from clawstream.cli.openclaw_config import Config, Provider, connect, diff, disconnect, parse, render, too_few
 from clawstream.errors import ConfigError
 from tests.engine.tiny_model import make_tokenizer
 from tests.gateway.house import house, until
@@ -308,3 +308,79 @@ def test_an_agent_with_a_model_of_its_own_is_named(run: Run, file: Path) -> None
     found = run("connect")
     assert "agent ops names a model of its own" in found.stderr
     assert "agent home" not in found.stderr
+
+
+SECRETS = """{
+  // my old apiKey: 'LEAK-comment', don't use
+  apiKey: 'LEAK-single', "botToken" : "LEAK-\\"double", /* password = LEAK-block */
+  channels: { telegram: { botToken: /* why */
+      'LEAK-next-line', AUTH_TOKEN: "LEAK-upper", maxTokens: 8192 } },
+  secrets: { shown: ["LEAK-list", { name: "LEAK-inner" }] }, after: "seen",
+  OPENAI_API_KEY: 'LEAK-two\\
+lines', providers: [{ password: "LEAK-password", id: "also seen" }],
+}
+"""
+
+
+def test_no_secret_of_a_file_is_shown_on_either_side_of_the_change() -> None:
+    before = {"apiKey": "one", "secret": {"a": ["LEAK-json"]}, "token": "\ud800", "id": "plain"}
+    for old, new in ((SECRETS, render(parse(SECRETS, ""))), (render(before), "{}"), ("", SECRETS)):
+        shown = diff(old, new, "openclaw.json")
+        assert "LEAK" not in shown
+        assert "\0" not in shown
+    shown = diff(SECRETS, render(parse(SECRETS, "")), "openclaw.json")
+    for plain in ("8192", '"seen"', '"also seen"', '"name": "***"', '"maxTokens"'):
+        assert plain in shown
+
+
+def test_a_change_of_the_key_alone_is_still_a_change() -> None:
+    shown = diff('{"apiKey": "old"}\n', '{"apiKey": "new"}\n', "openclaw.json")
+    assert shown.splitlines()[-2:] == ['-{"apiKey": "***"}', '+{"apiKey": "***"}']
+    assert diff('{"apiKey": "old"}', '{"apiKey": "old"}', "openclaw.json") == ""
+
+
+@given(st.dictionaries(st.sampled_from(["apiKey", "botToken", "clientSecret", "PASSWORD"]), st.text(max_size=5)))
+def test_what_is_hidden_is_what_the_file_holds(found: dict[str, str]) -> None:
+    config = {"plugins": [{name: f"LEAK{value}" for name, value in found.items()}]}
+    assert "LEAK" not in diff(json.dumps(config), render(config), "openclaw.json")
+
+
+def test_a_new_key_does_not_show_the_old_one(run: Run) -> None:
+    assert run("connect", "--write", "--key", "cs-old").exit_code == 0
+    found = run("connect", "--key", "cs-new")
+    assert (found.exit_code, '+        "apiKey": "***"' in found.stdout or '"apiKey": "***"' in found.stdout) == (
+        0,
+        True,
+    )
+    assert "cs-old" not in found.output
+    assert "cs-new" not in found.output
+
+
+@pytest.mark.parametrize("argv", [(), ("--key", "wrong")])
+async def test_a_key_that_opens_nothing_changes_nothing(
+    run: Run, file: Path, tmp_path: Path, argv: tuple[str, ...]
+) -> None:
+    make_tokenizer(tmp_path / "model")
+    (tmp_path / "clawstream.toml").write_text("[gateway]\nport = 1\n")
+    async with house(tmp_path / "model", api_key="right") as gateway:
+        refused = await asyncio.to_thread(run, "connect", "--write", "--url", gateway.url, *argv)
+        assert isinstance(refused.exception, ConfigError)
+        assert "HTTP 401" in str(refused.exception)
+        assert "--key" in str(refused.exception)
+        assert not await asyncio.to_thread(file.exists)
+        accepted = await asyncio.to_thread(run, "connect", "--write", "--url", gateway.url, "--key", "right")
+        assert accepted.exit_code == 0
+
+
+async def test_a_context_that_is_too_short_for_openclaw_is_said(run: Run, tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "model")
+    async with house(tmp_path / "model") as gateway:
+        await until(gateway.ready)
+        shown = await asyncio.to_thread(run, "connect", "--url", gateway.url)
+    assert shown.exit_code == 0
+    assert "tokens of context are too few for OpenClaw" in shown.stderr
+
+
+@pytest.mark.parametrize(("tokens", "too_short"), [(16_384, True), (32_767, True), (32_768, False)])
+def test_32768_tokens_of_context_are_enough(tokens: int, too_short: bool) -> None:
+    assert (too_few(tokens) is not None) == too_short

@@ -51,12 +51,20 @@ def test_a_dry_run_reads_the_variables_of_openclaw_rl_and_prints_who_gets_what(t
 
 @pytest.mark.parametrize(
     ("variables", "said"),
-    [({"NUM_GPUS": "2"}, "NUM_GPUS is 2"), ({"ACTOR_GPUS": "2", "ROLLOUT_GPUS": "3", "TP": "2"}, "TP that divides it")],
+    [({"NUM_GPUS": "1"}, "NUM_GPUS is 1"), ({"ACTOR_GPUS": "2", "ROLLOUT_GPUS": "3", "TP": "2"}, "TP that divides it")],
 )
 def test_counts_that_do_not_fit_are_an_operators_error(tmp_path: Path, variables: dict[str, str], said: str) -> None:
     refused = launch("--dry-run", HF_CKPT=str(make_model(tmp_path / "policy", seed=0)), **variables)
     assert refused.returncode == 2
     assert said in " ".join(refused.stderr.split())
+
+
+def test_two_gpus_train_and_serve_and_it_is_said_that_none_judges(tmp_path: Path) -> None:
+    shown = launch("--dry-run", HF_CKPT=str(make_model(tmp_path / "policy", seed=0)), NUM_GPUS="2")
+    assert shown.returncode == 0, shown.stderr
+    told = json.loads(shown.stdout)
+    assert (told["actor"], told["rollout"], told["judge"]) == ([0], [[1]], [])
+    assert "no GPU of 2 is left for a judge (PRM_GPUS)" in shown.stderr
 
 
 @pytest.mark.timeout(300)
