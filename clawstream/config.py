@@ -91,6 +91,7 @@ class PolicySettings(Section):
     served_model: str = Field("policy", description="the model name that clients ask for")
     renderer: str = Field("auto", description="the chat template's family, as the renderers package names it")
     enable_thinking: bool | None = Field(None, description="for families that can think; none: the template's default")
+    trust_tokenizer_code: bool = Field(False, description="run the model folder's Python tokenizer, as Kimi K2 has one")
 
 
 class GatewaySettings(Section):

@@ -85,7 +85,12 @@ def samples(context: typer.Context) -> None:
     from clawstream.samples.stage import samples_stage
 
     policy = settings.policy
-    renderer = PromptRenderer.load(_model_path(settings), policy.renderer, enable_thinking=policy.enable_thinking)
+    renderer = PromptRenderer.load(
+        _model_path(settings),
+        policy.renderer,
+        policy.enable_thinking,
+        trust_tokenizer_code=policy.trust_tokenizer_code,
+    )
     _run_stage(settings, samples_stage(renderer))
 
 

@@ -53,16 +53,20 @@ async def serve(
     started: Callable[[str], Awaitable[None]] | None = None,
 ) -> None:
     """Serve until `stop` is set and the answers under way are over, for at most 30 s; `started` gets the address."""
-    renderer = PromptRenderer.load(_model_path(settings), settings.policy.renderer, settings.policy.enable_thinking)
+    policy = settings.policy
+    renderer = PromptRenderer.load(
+        _model_path(settings),
+        policy.renderer,
+        policy.enable_thinking,
+        trust_tokenizer_code=policy.trust_tokenizer_code,
+    )
     largest_id = _largest_id(_model_path(settings), renderer)
     async with engine_session(settings.engine) as session:
         admission = Admission(
             settings=settings.gateway,
-            policy=settings.policy,
+            policy=policy,
             renderer=renderer,
-            engines=Engines(
-                settings.policy.id, [_engine(session, url, settings, largest_id) for url in _engine_urls(settings)]
-            ),
+            engines=Engines(policy.id, [_engine(session, url, settings, largest_id) for url in _engine_urls(settings)]),
             recorder=Recorder(log, ack_timeout_s=settings.gateway.ack_timeout_s),
             sessions=SessionIndex(settings.gateway.index_window_s * 1000),
             answers=SampledAnswers(),

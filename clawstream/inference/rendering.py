@@ -16,13 +16,13 @@ import orjson
 from jinja2 import TemplateError
 from renderers import DefaultRendererConfig, ParsedResponse, ToolCallParseStatus, config_from_name, create_renderer
 from tokenizers.decoders import ByteLevel
-from transformers import AutoTokenizer
 
 from clawstream.errors import ClawstreamError, ConfigError
-from clawstream.events.conversation import role_of, text_of
 from clawstream.inference import mistral
 from clawstream.inference.encoding import RememberingTokenizer
+from clawstream.inference.history import UNPRINTABLE, placed, probed, shown
 from clawstream.inference.markup import ANSWER_HEADERS, PlainText, TemplateTokenizer
+from clawstream.inference.tokenizer import load_tokenizer
 from clawstream.inference.tool_history import fitted
 
 LOG = logging.getLogger(__name__)
@@ -54,10 +54,9 @@ _PROBE = (
     {"role": "assistant", "content": "a"},
     {"role": "user", "content": "v"},
 )
-_HEADERS = frozenset(header.strip() for header in ANSWER_HEADERS)
 _PROMPT_TAIL_TOKENS = 256  # enough to hold any family's generation prompt
 _MAX_VARIANTS = 32
-_UNPRINTABLE = {0: "\ufffd"} | dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
+_REFUSALS = (ValueError, TypeError, KeyError, AttributeError, TemplateError)
 
 
 class UnrenderableRequest(ClawstreamError):
@@ -119,17 +118,25 @@ class PromptRenderer:
         # No part of an answer: the reader would take what follows a header for all of it.
         self._passed_over = {marks.get(mark) for mark in _LLAMA_MARKS} if self.bare_tool_calls else set()
         self.listed_tool_calls: bool = getattr(config, "tool_parser", None) == mistral.NAME  # no mark closes them
+        # Read as the template's, where the message that holds nothing else is text.
+        self._headers = {header.strip() for header in ANSWER_HEADERS if any(mark in header for mark in marks)}
+        self._takes = probed(self._text_of_prompt)
 
     @classmethod
-    def load(cls, model_path: Path, renderer: str = "auto", enable_thinking: bool | None = None) -> "PromptRenderer":
+    def load(
+        cls,
+        model_path: Path,
+        renderer: str = "auto",
+        enable_thinking: bool | None = None,
+        *,
+        trust_tokenizer_code: bool = False,
+    ) -> "PromptRenderer":
         """Return the renderer of the model in `model_path`; `renderer` names the family, or "auto".
 
-        Raises ConfigError where the folder has no tokenizer, or the family is unknown or has no such option.
+        A tokenizer that is Python code in the folder is run where it is trusted. Raises ConfigError where the folder
+        has no tokenizer, or one that is not trusted, or the family is unknown or has no such option.
         """
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(str(model_path), local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{model_path}: no tokenizer could be loaded ({error}); name a model folder") from error
+        tokenizer = load_tokenizer(model_path, trust_code=trust_tokenizer_code)
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         try:
             named = (
@@ -158,13 +165,12 @@ class PromptRenderer:
         Of the options, `tools`, `tool_choice` and `chat_template_kwargs` shape a prompt. NUL and lone surrogates are
         shown to the model as U+FFFD. Raises UnrenderableRequest.
         """
-        shown = [_shown(message) for message in messages]
         template = self._variant(options)
         try:
-            fitting = fitted(shown, mistral.NAME if self.listed_tool_calls else self.family)
-            ids = template.writer.render_ids(fitting, tools=_tools(options), add_generation_prompt=True)
-        except (ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
-            raise UnrenderableRequest(f"the {self.family} template can't render this conversation: {error}") from error
+            ids = template.writer.render_ids(self._fitted(messages), tools=_tools(options), add_generation_prompt=True)
+        except _REFUSALS as error:
+            said = str(error).rstrip(".")
+            raise UnrenderableRequest(f"the {self.family} template can't render this conversation: {said}") from error
         return tuple(ids)
 
     @property
@@ -186,14 +192,14 @@ class PromptRenderer:
         `prompt_ids` only the end is read. None: the template can't go on from this answer, or not under these options.
         """
         tail = list(prompt_ids[-_PROMPT_TAIL_TOKENS:])
-        shown = [_shown(message) for message in (answer, *between)]
-        if any(message["content"].strip() in _HEADERS for message in shown):
-            return None
         try:
+            fitting = self._fitted((answer, *between))
+            if any(message["content"].strip() in self._headers for message in fitting):
+                return None
             bridger = self._variant(options).bridger
-            new = fitted(shown, self.family)[1:]
+            new = fitting[1:]
             bridged = bridger and bridger.bridge_to_next_turn(tail, list(output_ids), new, tools=_tools(options))
-        except (UnrenderableRequest, ValueError, TypeError, KeyError, AttributeError):
+        except (UnrenderableRequest, *_REFUSALS):
             return None
         following = tuple(bridged.token_ids[len(tail) :]) if bridged is not None else ()
         return following if output_ids and following[: len(output_ids)] == output_ids else None
@@ -235,7 +241,18 @@ class PromptRenderer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of `text` alone, without a template."""
-        return tuple(self._tokenizer.encode(text.translate(_UNPRINTABLE), add_special_tokens=False))
+        return tuple(self._tokenizer.encode(text.translate(UNPRINTABLE), add_special_tokens=False))
+
+    def _fitted(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        standing = placed([shown(message) for message in messages], self._takes)
+        return fitted(standing, mistral.NAME if self.listed_tool_calls else self.family)
+
+    def _text_of_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str | None:
+        try:
+            ids = self._template.reader.render_ids(list(messages), tools=tools, add_generation_prompt=True)
+        except _REFUSALS:
+            return None
+        return self.decode(ids)
 
     def _read(self, ids: list[int], prompt_tail: list[int], options: Mapping[str, Any]) -> ParsedResponse:
         reader = self._variant(options).reader
@@ -295,27 +312,6 @@ def _tools(options: Mapping[str, Any]) -> list[Any] | None:
     return list(options["tools"]) if offers_tools(options) else None
 
 
-def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message as templates expect it: text content, system for developer, no unprintable characters."""
-    shown: dict[str, Any] = {"role": role_of(message), "content": text_of(message).translate(_UNPRINTABLE)}
-    for key in ("reasoning_content", "name", "tool_call_id"):
-        if isinstance(message.get(key), str):
-            shown[key] = message[key].translate(_UNPRINTABLE)
-    if message.get("tool_calls"):
-        shown["tool_calls"] = [_printable(call) for call in message["tool_calls"]]
-    return shown
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.translate(_UNPRINTABLE)
-    if isinstance(value, Mapping):
-        return {_printable(key): _printable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_printable(item) for item in value]
-    return value
-
-
 def _called(call: Any) -> CalledTool | None:
     """The call, if it can be made: with a name, and arguments that are an object in JSON."""
     # A value that is not JSON is text where a family writes values bare; elsewhere there are then no arguments at all.
@@ -329,7 +325,7 @@ def _called(call: Any) -> CalledTool | None:
         return None
     if not isinstance(call.name, str) or not call.name or not isinstance(arguments, Mapping):
         return None
-    name, arguments, native_id = (part.translate(_UNPRINTABLE) for part in (call.name, text, call.id or ""))
+    name, arguments, native_id = (part.translate(UNPRINTABLE) for part in (call.name, text, call.id or ""))
     return CalledTool(native_id=native_id or None, name=name, arguments=arguments)
 
 

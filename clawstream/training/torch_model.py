@@ -179,7 +179,7 @@ def _core(folder: Path, device: str) -> Any:
     transformers_logging.disable_progress_bar()
     try:
         core, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, trust_remote_code=False
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UnusableCheckpoint(

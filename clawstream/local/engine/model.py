@@ -25,8 +25,10 @@ class RowModel:
 
     def __init__(self, path: str, *, dtype: torch.dtype = torch.float32) -> None:
         try:
-            config = AutoConfig.from_pretrained(path)
-            model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, attn_implementation="sdpa")
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_pretrained(
+                path, config=config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+            )
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise PartUnavailable(
                 f"engine: {path} is not a causal language model that transformers loads ({error}); "
