@@ -13,7 +13,7 @@ def an_answer(text: str, num_tokens: int = 1) -> Answered:
 
 def a_prompt(number: int, num_tokens: int = 1) -> Continued:
     ids = (number,) * num_tokens
-    return Continued(token_ids=ids, num_spliced=0, made=Made.RENDERED, beginning=(), steps=(), ends=(num_tokens,))
+    return Continued(token_ids=ids, num_spliced=0, made=Made.RENDERED, beginning=b"", steps=(), ends=(num_tokens,))
 
 
 def test_a_session_s_answers_are_kept_in_their_order() -> None:

@@ -122,9 +122,9 @@ async def test_a_body_that_is_too_much_is_refused_or_read_and_others_are_answere
     asked = asyncio.create_task(ask())
     longest_s = 0.0
     while not asked.done():
-        started = time.perf_counter()
+        started = time.thread_time()  # of the event loop: what holds others up, however busy the machine is
         assert (await gateway.get("/healthz"))[0] == 200
-        longest_s = max(longest_s, time.perf_counter() - started)
+        longest_s = max(longest_s, time.thread_time() - started)
     answer = await asked
     assert (answer.status, words in json.dumps(answer.body)) == (status, True)
     assert longest_s < 1.0
