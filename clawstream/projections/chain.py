@@ -6,7 +6,8 @@ that a break names the record, and a log that has lost its beginning is checked 
 reaches. It shows an edit of the log or of the database, not of both by one hand.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import groupby
@@ -70,13 +71,12 @@ class ChainCheck:
     """Compares the blocks on record with the links of the log, which are told in order; then `finish`."""
 
     place: Place
-    recorded: Mapping[int, Block]
+    recorded: deque[Block]  # that are still to come, ascending
     chain: bytes | None  # as of `start`; None: the log reaches nothing that could be compared
     start: int  # the first offset that is compared
     breaks: list[Break] = field(default_factory=list)
     num_records: int = 0
-    _waiting: list[Link] = field(default_factory=list)
-    _seen: set[int] = field(default_factory=set)
+    _waiting: list[Link] = field(default_factory=list)  # of one block
 
     def tell(self, links: Iterable[Link]) -> None:
         """Take the next records of the partition."""
@@ -92,27 +92,27 @@ class ChainCheck:
         """Take that these were all; `head` is the chain that the books give for the whole partition."""
         if self._waiting:
             self._compare(self._waiting)
-        unseen = [block for block in self.recorded.values() if self._due(block) and block.number not in self._seen]
-        for block in sorted(unseen, key=lambda block: block.number):
-            self.breaks += _differences(self.place, block, ())
-        newest = max(self.recorded.values(), key=lambda block: block.number, default=None)
-        if newest is not None and newest.chain != head:
-            first = newest.number * BLOCK_OFFSETS
-            self._broken(first, newest.next_offset, "the head of the chain on record is not that of its last block")
+        while self.recorded:
+            self._gone(self.recorded.popleft())
+        if self.chain is not None and self.chain != (head or seed(self.place)):
+            self._broken(self._end, self._end, "the head of the chain on record is not that of its last block")
 
-    def _due(self, block: Block) -> bool:
-        return self.chain is not None and block.next_offset > self.start
+    @property
+    def _end(self) -> int:
+        return self._waiting[-1].offset + 1 if self._waiting else self.start
 
     def _compare(self, links: Sequence[Link]) -> None:
         assert self.chain is not None, "links before the start are not kept"
         self.num_records += len(links)
+        number = _block_of(links[0])
+        while self.recorded and self.recorded[0].number < number:
+            self._gone(self.recorded.popleft())
         [read] = blocks(self.chain, links)
-        self._seen.add(read.number)
-        block = self.recorded.get(read.number)
-        if block is None:
+        if not self.recorded or self.recorded[0].number > number:
             self._broken(links[0].offset, read.next_offset, "the books have no block for these records")
             self.chain = read.chain
             return
+        block = self.recorded.popleft()
         self.chain = block.chain  # what follows is compared for itself
         if block.chain == read.chain:
             return
@@ -121,20 +121,26 @@ class ChainCheck:
             self._broken(links[0].offset, read.next_offset, "the chain on record is not that of its records")
         self.breaks += found
 
+    def _gone(self, block: Block) -> None:
+        self.breaks += _differences(self.place, block, ())
+        self.chain = block.chain
+
     def _broken(self, first: int, end: int, what: str) -> None:
         self.breaks.append(Break(place=self.place, first_offset=first, end_offset=end, what=what))
 
 
 def chain_check(place: Place, recorded: Sequence[Block], *, chain_from: int | None, log_begin: int) -> ChainCheck:
-    """Return a check that starts where the chain does, or at the first block that ends where the log still reaches."""
-    by_number = {block.number: block for block in recorded}
+    """Return a check that starts where the chain does, or at the first block that ends where the log still reaches.
+
+    `recorded` ascends.
+    """
     if chain_from is not None and log_begin <= chain_from:
-        return ChainCheck(place=place, recorded=by_number, chain=seed(place), start=chain_from)
-    reached = [block for block in recorded if block.next_offset >= log_begin]
+        return ChainCheck(place=place, recorded=deque(recorded), chain=seed(place), start=chain_from)
+    reached = deque(block for block in recorded if block.next_offset >= log_begin)
     if chain_from is None or not reached:
-        return ChainCheck(place=place, recorded=by_number, chain=None, start=log_begin)
-    first = min(reached, key=lambda block: block.number)
-    return ChainCheck(place=place, recorded=by_number, chain=first.chain, start=first.next_offset)
+        return ChainCheck(place=place, recorded=deque(), chain=None, start=log_begin)
+    first = reached.popleft()
+    return ChainCheck(place=place, recorded=reached, chain=first.chain, start=first.next_offset)
 
 
 def _differences(place: Place, block: Block, links: Iterable[Link]) -> list[Break]:
