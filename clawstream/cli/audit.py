@@ -105,9 +105,7 @@ def rebuild(
         console.print(f"the old ones are in the schema {made.kept_schema}: {made.kept_because}", highlight=False)
 
 
-def _with_both(
-    context: typer.Context, client_id: str, work: "Callable[[str, KafkaLog, Tell], Awaitable[T]]"
-) -> T:
+def _with_both(context: typer.Context, client_id: str, work: "Callable[[str, KafkaLog, Tell], Awaitable[T]]") -> T:
     """Do `work` on the database and the log, its progress on stderr."""
     assert isinstance(context.obj, Context)
     settings = context.obj.settings()
@@ -140,9 +138,13 @@ def _show(found: "Audit") -> None:
     if found.keys is not None:
         facts.add_row("sessions and policies in the sample", f"{found.keys:,}")
     facts.add_row("rows compared", f"{found.rows:,}")
-    facts.add_row("rows that differ", f"{found.rows_differ:,}" if not found.rows_differ else f"[red]{found.rows_differ:,}[/]")
+    facts.add_row(
+        "rows that differ", f"{found.rows_differ:,}" if not found.rows_differ else f"[red]{found.rows_differ:,}[/]"
+    )
     for place, offset in found.expired.items():
-        facts.add_row(f"{place.topic} partition {place.partition}", f"the log begins at {offset}; not checked before it")
+        facts.add_row(
+            f"{place.topic} partition {place.partition}", f"the log begins at {offset}; not checked before it"
+        )
     console.print(facts)
     if found.breaks:
         table = Table("topic", "partition", "offset", "what", title="Breaks of the hash chain", title_justify="left")
@@ -152,7 +154,9 @@ def _show(found: "Audit") -> None:
         _print(console, table)
     if found.differences:
         names = ("table", "key", "what", "column", "by the log", "in the database")
-        table = Table(*names, title=f"Rows that differ, {len(found.differences)} of {found.rows_differ}", title_justify="left")
+        table = Table(
+            *names, title=f"Rows that differ, {len(found.differences)} of {found.rows_differ}", title_justify="left"
+        )
         for row in found.differences:
             values = (row.table, row.key, row.what, row.column, row.expected, row.found)
             table.add_row(*(Text(_cell(value, row.column)) for value in values))

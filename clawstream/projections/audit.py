@@ -83,7 +83,8 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
     total = sum(max(0, end - begin) for begin, end in ranges.values())
     records = await read_again(log, ranges, reading.take, lambda done: tell("reading the log", done, total))
     reading.finish()
-    differences, rows, rows_differ = [], 0, 0
+    differences: list[Difference] = []
+    rows = rows_differ = 0
     for number, table in enumerate(COMPARED):
         tell(f"comparing {table.name}", number, len(COMPARED))
         found = await asyncio.to_thread(beside.compare, table, reading.chosen)
@@ -187,5 +188,3 @@ class _Choice:
             return False
         self._records[key] = []
         return True
-
-

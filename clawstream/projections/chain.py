@@ -1,8 +1,8 @@
 """The hash chain over a partition: that what the projector read is what the log holds now. Pure.
 
 Each record adds a link, a hash of the chain so far, the record's offset and its digest; the chain begins with a hash of
-topic and partition. What the chain was is kept by blocks of BLOCK_OFFSETS offsets, each with a short mark per record, so
-that a break names the record, and a log that has lost its beginning is checked from the first block that it still
+topic and partition. What the chain was is kept by blocks of BLOCK_OFFSETS offsets, each with a short mark per record,
+so that a break names the record, and a log that has lost its beginning is checked from the first block that it still
 reaches. It shows an edit of the log or of the database, not of both by one hand.
 """
 

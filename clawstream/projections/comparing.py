@@ -94,7 +94,8 @@ class Scratch:
         self.cursor.execute(sql.SQL("ANALYZE {made}").format(**parts))
         count = self.cursor.execute(_COUNT.format(**parts), arguments).fetchone()
         assert count is not None, "a count is a row"
-        different, named = 0, []
+        different = 0
+        named: list[Difference] = []
         for found in self.cursor.stream(_DIFFERENT.format(**parts), arguments):
             different += 1
             if len(named) < MAX_NAMED:
@@ -135,7 +136,9 @@ def scratch(url: str) -> Iterator[Scratch]:
 
 def live_schema(cursor: psycopg.Cursor) -> str:
     """Return the schema that the projection's names stand in."""
-    query = "SELECT nspname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = 'offsets'::regclass"
+    query = (
+        "SELECT nspname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = 'offsets'::regclass"
+    )
     found = cursor.execute(query).fetchone()
     assert found is not None, "the revision was checked"
     return str(found[0])
@@ -178,17 +181,16 @@ def _difference(table: Table, found: Sequence[object]) -> Difference:
     key, missing, extra, *told = found
     if missing or extra:
         return Difference(table=table.name, key=str(key), what="missing" if missing else "extra")
-    for n, column in enumerate(table.columns):
+    names = [column.name for column in table.columns]
+    for n, name in enumerate(names):
         differs, expected, there = told[3 * n : 3 * n + 3]
         if differs:
-            break
-    else:
-        return Difference(table=table.name, key=str(key), what="different")  # in a way that the type takes for equal
-    return Difference(
-        table=table.name,
-        key=str(key),
-        what="different",
-        column=column.name,
-        expected=None if expected is None else str(expected),
-        found=None if there is None else str(there),
-    )
+            return Difference(
+                table=table.name,
+                key=str(key),
+                what="different",
+                column=name,
+                expected=None if expected is None else str(expected),
+                found=None if there is None else str(there),
+            )
+    return Difference(table=table.name, key=str(key), what="different")  # in what its type takes for equal

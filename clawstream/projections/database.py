@@ -36,9 +36,7 @@ def connect(url: str, *, application: str = "clawstream", schema: str | None = N
     arguments = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application}
     if schema is not None:
         arguments["options"] = f"-csearch_path={schema} -csynchronous_commit=off"
-    return create_engine(
-        address.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=arguments
-    )
+    return create_engine(address.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=arguments)
 
 
 def upgrade(url: str, *, schema: str | None = None) -> str:

@@ -135,7 +135,7 @@ class _Build:
             await self.catch_up()
         raise OperatorError(
             f"queries kept the tables in use: {SWAP_TRIES} tries to swap them failed. They are as they were. End the "
-            "long queries (SELECT * FROM pg_stat_activity), and rebuild again"
+            "long queries, which pg_stat_activity shows, and rebuild again"
         )
 
     def _recorded(self) -> dict[Place, Book]:

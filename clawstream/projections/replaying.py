@@ -1,4 +1,4 @@
-"""The log read again, up to offsets that are fixed, into something that blocks: while one batch is taken, the next comes."""
+"""The log read again, up to offsets that are fixed, by something that blocks; while it takes a batch the next comes."""
 
 import asyncio
 from collections import defaultdict

@@ -15,8 +15,8 @@ from clawstream.projections.comparing import live_schema
 
 BUILDING = "clawstream_rebuild"
 HOLD_WITHIN_MS = 10_000  # a batch of the projector's takes less
-# Readers wait for so long at most, which is less than the second after which Postgres looks for deadlocks: a reader that
-# has a table and waits for one that we have is never the one that it ends.
+# Readers wait for so long at most, which is less than the second after which Postgres looks for deadlocks: a reader
+# that has a table and waits for one that we have is never the one that it ends.
 SWAP_WITHIN_MS = 800
 DROP_WITHIN_MS = 60_000
 
@@ -54,9 +54,9 @@ def make_building(engine: Engine) -> None:
         cursor.execute(f"CREATE SCHEMA {BUILDING}")
 
 
-_INDEXES = f"""
+_INDEXES = """
     SELECT indexdef FROM pg_indexes
-    WHERE schemaname = '{BUILDING}' AND NOT EXISTS (
+    WHERE schemaname = current_schema() AND NOT EXISTS (
         SELECT FROM pg_constraint WHERE conindid = format('%I.%I', schemaname, indexname)::regclass
     )
 """

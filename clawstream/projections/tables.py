@@ -307,7 +307,9 @@ offsets = Table(
     _must("partition", Integer),
     _must("next_offset", BigInteger),
     _must("epoch", BigInteger),  # counts the projectors that owned the partition; the newest alone may write
-    _may("chain", LargeBinary),  # as clawstream/projections/chain.py says; NULL: nothing was read since there are chains
+    _may(
+        "chain", LargeBinary
+    ),  # as clawstream/projections/chain.py says; NULL: nothing was read since there are chains
     _may("chain_from", BigInteger),  # the offset of its first record
     PrimaryKeyConstraint("topic", "partition"),
 )

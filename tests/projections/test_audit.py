@@ -1,7 +1,6 @@
 """What an audit finds: nothing where nobody meddled, and else the row, the column, the record."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -22,7 +21,6 @@ from tests.projections import story
 from tests.projections.reading import contents
 
 
-
 def session(n: int) -> list[Event]:
     """The story's session as the n-th of many."""
     ids = ("session_id", "exchange_id", "turn_id", "feedback_id", "after_exchange_id", "next_exchange_id")
@@ -30,7 +28,7 @@ def session(n: int) -> list[Event]:
     for event in story.STORY:
         named = {name: f"{getattr(event, name)}-{n}" for name in ids if hasattr(event, name)}
         if named:
-            told.append(replace(event, **named))  # type: ignore[arg-type]  # all of them are texts
+            told.append(replace(event, **named))
     return told
 
 
@@ -54,12 +52,12 @@ async def audited(url: str, log: MemoryLog | KafkaLog, sample: Sample | None = N
 
 
 @pytest.fixture
-async def told(emptied: Engine) -> AsyncIterator[MemoryLog]:
+async def told(emptied: Engine) -> MemoryLog:
     """A log with much on it, and the tables filled from it."""
     log = MemoryLog()
     await log.append(MANY)
     await projected(emptied, log)
-    yield log
+    return log
 
 
 def _edit(engine: Engine, statement: str, **values: object) -> int:
@@ -101,15 +99,15 @@ async def test_a_row_deleted_and_a_row_added_by_hand_are_named(
     added = "00000000-0000-0000-0000-000000000001"
     _edit(
         emptied,
-        "INSERT INTO session_ends SELECT :id, source_topic, source_partition, source_offset, log_time, session_id, kind "
-        "FROM session_ends LIMIT 1",
+        "INSERT INTO settlements (event_id, source_topic, source_partition, source_offset, log_time, session_id, "
+        "after_exchange_id, done) VALUES (:id, 'clawstream.turns.v1', 0, 0, now(), 's', 'x', true)",
         id=added,
     )
     found = await audited(migrated_url, told)
     assert {(one.table, one.key, one.what) for one in found.differences} == {
         ("votes", gone.event_id, "missing"),
         ("sessions", "session-1-3", "missing"),
-        ("session_ends", added, "extra"),
+        ("settlements", added, "extra"),
     }
     assert found.rows_differ == 3
 

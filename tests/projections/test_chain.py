@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import md5
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ def _recorded(links: Sequence[Link], cuts: Sequence[int] = ()) -> list[Block]:
     by_number: dict[int, Block] = {}
     chain = seed(PLACE)
     bounds = [0, *sorted(cuts), len(links)]
-    for first, end in zip(bounds, bounds[1:], strict=False):
+    for first, end in pairwise(bounds):
         for block in blocks(chain, links[first:end]):
             before = by_number[block.number].marks if block.number in by_number else b""
             by_number[block.number] = Block(

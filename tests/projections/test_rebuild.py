@@ -1,7 +1,7 @@
 """Tables made anew under readers and a projector that go on, and what a rebuild refuses."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import psycopg
 import pytest
@@ -91,7 +91,9 @@ async def test_the_projector_goes_on_and_readers_see_no_error_and_no_fewer_rows(
         await log.append(MANY[: len(MANY) // 2])
         await caught_up(live, log)
         stop = asyncio.Event()
-        readers = [tasks.create_task(_keep_counting(count, url, stop)) for count in (_count_plainly, _count_in_snapshot)]
+        readers = [
+            tasks.create_task(_keep_counting(count, url, stop)) for count in (_count_plainly, _count_in_snapshot)
+        ]
         writing = tasks.create_task(_keep_appending(log, stop))
         for _ in range(2):
             await rebuilt(live, log)
@@ -189,8 +191,8 @@ class _Expired(MemoryLog):
 
     lost: Place
 
-    async def begin_offsets(self, topics: object) -> dict[Place, int]:
-        return await super().begin_offsets(TOPICS) | {self.lost: 1}
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        return await super().begin_offsets(topics) | {self.lost: 1}
 
 
 async def test_a_log_that_lost_its_beginning_is_said_to_and_what_it_lost_is_not_compared(
@@ -215,7 +217,9 @@ async def test_a_log_that_is_not_the_one_that_was_projected_is_no_source_of_tabl
 ) -> None:
     changed, place = tampered(told, VOTES, 3)
     before = contents(live)
-    with pytest.raises(OperatorError, match=f"{place.topic} partition {place.partition} is not the one .* audit verify"):
+    with pytest.raises(
+        OperatorError, match=f"{place.topic} partition {place.partition} is not the one .* audit verify"
+    ):
         await rebuilt(live, changed)
     assert contents(live) == before
 
