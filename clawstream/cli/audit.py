@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 audit = typer.Typer(help="Whether the database says what the log says.", no_args_is_help=True)
 projection = typer.Typer(help="The database's tables as a whole.", no_args_is_help=True)
+_WIDE = 1000  # characters; a file has no edge
 _JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
@@ -169,5 +170,6 @@ def _cell(value: str | None, column: str | None) -> str:
 
 def _print(console: Console, table: Table) -> None:
     if not sys.stdout.isatty():
-        console.width = max(console.width, console.measure(table).maximum)
+        console.width = _WIDE
+        console.width = console.measure(table).maximum
     console.print(table)

@@ -1,4 +1,4 @@
-"""A projector's writer in a process of its own: claims, stops as by SIGSTOP, and once woken writes and says what it lost.
+"""A projector's writer in a process of its own: claims, stops as by SIGSTOP, writes once woken, tells what it lost.
 
 `python -m tests.projections.rival URL`
 """
