@@ -19,8 +19,12 @@ _UPGRADE_LOCK = 0x636C6177  # any number that no other program on this database 
 _POSTGRES_NAMES = ("postgres", "postgresql", "postgresql+psycopg")
 
 
-def connect(url: str, *, application: str = "clawstream") -> Engine:
-    """Return an engine for `url`; nothing connects before it is used. Dispose of it when done."""
+def connect(url: str, *, application: str = "clawstream", schema: str | None = None) -> Engine:
+    """Return an engine for `url`; nothing connects before it is used. Dispose of it when done.
+
+    With `schema` it sees that schema alone, and a commit may return before it is on the disk: for tables that are
+    being built beside those that are read.
+    """
     try:
         address = make_url(url)
     except ArgumentError as error:
@@ -29,16 +33,18 @@ def connect(url: str, *, application: str = "clawstream") -> Engine:
         raise ConfigError(
             f"postgres.url names {address.drivername}; expected postgresql+psycopg://user:password@host/name"
         )
-    return create_engine(
-        address.set(drivername="postgresql+psycopg"),
-        pool_pre_ping=True,
-        connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application},
-    )
+    arguments = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application}
+    if schema is not None:
+        arguments["options"] = f"-csearch_path={schema} -csynchronous_commit=off"
+    return create_engine(address.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=arguments)
 
 
-def upgrade(url: str) -> str:
-    """Bring the database to this version's revision and return it; safe while another process does the same."""
-    engine = connect(url)
+def upgrade(url: str, *, schema: str | None = None) -> str:
+    """Bring the database to this version's revision and return it; safe while another process does the same.
+
+    With `schema` the tables are made there, whatever stands elsewhere.
+    """
+    engine = connect(url, schema=schema)
     try:
         with engine.begin() as connection:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})

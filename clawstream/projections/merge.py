@@ -25,12 +25,17 @@ def merge(cursor: psycopg.Cursor, table: Table, rows: Sequence[Row]) -> None:
     cursor.execute(statements[2])
 
 
+def empty_staging(cursor: psycopg.Cursor, table: Table) -> None:
+    """Forget what `merge` copied; for a caller whose transaction goes on, as its end does it too."""
+    cursor.execute(sql.SQL("TRUNCATE {}").format(_staging(table)))
+
+
 @cache
 def _statements(table: Table) -> tuple[sql.Composed, sql.Composed, sql.Composed]:
     """(make the place to copy to, copy, merge)."""
     names = {
         "table": sql.Identifier(table.name),
-        "staging": sql.Identifier(f"staged_{table.name}"),
+        "staging": _staging(table),
         "columns": _names(table),
     }
     make, copy, insert = (sql.SQL(statement).format(**names) for statement in (_MAKE, _COPY, _INSERT))
@@ -38,6 +43,10 @@ def _statements(table: Table) -> tuple[sql.Composed, sql.Composed, sql.Composed]
     if counted is None:
         return make, copy, insert
     return make, copy, sql.SQL(counted + _ADDED).format(insert=insert, sessions=_names(tables.sessions))
+
+
+def _staging(table: Table) -> sql.Identifier:
+    return sql.Identifier(f"staged_{table.name}")
 
 
 def _names(table: Table) -> sql.Composed:

@@ -13,9 +13,11 @@ from functools import partial
 from typing import TypeVar
 
 from clawstream.errors import OperatorError, TryLater
+from clawstream.projections.chain import Link, blocks, seed
 from clawstream.projections.rows import Row, row
 from clawstream.projections.writer import Claim, Slice, Writer
-from clawstream.stream.log import Batch, Place, Undecodable
+from clawstream.stream.log import Arrived, Batch, Place, Undecodable
+from clawstream.stream.records import digest_of
 
 T = TypeVar("T")
 
@@ -73,7 +75,7 @@ class Projector:
             parts = [part for part in parts if part.place not in lost]
         for part in parts:
             if self._claims.get(part.place) == part.claim:
-                self._claims[part.place] = replace(part.claim, next_offset=part.next_offset)
+                self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
 
     def _refuse_rivals(self, places: Iterable[Place]) -> None:
         for place in places:
@@ -102,17 +104,34 @@ class Projector:
 def _slices(batches: Sequence[Batch], claims: Mapping[Place, Claim]) -> list[Slice]:
     """Return what the tables lack of the batches; on a thread, since it takes a while."""
     return [
-        Slice(place=batch.place, claim=claim, next_offset=batch.next_offset, rows=_rows(batch, claim.next_offset))
-        for batch in batches
-        if batch.next_offset > (claim := claims[batch.place]).next_offset
+        slice_of(batch, claim) for batch in batches if batch.next_offset > (claim := claims[batch.place]).next_offset
     ]
 
 
-def _rows(batch: Batch, first_offset: int) -> list[Row]:
+def slice_of(batch: Batch, claim: Claim) -> Slice:
+    """Return what the tables of the claim lack of the batch."""
+    records = [record for record in batch.records if record.offset >= claim.next_offset]
+    return Slice(
+        place=batch.place,
+        claim=claim,
+        next_offset=batch.next_offset,
+        rows=rows_of(records),
+        blocks=blocks(claim.chain or seed(batch.place), map(link_of, records)),
+        first_offset=records[0].offset if records else None,
+    )
+
+
+def link_of(record: Arrived) -> Link:
+    """Return what the chain takes of a record; its offset and bytes, whatever they mean."""
+    digest = digest_of(record.raw) if isinstance(record, Undecodable) else record.digest
+    assert digest is not None, "the record was read from a log"
+    return Link(record.offset, digest)
+
+
+def rows_of(records: Iterable[Arrived]) -> list[Row]:
+    """Return the rows of records; what can't be decoded has none, and that is said."""
     found = []
-    for record in batch.records:
-        if record.offset < first_offset:
-            continue
+    for record in records:
         if isinstance(record, Undecodable):
             at = (record.topic, record.partition, record.offset)
             _log.warning("record=%s-%s-%s state=skipped reason=%r", *at, record.reason)

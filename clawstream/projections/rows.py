@@ -11,7 +11,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from types import MappingProxyType
+from typing import get_type_hints
 
 import orjson
 from sqlalchemy import BigInteger, Table, Text
@@ -93,9 +95,8 @@ def row(record: Record) -> Row | None:
     found = TABLE_OF.get(type(record.event))
     if found is None:
         return None
-    table, kind = found
-    values = _place(record, kind) | _values(record.event, _converters(table))
-    return Row(table=table.name, values=tuple(values.get(name) for name in columns(table)))
+    table, _ = found
+    return Row(table=table.name, values=tuple([value_of(record) for value_of in _MAKERS[type(record.event)]]))
 
 
 def indexable(text: str) -> str:
@@ -106,31 +107,54 @@ def indexable(text: str) -> str:
     return f"{stored[:_KEPT_ID_CHARACTERS]}{ESCAPE}{hashlib.sha256(stored.encode()).hexdigest()}"
 
 
-def _place(record: Record, kind: str | None) -> dict[str, Value]:
-    return {
-        "event_id": record.event.event_id,
-        "source_topic": record.topic,
-        "source_partition": record.partition,
-        "source_offset": record.offset,
-        "log_time": _EPOCH + timedelta(milliseconds=record.timestamp_ms),
-        "kind": kind,
+_PLACE: Mapping[str, Callable[[Record], Value]] = MappingProxyType(
+    {
+        "event_id": lambda record: record.event.event_id,
+        "source_topic": lambda record: record.topic,
+        "source_partition": lambda record: record.partition,
+        "source_offset": lambda record: record.offset,
+        "log_time": lambda record: _EPOCH + timedelta(milliseconds=record.timestamp_ms),
     }
+)
 
 
-def _values(value: object, converters: Mapping[str, Callable[[object], Value]]) -> dict[str, Value]:
-    named: dict[str, Value] = {}
-    for name, item in _fields(value).items():
-        convert = converters.get(name)
-        if convert is not None:
-            named[name] = None if item is None else convert(item)
-        elif is_dataclass(item):
-            named |= _values(item, converters)
-    return named
+def _makers(event: type[Event]) -> tuple[Callable[[Record], Value], ...]:
+    """Return what makes each column of an event's row."""
+    table, kind = TABLE_OF[event]
+    paths = _paths(event, frozenset(columns(table)))
+    return tuple(
+        _of_field(paths[name], _converter(name, table.columns[name].type))
+        if name in paths
+        else _PLACE.get(name) or _always(kind if name == "kind" else None)
+        for name in columns(table)
+    )
 
 
-@cache
-def _converters(table: Table) -> Mapping[str, Callable[[object], Value]]:
-    return MappingProxyType({column.name: _converter(column.name, column.type) for column in table.columns})
+def _paths(kind: type, names: frozenset[str]) -> dict[str, str]:
+    """Return where the fields with these names are, in the dataclass or in one that it holds."""
+    found: dict[str, str] = {}
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        if field.name in names:
+            found[field.name] = field.name
+        elif is_dataclass(held := hints[field.name]):
+            assert isinstance(held, type)
+            found |= {name: f"{field.name}.{path}" for name, path in _paths(held, names).items()}
+    return found
+
+
+def _of_field(path: str, convert: Callable[[object], Value]) -> Callable[[Record], Value]:
+    value_at = attrgetter(f"event.{path}")
+
+    def value_of(record: Record) -> Value:
+        item = value_at(record)
+        return None if item is None else convert(item)
+
+    return value_of
+
+
+def _always(value: Value) -> Callable[[Record], Value]:
+    return lambda _: value
 
 
 def _converter(name: str, kind: object) -> Callable[[object], Value]:
@@ -196,3 +220,8 @@ def _dump(value: object) -> bytes:
 def _fields(value: object) -> dict[str, object]:
     assert is_dataclass(value), value
     return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+_MAKERS: Mapping[type[Event], tuple[Callable[[Record], Value], ...]] = MappingProxyType(
+    {event: _makers(event) for event in TABLE_OF}
+)

@@ -74,6 +74,8 @@ def snapshot(url: str, *, timeout_s: float) -> Iterator[psycopg.Cursor]:
             driver.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             driver.read_only = True
             cursor = driver.cursor()
+            # Before the moment is chosen: a rebuild then waits with its other tables until this has ended.
+            cursor.execute("LOCK TABLE offsets IN ACCESS SHARE MODE")
             for name in ("json", "jsonb"):
                 cursor.adapters.register_loader(name, _JsonLoader)
             cursor.execute("SELECT set_config('statement_timeout', %s, true)", (f"{round(timeout_s * 1000)}ms",))

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from clawstream.errors import DatabaseMismatch, TryLater
+from clawstream.errors import TryLater
 from clawstream.projections import database
+from clawstream.projections.books import refuse_another_log
 from clawstream.projections.projector import Projector
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.writer import Writer
@@ -114,13 +115,8 @@ class _Share:
         begins = await self._offsets.begin_offsets(TOPICS)
         ends = await self._offsets.end_offsets(TOPICS)
         claimed = await self._projector.claim(committed)
+        refuse_another_log(claimed, ends)
         for place, offset in claimed.items():
-            if offset > ends[place]:
-                raise DatabaseMismatch(
-                    f"the database has read {place.topic} partition {place.partition} up to offset {offset}, and this "
-                    f"log ends at {ends[place]}: it is not the log that the database was filled from. Nothing was "
-                    "written: name the right broker and prefix, or an empty database"
-                )
             if offset < begins[place]:
                 _log.warning("partition=%s-%s state=gap from=%d to=%d reason=retention", *place, offset, begins[place])
         return {place: max(offset, begins[place]) for place, offset in claimed.items()}

@@ -2,7 +2,8 @@
 
 A fact's row stands under its event id, beside the place and the time at which the log holds it. No table refers to
 another: topics are read at different speeds, so joins live in the views. Text and JSON are stored as
-clawstream/projections/text.py says. `offsets` and `commits` are the projector's own books.
+clawstream/projections/text.py says. `offsets`, `chain_blocks` and
+`commits` are the projector's own books.
 """
 
 from sqlalchemy import (
@@ -14,6 +15,7 @@ from sqlalchemy import (
     Double,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     SmallInteger,
@@ -305,7 +307,23 @@ offsets = Table(
     _must("partition", Integer),
     _must("next_offset", BigInteger),
     _must("epoch", BigInteger),  # counts the projectors that owned the partition; the newest alone may write
+    _may(
+        "chain", LargeBinary
+    ),  # as clawstream/projections/chain.py says; NULL: nothing was read since there are chains
+    _may("chain_from", BigInteger),  # the offset of its first record
     PrimaryKeyConstraint("topic", "partition"),
+)
+
+chain_blocks = Table(
+    "chain_blocks",
+    metadata,
+    _must("topic", Text),
+    _must("partition", Integer),
+    _must("block", BigInteger),
+    _must("next_offset", BigInteger),
+    _must("chain", LargeBinary),
+    _must("marks", LargeBinary),
+    PrimaryKeyConstraint("topic", "partition", "block"),
 )
 
 commits = Table(

@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import TryLater
+from clawstream.projections.chain import Block
 from clawstream.projections.merge import merge
 from clawstream.projections.rows import Row
 from clawstream.projections.tables import metadata
@@ -31,6 +32,7 @@ class Claim:
 
     next_offset: int
     epoch: int
+    chain: bytes | None = None  # over what was read so far; None: nothing since there are chains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,13 @@ class Slice:
     claim: Claim
     next_offset: int
     rows: Sequence[Row]
+    blocks: Sequence[Block]  # what the records add to the chain
+    first_offset: int | None  # of the first of the records; None: there is none
+
+    @property
+    def chain(self) -> bytes | None:
+        """The chain after the last record."""
+        return self.blocks[-1].chain if self.blocks else self.claim.chain
 
 
 class Writer:
@@ -55,8 +64,9 @@ class Writer:
         Raises TryLater while the database is away.
         """
         with _transaction(self._engine) as cursor:
+            claims = {place: _claim(cursor, place) for place in sorted(places)}
             cursor.execute("DELETE FROM commits WHERE committed_at < now() - %s::interval", (KEEP_COMMITS,))
-            return {place: _claim(cursor, place) for place in sorted(places)}
+            return claims
 
     def write(self, batch: Sequence[Slice]) -> frozenset[Place]:
         """Write all of the batch and return nothing, or write none of it and return the partitions that were lost.
@@ -72,6 +82,7 @@ class Writer:
             fresh = [part for part in batch if states[part.place] is _State.ADVANCED]
             for name, rows in sorted(_by_table(fresh).items()):
                 merge(cursor, metadata.tables[name], rows)
+            cursor.executemany(_LINKED, [_linked(part.place, block) for part in fresh for block in part.blocks])
             cursor.executemany(_COMMITTED, [(*part.place, part.next_offset, part.claim.next_offset) for part in fresh])
         return lost
 
@@ -85,12 +96,18 @@ class _State(Enum):
 _CLAIMED = """
     INSERT INTO offsets AS o (topic, partition, next_offset, epoch) VALUES (%s, %s, 0, 1)
     ON CONFLICT (topic, partition) DO UPDATE SET epoch = o.epoch + 1
-    RETURNING next_offset, epoch
+    RETURNING next_offset, epoch, chain
 """
 _ADVANCED = """
-    UPDATE offsets SET next_offset = %s WHERE topic = %s AND partition = %s AND next_offset = %s AND epoch = %s
+    UPDATE offsets SET next_offset = %s, chain = %s, chain_from = coalesce(chain_from, %s)
+    WHERE topic = %s AND partition = %s AND next_offset = %s AND epoch = %s
 """
 _BOOKED = "SELECT next_offset, epoch FROM offsets WHERE topic = %s AND partition = %s"
+_LINKED = """
+    INSERT INTO chain_blocks AS b (topic, partition, block, next_offset, chain, marks) VALUES (%s, %s, %s, %s, %s, %s)
+    ON CONFLICT (topic, partition, block) DO UPDATE
+    SET next_offset = excluded.next_offset, chain = excluded.chain, marks = b.marks || excluded.marks
+"""
 _COMMITTED = """
     INSERT INTO commits (topic, partition, next_offset, first_offset, committed_at)
     VALUES (%s, %s, %s, %s, clock_timestamp())
@@ -100,13 +117,18 @@ _COMMITTED = """
 def _claim(cursor: psycopg.Cursor, place: Place) -> Claim:
     found = cursor.execute(_CLAIMED, place).fetchone()
     assert found is not None, "RETURNING gives a row"
-    next_offset, epoch = found
-    return Claim(next_offset=next_offset, epoch=epoch)
+    next_offset, epoch, chain = found
+    return Claim(next_offset=next_offset, epoch=epoch, chain=chain)
+
+
+def _linked(place: Place, block: Block) -> tuple[str, int, int, int, bytes, bytes]:
+    return (*place, block.number, block.next_offset, block.chain, block.marks)
 
 
 def _advance(cursor: psycopg.Cursor, part: Slice) -> _State:
     """Move the books on; the row stays locked until the transaction ends."""
-    cursor.execute(_ADVANCED, (part.next_offset, *part.place, part.claim.next_offset, part.claim.epoch))
+    advance = (part.next_offset, part.chain, part.first_offset)
+    cursor.execute(_ADVANCED, (*advance, *part.place, part.claim.next_offset, part.claim.epoch))
     if cursor.rowcount == 1:
         return _State.ADVANCED
     booked = cursor.execute(_BOOKED, part.place).fetchone()

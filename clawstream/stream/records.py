@@ -3,11 +3,15 @@
 The one rule: bytes that can't be read are a value, not an exception: whoever reads decides what becomes of them.
 """
 
+from hashlib import blake2b
+
 from clawstream.errors import UndecodableRecord
 from clawstream.stream.codec import Codec
 from clawstream.stream.headers import key_bytes, traceparent_of
 from clawstream.stream.log import Arrived, Raw, Undecodable
 from clawstream.stream.stage import Record
+
+DIGEST_BYTES = 16
 
 
 def arrived(raw: Raw, codec: Codec) -> Arrived:
@@ -27,4 +31,14 @@ def arrived(raw: Raw, codec: Codec) -> Arrived:
         key=event.key,
         event=event,
         traceparent=traceparent_of(raw.headers),
+        digest=digest_of(raw),
     )
+
+
+def digest_of(raw: Raw) -> bytes:
+    """Return a hash of the record's key, headers and value, in which none can pass for another."""
+    parts = [raw.key, raw.value]
+    for name, value in raw.headers:
+        parts += [name.encode(), value]
+    lengths = b",".join(b"none" if part is None else b"%d" % len(part) for part in parts)
+    return blake2b(b"".join((lengths, b":", *filter(None, parts))), digest_size=DIGEST_BYTES).digest()

@@ -37,6 +37,7 @@ class Record:
     key: str
     event: Event
     traceparent: str | None = None
+    digest: bytes | None = None  # of its key, headers and value; None: it was not read from a log
 
 
 class Step(NamedTuple, Generic[S, C]):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from hashlib import md5
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from zlib import crc32
@@ -94,6 +95,7 @@ def records(facts: Sequence[Event]) -> dict[Place, list[Record]]:
                 timestamp_ms=START_MS + n,
                 key=fact.key,
                 event=fact,
+                digest=md5(repr(fact).encode("utf-8", "surrogatepass")).digest(),
             )
         )
     return placed

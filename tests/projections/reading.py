@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Engine, text
 
-from clawstream.projections.rows import row
+from clawstream.projections import projector
 from clawstream.projections.tables import metadata
 from clawstream.projections.writer import Claim, Slice, Writer
-from clawstream.stream.log import Place
+from clawstream.stream.log import Batch, Place
 from clawstream.stream.stage import Record
 
 OWN_BOOKS = {"offsets", "commits"}  # say when and by whom, which is not in the log
@@ -33,9 +33,8 @@ def contents(engine: Engine) -> dict[str, list[str]]:
 
 def slice_of(place: Place, claim: Claim, records: Sequence[Record]) -> Slice:
     """What a reader hands over that has read `records` since `claim`."""
-    rows = [made for record in records if (made := row(record)) is not None]
     next_offset = records[-1].offset + 1 if records else claim.next_offset
-    return Slice(place=place, claim=claim, next_offset=next_offset, rows=rows)
+    return projector.slice_of(Batch(place=place, records=records, next_offset=next_offset), claim)
 
 
 def write_all(engine: Engine, placed: Mapping[Place, Sequence[Record]]) -> None:

@@ -18,7 +18,7 @@ from tests.projections.reading import contents
 
 
 @asynccontextmanager
-async def _projecting(url: str, log: KafkaLog) -> AsyncIterator[None]:
+async def projecting(url: str, log: KafkaLog) -> AsyncIterator[None]:
     """A projector runs for the length of the block."""
     stop = asyncio.Event()
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
@@ -30,7 +30,7 @@ async def _projecting(url: str, log: KafkaLog) -> AsyncIterator[None]:
         await running
 
 
-async def _caught_up(engine: Engine, log: KafkaLog) -> None:
+async def caught_up(engine: Engine, log: KafkaLog) -> None:
     """Return when the tables have all that is on the log now."""
     ends = {place: end for place, end in (await log.end_offsets(TOPICS)).items() if end}
     while True:
@@ -48,9 +48,9 @@ async def _tick() -> None:
 async def test_what_is_on_the_log_is_in_the_tables_and_the_group_has_no_lag(
     emptied: Engine, migrated_url: str, log: KafkaLog
 ) -> None:
-    async with _projecting(migrated_url, log):
+    async with projecting(migrated_url, log):
         await log.append(story.STORY)
-        await _caught_up(emptied, log)
+        await caught_up(emptied, log)
         while await log.lag(GROUP) != 0:
             await _tick()
     with emptied.connect() as connection:
@@ -62,16 +62,16 @@ async def test_what_is_on_the_log_is_in_the_tables_and_the_group_has_no_lag(
 async def test_a_projector_that_stops_in_the_middle_goes_on_and_a_rebuild_gives_equal_rows(
     emptied: Engine, migrated_url: str, fresh_database_url: str, log: KafkaLog
 ) -> None:
-    async with _projecting(migrated_url, log):
+    async with projecting(migrated_url, log):
         await log.append(story.STORY[:6])
-        await _caught_up(emptied, log)
+        await caught_up(emptied, log)
     await log.append(story.STORY[3:])  # three of them for the second time
-    async with _projecting(migrated_url, log):
-        await _caught_up(emptied, log)
+    async with projecting(migrated_url, log):
+        await caught_up(emptied, log)
     database.upgrade(fresh_database_url)
     rebuilt = database.connect(fresh_database_url)
-    async with _projecting(fresh_database_url, log):
-        await _caught_up(rebuilt, log)
+    async with projecting(fresh_database_url, log):
+        await caught_up(rebuilt, log)
     assert contents(rebuilt) == contents(emptied)
     assert len(contents(rebuilt)["votes"]) == 5
     rebuilt.dispose()
@@ -81,13 +81,13 @@ async def test_two_projectors_share_the_work_and_write_nothing_twice_or_never(
     emptied: Engine, migrated_url: str, kafka_bootstrap: str, topic_prefix: str, log: KafkaLog
 ) -> None:
     many = [replace(story.EXCHANGES[0], session_id=f"s{n}", exchange_id=f"x{n}") for n in range(300)]
-    async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as second, _projecting(migrated_url, log):
+    async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as second, projecting(migrated_url, log):
         await log.append(many[:100])
-        async with _projecting(migrated_url, second):
+        async with projecting(migrated_url, second):
             await log.append(many[100:200])
-            await _caught_up(emptied, log)
+            await caught_up(emptied, log)
         await log.append(many[200:])
-        await _caught_up(emptied, log)
+        await caught_up(emptied, log)
     with emptied.connect() as connection:
         assert connection.execute(text("SELECT count(*), sum(num_main) FROM sessions")).one() == (300, 300)
 

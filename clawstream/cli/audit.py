@@ -1,0 +1,175 @@
+"""`clawstream audit` and `clawstream projection`: whether the database tells the truth, and making it anew."""
+
+import asyncio
+import json
+import secrets
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from clawstream.cli.process import Context, log_to_stderr
+from clawstream.cli.servers import broker, database
+from clawstream.errors import OperatorError
+
+if TYPE_CHECKING:
+    from clawstream.projections.audit import Audit
+    from clawstream.projections.replaying import Tell
+    from clawstream.stream.kafka import KafkaLog
+
+T = TypeVar("T")
+
+audit = typer.Typer(help="Whether the database says what the log says.", no_args_is_help=True)
+projection = typer.Typer(help="The database's tables as a whole.", no_args_is_help=True)
+_WIDE = 1000  # characters; a file has no edge
+_JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(audit, name="audit", rich_help_panel="Look")
+    app.add_typer(projection, name="projection", rich_help_panel="Prepare")
+
+
+@audit.callback()
+def _audit() -> None:
+    """Whether the database says what the log says."""
+
+
+@projection.callback()
+def _projection() -> None:
+    """The database's tables as a whole."""
+
+
+@audit.command()
+def verify(
+    context: typer.Context,
+    sample: Annotated[int | None, typer.Option(min=1, help="Compare the rows of so many sessions only.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the sample; if unsaid, any.")] = None,
+    as_json: _JSON = False,
+) -> None:
+    """Read the log again up to where the database has read it; compare the hash chain and every row, both ways.
+
+    Exits with 2 where they differ. The projector goes on meanwhile.
+    """
+    from clawstream.projections.audit import Sample
+    from clawstream.projections.audit import verify as check
+
+    if seed is not None and sample is None:
+        raise OperatorError("--seed chooses a sample: name its size with --sample")
+    chosen = None if sample is None else Sample(keys=sample, seed=secrets.randbelow(2**32) if seed is None else seed)
+    if chosen is not None:
+        Console(stderr=True).print(f"a sample of {chosen.keys} sessions and policies, --seed {chosen.seed}")
+    found = _with_both(context, "audit", lambda url, log, tell: check(url, log, sample=chosen, tell=tell))
+    if as_json:
+        typer.echo(json.dumps(found.as_dict() | {"seed": None if chosen is None else chosen.seed}))
+    else:
+        _show(found)
+    if not found.ok:
+        raise OperatorError(
+            f"the database does not say what the log says: {len(found.breaks)} breaks of the hash chain, "
+            f"{found.rows_differ} rows differ. Nothing was changed. Where the log is right, "
+            "`clawstream projection rebuild` makes the tables anew; find out first who wrote there"
+        )
+
+
+@projection.command()
+def rebuild(
+    context: typer.Context,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the old tables in a schema of their own.")] = False,
+    forget_expired: Annotated[
+        bool, typer.Option("--forget-expired", help="Go on where the log has lost its beginning; those rows are lost.")
+    ] = False,
+    as_json: _JSON = False,
+) -> None:
+    """Make every table anew of the log beside those that are read, then let them change places.
+
+    Readers and the projector go on meanwhile; the projector goes on with the new tables.
+    """
+    from clawstream.projections.rebuild import rebuild as make
+
+    made = _with_both(
+        context, "rebuild", lambda url, log, tell: make(url, log, keep=keep, forget_expired=forget_expired, tell=tell)
+    )
+    if as_json:
+        typer.echo(json.dumps(asdict(made)))
+    console = Console(stderr=True)
+    console.print(f"the tables are made of {made.records:,} records of the log")
+    if made.kept_schema is not None:
+        console.print(f"the old ones are in the schema {made.kept_schema}: {made.kept_because}", highlight=False)
+
+
+def _with_both(context: typer.Context, client_id: str, work: "Callable[[str, KafkaLog, Tell], Awaitable[T]]") -> T:
+    """Do `work` on the database and the log, its progress on stderr."""
+    assert isinstance(context.obj, Context)
+    settings = context.obj.settings()
+    log_to_stderr(client_id, level=30)
+    from clawstream.stream.connect import connected
+
+    with database(settings) as url, broker(settings) as kafka, _progress() as tell:
+
+        async def main() -> T:
+            async with connected(kafka, client_id=client_id) as log:
+                return await work(url, log, tell)
+
+        return asyncio.run(main())
+
+
+@contextmanager
+def _progress() -> "Iterator[Tell]":
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("connecting", total=None)
+        yield lambda doing, done, total: bar.update(task, description=doing, completed=done, total=total)
+
+
+def _show(found: "Audit") -> None:
+    console = Console()
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("records read", f"{found.records:,}")
+    facts.add_row("compared with the chain", f"{found.records_chained:,}")
+    facts.add_row("hash chain", "holds" if found.chain_ok else f"[red]{len(found.breaks)} breaks[/]")
+    if found.keys is not None:
+        facts.add_row("sessions and policies in the sample", f"{found.keys:,}")
+    facts.add_row("rows compared", f"{found.rows:,}")
+    facts.add_row(
+        "rows that differ", f"{found.rows_differ:,}" if not found.rows_differ else f"[red]{found.rows_differ:,}[/]"
+    )
+    for place, offset in found.expired.items():
+        facts.add_row(
+            f"{place.topic} partition {place.partition}", f"the log begins at {offset}; not checked before it"
+        )
+    console.print(facts)
+    if found.breaks:
+        table = Table("topic", "partition", "offset", "what", title="Breaks of the hash chain", title_justify="left")
+        for one in found.breaks:
+            last = "" if one.end_offset <= one.first_offset + 1 else f" to {one.end_offset - 1}"
+            table.add_row(one.place.topic, str(one.place.partition), f"{one.first_offset}{last}", one.what)
+        _print(console, table)
+    if found.differences:
+        names = ("table", "key", "what", "column", "by the log", "in the database")
+        table = Table(
+            *names, title=f"Rows that differ, {len(found.differences)} of {found.rows_differ}", title_justify="left"
+        )
+        for row in found.differences:
+            values = (row.table, row.key, row.what, row.column, row.expected, row.found)
+            table.add_row(*(Text(_cell(value, row.column)) for value in values))
+        _print(console, table)
+
+
+def _cell(value: str | None, column: str | None) -> str:
+    return ("NULL" if column else "") if value is None else value
+
+
+def _print(console: Console, table: Table) -> None:
+    if not sys.stdout.isatty():
+        console.width = _WIDE
+        console.width = console.measure(table).maximum
+    console.print(table)

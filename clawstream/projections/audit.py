@@ -1,0 +1,190 @@
+"""`clawstream audit verify`: that the tables say what the log says, as far as the projector has read it."""
+
+import asyncio
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from itertools import groupby
+
+from clawstream.projections.books import Book, blocks_of, books, refuse_another_log
+from clawstream.projections.chain import Break, ChainCheck, chain_check
+from clawstream.projections.comparing import COMPARED, Difference, Scratch, scratch
+from clawstream.projections.projector import link_of, rows_of
+from clawstream.projections.replaying import ReplayedLog, Tell, on_a_thread, read_again
+from clawstream.projections.rows import indexable
+from clawstream.projections.tables import TOPICS
+from clawstream.stream.log import Arrived, Batch, Place
+from clawstream.stream.stage import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """How many keys are compared, and what chooses them."""
+
+    keys: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What was compared and what is not as it should be."""
+
+    records: int  # read of the log
+    records_chained: int  # of these compared with the chain; others are older than the chain, or its start expired
+    breaks: Sequence[Break]
+    rows: int  # made of the log and compared
+    rows_differ: int
+    differences: Sequence[Difference]  # the first of each table
+    expired: Mapping[Place, int]  # where the log has lost its beginning: the first offset that it has
+    keys: int | None  # compared; None: all
+
+    @property
+    def chain_ok(self) -> bool:
+        """Whether every record is the one that was projected."""
+        return not self.breaks
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.chain_ok and self.rows_differ == 0
+
+    def as_dict(self) -> dict[str, object]:
+        """Return everything as plain values."""
+        return {
+            "records": self.records,
+            "records_chained": self.records_chained,
+            "chain_ok": self.chain_ok,
+            "breaks": [asdict(one) | {"place": f"{one.place.topic}-{one.place.partition}"} for one in self.breaks],
+            "rows": self.rows,
+            "rows_differ": self.rows_differ,
+            "differences": [asdict(one) for one in self.differences],
+            "expired": {f"{place.topic}-{place.partition}": offset for place, offset in self.expired.items()},
+            "keys": self.keys,
+        }
+
+
+async def verify(url: str, log: ReplayedLog, *, sample: Sample | None, tell: Tell) -> Audit:
+    """Compare chain and rows with the log up to the offsets on record; the database is left as it was.
+
+    With `sample` the chain is compared whole, and the rows of some keys. Raises DatabaseMismatch where the database is
+    of another log or revision.
+    """
+    async with on_a_thread(scratch(url)) as beside:
+        return await _verify(beside, log, sample, tell)
+
+
+async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell: Tell) -> Audit:
+    begins = await log.begin_offsets(TOPICS)
+    ends = await log.end_offsets(TOPICS)
+    reading = await asyncio.to_thread(_Reading, beside, begins, sample)
+    refuse_another_log({place: book.next_offset for place, book in reading.books.items()}, ends)
+    ranges = {place: (begins[place], book.next_offset) for place, book in reading.books.items()}
+    total = sum(max(0, end - begin) for begin, end in ranges.values())
+    records = await read_again(log, ranges, reading.take, lambda done: tell("reading the log", done, total))
+    reading.finish()
+    differences: list[Difference] = []
+    rows = rows_differ = 0
+    for number, table in enumerate(COMPARED):
+        tell(f"comparing {table.name}", number, len(COMPARED))
+        found = await asyncio.to_thread(beside.compare, table, reading.chosen)
+        differences += found.named
+        rows += found.num_rows
+        rows_differ += found.num_different
+    tell("done", len(COMPARED), len(COMPARED))
+    return Audit(
+        records=records,
+        records_chained=sum(check.num_records for check in reading.checks.values()),
+        breaks=[one for check in reading.checks.values() for one in check.breaks],
+        rows=rows,
+        rows_differ=rows_differ,
+        differences=differences,
+        expired={place: begin for place, begin in begins.items() if begin > 0},
+        keys=None if reading.chosen is None else len(reading.chosen),
+    )
+
+
+class _Reading:
+    """What is known while the log is read; blocking."""
+
+    def __init__(self, beside: Scratch, begins: Mapping[Place, int], sample: Sample | None) -> None:
+        self._beside = beside
+        self.books: dict[Place, Book] = books(beside.cursor)
+        recorded = blocks_of(beside.cursor)
+        self.checks: dict[Place, ChainCheck] = {
+            place: chain_check(place, recorded.get(place, ()), chain_from=book.chain_from, log_begin=begins[place])
+            for place, book in self.books.items()
+        }
+        self._choice = None if sample is None else _Choice(sample, beside.keys())
+        beside.begin({place: begin for place, begin in begins.items() if begin > 0})
+
+    @property
+    def chosen(self) -> set[str] | None:
+        """The keys whose rows are compared; None: all."""
+        return None if self._choice is None else self._choice.keys
+
+    def take(self, batches: Sequence[Batch]) -> None:
+        """Take the next records of some partitions."""
+        for batch in batches:
+            self.checks[batch.place].tell(map(link_of, batch.records))
+        records = [record for batch in batches for record in batch.records]
+        if self._choice is None:
+            self._put(records)
+        else:
+            self._choice.offer(records)
+
+    def finish(self) -> None:
+        """Take that these were all."""
+        for place, check in self.checks.items():
+            check.finish(self.books[place].chain)
+        if self._choice is not None:
+            self._put(self._choice.records())
+
+    def _put(self, records: Sequence[Arrived]) -> None:
+        rows = sorted(rows_of(records), key=lambda row: row.table)
+        self._beside.put({name: list(some) for name, some in groupby(rows, key=lambda row: row.table)})
+
+
+class _Choice:
+    """The keys with the smallest hashes under the seed, of those in the tables and on the log, and their records.
+
+    A key that leaves the smallest never comes back, so one pass over the log finds all records of those that stay.
+    """
+
+    def __init__(self, sample: Sample, stored: set[str]) -> None:
+        self._seed = sample.seed
+        self._limit = sample.keys
+        self._records: dict[str, list[Record]] = {}
+        self._largest: list[tuple[int, str]] = []  # a heap, the largest hash first
+        for key in stored:
+            self._admit(key)
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys that are chosen."""
+        return set(self._records)
+
+    def offer(self, records: Sequence[Arrived]) -> None:
+        """Keep the records whose keys are among the smallest so far."""
+        for record in records:
+            if isinstance(record, Record):
+                key = indexable(record.key)
+                if key in self._records or self._admit(key):
+                    self._records[key].append(record)
+
+    def records(self) -> list[Record]:
+        """Return the records of the chosen keys."""
+        return [record for some in self._records.values() for record in some]
+
+    def _admit(self, key: str) -> bool:
+        hashed = blake2b(f"{self._seed} {key}".encode(), digest_size=8).digest()
+        entry = (-int.from_bytes(hashed, "big"), key)
+        if len(self._largest) < self._limit:
+            heapq.heappush(self._largest, entry)
+        elif entry > self._largest[0]:
+            _, gone = heapq.heapreplace(self._largest, entry)
+            del self._records[gone]
+        else:
+            return False
+        self._records[key] = []
+        return True

@@ -1,0 +1,50 @@
+"""What the projector has on record of each partition, as of the reader's transaction."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psycopg
+
+from clawstream.errors import DatabaseMismatch
+from clawstream.projections.chain import Block
+from clawstream.stream.log import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Book:
+    """How far a partition was read, who may write it, and its chain."""
+
+    next_offset: int
+    epoch: int
+    chain: bytes | None
+    chain_from: int | None
+
+
+def books(cursor: psycopg.Cursor) -> dict[Place, Book]:
+    """Return the books of every partition that was ever claimed."""
+    found = cursor.execute("SELECT topic, partition, next_offset, epoch, chain, chain_from FROM offsets")
+    return {
+        Place(topic, partition): Book(next_offset=next_offset, epoch=epoch, chain=chain, chain_from=chain_from)
+        for topic, partition, next_offset, epoch, chain, chain_from in found
+    }
+
+
+def blocks_of(cursor: psycopg.Cursor) -> dict[Place, list[Block]]:
+    """Return the chain's blocks of every partition, ascending."""
+    made: dict[Place, list[Block]] = {}
+    query = "SELECT topic, partition, block, next_offset, chain, marks FROM chain_blocks ORDER BY 1, 2, 3"
+    for topic, partition, number, next_offset, chain, marks in cursor.execute(query):
+        block = Block(number=number, next_offset=next_offset, chain=chain, marks=marks)
+        made.setdefault(Place(topic, partition), []).append(block)
+    return made
+
+
+def refuse_another_log(offsets: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
+    """Raise DatabaseMismatch where the database has read further than the log goes."""
+    for place, offset in offsets.items():
+        if offset > ends.get(place, 0):
+            raise DatabaseMismatch(
+                f"the database has read {place.topic} partition {place.partition} up to offset {offset}, and this "
+                f"log ends at {ends.get(place, 0)}: it is not the log that the database was filled from. Nothing was "
+                "written: name the right broker and prefix, or an empty database"
+            )

@@ -1,0 +1,186 @@
+"""`clawstream projection rebuild`: every table made anew of the log beside those that are read, then swapped.
+
+Readers and the projector go on meanwhile; what they name stays. At the swap the projector waits at the books until the
+new tables have exactly what the old ones have, and goes on with the new ones where it was; readers wait a moment.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import psycopg
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+
+from clawstream.errors import OperatorError
+from clawstream.projections import database, schemas
+from clawstream.projections.books import Book, books, refuse_another_log
+from clawstream.projections.projector import slice_of
+from clawstream.projections.replaying import ReplayedLog, Tell, on_a_thread, read_again
+from clawstream.projections.schemas import BUILDING
+from clawstream.projections.tables import TOPICS
+from clawstream.projections.writer import Claim, Writer
+from clawstream.stream.log import Batch, Place
+
+_BUILD_LOCK = 0x636C6178  # any number that no other program on this database takes
+HELD_RECORDS = 2000  # as many as the projector is kept waiting for, unless it is as fast as we are
+SWAP_TRIES = 600
+SWAP_AGAIN_S = 0.5
+_IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """What was made."""
+
+    records: int
+    kept_schema: str | None  # where the old tables are; None: they are gone
+    kept_because: str | None
+
+
+async def rebuild(url: str, log: ReplayedLog, *, keep: bool, forget_expired: bool, tell: Tell) -> Rebuilt:
+    """Make the tables anew and swap them in; without `keep` the old ones are dropped.
+
+    Raises OperatorError, with the tables as they were, where another rebuild runs, where the log has lost records that
+    the tables have and `forget_expired` does not allow for that, or where the log is not what was projected.
+    """
+    engine = database.connect(url, application="clawstream rebuild")
+    building = database.connect(url, application="clawstream rebuild", schema=BUILDING)
+    try:
+        async with on_a_thread(_alone(engine)):
+            build = _Build(engine, building, log, tell)
+            await build.begin(url, forget_expired=forget_expired)
+            await build.catch_up()
+            await build.make_indexes()
+            old = await build.swap_in(f"clawstream_before_{datetime.now(UTC):%Y%m%d_%H%M%S}")
+            because = "--keep" if keep else await asyncio.to_thread(schemas.dropped, engine, old)
+            return Rebuilt(records=build.records, kept_schema=old if because else None, kept_because=because)
+    except OperationalError as error:
+        raise database.unreachable(engine, error) from error
+    except psycopg.Error as error:
+        raise OperatorError(f"Postgres did not let the tables be rebuilt: {error}. They are as they were") from error
+    finally:
+        building.dispose()
+        engine.dispose()
+
+
+@contextmanager
+def _alone(engine: Engine) -> Iterator[None]:
+    """Be the only rebuild of the database, for the length of the block."""
+    database.check(engine)
+    with schemas.session(engine) as cursor:
+        if cursor.execute("SELECT pg_try_advisory_lock(%s)", (_BUILD_LOCK,)).fetchone() != (True,):
+            raise OperatorError("another rebuild of this database runs; nothing was changed. Wait for it, or stop it")
+        yield
+
+
+class _Build:
+    """Tables in a schema of their own, and how far they have read."""
+
+    def __init__(self, engine: Engine, building: Engine, log: ReplayedLog, tell: Tell) -> None:
+        self._engine = engine
+        self._writer = Writer(building)
+        self._building = building
+        self._log = log
+        self._tell = tell
+        self._claims: dict[Place, Claim] = {}
+        self._begins: dict[Place, int] = {}
+        self.records = 0
+
+    async def begin(self, url: str, *, forget_expired: bool) -> None:
+        """Make the tables, empty."""
+        recorded = await asyncio.to_thread(self._recorded)
+        refuse_another_log(_offsets(recorded), await self._log.end_offsets(TOPICS))
+        self._begins = await self._log.begin_offsets(TOPICS)
+        lost = [place for place in recorded if self._begins[place] > 0]
+        if lost and not forget_expired:
+            first = lost[0]
+            raise OperatorError(
+                f"the log begins at offset {self._begins[first]} of {first.topic} partition {first.partition}, and the "
+                "tables may have rows of records before it, which a rebuild would lose. Nothing was changed; "
+                "--forget-expired rebuilds without them"
+            )
+        await asyncio.to_thread(schemas.make_building, self._engine)
+        await asyncio.to_thread(database.upgrade, url, schema=BUILDING)
+        await asyncio.to_thread(schemas.take_indexes_away, self._building)
+
+    async def catch_up(self) -> None:
+        """Read until little is left of what the projector has read, or until it reads as fast as we do."""
+        before = None
+        recorded = await asyncio.to_thread(self._recorded)
+        while (left := self._left(recorded)) > HELD_RECORDS and (before is None or left < before):
+            await self._read_to(recorded, left)
+            before, recorded = left, await asyncio.to_thread(self._recorded)
+
+    async def make_indexes(self) -> None:
+        """Make what readers need; once, when most is there."""
+        self._tell("making indexes", 0, 0)
+        await asyncio.to_thread(schemas.make_indexes, self._building)
+
+    async def swap_in(self, old: str) -> str:
+        """Let the new tables have the names, and the old ones stand in the schema `old`; return that."""
+        for _ in range(SWAP_TRIES):
+            try:
+                async with on_a_thread(schemas.projector_held(self._engine)) as cursor:
+                    recorded = await asyncio.to_thread(books, cursor)
+                    await self._read_to(recorded, self._left(recorded))
+                    self._refuse_other_records(recorded)
+                    await asyncio.to_thread(schemas.swap, cursor, old)
+                    return old
+            except _IN_USE:
+                self._tell("waiting for a long query to end, to swap", 0, 0)
+                await asyncio.sleep(SWAP_AGAIN_S)
+            await self.catch_up()
+        raise OperatorError(
+            f"queries kept the tables in use: {SWAP_TRIES} tries to swap them failed. They are as they were. End the "
+            "long queries, which pg_stat_activity shows, and rebuild again"
+        )
+
+    def _recorded(self) -> dict[Place, Book]:
+        with schemas.session(self._engine) as cursor:
+            return books(cursor)
+
+    def _left(self, recorded: Mapping[Place, Book]) -> int:
+        return sum(max(0, end - start) for start, end in self._ranges(recorded).values())
+
+    def _ranges(self, recorded: Mapping[Place, Book]) -> dict[Place, tuple[int, int]]:
+        return {
+            place: (max(self._begins[place], self._read(place)), book.next_offset) for place, book in recorded.items()
+        }
+
+    def _read(self, place: Place) -> int:
+        claim = self._claims.get(place)
+        return 0 if claim is None else claim.next_offset
+
+    async def _read_to(self, recorded: Mapping[Place, Book], left: int) -> None:
+        new = [place for place in recorded if place not in self._claims]
+        if new:
+            self._claims |= await asyncio.to_thread(self._writer.claim, new)
+        ranges = self._ranges(recorded)
+        if left:
+            self.records += await read_again(
+                self._log, ranges, self._take, lambda done: self._tell("reading the log", done, left)
+            )
+
+    def _take(self, batches: Sequence[Batch]) -> None:
+        parts = [slice_of(batch, self._claims[batch.place]) for batch in batches]
+        lost = self._writer.write(parts)
+        if lost:
+            raise OperatorError(f"somebody else writes to the schema {BUILDING}; the tables are as they were")
+        for part in parts:
+            self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
+
+    def _refuse_other_records(self, recorded: Mapping[Place, Book]) -> None:
+        for place, book in recorded.items():
+            whole = book.chain_from == self._begins[place] == 0
+            if whole and book.chain != self._claims[place].chain:
+                raise OperatorError(
+                    f"the log of {place.topic} partition {place.partition} is not the one that was projected: their "
+                    "hash chains differ. The tables are as they were; `clawstream audit verify` names the records"
+                )
+
+
+def _offsets(recorded: Mapping[Place, Book]) -> dict[Place, int]:
+    return {place: book.next_offset for place, book in recorded.items()}

@@ -1,0 +1,67 @@
+"""`clawstream audit` and `projection` from outside, on the real broker and database."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from clawstream.projections import database
+from clawstream.stream import admin
+from clawstream.stream.kafka import KafkaLog
+from tests.projections import story
+from tests.projections.test_stage import caught_up, projecting
+
+
+def run(config: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CLAWSTREAM_")}
+    command = [sys.executable, "-m", "clawstream", "-c", str(config), *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env=environment)
+
+
+@pytest.fixture
+async def config(tmp_path: Path, kafka_bootstrap: str, topic_prefix: str, fresh_database_url: str) -> Path:
+    """Settings of an installation whose projector has read a story."""
+    await admin.apply(kafka_bootstrap, topic_prefix)
+    database.upgrade(fresh_database_url)
+    engine = database.connect(fresh_database_url)
+    async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log, projecting(fresh_database_url, log):
+        await log.append(story.STORY)
+        await caught_up(engine, log)
+    engine.dispose()
+    path = tmp_path / "clawstream.toml"
+    path.write_text(
+        f'data_dir = "{tmp_path}"\n[kafka]\nbootstrap = "{kafka_bootstrap}"\nprefix = "{topic_prefix}"\n'
+        f'[postgres]\nurl = "{fresh_database_url}"\n'
+    )
+    return path
+
+
+def test_an_edit_by_hand_is_named_with_exit_code_two_and_a_rebuild_undoes_it(
+    config: Path, fresh_database_url: str
+) -> None:
+    clean = run(config, "audit", "verify", "--json")
+    assert clean.returncode == 0, clean.stderr
+    told = json.loads(clean.stdout)
+    assert (told["records"], told["chain_ok"], told["rows_differ"]) == (len(story.STORY), True, 0)
+
+    with psycopg.connect(fresh_database_url.replace("+psycopg", "")) as connection:
+        [row] = connection.execute("UPDATE verdicts SET score = 1 RETURNING event_id").fetchall()
+    edited = run(config, "audit", "verify", "--json")
+    assert edited.returncode == 2
+    assert "1 rows differ" in edited.stderr
+    [difference] = json.loads(edited.stdout)["differences"]
+    assert difference == {
+        "table": "verdicts", "key": str(row[0]), "what": "different", "column": "score", "expected": "-1", "found": "1"
+    }  # fmt: skip
+    assert str(row[0]) in run(config, "audit", "verify").stdout
+
+    rebuilt = run(config, "projection", "rebuild", "--json")
+    assert rebuilt.returncode == 0, rebuilt.stderr
+    assert json.loads(rebuilt.stdout)["records"] == len(story.STORY)
+    sampled = run(config, "audit", "verify", "--sample", "3", "--seed", "5")
+    assert sampled.returncode == 0, sampled.stderr
+    assert "--seed 5" in sampled.stderr
