@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.events import Event
-from clawstream.stream.calling import call_until_done, wait_before
+from clawstream.stream.calling import Caller, wait_before
 from clawstream.stream.log import Log, Outgoing
 from clawstream.stream.stage import Stage, Step
 from clawstream.stream.work import Errand, Share
@@ -54,9 +54,14 @@ class Errands(Generic[S, C]):
         self._tally = tally
         self._retry_s = retry_s
         self._on_done = on_done
-        self._slots = asyncio.Semaphore(stage.calls_at_once)
+        self._caller = Caller(stage, retry_s=retry_s, on_retry=self._retried)
         self._writer = Writer(to, retry_s=retry_s)
         self._writing = tasks.create_task(self._writer.run())
+
+    @property
+    def waits_for_peer(self) -> bool:
+        """Whether no call is made as the peer of all calls is away."""
+        return self._caller.waits_for_peer
 
     def end(self) -> None:
         """Write nothing more."""
@@ -98,9 +103,7 @@ class Errands(Generic[S, C]):
     async def _call(self, share: Share[S, C], errand: Errand, call: C) -> None:
         self._tally.calls += 1
         try:
-            events = await call_until_done(
-                self._stage, call, self._slots, retry_s=self._retry_s, on_retry=self._retried
-            )
+            events = await self._caller.until_done(call)
         except UnusableEvent as error:
             self._refused(share, errand, error)
             return

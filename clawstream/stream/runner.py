@@ -263,6 +263,9 @@ class _Worker(Generic[S, C]):
         return [place for share in self._shares.values() if share.live and not share.gone for place in share.places]
 
     def _num_free(self) -> int:
+        """How many records may be read; none while calls wait for a peer that is away."""
+        if self.errands.waits_for_peer:
+            return 0
         return self._stage.in_flight - sum(share.num_open for share in self._shares.values())
 
     def _progress(self) -> Progress:
