@@ -5,7 +5,7 @@ The one rule: an errand ends exactly once, when all that it led to has ended; it
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -137,18 +137,25 @@ class Errands(Generic[S, C]):
         log.log(level, "stage=%s record=%s dead_letter=%s", self._stage.name, where, error, exc_info=broke)
         letter_id = LetterId(self._stage.name, *errand.place, errand.offset)
         story = errand.story or share.fold.story(errand.key)
-        attempt = 0
-        while True:
-            try:
-                await self._log.set_aside(letter_id, error=error, attempt=errand.attempt, story=story)
-            except TryLater as away:
-                log.warning("stage=%s record=%s dead_letter=failed reason=%s", self._stage.name, where, away)
-                await asyncio.sleep(wait_before(attempt, self._retry_s))
-                attempt += 1
-            else:
-                break
+        # One after the other: a parked record in the queue without the one that it waits behind would wait for nothing.
+        async with share.copying:
+            await self._until_set_aside(letter_id, error, attempt=errand.attempt, story=story)
         self._tally.dead_letters += 1
         self._ended(share, errand)
+
+    async def _until_set_aside(
+        self, letter_id: LetterId, error: Exception, *, attempt: int, story: Mapping[str, int]
+    ) -> None:
+        tries = 0
+        while True:
+            try:
+                await self._log.set_aside(letter_id, error=error, attempt=attempt, story=story)
+            except TryLater as away:
+                log.warning("stage=%s record=%s dead_letter=failed reason=%s", self._stage.name, letter_id, away)
+                await asyncio.sleep(wait_before(tries, self._retry_s))
+                tries += 1
+            else:
+                return
 
     def _ended(self, share: Share[S, C], errand: Errand) -> None:
         errand.left -= 1

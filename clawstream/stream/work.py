@@ -46,6 +46,7 @@ class Share(Generic[S, C]):
         self.live = False
         self.gone = False
         self.tasks: set[asyncio.Task[None]] = set()
+        self.copying = asyncio.Lock()
         self.starts = {place: _start(committed[place], begins[place]) for place in self.places}
         self.fold = Fold(stage)
         self._stage = stage

@@ -11,10 +11,12 @@ from clawstream.errors import UnusableEvent
 from clawstream.events import SessionDone, TurnPaired
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.letters import Fate, Letter, Letters, Mark, Reason
+from clawstream.stream.log import Place
 from clawstream.stream.memory import MemoryLog
 from clawstream.stream.stage import Record, Stage, Step
 from tests.stream import toys
 
+PLACE = Place(toys.EXCHANGES, 0)
 QUEUES = tuple(f"{topic}.dlq" for topic in (toys.EXCHANGES, toys.TURNS, toys.VOTES, toys.HINTS))
 
 
@@ -52,6 +54,12 @@ async def letters(log: KafkaLog | MemoryLog) -> list[Letter]:
         for raw in raws:
             found.read(raw)
     return list(found)
+
+
+async def rule_if_any(log: KafkaLog | MemoryLog, fate: Fate) -> None:
+    """Do as `rule` does, where there is anything to rule about."""
+    if any(letter.fate is Fate.OPEN and letter.reason is not Reason.PARKED for letter in await letters(log)):
+        await rule(log, fate, "a test")
 
 
 async def rule(log: KafkaLog | MemoryLog, fate: Fate, because: str | None = None) -> None:

@@ -145,12 +145,12 @@ async def test_a_record_that_the_stage_breaks_on_is_set_aside_and_the_stage_goes
 async def test_where_order_does_not_matter_a_replayed_record_completes_what_waits_for_it(log: AnyLog) -> None:
     joins, bad = toys.joins(), {"on"}
 
-    def step(state: object, record: Record) -> Step[object, None]:
+    def step(state: frozenset[str] | None, record: Record) -> Step[frozenset[str], None]:
         if bad and record.topic == toys.EXCHANGES:
             raise UnusableEvent("not yet")
         return joins.step(state, record)
 
-    stage: Stage[object, None] = replace(joins, step=step)
+    stage = replace(joins, step=step)
     await log.append([toys.done("a", 0)])
     async with toys.running(stage, log):
         await toys.settled(log, stage.name)
