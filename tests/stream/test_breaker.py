@@ -8,6 +8,7 @@ from clawstream.errors import TryLater
 from clawstream.events import Event, SessionDone, VoteStatus
 from clawstream.stream.breaker import FAILING_CALLS, LONGEST_WAIT_S, Breaker
 from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.runner import Progress
 from tests.stream import toys
 
 
@@ -113,11 +114,13 @@ async def test_nothing_more_is_read_while_the_peer_is_away() -> None:
         return len(asked) >= FAILING_CALLS
 
     await log.append([toys.done("a", number) for number in range(FAILING_CALLS)])
-    async with toys.running(toys.asks(perform), log, pace=replace(toys.HASTE, retry_s=0.5)):
+    progress: list[Progress] = []
+    async with toys.running(toys.asks(perform), log, pace=replace(toys.HASTE, retry_s=0.5), progress=progress):
         await toys.until(some_asked)
         await log.append([toys.done("b", number) for number in range(50)])
         await asyncio.sleep(0.3)
         assert len(asked) == FAILING_CALLS
+        assert progress[-1].records == FAILING_CALLS
         back.set()
         await toys.settled(log, "asks")
     assert len(asked) == FAILING_CALLS + 50
@@ -136,3 +139,25 @@ async def test_a_call_that_fails_alone_is_given_up_after_its_deadline_while_othe
         await toys.settled(log, "asks")
     statuses = {record.key: record.event.status for record in await toys.read(log, toys.VOTES)}  # type: ignore[attr-defined]
     assert statuses == {"poison": VoteStatus.FAILED, "a": VoteStatus.READABLE}
+
+
+async def test_time_that_the_peer_was_away_is_not_counted_once_it_is_back() -> None:
+    log = MemoryLog(MemoryBroker(partitions=1))
+    back, late = asyncio.Event(), {"left": 2}
+
+    async def perform(call: SessionDone) -> Sequence[Event]:
+        if not back.is_set():
+            raise TryLater("status 503")
+        if call.session_id == "late" and late["left"]:
+            late["left"] -= 1
+            raise TryLater("status 500")
+        return await toys.answered(call)
+
+    stage = toys.asks(perform, give_up=given_up, deadline_s=1.0)
+    await log.append([toys.done(session, 0) for session in ("late", "b", "c", "d")])
+    async with toys.running(stage, log, pace=replace(toys.HASTE, retry_s=0.02)):
+        await asyncio.sleep(1.5)
+        back.set()
+        await toys.settled(log, "asks")
+    statuses = {record.event.status for record in await toys.read(log, toys.VOTES)}  # type: ignore[attr-defined]
+    assert (statuses, late["left"]) == ({VoteStatus.READABLE}, 0)
