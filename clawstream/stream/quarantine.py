@@ -124,24 +124,35 @@ class Quarantine(Generic[S, C]):
             return False
         if share.gone:
             return False
-        self._fold_anew(share, records)
-        by_id = {LetterId(self._stage.name, one.topic, one.partition, one.offset): one for one in records}
+        self._forget(share, records)
+        if not self._stage.ordered:
+            self._remember(share, records, above=-1)
+        by_id = {LetterId(self._stage.name, one.topic, one.partition, one.offset): at for at, one in enumerate(records)}
         closing: list[Mark] = []
         errands: list[Errand] = []
+        above = -1
         for letter in ready:
             fate = Fate.DISCARDED if letter.fate is Fate.DISCARD else Fate.REPLAYED
+            at = by_id.get(letter.id)
+            if self._stage.ordered and at is not None:
+                self._remember(share, records[:at], above=above)
+                above = at
             if fate is Fate.REPLAYED:
                 errand = Errand(
                     place=letter.id.place, offset=letter.id.offset, attempt=letter.attempt + 1, story=letter.story,
                     released=asyncio.Event(),
                 )  # fmt: skip
-                if not self._use(share, errand, letter, by_id.get(letter.id)) and self._stage.ordered:
+                if not self._use(share, errand, letter, None if at is None else records[at]) and self._stage.ordered:
                     break
                 errands.append(errand)
-            self.letters.mark(letter.id, letter.attempt, fate, letter.because, None)
             closing.append(Mark(id=letter.id, key=key, attempt=letter.attempt, fate=fate, because=letter.because))
+        else:
+            if self._stage.ordered:
+                self._remember(share, records, above=above)
+        for mark in closing:
+            self.letters.mark(mark.id, mark.attempt, mark.fate, mark.because, None)
         log.info("stage=%s partition=%d released=%d", self._stage.name, share.number, len(closing))
-        self._errands.start(share, self._close(closing, errands))
+        self._errands.start(share, self._close(share, closing, errands))
         return True
 
     async def _read(self, share: Share[S, C], key: bytes | None, ready: Sequence[Letter]) -> list[Arrived]:
@@ -158,10 +169,13 @@ class Quarantine(Generic[S, C]):
                         found += records
         return sorted(found, key=lambda record: record.timestamp_ms)
 
-    def _fold_anew(self, share: Share[S, C], records: Sequence[Arrived]) -> None:
+    def _forget(self, share: Share[S, C], records: Sequence[Arrived]) -> None:
         for key in {_key_text(record) for record in records}:
             share.fold.forget(key)
-        for record in records:
+
+    def _remember(self, share: Share[S, C], records: Sequence[Arrived], *, above: int) -> None:
+        """Fold what was done, from after number `above` on, without writing or calling anything."""
+        for record in records[above + 1 :]:
             if not isinstance(record, Undecodable) and not self.unused(record):
                 with suppress(Exception):  # as in Share.remember
                     share.fold.apply(record)
@@ -183,21 +197,22 @@ class Quarantine(Generic[S, C]):
         self._errands.follow_up(share, errand, step)
         return True
 
-    async def _close(self, marks: Sequence[Mark], errands: Sequence[Errand]) -> None:
+    async def _close(self, share: Share[S, C], marks: Sequence[Mark], errands: Sequence[Errand]) -> None:
         """Say in the queues that the letters are done with, once all that they led to is."""
         for errand in errands:
             assert errand.released is not None, "an errand of a letter says when it has ended"
             await errand.released.wait()
         attempt = 0
-        while True:
-            try:
-                await self._log.mark(marks)
-            except TryLater as error:
-                log.warning("stage=%s marks=failed reason=%s", self._stage.name, error)
-                await asyncio.sleep(wait_before(attempt, self._retry_s))
-                attempt += 1
-            else:
-                return
+        async with share.copying:  # the copies of parked records come first, or the marks would be of nothing
+            while True:
+                try:
+                    await self._log.mark(marks)
+                except TryLater as error:
+                    log.warning("stage=%s marks=failed reason=%s", self._stage.name, error)
+                    await asyncio.sleep(wait_before(attempt, self._retry_s))
+                    attempt += 1
+                else:
+                    return
 
 
 def _key(record: Arrived) -> bytes | None:
