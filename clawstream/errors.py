@@ -10,6 +10,7 @@ ClawstreamError
 |   +-- PartUnavailable    a server that is needed is not there (broker, database, engine, Java)
 +-- UnusableEvent      this record can never be processed: it goes to <topic>.dlq
 |   +-- UndecodableRecord  bytes that no schema of ours explains
+|   +-- ParkedRecord       it follows one of its session that is set aside, and waits behind it
 |   +-- UnusableExchange   an exchange that can't become a turn or a sample
 +-- TryLater           a peer did not answer as it should; the same call may succeed later
 
@@ -55,6 +56,10 @@ class UnusableEvent(ClawstreamError):
 
 class UndecodableRecord(UnusableEvent):
     """The bytes of a record are not an event of any schema we know."""
+
+
+class ParkedRecord(UnusableEvent):
+    """A record whose session waits for one that is set aside."""
 
 
 class UnusableExchange(UnusableEvent):

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from clawstream import __version__
-from clawstream.cli import audit, demo, keys, launch, openclaw, read, stages, status, topics, up
+from clawstream.cli import audit, demo, dlq, keys, launch, openclaw, read, stages, status, topics, up
 from clawstream.cli.process import Context
 from clawstream.errors import OperatorError
 
@@ -30,6 +30,7 @@ app.command("demo", rich_help_panel="Run")(demo.demo)
 app.command("status", rich_help_panel="Look")(status.status)
 read.register(app)
 topics.register(app)
+dlq.register(app)
 keys.register(app)
 openclaw.register(app)
 stages.register(app)

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from clawstream.events.base import LogProbs, Mask, SessionEvent, TokenIds
-from clawstream.events.exchanges import VersionSpan
+from clawstream.events.exchanges import Sampling, VersionSpan
 
 
 class RefusalReason(StrEnum):
@@ -43,6 +43,7 @@ class SampleAssembled(SessionEvent):
     response_logprobs: LogProbs  # of the behaviour policy, at `temperature`
     trained: Mask  # one per response id
     temperature: float
+    sampling: Sampling | None  # as the exchange says it; None: a sample of a version that did not say
     policy_id: str
     versions: tuple[VersionSpan, ...]
     num_earlier_turns: int  # main turns of the session before this one; 0: its first answer

@@ -1,6 +1,8 @@
 """The projector's process: a member of a consumer group whose offsets are kept in Postgres, beside the rows.
 
-What the group notes is for people who look at its lag; where to read from is what the tables say.
+What the group notes is for people who look at its lag; where to read from is what the tables say. A record that can't
+be read is in its dead-letter queue before the tables move past it. It holds up nothing: a record is a row, whatever
+stood before it.
 """
 
 import asyncio
@@ -9,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from clawstream.errors import TryLater
+from clawstream.errors import TryLater, UndecodableRecord
 from clawstream.projections import database
 from clawstream.projections.books import refuse_another_log
 from clawstream.projections.projector import Projector
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.writer import Writer
-from clawstream.stream.log import Arrived, Batch, Commit, Listener, Member, Place
+from clawstream.stream.letters import LetterId
+from clawstream.stream.log import Arrived, Batch, Commit, Listener, Member, Place, Undecodable
+from clawstream.stream.topics import dead_letter_topic
 
 GROUP = "project"
 POLL_S = 0.2
@@ -31,6 +35,9 @@ class GroupLog(Protocol):
 
     def join(self, group: str, topics: Sequence[str], listener: Listener) -> AbstractAsyncContextManager[Member]:
         """Be a member of `group` for the length of the block."""
+
+    async def set_aside(self, letter_id: LetterId, *, error: Exception) -> None:
+        """Copy the record to its topic's dead-letter queue, acknowledged."""
 
     async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
         """Return the oldest offset that each partition still has."""
@@ -49,7 +56,7 @@ async def project(url: str, log: GroupLog, *, stop: asyncio.Event) -> None:
         await asyncio.to_thread(database.check, engine)
         projector = Projector(Writer(engine), stop)
         async with log.join(GROUP, TOPICS, _Share(projector, log)) as member:
-            await _follow(member, projector, stop)
+            await _follow(member, projector, log, stop)
     except TryLater:
         if not stop.is_set():
             raise
@@ -57,7 +64,7 @@ async def project(url: str, log: GroupLog, *, stop: asyncio.Event) -> None:
         engine.dispose()
 
 
-async def _follow(member: Member, projector: Projector, stop: asyncio.Event) -> None:
+async def _follow(member: Member, projector: Projector, log: GroupLog, stop: asyncio.Event) -> None:
     noted: dict[Place, int] = {}
     noted_at_s = 0.0
     refused = False
@@ -73,10 +80,26 @@ async def _follow(member: Member, projector: Projector, stop: asyncio.Event) -> 
             continue
         refused = False
         if found:
+            await _set_aside(log, [record for records in found.values() for record in records], stop)
             await projector.take([_batch(place, records) for place, records in found.items()])
         if not found or clock() - noted_at_s > NOTE_EVERY_S:
             noted = await _note(member, projector.positions(), noted)
             noted_at_s = clock()
+
+
+async def _set_aside(log: GroupLog, records: Sequence[Arrived], stop: asyncio.Event) -> None:
+    """Copy what can't be read to its queue, where its topic has one. Raises TryLater only once `stop` is set."""
+    for record in records:
+        while isinstance(record, Undecodable) and dead_letter_topic(record.topic) is not None:
+            letter_id = LetterId(GROUP, record.topic, record.partition, record.offset)
+            try:
+                await log.set_aside(letter_id, error=UndecodableRecord(record.reason))
+                break
+            except TryLater as error:
+                if stop.is_set():
+                    raise
+                _log.warning("state=waiting_for_kafka reason=%r", str(error))
+                await _pause(stop, RETRY_S)
 
 
 def _batch(place: Place, records: Sequence[Arrived]) -> Batch:

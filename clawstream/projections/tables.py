@@ -228,6 +228,7 @@ samples = _judged(
     _must("response_logprobs", _LOGPROBS),
     _must("trained", ARRAY(SmallInteger)),
     _must("temperature", Double),
+    _may("sampling", JSONB),
     _must("policy_id", Text),
     _must("versions", JSONB),
     _must("num_earlier_turns", BigInteger),

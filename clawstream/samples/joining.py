@@ -94,6 +94,7 @@ def _sample(
         response_logprobs=exchange.output_logprobs,
         trained=trained,
         temperature=exchange.sampling.temperature,
+        sampling=exchange.sampling,
         policy_id=exchange.policy_id,
         versions=exchange.versions,
         num_earlier_turns=answer.num_earlier_turns,

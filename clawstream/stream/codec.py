@@ -18,6 +18,7 @@ from clawstream.errors import UndecodableRecord, UnusableEvent
 from clawstream.events import Event
 from clawstream.stream.plain import Convert, from_plain, text_as_bytes, to_plain
 from clawstream.stream.schemas import Schema, all_schemas
+from clawstream.stream.upcasting import UPCASTERS, Plain, Upcast, Upcasters
 
 _SINGLE_OBJECT = b"\xc3\x01"
 _CONFLUENT = struct.Struct(">bI")  # magic 0, schema id
@@ -45,18 +46,21 @@ class _Writer:
 class _Reader:
     kind: type[Event]
     written: Any  # the schema of the record
-    newest: Any | None  # None: it is the newest
+    upcasts: tuple[Upcast, ...]  # to the newest version, step by step
     event: Convert
 
 
 class Codec:
     """Writes events with the newest schema and reads all versions."""
 
-    def __init__(self, schemas: Iterable[Schema], confluent: Confluent | None = None) -> None:
+    def __init__(
+        self, schemas: Iterable[Schema], confluent: Confluent | None = None, *, upcasters: Upcasters = UPCASTERS
+    ) -> None:
+        """Raises ValueError where a step from one version to the next has no upcaster."""
         schemas = tuple(schemas)
         newest = {schema.event: schema for schema in sorted(schemas, key=lambda schema: schema.version)}
         self._writers = {kind: _writer(schema, confluent) for kind, schema in newest.items()}
-        self._readers = {schema.fingerprint: _reader(schema, newest[schema.event]) for schema in schemas}
+        self._readers = {schema.fingerprint: _reader(schema, newest[schema.event], upcasters) for schema in schemas}
         self._by_id = {} if confluent is None else {number: mark for mark, number in confluent.ids.items()}
 
     def encode(self, event: Event) -> bytes:
@@ -92,9 +96,9 @@ class Codec:
         body = BytesIO(value)
         body.seek(start)
         try:
-            plain = fastavro.schemaless_reader(
-                body, reader.written, reader.newest, handle_unicode_errors="surrogatepass"
-            )
+            plain: Plain = fastavro.schemaless_reader(body, reader.written, None, handle_unicode_errors="surrogatepass")
+            for upcast in reader.upcasts:
+                plain = upcast(plain)
             event: Event = reader.event(plain)
         except _NOT_AN_EVENT as error:
             raise UndecodableRecord(
@@ -138,9 +142,15 @@ def _writer(schema: Schema, confluent: Confluent | None) -> _Writer:
     return _Writer(header, to_plain(schema.event), schema.parsed, as_bytes)
 
 
-def _reader(schema: Schema, newest: Schema) -> _Reader:
-    other = None if schema is newest else newest.parsed
-    return _Reader(schema.event, schema.parsed, other, from_plain(schema.event))
+def _reader(schema: Schema, newest: Schema, upcasters: Upcasters) -> _Reader:
+    steps = [(schema.event, version) for version in range(schema.version, newest.version)]
+    for kind, version in steps:
+        if (kind, version) not in upcasters:
+            raise ValueError(
+                f"{kind.__name__} v{version} has no upcaster to v{version + 1} in clawstream/stream/upcasting.py: say "
+                "there what an older record means"
+            )
+    return _Reader(schema.event, schema.parsed, tuple(upcasters[step] for step in steps), from_plain(schema.event))
 
 
 def _strings_as_bytes(schema: Any) -> Any:

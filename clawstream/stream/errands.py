@@ -5,13 +5,15 @@ The one rule: an errand ends exactly once, when all that it led to has ended; it
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from clawstream.errors import TryLater, UnusableEvent
+from clawstream.errors import ParkedRecord, TryLater, UnusableEvent
 from clawstream.events import Event
-from clawstream.stream.calling import call_until_done, wait_before
+from clawstream.stream.calling import Caller, wait_before
+from clawstream.stream.failures import FailureRate
+from clawstream.stream.letters import LetterId
 from clawstream.stream.log import Log, Outgoing
 from clawstream.stream.stage import Stage, Step
 from clawstream.stream.work import Errand, Share
@@ -54,9 +56,15 @@ class Errands(Generic[S, C]):
         self._tally = tally
         self._retry_s = retry_s
         self._on_done = on_done
-        self._slots = asyncio.Semaphore(stage.calls_at_once)
+        self.failures = FailureRate(asyncio.get_running_loop().time)
+        self._caller = Caller(stage, retry_s=retry_s, on_retry=self._retried)
         self._writer = Writer(to, retry_s=retry_s)
         self._writing = tasks.create_task(self._writer.run())
+
+    @property
+    def waits_for_peer(self) -> bool:
+        """Whether no call is made as the peer of all calls is away."""
+        return self._caller.waits_for_peer
 
     def end(self) -> None:
         """Write nothing more."""
@@ -80,6 +88,8 @@ class Errands(Generic[S, C]):
     def set_aside(self, share: Share[S, C], errand: Errand, error: Exception) -> None:
         """Copy the errand's record to the dead-letter queue."""
         errand.left += 1
+        if not isinstance(error, ParkedRecord):
+            self.failures.set_aside()
         self.start(share, self._copy_to_dead_letters(share, errand, error))
 
     def _write(self, share: Share[S, C], errand: Errand, events: Sequence[Event]) -> None:
@@ -98,10 +108,8 @@ class Errands(Generic[S, C]):
     async def _call(self, share: Share[S, C], errand: Errand, call: C) -> None:
         self._tally.calls += 1
         try:
-            events = await call_until_done(
-                self._stage, call, self._slots, retry_s=self._retry_s, on_retry=self._retried
-            )
-        except UnusableEvent as error:
+            events = await self._caller.until_done(call)
+        except Exception as error:  # noqa: BLE001  # whatever a call breaks on, it must not stop all others
             self._refused(share, errand, error)
             return
         self._write(share, errand, events)
@@ -115,7 +123,7 @@ class Errands(Generic[S, C]):
         self._tally.events += num_events
         self._ended(share, errand)
 
-    def _refused(self, share: Share[S, C], errand: Errand, error: UnusableEvent) -> None:
+    def _refused(self, share: Share[S, C], errand: Errand, error: Exception) -> None:
         self.set_aside(share, errand, error)
         self._ended(share, errand)
 
@@ -124,22 +132,35 @@ class Errands(Generic[S, C]):
             log.error("stage=%s partition=%d tick=unusable reason=%s", self._stage.name, share.number, error)
             return
         where = f"{errand.place.topic}-{errand.place.partition}-{errand.offset}"
-        log.error("stage=%s record=%s dead_letter=%s", self._stage.name, where, error)
-        attempt = 0
-        while True:
-            try:
-                await self._log.set_aside(errand.place, errand.offset, group=self._stage.name, error=error)
-            except TryLater as away:
-                log.warning("stage=%s record=%s dead_letter=failed reason=%s", self._stage.name, where, away)
-                await asyncio.sleep(wait_before(attempt, self._retry_s))
-                attempt += 1
-            else:
-                break
+        level = logging.WARNING if isinstance(error, ParkedRecord) else logging.ERROR
+        broke = None if isinstance(error, UnusableEvent) else error
+        log.log(level, "stage=%s record=%s dead_letter=%s", self._stage.name, where, error, exc_info=broke)
+        letter_id = LetterId(self._stage.name, *errand.place, errand.offset)
+        story = errand.story or share.fold.story(errand.key)
+        # One after the other: a parked record in the queue without the one that it waits behind would wait for nothing.
+        async with share.copying:
+            await self._until_set_aside(letter_id, error, attempt=errand.attempt, story=story)
         self._tally.dead_letters += 1
         self._ended(share, errand)
 
+    async def _until_set_aside(
+        self, letter_id: LetterId, error: Exception, *, attempt: int, story: Mapping[str, int]
+    ) -> None:
+        tries = 0
+        while True:
+            try:
+                await self._log.set_aside(letter_id, error=error, attempt=attempt, story=story)
+            except TryLater as away:
+                log.warning("stage=%s record=%s dead_letter=failed reason=%s", self._stage.name, letter_id, away)
+                await asyncio.sleep(wait_before(tries, self._retry_s))
+                tries += 1
+            else:
+                return
+
     def _ended(self, share: Share[S, C], errand: Errand) -> None:
         errand.left -= 1
-        if errand.left == 0 and errand.place is not None:
+        if errand.left == 0 and errand.released is not None:
+            errand.released.set()
+        elif errand.left == 0 and errand.place is not None:
             share.done(errand.place, errand.offset)
             self._on_done()

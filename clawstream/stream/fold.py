@@ -6,8 +6,9 @@ was None for a while, since another key's rebuild may begin in the middle of it.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 from clawstream.stream.stage import Record, Stage, Step
@@ -46,12 +47,22 @@ class Fold(Generic[S, C]):
         key.state = step.state
         return step
 
-    def tick(self, now_ms: int) -> Iterator[Step[S, C]]:
-        """Ask the stage about each open key; `now_ms` is the log's clock."""
+    def forget(self, key: str) -> None:
+        """Know nothing of the key any more."""
+        known = self._keys.pop(key, None)
+        for topic in known.last_offsets if known is not None else ():
+            del self._firsts[topic][key]
+
+    def story(self, key: str) -> dict[str, int]:
+        """Return, by topic, the first record that the key's state follows from."""
+        return {topic: firsts[key] for topic, firsts in self._firsts.items() if key in firsts}
+
+    def tick(self, now_ms: int, *, held: Container[str] = ()) -> Iterator[Step[S, C]]:
+        """Ask the stage about each open key that is not held; `now_ms` is the log's clock."""
         if self._stage.tick is None:
             return
-        for key in self._keys.values():
-            if key.state is not None and now_ms - key.last_ms <= self._stage.retain_ms:
+        for name, key in self._keys.items():
+            if key.state is not None and name not in held and now_ms - key.last_ms <= self._stage.retain_ms:
                 step = self._stage.tick(key.state, now_ms)
                 key.state = step.state
                 yield step
@@ -83,6 +94,11 @@ class Fold(Generic[S, C]):
             key.state = None
         key.last_ms = max(key.last_ms, record.timestamp_ms)
         key.last_offsets[record.topic] = record.offset
-        self._firsts[record.topic].setdefault(record.key, record.offset)
+        firsts = self._firsts[record.topic]
+        if record.key not in firsts:
+            late = bool(firsts) and record.offset < next(reversed(firsts.values()))
+            firsts[record.key] = record.offset
+            if late:  # a record that was set aside, and is used after all
+                self._firsts[record.topic] = OrderedDict(sorted(firsts.items(), key=itemgetter(1)))
         self._keys.move_to_end(record.key)
         return key

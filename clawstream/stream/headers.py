@@ -35,22 +35,6 @@ def traceparent_of(headers: tuple[tuple[str, bytes], ...]) -> str | None:
     return None
 
 
-def dead_letter_headers(
-    topic: str, partition: int, offset: int, timestamp_ms: int, *, group: str, error: Exception
-) -> Headers:
-    """Return what a dead-letter queue adds to a record's own headers."""
-    said = {
-        "dlq.topic": topic,
-        "dlq.partition": str(partition),
-        "dlq.offset": str(offset),
-        "dlq.timestamp": str(timestamp_ms),
-        "dlq.group": group,
-        "dlq.error.class": type(error).__name__,
-        "dlq.error.message": str(error)[:500],
-    }
-    return [(name, key_bytes(value)) for name, value in said.items()]
-
-
 def key_bytes(text: str) -> bytes:
     """Return text as keys and headers have it; lone surrogates survive."""
     return text.encode("utf-8", "surrogatepass")

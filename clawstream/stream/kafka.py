@@ -18,13 +18,13 @@ from clawstream.events import Event
 from clawstream.stream.appending import Appender, Bytes
 from clawstream.stream.client import CONNECT_WITHIN_S, Broker, KafkaSecurity, committed_offsets, kafka_errors
 from clawstream.stream.codec import Codec, codec
-from clawstream.stream.headers import dead_letter_headers
+from clawstream.stream.letters import LetterId, Mark, letter_headers, mark_headers, needed_queue
 from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Raw, Start, StartAt
 from clawstream.stream.member import GroupPatience, KafkaMember
 from clawstream.stream.records import arrived
 from clawstream.stream.schemas import all_schemas
 from clawstream.stream.subscription import subscription
-from clawstream.stream.topics import SCHEMAS_TOPIC, dead_letter_topic
+from clawstream.stream.topics import SCHEMAS_TOPIC
 
 _POLL_MS = 500
 _POLL_RECORDS = 500
@@ -118,16 +118,38 @@ class KafkaLog:
             ]
         )
 
-    async def set_aside(self, place: Place, offset: int, *, group: str, error: Exception) -> None:
+    async def set_aside(
+        self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
+    ) -> None:
         """Copy the record to its topic's dead-letter queue, byte for byte and acknowledged."""
-        queue = dead_letter_topic(place.topic)
-        if queue is None:
-            raise TopicMismatch(f"{place.topic} has no dead-letter queue in its file in topics/, and {group} needs one")
-        raw = await self._fetch(place, offset)
-        why = dead_letter_headers(*place, offset, raw.timestamp_ms, group=group, error=error)
-        what = f"the copy of {place.topic}-{place.partition} offset {offset}"
+        queue = needed_queue(letter_id)
+        raw = await self._fetch(letter_id.place, letter_id.offset)
+        why = letter_headers(letter_id, raw.timestamp_ms, error=error, attempt=attempt, story=story or {})
+        what = f"the copy of {letter_id.topic}-{letter_id.partition} offset {letter_id.offset}"
         headers = [*raw.headers, *why]
         await self._appender.append([Bytes(self._prefix + queue, raw.key, raw.value, headers, what)])
+
+    async def mark(self, marks: Sequence[Mark]) -> None:
+        """Say what became of letters, in their queues, acknowledged."""
+        await self._appender.append(
+            [
+                Bytes(
+                    self._prefix + needed_queue(mark.id), mark.key, None, mark_headers(mark), f"the mark of {mark.id}"
+                )
+                for mark in marks
+            ]
+        )
+
+    async def follow_raw(
+        self, topics: Sequence[str], *, until_end: bool = False
+    ) -> AsyncGenerator[Sequence[Raw], None]:
+        """Yield the bytes on the topics from their beginning, and what comes, in order per partition."""
+        async with self._reader() as consumer:
+            places = await self._places(topics)
+            starts = await self._offsets(consumer.beginning_offsets, places)
+            ends = await self._offsets(consumer.end_offsets, places) if until_end else None
+            async for raws in self._read(consumer, starts, ends):
+                yield raws
 
     async def follow(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
@@ -141,17 +163,21 @@ class KafkaLog:
             places = await self._places(topics)
             starts = await self._starts(consumer, places, start)
             ends = await self._offsets(consumer.end_offsets, places) if until_end else None
-            async for records in self._read(consumer, starts, ends):
-                yield records
+            async for raws in self._read(consumer, starts, ends):
+                yield [arrived(raw, self._codec) for raw in raws]
 
-    async def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
+    async def replay(
+        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+    ) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second, in order."""
         async with self._reader() as consumer:
             begins = await self._offsets(consumer.beginning_offsets, list(ranges))
             starts = {place: max(first, begins[place]) for place, (first, _) in ranges.items()}
             ends = {place: end for place, (_, end) in ranges.items()}
-            async for records in self._read(consumer, starts, ends):
-                yield records
+            async for raws in self._read(consumer, starts, ends):
+                found = [arrived(raw, self._codec) for raw in raws if key in (None, raw.key)]
+                if found:
+                    yield found
 
     @asynccontextmanager
     async def join(
@@ -237,7 +263,7 @@ class KafkaLog:
 
     async def _read(
         self, consumer: AIOKafkaConsumer, starts: Mapping[Place, int], ends: Mapping[Place, int] | None
-    ) -> AsyncIterator[Sequence[Arrived]]:
+    ) -> AsyncIterator[Sequence[Raw]]:
         left = {self._at(place) for place, start in starts.items() if ends is None or start < ends[place]}
         consumer.assign(list(left))
         for place, offset in starts.items():
@@ -252,7 +278,7 @@ class KafkaLog:
                     f"records that are to be read are not there any more ({error}): they are past their topic's "
                     "retention, or the topic was made anew"
                 ) from error
-            read = [self._arrived(record) for records in found.values() for record in records]
+            read = [self._raw(record) for records in found.values() for record in records]
             if ends is not None:
                 read = [record for record in read if record.offset < ends[Place(record.topic, record.partition)]]
                 for at in list(left):

@@ -6,10 +6,13 @@ The one rule: both logs pass the tests in tests/stream/contract, so what holds o
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from clawstream.events import Event
 from clawstream.stream.stage import Record
+
+if TYPE_CHECKING:
+    from clawstream.stream.letters import LetterId, Mark
 
 
 class Place(NamedTuple):
@@ -126,14 +129,30 @@ class Log(Protocol):
         written and the whole may be tried again.
         """
 
-    async def set_aside(self, place: Place, offset: int, *, group: str, error: Exception) -> None:
-        """Copy the record to its topic's dead-letter queue, acknowledged."""
+    async def set_aside(
+        self, letter_id: "LetterId", *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
+    ) -> None:
+        """Copy the record to its topic's dead-letter queue, acknowledged; see letters.py."""
+
+    async def mark(self, marks: "Sequence[Mark]") -> None:
+        """Say what became of letters, in their queues, acknowledged."""
+
+    def follow_raw(self, topics: Sequence[str], *, until_end: bool = False) -> AsyncGenerator[Sequence[Raw], None]:
+        """Yield the bytes on the topics from their beginning, and what comes."""
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]:
+        """Return the offset that each partition's next record will have."""
 
     async def begin_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]:
         """Return the oldest offset that each partition still has."""
 
-    def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
-        """Yield each partition's records from the first offset up to and without the second, in order."""
+    def replay(
+        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+    ) -> AsyncGenerator[Sequence[Arrived], None]:
+        """Yield each partition's records from the first offset up to and without the second, in order.
+
+        With a `key` only its records; the others are not decoded.
+        """
 
     def join(
         self, group: str, topics: Sequence[str], listener: Listener, *, instance_id: str | None = None

@@ -10,16 +10,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager
 from zlib import crc32
 
-from clawstream.errors import TopicMismatch, TryLater
+from clawstream.errors import TryLater
 from clawstream.events import Event
 from clawstream.stream.codec import codec
 from clawstream.stream.cut import Cut
-from clawstream.stream.headers import Headers, dead_letter_headers, headers_of, key_bytes
+from clawstream.stream.headers import Headers, headers_of, key_bytes
+from clawstream.stream.letters import LetterId, Mark, letter_headers, mark_headers, needed_queue
 from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Raw, Start, StartAt
 from clawstream.stream.memory_group import Group, MemoryMember
 from clawstream.stream.records import arrived
 from clawstream.stream.subscription import subscription
-from clawstream.stream.topics import all_topics, count_of, dead_letter_topic, topic_of
+from clawstream.stream.topics import all_topics, count_of, topic_of
 
 
 class MemoryBroker:
@@ -109,29 +110,47 @@ class MemoryLog:
                 headers = headers_of(event, source="/clawstream/memory", now_ms=now_ms, traceparent=traceparent)
                 self.broker.write(topic_of(type(event)), key_bytes(event.key), value, headers)
 
-    async def set_aside(self, place: Place, offset: int, *, group: str, error: Exception) -> None:
+    async def set_aside(
+        self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
+    ) -> None:
         """Copy the record to its topic's dead-letter queue, byte for byte."""
-        queue = dead_letter_topic(place.topic)
-        if queue is None:
-            raise TopicMismatch(f"{place.topic} has no dead-letter queue in its file in topics/, and {group} needs one")
-        raw = self.broker.records(place)[offset]
-        why = dead_letter_headers(*place, offset, raw.timestamp_ms, group=group, error=error)
+        raw = self.broker.records(letter_id.place)[letter_id.offset]
+        why = letter_headers(letter_id, raw.timestamp_ms, error=error, attempt=attempt, story=story or {})
         async with self._cut.around():
-            self.broker.write(queue, raw.key, raw.value, [*raw.headers, *why])
+            self.broker.write(needed_queue(letter_id), raw.key, raw.value, [*raw.headers, *why])
+
+    async def mark(self, marks: Sequence[Mark]) -> None:
+        """Say what became of letters, in their queues."""
+        async with self._cut.around():
+            for mark in marks:
+                self.broker.write(needed_queue(mark.id), mark.key, None, mark_headers(mark))
+
+    async def follow_raw(
+        self, topics: Sequence[str], *, until_end: bool = False
+    ) -> AsyncGenerator[Sequence[Raw], None]:
+        """Yield the bytes on the topics from their beginning, and what comes."""
+        async for raws in self._follow(topics, "earliest", until_end=until_end):
+            yield raws
 
     async def follow(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield what is on the topics and what comes, in order per partition; see KafkaLog.follow."""
+        async for raws in self._follow(topics, start, until_end=until_end):
+            yield [arrived(raw, codec()) for raw in raws]
+
+    async def _follow(
+        self, topics: Sequence[str], start: Start, *, until_end: bool
+    ) -> AsyncGenerator[Sequence[Raw], None]:
         ends = await self.end_offsets(topics)
         positions = {place: self._start(place, start) for place in ends}
         while True:
-            found: list[Arrived] = []
+            found: list[Raw] = []
             for place, position in positions.items():
                 end = ends[place] if until_end else None
                 raws = self.broker.records(place)[position:end]
                 positions[place] += len(raws)
-                found += [arrived(raw, codec()) for raw in raws]
+                found += raws
             if found:
                 yield found
             elif until_end:
@@ -139,13 +158,16 @@ class MemoryLog:
             else:
                 await self.broker.changed()
 
-    async def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
+    async def replay(
+        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+    ) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second, in order."""
         for place, (first, end) in ranges.items():
             async with self._cut.around():
                 raws = self.broker.records(place)[first:end]
             for raw in raws:
-                yield [arrived(raw, codec())]
+                if key in (None, raw.key):
+                    yield [arrived(raw, codec())]
 
     @asynccontextmanager
     async def join(

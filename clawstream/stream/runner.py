@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from clawstream.errors import TopicMismatch, TryLater, UndecodableRecord, UnusableEvent
+from clawstream.errors import OperatorError, TopicMismatch, TryLater, UndecodableRecord
 from clawstream.stream.calling import wait_before
 from clawstream.stream.errands import Errands, Tally
+from clawstream.stream.failures import LARGEST_SHARE, WINDOW_S
 from clawstream.stream.log import Arrived, Commit, Log, Member, Place, Undecodable
+from clawstream.stream.quarantine import Quarantine
 from clawstream.stream.rebuild import in_clock_order
-from clawstream.stream.stage import Stage
+from clawstream.stream.stage import Stage, Step
 from clawstream.stream.work import Errand, Share
 
 log = logging.getLogger(__name__)
@@ -73,7 +75,7 @@ async def run(
     worker = _Worker(stage, to, pace or Pace(), monotonic)
     try:
         async with asyncio.TaskGroup() as tasks:
-            worker.errands = worker.errands_of(tasks)
+            worker.begin(tasks)
             try:
                 async with to.join(stage.name, stage.reads, worker, instance_id=instance_id) as worker.member:
                     await worker.run(stop, on_progress or (lambda _: None))
@@ -87,6 +89,7 @@ async def run(
 class _Worker(Generic[S, C]):
     member: Member
     errands: Errands[S, C]
+    quarantine: Quarantine[S, C]
 
     def __init__(self, stage: Stage[S, C], to: Log, pace: Pace, monotonic: Callable[[], float]) -> None:
         self._stage = stage
@@ -99,10 +102,14 @@ class _Worker(Generic[S, C]):
         self._committed_at_s = self._ticked_at_s = monotonic()
         self.tally = Tally()
         self.room = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event, on_progress: Callable[[Progress], None]) -> None:
         while not stop.is_set():
             await self._poll()
+            for share in list(self._shares.values()):
+                await self.quarantine.release(share)
+            await self._refuse_a_flood()
             now_s = self._now_s()
             if now_s - self._ticked_at_s >= self._pace.tick_s:
                 self._ticked_at_s = now_s
@@ -114,12 +121,16 @@ class _Worker(Generic[S, C]):
         await self._let_go(list(self._shares.values()))
         on_progress(self._progress())
 
-    def errands_of(self, tasks: asyncio.TaskGroup) -> Errands[S, C]:
-        return Errands(
+    def begin(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        self.errands = Errands(
             self._stage, self._log, tasks, tally=self.tally, retry_s=self._pace.retry_s, on_done=self.room.set
         )
+        self.quarantine = Quarantine(self._stage, self._log, self.errands, retry_s=self._pace.retry_s)
 
     def end(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
         for share in self._shares.values():
             share.end()
         self.errands.end()
@@ -129,6 +140,10 @@ class _Worker(Generic[S, C]):
         self._refuse_uneven(numbers, committed)
         begins = await self._log.begin_offsets(self._stage.reads) if numbers else {}
         self._shares = {number: Share(self._stage, number, committed, begins) for number in numbers}
+        if self._following is not None:
+            self._following.cancel()
+        self.quarantine = Quarantine(self._stage, self._log, self.errands, retry_s=self._pace.retry_s)
+        self._following = self._tasks.create_task(self.quarantine.follow())
         log.info("stage=%s partitions=%s", self._stage.name, ",".join(map(str, numbers)) or "none")
         for share in self._shares.values():
             self.member.pause(share.places)
@@ -156,6 +171,7 @@ class _Worker(Generic[S, C]):
         async with self._one_rebuild:
             while not share.live:
                 share.forget()
+                await self.quarantine.current()
                 try:
                     await self._remember(share)
                 except TryLater as error:
@@ -173,7 +189,7 @@ class _Worker(Generic[S, C]):
                 for place, ends in share.to_rebuild().items()
             ]
             async for records in in_clock_order(streams):
-                share.remember(records, self._now_s())
+                share.remember(records, self._now_s(), unused=self.quarantine.unused)
                 self.tally.rebuilt_records += len(records)
                 await asyncio.sleep(0)
 
@@ -210,23 +226,45 @@ class _Worker(Generic[S, C]):
     def _fold(self, share: Share[S, C], place: Place, record: Arrived) -> None:
         share.read(place, record.offset, record.timestamp_ms, self._now_s())
         self.tally.records += 1
-        errand = Errand(place=place, offset=record.offset)
+        errand = Errand(place=place, offset=record.offset, key="" if isinstance(record, Undecodable) else record.key)
+        self.errands.failures.read()
+        if self.quarantine.unused(record):
+            self.errands.follow_up(share, errand, Step(None))  # it was set aside before this worker came
+            return
+        parked = self.quarantine.blocked(place, record)
+        if parked is not None:
+            self.quarantine.set_aside(share, errand, record, parked)
+            return
         if isinstance(record, Undecodable):
-            self.errands.set_aside(share, errand, UndecodableRecord(record.reason))
+            self.quarantine.set_aside(share, errand, record, UndecodableRecord(record.reason))
             return
         errand.traceparent = record.traceparent
         try:
             step = share.fold.apply(record)
-        except UnusableEvent as error:
-            self.errands.set_aside(share, errand, error)
+        except Exception as error:  # noqa: BLE001  # a record that the stage breaks on would break each worker in turn
+            self.quarantine.set_aside(share, errand, record, error)
             return
         self.errands.follow_up(share, errand, step)
+
+    async def _refuse_a_flood(self) -> None:
+        """Stop where too many records are set aside; those that are stay so, acknowledged and committed."""
+        flood = self.errands.failures.too_many()
+        if flood is None:
+            return
+        await self._let_go(list(self._shares.values()))
+        bad, read = flood
+        raise OperatorError(
+            f"{self._stage.name} set {bad} of the last {read} records aside within {WINDOW_S / 60:g} minutes, more "
+            f"than {LARGEST_SHARE:.0%}: it stops, as then it is not the records that are at fault. Nothing is lost: "
+            f"they are in the dead-letter queues. Look at `clawstream dlq list --stage {self._stage.name}`, mend what "
+            "it says, start the stage, and have them used with `clawstream dlq replay`"
+        )
 
     def _tick(self) -> None:
         for share in self._shares.values():
             now_ms = share.clock_ms(self.member.caught_up, self._now_s()) if share.live else None
             if now_ms is not None:
-                for step in share.fold.tick(now_ms):
+                for step in share.fold.tick(now_ms, held=self.quarantine.held(share.number)):
                     self.errands.follow_up(share, Errand(place=None, offset=-1), step)
 
     async def _commit(self, of: Iterable[Share[S, C]]) -> None:
@@ -263,6 +301,9 @@ class _Worker(Generic[S, C]):
         return [place for share in self._shares.values() if share.live and not share.gone for place in share.places]
 
     def _num_free(self) -> int:
+        """How many records may be read; none while calls wait for a peer that is away."""
+        if self.errands.waits_for_peer:
+            return 0
         return self._stage.in_flight - sum(share.num_open for share in self._shares.values())
 
     def _progress(self) -> Progress:

@@ -1,9 +1,12 @@
 """The Avro schemas in schemas/, one file per event and version, known by their fingerprints.
 
 The one rule: a file that records were written with is never edited, since its fingerprint stands in each of them; a
-new meaning is a new version in a new file.
+new meaning is a new version in a new file. SHA256SUMS beside the files holds them to that. Each version reads all that
+was written before it, and the last version reads what the newest writes, since both are at work during an upgrade
+(BACKWARD_TRANSITIVE, and FORWARD by one).
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +19,9 @@ import fastavro.schema
 
 from clawstream import resources
 from clawstream.events import EVENTS, Event
+from clawstream.stream.compatibility import problems
 
+LOCK = "SHA256SUMS"
 _FILE_NAME = re.compile(r"(?P<event>[a-z_]+)\.v(?P<version>[0-9]+)\.avsc")
 
 
@@ -38,10 +43,16 @@ def all_schemas() -> tuple[Schema, ...]:
 
 
 def load(folder: Path) -> tuple[Schema, ...]:
-    """Return the schemas in `folder`; raises ValueError where a file is no schema of ours, or two look alike."""
+    """Return the schemas in `folder`.
+
+    Raises ValueError where a file is no schema of ours or was edited, where two look alike, or one can't read another.
+    """
     kinds = {snake_name(kind): kind for kind in EVENTS}
-    schemas = [_read(path, kinds) for path in sorted(folder.glob("*.avsc"))]
+    paths = sorted(folder.glob("*.avsc"))
+    schemas = [_read(path, kinds) for path in paths]
+    _refuse_edited(folder, paths)
     _refuse_lookalikes(schemas)
+    _refuse_incompatible(schemas)
     missing = sorted(set(kinds.values()) - {schema.event for schema in schemas}, key=lambda kind: kind.__name__)
     if missing:
         raise ValueError(f"{folder}: no schema for {', '.join(kind.__name__ for kind in missing)}")
@@ -85,3 +96,42 @@ def _refuse_lookalikes(schemas: Iterable[Schema]) -> None:
                 f"{schema.event.__name__} v{schema.version} and {other.event.__name__} v{other.version} have one "
                 f"fingerprint, {schema.fingerprint.hex()}: a record does not say which it is. Change a name or a type"
             )
+
+
+def _refuse_edited(folder: Path, paths: Iterable[Path]) -> None:
+    lines = (line.split() for line in (folder / LOCK).read_text().splitlines())
+    locked = {name: digest for digest, name in lines}
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    for name, digest in found.items():
+        if name not in locked:
+            raise ValueError(f"{folder / name} is not in {LOCK}: `sha256sum {name} >> {LOCK}` there, once it is final")
+        if locked[name] != digest:
+            raise ValueError(
+                f"{folder / name} was edited: {LOCK} says {locked[name][:12]}.., it has {digest[:12]}... Records were "
+                f"written with it, so restore it, and write what is new as the next version in a file of its own"
+            )
+    for name in sorted(locked.keys() - found.keys()):
+        raise ValueError(f"{folder / name} is gone: records were written with it; restore it")
+
+
+def _refuse_incompatible(schemas: Iterable[Schema]) -> None:
+    versions: dict[type[Event], list[Schema]] = {}
+    for schema in sorted(schemas, key=lambda schema: schema.version):
+        versions.setdefault(schema.event, []).append(schema)
+    for kind, known in versions.items():
+        if [schema.version for schema in known] != list(range(1, len(known) + 1)):
+            raise ValueError(f"{kind.__name__} has versions {[schema.version for schema in known]}: expected 1, 2, ..")
+        for number, schema in enumerate(known):
+            for earlier in known[:number]:
+                _refuse(earlier, schema)
+            if number:
+                _refuse(schema, known[number - 1])
+
+
+def _refuse(written: Schema, reading: Schema) -> None:
+    found = problems(json.loads(written.text), json.loads(reading.text))
+    if found:
+        raise ValueError(
+            f"{reading.event.__name__} v{reading.version} can't read what v{written.version} writes: "
+            f"{'; '.join(found)}. Give a new field a default and keep the old ones, or make it another event"
+        )

@@ -68,4 +68,5 @@ class Stage(Generic[S, C]):
     call_timeout_s: float = 60.0
     deadline_s: float = 600.0
     retain_ms: int = DAY_MS
+    ordered: bool = False  # whether a record that is set aside holds up the later ones of its key
     in_flight: int = field(default=1024)  # records read and not yet done, per worker

@@ -23,6 +23,11 @@ class Watermark:
         del self._open[offset]
 
     @property
+    def next_offset(self) -> int:
+        """The offset after the last record that was read."""
+        return self._next_offset
+
+    @property
     def committable(self) -> int:
         """The offset before which everything is done."""
         return next(iter(self._open), self._next_offset)

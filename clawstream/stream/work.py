@@ -7,10 +7,9 @@ acknowledged; or when it stands in the dead-letter queue.
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from clawstream.errors import UnusableEvent
 from clawstream.stream.clock import LogClock
 from clawstream.stream.fold import Fold
 from clawstream.stream.log import Commit, Place
@@ -28,8 +27,12 @@ class Errand:
 
     place: Place | None  # None: a tick
     offset: int
+    key: str = ""
     traceparent: str | None = None
     left: int = 0
+    attempt: int = 1
+    story: Mapping[str, int] = field(default_factory=dict)
+    released: asyncio.Event | None = None  # of a record that was set aside, and done, before
 
 
 class Share(Generic[S, C]):
@@ -43,6 +46,7 @@ class Share(Generic[S, C]):
         self.live = False
         self.gone = False
         self.tasks: set[asyncio.Task[None]] = set()
+        self.copying = asyncio.Lock()
         self.starts = {place: _start(committed[place], begins[place]) for place in self.places}
         self.fold = Fold(stage)
         self._stage = stage
@@ -67,11 +71,13 @@ class Share(Generic[S, C]):
         """Begin remembering anew."""
         self.fold = Fold(self._stage)
 
-    def remember(self, records: Sequence[Record], at_s: float) -> None:
-        """Fold what was done before, in order, without writing or calling anything."""
+    def remember(self, records: Sequence[Record], at_s: float, *, unused: Callable[[Record], bool]) -> None:
+        """Fold what was done before, in order, without writing or calling anything; leave out what is set aside."""
         for record in records:
-            with contextlib.suppress(UnusableEvent):
-                self.fold.apply(record)
+            if not unused(record):
+                # What the stage breaks on now is set aside when it is read live, or was.
+                with contextlib.suppress(Exception):
+                    self.fold.apply(record)
             self._clock.see(record.topic, record.timestamp_ms, at_s)
             self._expire(record.timestamp_ms)
 
@@ -87,6 +93,10 @@ class Share(Generic[S, C]):
         self._marks[place].read(offset)
         self._clock.see(place.topic, timestamp_ms, at_s)
         self._nothing_open.clear()
+
+    def read_up_to(self, place: Place) -> int:
+        """Return the offset of the partition's next record."""
+        return self._marks[place].next_offset
 
     def done(self, place: Place, offset: int) -> None:
         """The record needs nothing more."""

@@ -26,6 +26,7 @@ def turns_stage(settings: TurnsSettings) -> Stage[Session, None]:
         name="turns",
         reads=(EXCHANGES_TOPIC,),
         step=step,
+        ordered=True,
         tick=lambda session, now_ms: tick(session, now_ms, settings.session_idle_s),
     )
 

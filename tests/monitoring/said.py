@@ -72,6 +72,7 @@ def sample(turn_id: str, policy_id: str = "policy") -> SampleAssembled:
         response_logprobs=(-0.5, -0.25),
         trained=(1, 1),
         temperature=0.7,
+        sampling=None,
         policy_id=policy_id,
         versions=(),
         num_earlier_turns=0,

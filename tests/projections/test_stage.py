@@ -8,13 +8,16 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Engine, text
 
-from clawstream.errors import DatabaseMismatch
+from clawstream.errors import DatabaseMismatch, OperatorError
 from clawstream.projections import database
 from clawstream.projections.stage import GROUP, project
 from clawstream.projections.tables import TOPICS
+from clawstream.stream.desk import letters, rule
 from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.letters import Fate, Reason
 from tests.projections import story
 from tests.projections.reading import contents
+from tests.stream.raw import append_bytes
 
 
 @asynccontextmanager
@@ -104,3 +107,22 @@ async def test_a_database_of_another_log_is_refused(emptied: Engine, migrated_ur
 async def test_a_database_without_the_tables_is_refused(fresh_database_url: str, log: KafkaLog) -> None:
     with pytest.raises(DatabaseMismatch, match="clawstream db upgrade"):
         await project(fresh_database_url, log, stop=asyncio.Event())
+
+
+async def test_a_record_that_can_not_be_read_is_in_its_queue_and_the_rows_go_on(
+    emptied: Engine, migrated_url: str, log: KafkaLog
+) -> None:
+    await append_bytes(log, "clawstream.exchanges.v1", story.SESSION.encode(), b"nonsense", [])
+    async with _projecting(migrated_url, log):
+        await log.append(story.STORY)
+        await _caught_up(emptied, log)
+    found = await letters(log)
+    assert [(letter.id.group, letter.key, letter.reason) for letter in found] == [
+        (GROUP, story.SESSION.encode(), Reason.UNDECODABLE)
+    ]
+    with emptied.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM exchanges")).scalar_one() == len(story.EXCHANGES)
+    with pytest.raises(OperatorError, match="project replays no records: a rebuild of the tables"):
+        await rule(log, Fate.REPLAY, letter=None, stage=GROUP, because=None)
+    [done] = await rule(log, Fate.DISCARD, letter="/".join(map(str, found[0].id)), stage=None, because="noise")
+    assert done.fate is Fate.DISCARDED

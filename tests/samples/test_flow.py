@@ -110,6 +110,7 @@ def test_a_plain_chat_of_two_turns_gives_one_sample_of_exactly_what_was_sampled(
     (sample,) = log.of(SampleAssembled)
     assert (sample.prompt_ids, sample.response_ids) == (first.request.token_ids, first.output_ids)
     assert (sample.response_logprobs, sample.trained) == (first.output_logprobs, (1,))
+    assert (sample.sampling, sample.temperature) == (first.sampling, first.sampling.temperature)
     assert (sample.reward, sample.hint, sample.hinted_prompt_ids) == (1, None, None)
     assert (sample.versions, sample.num_earlier_turns) == (first.versions, 0)
 

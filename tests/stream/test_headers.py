@@ -3,7 +3,7 @@
 from hypothesis import given
 
 from clawstream.events import Event
-from clawstream.stream.headers import dead_letter_headers, headers_of, traceparent_of
+from clawstream.stream.headers import headers_of, traceparent_of
 from tests import strategies
 from tests.stream import toys
 
@@ -27,10 +27,3 @@ def test_attributes_read_as_cloudevents_says() -> None:
     assert said["content-type"] == "application/avro"
     assert traceparent_of(tuple(headers)) == "00-1"
     assert traceparent_of(tuple(headers[:-1])) is None
-
-
-def test_a_dead_letter_says_where_it_was_and_why_in_bounded_words() -> None:
-    headers = dict(dead_letter_headers("t", 1, 2, 3, group="g", error=ValueError("x" * 2000)))
-    assert headers["dlq.partition"] == b"1"
-    assert headers["dlq.timestamp"] == b"3"
-    assert len(headers["dlq.error.message"]) == 500

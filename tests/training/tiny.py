@@ -64,6 +64,7 @@ def sample(
         response_logprobs=float32(-rng.uniform(3, 6) for _ in range(response_tokens)),
         trained=(1,) * response_tokens,
         temperature=temperature,
+        sampling=None,
         policy_id=policy_id,
         versions=(VersionSpan(policy_version=version, num_tokens=response_tokens),),
         num_earlier_turns=0,

@@ -284,17 +284,3 @@ async def test_open_keys_are_asked_as_the_clock_goes(log: AnyLog) -> None:
         await toys.settled(log, "idle")
     first, second = await toys.read(log, toys.EXCHANGES)
     assert second.timestamp_ms - first.timestamp_ms >= 190
-
-
-async def test_an_error_of_the_stage_ends_the_worker_and_loses_nothing(log: AnyLog) -> None:
-    def step(_: None, record: Record) -> Step[None, None]:
-        raise ZeroDivisionError(record.key)
-
-    await log.append([toys.done("a", 0)])
-    with pytest.raises(ZeroDivisionError):
-        async with toys.running(Stage(name="pairs", reads=(toys.EXCHANGES,), step=step), log), asyncio.timeout(20):
-            await asyncio.Event().wait()
-    async with toys.running(toys.pairs(), log):
-        await log.append([toys.done("a", 1)])
-        await toys.settled(log, "pairs")
-    assert await toys.written(log, toys.TURNS) == toys.ids([toys.paired("a", 0)])

@@ -1,0 +1,121 @@
+"""`clawstream dlq`: records that no stage could use, why, and what is to become of them."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from clawstream.cli.process import Context
+from clawstream.cli.servers import broker
+
+if TYPE_CHECKING:
+    from clawstream.stream.kafka import KafkaLog
+    from clawstream.stream.letters import Fate, Letter
+
+T = TypeVar("T")
+
+dlq = typer.Typer(help="Records that a stage set aside, and what becomes of them.", no_args_is_help=True)
+_JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
+_ID = Annotated[str, typer.Argument(help="stage/topic/partition/offset, as `list` prints it.", metavar="LETTER")]
+_STAGE = Annotated[str | None, typer.Option(help="Only this stage's.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(dlq, name="dlq", rich_help_panel="Look")
+
+
+@dlq.command("list")
+def list_letters(
+    context: typer.Context,
+    stage: _STAGE = None,
+    every: Annotated[bool, typer.Option("--all", help="Also those that are done with.")] = False,
+    as_json: _JSON = False,
+) -> None:
+    """Show what is set aside, the oldest first."""
+    from clawstream.stream.desk import letters, plain
+
+    found = _with_log(context, letters)
+    wanted = [one for one in found if (every or one.waits) and stage in (None, one.id.group)]
+    if as_json:
+        typer.echo(json.dumps([plain(one) for one in wanted]))
+        return
+    table = Table("letter", "session", "reason", "fate", "attempt", "set aside", "error")
+    for row in map(plain, wanted):
+        columns = ("letter", "key", "reason", "fate", "attempt", "set_aside_at", "error")
+        table.add_row(*(str(row[column]) for column in columns))
+    Console().print(table)
+
+
+@dlq.command()
+def show(context: typer.Context, letter: _ID, as_json: _JSON = False) -> None:
+    """Show one record: what is known of it, its headers, and its bytes as far as they can be read."""
+    from clawstream.stream.desk import shown
+
+    found = _with_log(context, lambda log: shown(log, letter))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for name, value in found.items():
+        typer.echo(f"{name}: {json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value}")
+
+
+@dlq.command()
+def replay(
+    context: typer.Context,
+    letter: Annotated[str | None, typer.Argument(help="As `list` prints it; none: all of --stage.")] = None,
+    stage: _STAGE = None,
+    as_json: _JSON = False,
+) -> None:
+    """Have the stage use the record where it stood, then what waits behind it, in order."""
+    from clawstream.stream.letters import Fate
+
+    _ruled(context, letter, stage, Fate.REPLAY, None, as_json)
+
+
+@dlq.command()
+def discard(
+    context: typer.Context,
+    letter: _ID,
+    reason: Annotated[str, typer.Option(prompt=True, help="Why it may be left out; it stands in the queue.")],
+    as_json: _JSON = False,
+) -> None:
+    """Leave the record out for good; what waits behind it is used, in order."""
+    from clawstream.stream.letters import Fate
+
+    _ruled(context, letter, None, Fate.DISCARD, reason, as_json)
+
+
+def _ruled(
+    context: typer.Context, letter: str | None, stage: str | None, fate: "Fate", because: str | None, as_json: bool
+) -> None:
+    from clawstream.stream.desk import plain, rule
+
+    async def main(log: "KafkaLog") -> "list[Letter]":
+        return await rule(log, fate, letter=letter, stage=stage, because=because)
+
+    found = _with_log(context, main)
+    if as_json:
+        typer.echo(json.dumps([plain(one) for one in found]))
+    names = ", ".join(sorted({one.id.group for one in found}))
+    Console(stderr=True).print(
+        f"{len(found)} to {fate.value}: {names} does it as soon as it runs; `clawstream dlq list` shows it until then",
+        soft_wrap=True,
+    )
+
+
+def _with_log(context: typer.Context, main: "Callable[[KafkaLog], Awaitable[T]]") -> T:
+    from clawstream.stream.connect import connected
+
+    assert isinstance(context.obj, Context)
+
+    async def connected_main(kafka: Any) -> T:
+        async with connected(kafka, client_id="dlq") as log:
+            return await main(log)
+
+    with broker(context.obj.settings()) as kafka:
+        return asyncio.run(connected_main(kafka))
