@@ -67,6 +67,8 @@ class Delivery:
         self._detours.enter(spooled.record for spooled in spool.waiting())
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spool")
         self._appends: list[_Append] = []
+        self._keeping: list[_Append] = []  # those of them that the disk is busy with
+        self._stopped = False
         self._more = asyncio.Event()
         self._waits = asyncio.Event()
         self._alone: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
@@ -135,10 +137,15 @@ class Delivery:
                 tasks.create_task(self._drain())
         finally:
             self._disk.shutdown()
+            self._stopped = True
+            for append in (*self._keeping, *self._appends):
+                self._refuse(append, "the gateway stops")
             if self._detours.num_records:
                 LOG.warning("spool=left path=%s records=%d", self._spool.path, self._detours.num_records)
 
     async def _into_spool(self, records: Sequence[Sealed]) -> None:
+        if self._stopped:
+            raise TryLater("the gateway stops; it can't be recorded")
         started = perf_counter()
         frames = b"".join(record_frame(record, self._now_ms()) for record in records)
         append = _Append(records, frames, asyncio.get_running_loop().create_future())
@@ -156,22 +163,27 @@ class Delivery:
         while True:
             await self._more.wait()
             self._more.clear()
-            appends, self._appends = self._appends, []
+            self._keeping, self._appends = self._appends, []
+            frames = [append.frames for append in self._keeping]
             try:
-                kept = await self._on_disk(lambda: self._spool.append([append.frames for append in appends]))  # noqa: B023
+                kept = await self._on_disk(lambda: self._spool.append(frames))  # noqa: B023
                 why = "the spool is full (gateway.spool_bytes)"
             except OSError as error:
-                kept, why = [False] * len(appends), f"the spool's disk failed ({error.strerror})"
+                kept, why = [False] * len(frames), f"the spool's disk failed ({error.strerror})"
             if not all(kept):
                 LOG.error("spool=refused path=%s appends=%d reason=%s", self._spool.path, kept.count(False), why)
-            for append, fits in zip(appends, kept, strict=True):
+            for append, fits in zip(self._keeping, kept, strict=True):
                 if fits:
                     append.done.set_result(None)
                 else:
-                    self._detours.leave(append.records)
-                    append.done.set_exception(TryLater(f"Kafka is away and {why}; it can't be recorded"))
+                    self._refuse(append, f"Kafka is away and {why}")
+            self._keeping = []
             if self._detours.num_records:
                 self._waits.set()
+
+    def _refuse(self, append: _Append, why: str) -> None:
+        self._detours.leave(append.records)
+        append.done.set_exception(TryLater(f"{why}; it can't be recorded"))
 
     async def _drain(self) -> None:
         """Hand what waits to the log, the oldest first, for as long as it takes."""

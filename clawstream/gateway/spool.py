@@ -184,7 +184,7 @@ def _fsync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def spools_in(data_dir: Path, prefix: str = "") -> dict[str, int]:
+def spools_in(data_dir: Path) -> dict[str, int]:
     """Return how many bytes wait in each spool of the data folder, by its name; those that are empty are left out."""
-    found = {path.stem: path.stat().st_size for path in sorted((data_dir / FOLDER).glob(f"{prefix}*.spool"))}
+    found = {path.stem: path.stat().st_size for path in sorted((data_dir / FOLDER).glob("*.spool"))}
     return {name: num_bytes for name, num_bytes in found.items() if num_bytes}

@@ -10,10 +10,18 @@ from pathlib import Path
 import pytest
 
 from clawstream.errors import TryLater
-from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, PolicyActivated
+from clawstream.events import (
+    ExchangeCompleted,
+    ExchangeFailed,
+    FailureReason,
+    FeedbackGiven,
+    PolicyActivated,
+    SessionDone,
+)
 from clawstream.inference.scripted import Fault
 from clawstream.stream.log import Sealed
 from clawstream.stream.memory import MemoryLog
+from clawstream.stream.stage import Record
 from tests.gateway.house import QUESTION, WITHIN_S, House, everything, full_disk, house, until
 
 BODY = json.dumps({"model": "policy", "messages": QUESTION, "stream": True}).encode()
@@ -108,6 +116,12 @@ async def test_no_client_sees_a_finish_before_the_spool_is_on_the_disk(tokenizer
         assert len(await gateway.recorded(ExchangeCompleted)) == 1
 
 
+async def spooled_records(gateway: House) -> int:
+    """How many records wait in the gateway's spool."""
+    found: int = json.loads((await gateway.get("/readyz"))[1])["spool"]["records"]
+    return found
+
+
 async def test_while_kafka_is_away_everything_goes_on_and_is_told(tokenizer_folder: Path) -> None:
     log = GatedLog()
     async with house(tokenizer_folder, log=log) as gateway:
@@ -119,7 +133,7 @@ async def test_while_kafka_is_away_everything_goes_on_and_is_told(tokenizer_fold
         (exchange,) = await gateway.recorded(ExchangeCompleted)
 
         async def drained() -> bool:
-            return json.loads((await gateway.get("/readyz"))[1])["spool"]["records"] == 0
+            return await spooled_records(gateway) == 0
 
         await until(drained)
     ready = json.loads(told)
@@ -131,6 +145,71 @@ async def test_while_kafka_is_away_everything_goes_on_and_is_told(tokenizer_fold
     assert ready["spool"]["bytes"] > 100
     assert "clawstream_spool_records 1.0" in metrics
     assert "clawstream_spooled_records_total 1.0" in metrics
+
+
+class ForgetfulLog(MemoryLog):
+    """A log that writes and, while it is `mute`, does not acknowledge."""
+
+    mute = False
+
+    async def append_sealed(self, records: Sequence[Sealed], *, timeout_s: float | None = None) -> None:
+        """Append, and say nothing of it once."""
+        await super().append_sealed(records, timeout_s=timeout_s)
+        if self.mute:
+            self.mute = False
+            raise TryLater("no acknowledgement")
+
+
+async def test_what_was_written_without_an_acknowledgement_is_written_again_as_it_was(tokenizer_folder: Path) -> None:
+    log = ForgetfulLog()
+    async with house(tokenizer_folder, log=log) as gateway:
+        log.mute = True
+        response = await gateway.chat()
+        both = await gateway.recorded(ExchangeCompleted, at_least=2)
+    first, second = (
+        (raw.key, raw.value, raw.headers)
+        for place in log.broker.places(["clawstream.exchanges.v1"])
+        for raw in log.broker.records(place)
+    )
+    assert first == second
+    assert {f"chatcmpl-{one.exchange_id}" for one in both} == {response.body["id"]}
+
+
+async def test_a_session_with_something_in_the_spool_goes_through_it_and_others_do_not(tokenizer_folder: Path) -> None:
+    log = GatedLog()
+    async with house(tokenizer_folder, log=log, ack_timeout_s=30.0) as gateway:
+        log.away = True
+        first = await gateway.chat(session_id="a")
+        log.gate.clear()  # what is drained now waits here
+        log.away = False
+        second = await gateway.chat(session_id="a")
+        waiting = asyncio.create_task(gateway.chat(session_id="b"))
+        waited = await spooled_records(gateway)
+        log.gate.set()
+        assert (await waiting).status == 200
+        exchanges = await gateway.recorded(ExchangeCompleted, at_least=3)
+    assert (first.status, second.status, waited) == (200, 200, 2)
+    ours = [f"chatcmpl-{one.exchange_id}" for one in exchanges if one.session_id == "a"]
+    assert ours == [first.body["id"], second.body["id"]]
+
+
+async def test_feedback_and_the_end_of_a_session_go_the_same_way(tokenizer_folder: Path) -> None:
+    log = GatedLog()
+    async with house(tokenizer_folder, log=log) as gateway:
+        log.away = True
+        answer = await gateway.chat(session_id="a")
+        thumb = {"response_id": answer.body["id"], "thumb": "up"}
+        async with gateway.client.post(f"{gateway.url}/v1/feedback", json=thumb) as given:
+            assert given.status == 201
+        ended = await gateway.chat([], session_id="a", session_done=True)
+        assert await spooled_records(gateway) == 3
+        log.away = False
+        (done,) = await gateway.recorded(SessionDone)
+        batches = log.follow(("clawstream.feedback.v1",), until_end=True)
+        (feedback,) = [record.event async for records in batches for record in records if isinstance(record, Record)]
+    assert isinstance(feedback, FeedbackGiven)
+    assert (ended.status, f"chatcmpl-{feedback.turn_id}") == (200, answer.body["id"])
+    assert f"chatcmpl-{done.after_exchange_id}" == answer.body["id"]
 
 
 async def test_a_full_spool_is_said_before_anything_is_generated(tokenizer_folder: Path) -> None:
