@@ -30,17 +30,21 @@ def status(
     assert isinstance(context.obj, Context)
     settings = context.obj.settings()
     log_to_stderr("status", level=40)
+    from clawstream.gateway.spool import spools_in
     from clawstream.local.running import addresses_of, read_parts
 
     addresses = addresses_of(settings.data_dir)
+    spools = spools_in(settings.data_dir)
     parts = () if addresses is None else read_parts(settings.data_dir)
     found = asyncio.run(_ask(settings, addresses))
     if as_json:
-        typer.echo(json.dumps(plain(settings.data_dir, addresses, parts, found)))
+        typer.echo(json.dumps(plain(settings.data_dir, addresses, parts, found) | {"spool_bytes": spools}))
     else:
         console = Console()
         for block in blocks(settings.data_dir, addresses, parts, found, now_ms=int(time.time() * 1000)):
             console.print(block)
+        for name, num_bytes in spools.items():
+            console.print(f"[yellow]spool {escape(name)}:[/] {num_bytes} bytes wait for Kafka, and for its gateway")
 
 
 async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":

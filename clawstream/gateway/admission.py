@@ -1,7 +1,7 @@
 """From an HTTP request to an exchange that can be answered, or to a refusal, before anything is generated.
 
-The one rule: what is certain to fail (a key, a body, a model, a prompt too long, Kafka or an engine known to be away)
-is refused here, with nothing started and nothing recorded.
+The one rule: what is certain to fail (a key, a body, a model, a prompt too long, an engine known to be away, Kafka away
+and its spool full) is refused here, with nothing started and nothing recorded.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from clawstream.events import Sampling, TurnType
 from clawstream.events.history import WholeRequest
 from clawstream.gateway.answers import Known, SampledAnswers
 from clawstream.gateway.capture import Accepted
+from clawstream.gateway.delivery import Delivery
 from clawstream.gateway.engines import Engines
 from clawstream.gateway.keys import Caller
 from clawstream.gateway.metrics import Metrics
@@ -85,6 +86,7 @@ class Admission:
     renderer: PromptRenderer
     engines: Engines
     recorder: Recorder
+    delivery: Delivery
     sessions: SessionIndex
     answers: SampledAnswers
     metrics: Metrics
@@ -100,17 +102,17 @@ class Admission:
         received_at_ms = self.now_ms()
         chat, model = self._read(parse_body(raw), read, ends_session=truthy(headers.get("x-session-done")))
         named = name_request(headers, chat, TurnType(self.settings.default_turn_type))
-        if self.recorder.problem is not None:
-            raise unavailable(f"Kafka is away ({self.recorder.problem}); nothing was generated. Try again.")
         if not chat.messages:
             if named.session_id is None:
                 raise BadRequest(
                     "session_done without messages needs a session id: send X-Session-Id.", param="messages"
                 )
+            self._refuse_unrecordable(named.session_id)
             self._claim(named.session_id, caller.name)
             return Farewell(session_id=named.session_id, model=model)
         chat = replace(chat, scope=scope_of(chat.options, caller.name))
         session_id, client = self._session(named, chat)
+        self._refuse_unrecordable(session_id)
         self._claim(session_id, caller.name)
         place = self.engines.place(session_id)
         if place is None or place.engine.context_length_tokens is None:
@@ -202,6 +204,11 @@ class Admission:
         num_bytes += len(to_json(chat.options.get("tools")))
         if num_bytes > longest * _MAX_TOKEN_BYTES:
             raise _too_long(f"Messages and tools are {num_bytes} bytes", longest)
+
+    def _refuse_unrecordable(self, session_id: str) -> None:
+        problem = self.delivery.problem(session_id)
+        if problem is not None:
+            raise unavailable(f"{problem}; nothing was generated. Try again.")
 
     def _claim(self, session_id: str, key_name: str | None) -> None:
         if not self.sessions.claim(session_id, key_name, self.now_ms()):

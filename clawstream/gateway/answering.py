@@ -1,8 +1,9 @@
 """A request that asks for an answer: generate, show, record, and only then say how it ended.
 
-The one rule: the client sees `finish_reason` after Kafka has acknowledged the exchange, never before. A client that
-goes away cancels its generation; whatever else goes wrong is told to the client and recorded, once no other engine can
-be asked: until its first token is there, a request goes on to the next. Raw ASGI, because every token passes here.
+The one rule: the client sees `finish_reason` after Kafka has acknowledged the exchange, or the spool's disk has it, and
+never before. A client that goes away cancels its generation; whatever else goes wrong is told to the client and
+recorded, once no other engine can be asked: until its first token is there, a request goes on to the next. Raw ASGI,
+because every token passes here.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ class _Again(StrEnum):
 class _Failure:
     """Why there is no answer: for the log, and for the client if there is one."""
 
-    reason: FailureReason | None  # None: Kafka did not take the answer, so there is nothing to write there
+    reason: FailureReason | None  # None: neither Kafka nor the spool took the answer: there is nowhere to write
     detail: str
     refused: BadRequest
     status: int | None = None  # the engine's

@@ -7,9 +7,10 @@ names it, never a process that does not start.
 import asyncio
 import logging
 import math
+import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -22,14 +23,16 @@ from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.gateway.admission import Admission, epoch_ms
 from clawstream.gateway.answers import SampledAnswers
 from clawstream.gateway.connection import Bounds, connection_class
+from clawstream.gateway.delivery import Delivery, SealedLog
 from clawstream.gateway.engines import Engines
 from clawstream.gateway.key_file import WatchedKeys
 from clawstream.gateway.metrics import Metrics
 from clawstream.gateway.pages import build_app
-from clawstream.gateway.recorder import Appends, Recorder
+from clawstream.gateway.recorder import Recorder
 from clawstream.gateway.security import Guard
 from clawstream.gateway.served import ServedEngine
 from clawstream.gateway.sessions import SessionIndex
+from clawstream.gateway.spool import FOLDER, Fsync, Spool, SpoolInUse
 from clawstream.gateway.watching import Follows, follow_policy, learn_sessions
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.inference.sglang import SglangEngine, engine_session
@@ -38,10 +41,11 @@ from clawstream.inference.vocabulary import largest_token_id, too_small_for
 LOG = logging.getLogger(__name__)
 _BACKLOG = 4096
 _UNREAD_BYTES = 128 * 1024  # of one client's, in the kernel, which would let it grow to 4 MiB
+_LOOK_AGAIN_S = 0.1
 DRAIN_S = 30.0  # how long running answers may go on after the signal to stop
 
 
-class GatewayLog(Appends, Follows, Protocol):
+class GatewayLog(SealedLog, Follows, Protocol):
     """The parts of a log that the gateway uses."""
 
 
@@ -51,8 +55,12 @@ async def serve(
     *,
     stop: asyncio.Event,
     started: Callable[[str], Awaitable[None]] | None = None,
+    fsync: Fsync = os.fsync,
 ) -> None:
-    """Serve until `stop` is set and the answers under way are over, for at most 30 s; `started` gets the address."""
+    """Serve until `stop` is set and the answers under way are over, for at most 30 s; `started` gets the address.
+
+    `fsync` is what the spool relies on.
+    """
     policy = settings.policy
     renderer = PromptRenderer.load(
         _model_path(settings),
@@ -61,32 +69,64 @@ async def serve(
         trust_tokenizer_code=policy.trust_tokenizer_code,
     )
     largest_id = _largest_id(_model_path(settings), renderer)
-    async with engine_session(settings.engine) as session:
+    metrics = Metrics()
+    async with engine_session(settings.engine) as session, _spool(settings, fsync) as spool:
+        delivery = Delivery(log, spool, ack_timeout_s=settings.gateway.ack_timeout_s, metrics=metrics, now_ms=epoch_ms)
         admission = Admission(
             settings=settings.gateway,
             policy=policy,
             renderer=renderer,
             engines=Engines(policy.id, [_engine(session, url, settings, largest_id) for url in _engine_urls(settings)]),
-            recorder=Recorder(log, ack_timeout_s=settings.gateway.ack_timeout_s),
+            recorder=Recorder(delivery),
+            delivery=delivery,
             sessions=SessionIndex(settings.gateway.index_window_s * 1000),
             answers=SampledAnswers(),
-            metrics=Metrics(),
+            metrics=metrics,
         )
         with _listener(settings.gateway.host, settings.gateway.port) as listener:
             keys = _keys(settings)
             guard = Guard.of(settings.gateway, keys, admission.metrics)
             from_ms = epoch_ms() - settings.gateway.index_window_s * 1000
-            await learn_sessions(log, admission.sessions, admission.answers, from_ms=from_ms)
+            await learn_sessions(
+                log, admission.sessions, admission.answers, from_ms=from_ms, spooled=delivery.waiting()
+            )
             async with asyncio.TaskGroup() as group:
                 watching = (
                     group.create_task(follow_policy(log, admission.engines)),
                     group.create_task(admission.engines.watch()),
+                    group.create_task(delivery.run()),
                 )
                 try:
                     await _listen(build_app(admission, guard), listener, settings.gateway, stop, started)
                 finally:
                     for task in watching:
                         task.cancel()
+
+
+@asynccontextmanager
+async def _spool(settings: Settings, fsync: Fsync) -> AsyncIterator[Spool]:
+    """Have this gateway's spool, once the gateway that stopped last has finished its answers."""
+    name = settings.kafka.instance or f"{settings.gateway.host.replace(':', '_')}-{settings.gateway.port}"
+    clock = asyncio.get_running_loop()
+    deadline = clock.time() + DRAIN_S
+    with ExitStack() as stack:
+        while True:
+            try:
+                spool = stack.enter_context(
+                    Spool.opened(
+                        settings.data_dir / FOLDER,
+                        f"{settings.kafka.prefix}{name}",
+                        max_bytes=settings.gateway.spool_bytes,
+                        fsync=fsync,
+                    )
+                )
+            except SpoolInUse:
+                if clock.time() >= deadline:
+                    raise
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            else:
+                break
+        yield spool
 
 
 async def _listen(

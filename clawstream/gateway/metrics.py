@@ -42,10 +42,26 @@ class Metrics:
         )
         self.ack_wait_s = Histogram(
             "clawstream_ack_wait_seconds",
-            "How long the end of an answer waited for Kafka.",
+            "How long the end of an answer waited for Kafka or the spool.",
             buckets=_SHORT_S,
             registry=self.registry,
         )
+        self.spooled = Counter(
+            "clawstream_spooled_records", "Records put into the spool, and not straight to Kafka.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.spool_s = Histogram(
+            "clawstream_spool_append_seconds",
+            "From a record's arrival at the spool to the end of its fsync.",
+            buckets=_SHORT_S,
+            registry=self.registry,
+        )
+        self.spool_records = Gauge("clawstream_spool_records", "Records in the spool.", registry=self.registry)
+        self.spool_bytes = Gauge("clawstream_spool_bytes", "Size of the spool's file.", registry=self.registry)
+        self.spool_oldest_s = Gauge(
+            "clawstream_spool_oldest_seconds", "Age of the spool's oldest record; 0 when it is empty.",
+            registry=self.registry,
+        )  # fmt: skip
         self.tokens = Counter("clawstream_tokens", "Tokens by kind.", ["kind"], registry=self.registry)
         self.sessions_named = Counter(
             "clawstream_sessions_named", "Requests by what named their session.", ["by"], registry=self.registry

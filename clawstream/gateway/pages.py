@@ -1,6 +1,7 @@
 """The gateway's routes. Everything but chat is a page: models, health, what is missing, metrics."""
 
 import time
+import uuid
 from dataclasses import dataclass
 
 import orjson
@@ -71,10 +72,11 @@ def _endpoints(admission: Admission) -> dict[str, Endpoint | Post]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Something the gateway can't work without; `problem` is None while it is there."""
+    """Something the gateway works with; `problem` is None while it is there."""
 
     name: str
     problem: str | None
+    needed: bool = True  # else the gateway serves without it
 
 
 class _Pages:
@@ -105,9 +107,9 @@ class _Pages:
         parts = self._parts()
         missing = [{"part": part.name, "problem": part.problem} for part in parts if part.problem is not None]
         # One engine is enough to serve; that another one is away is said all the same.
-        engines = [engine.problem for engine in self._admission.engines.all]
-        ready = None in engines and len(missing) == len(engines) - engines.count(None)
-        content = {"ready": ready, "missing": missing, "parts": [part.name for part in parts]}
+        ready = any(engine.problem is None for engine in self._admission.engines.all)
+        ready = ready and not any(part.needed and part.problem is not None for part in parts)
+        content = {"ready": ready, "missing": missing, "parts": [part.name for part in parts], "spool": self._spool()}
         return _json(content, 200 if ready else 503)
 
     async def openapi(self, _request: Request) -> Response:
@@ -120,14 +122,29 @@ class _Pages:
             metrics.engine_in_flight.labels(engine.url).set(engine.in_flight)
             if engine.version is not None:
                 metrics.policy_version.labels(engine.url).set(engine.version)
+        spool = self._spool()
+        metrics.spool_records.set(spool["records"] or 0)
+        metrics.spool_bytes.set(spool["bytes"] or 0)
+        metrics.spool_oldest_s.set(spool["oldest_s"] or 0)
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     def _parts(self) -> list[_Part]:
-        engines = [_Part(name=f"engine {engine.url}", problem=engine.problem) for engine in self._admission.engines.all]
-        kafka = _Part(name="kafka", problem=self._admission.recorder.problem)
+        engines = [
+            _Part(name=f"engine {engine.url}", problem=engine.problem, needed=False)
+            for engine in self._admission.engines.all
+        ]
+        delivery = self._admission.delivery
+        full = delivery.problem(str(uuid.uuid4()))  # of a session that is new
+        kafka = _Part(name="kafka", problem=full or delivery.away, needed=full is not None)
         # The process does not get this far without one.
         tokenizer = _Part(name=f"tokenizer ({self._admission.renderer.family})", problem=None)
         return [*engines, kafka, tokenizer]
+
+    def _spool(self) -> dict[str, float | None]:
+        """What waits for Kafka on this machine's disk."""
+        delivery = self._admission.delivery
+        age_s = None if delivery.oldest_ms is None else (self._admission.now_ms() - delivery.oldest_ms) / 1000
+        return {"records": delivery.num_waiting, "bytes": delivery.spool_bytes, "oldest_s": age_s}
 
     def _model(self) -> dict[str, object]:
         contexts = [engine.context_length_tokens for engine in self._admission.engines.all]

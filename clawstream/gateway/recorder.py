@@ -1,8 +1,8 @@
-"""Exchanges onto the log: what is new of each, acknowledged within a stated time or not at all.
+"""Exchanges onto the log: what is new of each.
 
-The one rule: an exchange may only refer to a parent that is on the log. So a session's newest request becomes a parent
-when Kafka has acknowledged it, and one that the gateway does not know (restart, forgotten) is followed by a whole one.
-Stages forget a session that is done or was silent for a day, so here it is forgotten sooner.
+The one rule: an exchange may only refer to a parent that is before it on the log. So a session's newest request becomes
+a parent when it is kept (delivery.py), and one that the gateway does not know (restart, forgotten) is followed by a
+whole one. Stages forget a session that is done or was silent for a day, so here it is forgotten sooner.
 """
 
 from collections import OrderedDict
@@ -27,30 +27,19 @@ class _Known(NamedTuple):
 
 
 class Appends(Protocol):
-    """The part of a log that a recorder needs."""
+    """What a recorder writes to."""
 
-    async def append(
-        self, events: Sequence[Event], traceparent: str | None = None, *, timeout_s: float | None = None
-    ) -> None:
-        """Return when all events are acknowledged; raises TryLater or UnusableEvent."""
-
-    def healthy(self) -> bool:
-        """Whether the broker answered when it was last asked."""
+    async def append(self, events: Sequence[Event], traceparent: str | None = None) -> None:
+        """Return when all events, of one session, are kept; raises TryLater or UnusableEvent."""
 
 
 class Recorder:
-    """Writes exchanges to `log`, each acknowledged within `ack_timeout_s`."""
+    """Writes exchanges to `log`."""
 
-    def __init__(self, log: Appends, *, ack_timeout_s: float) -> None:
+    def __init__(self, log: Appends) -> None:
         self._log = log
-        self._ack_timeout_s = ack_timeout_s
         self._parents: OrderedDict[str, _Known] = OrderedDict()
         self._parent_tokens = 0
-
-    @property
-    def problem(self) -> str | None:
-        """Why nothing can be recorded now, as far as that is known."""
-        return None if self._log.healthy() else "the broker does not answer"
 
     async def write(
         self,
@@ -61,7 +50,7 @@ class Recorder:
         then: Sequence[Event] = (),
         traceparent: str | None = None,
     ) -> E:
-        """Append the exchange, and `then` after it; return it once it is acknowledged. Raises TryLater."""
+        """Append the exchange, and `then` after it; return it once it is kept. Raises TryLater."""
         known = self._parents.get(session_id)
         parent = None if known is None else known.parent
         event = event_of(shorten(request, parent))
@@ -75,12 +64,12 @@ class Recorder:
         return event
 
     async def append(self, events: Sequence[Event], traceparent: str | None = None) -> None:
-        """Append `events`, acknowledged within the timeout. Raises TryLater.
+        """Append `events`, of one session. Raises TryLater.
 
-        What was not acknowledged in time may still reach the log later; it says what happened all the same.
+        What was not kept may still reach the log later; it says what happened all the same.
         """
         try:
-            await self._log.append(events, traceparent, timeout_s=self._ack_timeout_s)
+            await self._log.append(events, traceparent)
         except UnusableEvent as error:
             raise TryLater(f"the exchange can't be recorded: {error}") from error
         for event in events:

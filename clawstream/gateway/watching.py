@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -36,20 +36,35 @@ class Follows(Protocol):
         """Yield the records of all partitions from `start` on, in batches."""
 
 
-async def learn_sessions(log: Follows, index: SessionIndex, answers: SampledAnswers, *, from_ms: int) -> None:
-    """Fold the exchanges since `from_ms` into what is known of sessions, so that they go on after a restart."""
+async def learn_sessions(
+    log: Follows, index: SessionIndex, answers: SampledAnswers, *, from_ms: int, spooled: Iterable[Event] = ()
+) -> None:
+    """Fold the exchanges since `from_ms` into what is known of sessions, so that they go on after a restart.
+
+    After the log come the events that are `spooled`, on their way to it.
+    """
     known: dict[str, WholeRequest] = {}
     num_unknown = 0
     async with closing(log.follow((EXCHANGES_TOPIC,), start=from_ms, until_end=True)) as batches:
         async for records in batches:
-            for event in _events(records, Event):
-                if isinstance(event, ExchangeCompleted | ExchangeFailed):
-                    index.claim(event.session_id, event.key_name, event.received_at_ms)
-                if isinstance(event, SessionDone):
-                    answers.forget(event.session_id)
-                elif isinstance(event, ExchangeCompleted):
-                    num_unknown += not _learn_exchange(event, known, index, answers)
+            num_unknown += _learn(_events(records, Event), known, index, answers)
+    num_unknown += _learn(spooled, known, index, answers)
     LOG.info("sessions=learned exchanges=%d unknown_parents=%d answers=%d", len(known), num_unknown, len(index))
+
+
+def _learn(
+    events: Iterable[Event], known: dict[str, WholeRequest], index: SessionIndex, answers: SampledAnswers
+) -> int:
+    """Fold the events in, in their order; return how many rest on a parent that is not known."""
+    num_unknown = 0
+    for event in events:
+        if isinstance(event, ExchangeCompleted | ExchangeFailed):
+            index.claim(event.session_id, event.key_name, event.received_at_ms)
+        if isinstance(event, SessionDone):
+            answers.forget(event.session_id)
+        elif isinstance(event, ExchangeCompleted):
+            num_unknown += not _learn_exchange(event, known, index, answers)
+    return num_unknown
 
 
 def _learn_exchange(

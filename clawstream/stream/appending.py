@@ -20,7 +20,7 @@ from clawstream.errors import TryLater, UnusableEvent
 from clawstream.stream.client import MAX_RECORD_BYTES, Broker, describe
 from clawstream.stream.codec import Codec
 from clawstream.stream.headers import Headers, headers_of, key_bytes
-from clawstream.stream.log import Outgoing
+from clawstream.stream.log import Outgoing, Sealed
 from clawstream.stream.topics import topic_of
 
 log = logging.getLogger(__name__)
@@ -80,17 +80,20 @@ class Appender:
         partitions: set[int] = await producer.partitions_for(topic)
         return partitions
 
-    def encoded(self, outgoing: Outgoing) -> Bytes:
+    def sealed(self, outgoing: Outgoing) -> Sealed:
         """Return the record; raises UnusableEvent for an event that can't be one."""
         event = outgoing.event
         now_ms = int(time.time() * 1000)
-        return Bytes(
-            topic=self._prefix + topic_of(type(event)),
-            key=key_bytes(event.key),
-            value=self._codec.encode(event),
-            headers=headers_of(event, source=self._source, now_ms=now_ms, traceparent=outgoing.traceparent),
-            what=f"{type(event).__name__} {event.event_id}",
-        )
+        headers = headers_of(event, source=self._source, now_ms=now_ms, traceparent=outgoing.traceparent)
+        made = Sealed(topic_of(type(event)), key_bytes(event.key), self._codec.encode(event), tuple(headers))
+        _refuse_oversize(self.opened(made))
+        return made
+
+    def opened(self, sealed: Sealed) -> Bytes:
+        """Return the record as it is written here."""
+        about = dict(sealed.headers)
+        what = f"{about['ce_type'].decode().rpartition('.')[2]} {about['ce_id'].decode()}"
+        return Bytes(self._prefix + sealed.topic, sealed.key, sealed.value, list(sealed.headers), what)
 
     async def append(self, records: Sequence[Bytes]) -> None:
         """Return when all are acknowledged; raises TryLater where some may not be, UnusableEvent for one too large."""

@@ -19,7 +19,7 @@ from clawstream.stream.appending import Appender, Bytes
 from clawstream.stream.client import CONNECT_WITHIN_S, Broker, KafkaSecurity, committed_offsets, kafka_errors
 from clawstream.stream.codec import Codec, codec
 from clawstream.stream.letters import LetterId, Mark, letter_headers, mark_headers, needed_queue
-from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Raw, Start, StartAt
+from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Raw, Sealed, Start, StartAt
 from clawstream.stream.member import GroupPatience, KafkaMember
 from clawstream.stream.records import arrived
 from clawstream.stream.schemas import all_schemas
@@ -90,18 +90,30 @@ class KafkaLog:
         written. Without `timeout_s` it waits for a broker that is away; after it, what was not acknowledged may still
         reach the log.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.write([Outgoing(event, traceparent) for event in events])
-        except TimeoutError as error:
-            raise TryLater(
-                f"Kafka at {self._broker.bootstrap} did not acknowledge {len(events)} events within {timeout_s:g} s; "
-                "they may still be written"
-            ) from error
+        await self.append_sealed([self.seal(event, traceparent) for event in events], timeout_s=timeout_s)
 
     async def write(self, outgoing: Sequence[Outgoing]) -> None:
         """Do as `append` does, with a trace for each event."""
-        await self._appender.append([self._appender.encoded(one) for one in outgoing])
+        await self.append_sealed([self._appender.sealed(one) for one in outgoing])
+
+    def seal(self, event: Event, traceparent: str | None = None) -> Sealed:
+        """Return the event as a record; raises UnusableEvent for one that can't be."""
+        return self._appender.sealed(Outgoing(event, traceparent))
+
+    def unseal(self, sealed: Sealed) -> Event:
+        """Return the record's event; raises UndecodableRecord."""
+        return self._codec.decode(sealed.value)
+
+    async def append_sealed(self, records: Sequence[Sealed], *, timeout_s: float | None = None) -> None:
+        """Do as `append` does with records as they were sealed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._appender.append([self._appender.opened(record) for record in records])
+        except TimeoutError as error:
+            raise TryLater(
+                f"Kafka at {self._broker.bootstrap} did not acknowledge {len(records)} events within {timeout_s:g} s; "
+                "they may still be written"
+            ) from error
 
     async def publish_schemas(self) -> None:
         """Write every schema to the compacted topic, so that the data explains itself elsewhere."""

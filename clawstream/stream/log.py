@@ -74,6 +74,15 @@ class Outgoing(NamedTuple):
     traceparent: str | None = None
 
 
+class Sealed(NamedTuple):
+    """An event as the record that it is wherever it is written, and however often."""
+
+    topic: str  # without the installation's prefix
+    key: bytes
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...]
+
+
 class Commit(NamedTuple):
     """The next offset that a group will read of a partition, and what it noted beside it."""
 

@@ -16,7 +16,7 @@ from clawstream.stream.codec import codec
 from clawstream.stream.cut import Cut
 from clawstream.stream.headers import Headers, headers_of, key_bytes
 from clawstream.stream.letters import LetterId, Mark, letter_headers, mark_headers, needed_queue
-from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Raw, Start, StartAt
+from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Raw, Sealed, Start, StartAt
 from clawstream.stream.memory_group import Group, MemoryMember
 from clawstream.stream.records import arrived
 from clawstream.stream.subscription import subscription
@@ -95,20 +95,30 @@ class MemoryLog:
         self, events: Sequence[Event], traceparent: str | None = None, *, timeout_s: float | None = None
     ) -> None:
         """Return when all events are on the log; see KafkaLog.append."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.write([Outgoing(event, traceparent) for event in events])
-        except TimeoutError as error:
-            raise TryLater(f"{len(events)} events were not acknowledged within {timeout_s:g} s") from error
+        await self.append_sealed([self.seal(event, traceparent) for event in events], timeout_s=timeout_s)
 
     async def write(self, outgoing: Sequence[Outgoing]) -> None:
         """Do as `append` does, with a trace for each event."""
+        await self.append_sealed([self.seal(event, traceparent) for event, traceparent in outgoing])
+
+    def seal(self, event: Event, traceparent: str | None = None) -> Sealed:
+        """Return the event as a record; raises UnusableEvent for one that can't be."""
         now_ms = int(time.time() * 1000)
-        encoded = [(event, traceparent, codec().encode(event)) for event, traceparent in outgoing]
-        async with self._cut.around():
-            for event, traceparent, value in encoded:
-                headers = headers_of(event, source="/clawstream/memory", now_ms=now_ms, traceparent=traceparent)
-                self.broker.write(topic_of(type(event)), key_bytes(event.key), value, headers)
+        headers = headers_of(event, source="/clawstream/memory", now_ms=now_ms, traceparent=traceparent)
+        return Sealed(topic_of(type(event)), key_bytes(event.key), codec().encode(event), tuple(headers))
+
+    def unseal(self, sealed: Sealed) -> Event:
+        """Return the record's event; raises UndecodableRecord."""
+        return codec().decode(sealed.value)
+
+    async def append_sealed(self, records: Sequence[Sealed], *, timeout_s: float | None = None) -> None:
+        """Do as `append` does with records as they were sealed."""
+        try:
+            async with asyncio.timeout(timeout_s), self._cut.around():
+                for topic, key, value, headers in records:
+                    self.broker.write(topic, key, value, list(headers))
+        except TimeoutError as error:
+            raise TryLater(f"{len(records)} events were not acknowledged within {timeout_s:g} s") from error
 
     async def set_aside(
         self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None

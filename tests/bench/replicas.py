@@ -279,6 +279,7 @@ async def _serving(
 ) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
     """The gateway and the weights stage over the engines."""
     settings = Settings(
+        data_dir=models[0].parent,
         engine=EngineSettings(urls=tuple(engine.url for engine in engines), model_path=models[0], answers_within_s=1.0),
         policy=PolicySettings(renderer="qwen3", enable_thinking=False),
         gateway=GatewaySettings(port=0),

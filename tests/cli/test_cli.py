@@ -1,5 +1,6 @@
 """The command line from outside: quick help, exit codes, data on stdout and words on stderr."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,20 @@ def test_asking_a_folder_where_nothing_ever_ran_says_what_to_do(
 
     assert found.returncode == 2
     assert "clawstream up" in found.stderr
+
+
+def test_what_waits_in_a_spool_is_told_where_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLAWSTREAM_KAFKA", raising=False)
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / "127.0.0.1-30000.spool").write_bytes(b"123")
+    (tmp_path / "spool" / "emptied.spool").touch()
+    settings = tmp_path / "clawstream.toml"
+    settings.write_text(f'data_dir = "{tmp_path}"\n')
+
+    as_json, as_text = (run("--config", str(settings), "status", *more) for more in (["--json"], []))
+
+    assert json.loads(as_json.stdout)["spool_bytes"] == {"127.0.0.1-30000": 3}
+    assert "spool 127.0.0.1-30000: 3 bytes wait for Kafka" in as_text.stdout
 
 
 def test_another_address_than_this_machine_needs_a_key() -> None:

@@ -14,7 +14,7 @@ from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, 
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.inference.scripted import Fault
 from tests.clients.turns import paired
-from tests.gateway.house import WITHIN_S, House, house
+from tests.gateway.house import WITHIN_S, House, full_disk, house
 from tests.gateway.test_promises import GatedLog
 
 CALL = '<tool_call>\n{{"name": "exec", "arguments": {{"command": "{}"}}}}\n</tool_call>'
@@ -276,11 +276,11 @@ async def test_no_stop_reason_is_seen_before_the_log_has_acknowledged(tokenizer_
     assert rest.endswith(b'event: message_stop\ndata: {"type":"message_stop"}\n\n')
 
 
-async def test_without_an_acknowledgement_the_stream_ends_with_an_error(tokenizer_folder: Path) -> None:
+async def test_what_is_kept_nowhere_ends_its_stream_with_an_error(tokenizer_folder: Path) -> None:
     log = GatedLog()
     log.gate.clear()
     async with (
-        house(tokenizer_folder, log=log, ack_timeout_s=0.05) as gateway,
+        house(tokenizer_folder, log=log, fsync=full_disk, ack_timeout_s=0.05) as gateway,
         gateway.client.post(f"{gateway.url}/v1/messages", data=BODY) as answer,
     ):
         raw = await answer.content.read()

@@ -1,18 +1,22 @@
 """A gateway as its clients meet it: real HTTP, over a scripted engine's real HTTP and a log in memory."""
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, Settings
 from clawstream.events import Event, ExchangeCompleted
 from clawstream.gateway.app import GatewayLog, serve
+from clawstream.gateway.spool import Fsync
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.inference.scripted import Answer, ScriptedBackend, serving
 from clawstream.stream.memory import MemoryLog
@@ -22,6 +26,13 @@ E = TypeVar("E", bound=Event)
 Json = dict[str, Any]
 QUESTION: list[Json] = [{"role": "user", "content": "What is 2+2?"}]
 WITHIN_S = 10.0
+
+
+class AnyLog(GatewayLog, Protocol):
+    """A log that a test writes to as well."""
+
+    async def append(self, events: Sequence[Event]) -> None:
+        """Return when all are on it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +66,7 @@ class House:
     client: aiohttp.ClientSession
     engine: ScriptedBackend
     engine_url: str
-    log: GatewayLog
+    log: AnyLog
     renderer: PromptRenderer
     settings: Settings
 
@@ -116,12 +127,17 @@ class House:
 async def house(
     folder: Path,
     *,
-    log: GatewayLog | None = None,
+    log: AnyLog | None = None,
     say: str = "It is 4.",
     engine_urls: Sequence[str] = (),
+    data_dir: Path | None = None,
+    fsync: Fsync = os.fsync,
     **gateway: Any,
 ) -> AsyncIterator[House]:
-    """A gateway with these settings, answering `say`; `engine_urls` in place of the scripted engine."""
+    """A gateway with these settings, answering `say`; `engine_urls` in place of the scripted engine.
+
+    Without `data_dir` it has a folder of its own, which is gone afterwards.
+    """
     renderer = PromptRenderer.load(folder, "qwen3")
     backend = ScriptedBackend(
         script=lambda _prompt: Answer(token_ids=()),
@@ -129,13 +145,17 @@ async def house(
         eos_token_ids=frozenset(renderer.stop_token_ids),
     )
     log = MemoryLog() if log is None else log
-    async with serving(backend) as engine_url, aiohttp.ClientSession() as client:
+    async with AsyncExitStack() as stack:
+        own = Path(stack.enter_context(TemporaryDirectory()))
+        engine_url = await stack.enter_async_context(serving(backend))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
         settings = Settings(
+            data_dir=data_dir or own,
             engine=EngineSettings(urls=tuple(engine_urls) or (engine_url,), model_path=folder),
             policy=PolicySettings(renderer="qwen3"),
             gateway=GatewaySettings(port=0, **gateway),
         )
-        async with running(settings, log) as url:
+        async with running(settings, log, fsync) as url:
             found = House(
                 url=url,
                 client=client,
@@ -152,7 +172,7 @@ async def house(
 
 
 @asynccontextmanager
-async def running(settings: Settings, log: GatewayLog) -> AsyncIterator[str]:
+async def running(settings: Settings, log: GatewayLog, fsync: Fsync = os.fsync) -> AsyncIterator[str]:
     """A gateway for the length of the block; yields its address."""
     stop = asyncio.Event()
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -161,13 +181,18 @@ async def running(settings: Settings, log: GatewayLog) -> AsyncIterator[str]:
         address.set_result(url)
 
     async with asyncio.TaskGroup() as group:
-        serving_task = group.create_task(serve(settings, log, stop=stop, started=started))
+        serving_task = group.create_task(serve(settings, log, stop=stop, started=started, fsync=fsync))
         await asyncio.wait((serving_task, address), return_when=asyncio.FIRST_COMPLETED)
         try:
             if address.done():
                 yield address.result()
         finally:
             stop.set()
+
+
+def full_disk(_fd: int) -> None:
+    """In place of fsync: nothing fits on the disk any more."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

@@ -13,7 +13,7 @@ from clawstream.gateway.key_file import add_key
 from clawstream.gateway.keys import Allowance
 from clawstream.stream.memory import MemoryLog
 from clawstream.stream.stage import Record
-from tests.gateway.house import House, Response, house, read
+from tests.gateway.house import House, Response, full_disk, house, read
 from tests.gateway.test_promises import GatedLog
 
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
@@ -129,9 +129,9 @@ async def test_responses_are_known_after_a_restart(tokenizer_folder: Path) -> No
         assert (await give(gateway, response_id=answer.body["id"], thumb="up")).status == 201
 
 
-async def test_without_kafka_feedback_is_a_503_and_not_recorded(tokenizer_folder: Path) -> None:
+async def test_without_kafka_and_disk_feedback_is_a_503_and_not_recorded(tokenizer_folder: Path) -> None:
     log = GatedLog()
-    async with house(tokenizer_folder, log=log, ack_timeout_s=0.05) as gateway:
+    async with house(tokenizer_folder, log=log, fsync=full_disk, ack_timeout_s=0.05) as gateway:
         answer = await gateway.chat()
         log.gate.clear()
         response = await give(gateway, response_id=answer.body["id"], thumb="up")

@@ -265,6 +265,7 @@ async def test_a_page_of_another_site_may_not_use_a_gateway_without_keys(tokeniz
 
 async def test_another_address_needs_a_key_that_is_in_force(tokenizer_folder: Path, path: Path) -> None:
     settings = Settings(
+        data_dir=path.parent,
         engine=EngineSettings(urls=("http://127.0.0.1:9",), model_path=tokenizer_folder),
         gateway=GatewaySettings(host="0.0.0.0", port=0, keys_file=path),
     )

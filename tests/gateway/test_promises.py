@@ -2,16 +2,27 @@
 
 import asyncio
 import json
+import os
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from clawstream.errors import TryLater
-from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, FailureReason, PolicyActivated
+from clawstream.events import (
+    ExchangeCompleted,
+    ExchangeFailed,
+    FailureReason,
+    FeedbackGiven,
+    PolicyActivated,
+    SessionDone,
+)
 from clawstream.inference.scripted import Fault
+from clawstream.stream.log import Sealed
 from clawstream.stream.memory import MemoryLog
-from tests.gateway.house import QUESTION, WITHIN_S, House, everything, house, until
+from clawstream.stream.stage import Record
+from tests.gateway.house import QUESTION, WITHIN_S, House, everything, full_disk, house, until
 
 BODY = json.dumps({"model": "policy", "messages": QUESTION, "stream": True}).encode()
 
@@ -26,9 +37,7 @@ class GatedLog(MemoryLog):
         self.asked = asyncio.Event()
         self.away = False
 
-    async def append(
-        self, events: Sequence[Event], traceparent: str | None = None, *, timeout_s: float | None = None
-    ) -> None:
+    async def append_sealed(self, records: Sequence[Sealed], *, timeout_s: float | None = None) -> None:
         """Wait for the gate, then append."""
         self.asked.set()
         try:
@@ -38,7 +47,7 @@ class GatedLog(MemoryLog):
             raise TryLater("no acknowledgement") from error
         if self.away:
             raise TryLater("the broker is not there")
-        await super().append(events, traceparent)
+        await super().append_sealed(records)
 
     def healthy(self) -> bool:
         """Whether it is not away."""
@@ -70,10 +79,10 @@ async def test_no_client_sees_a_finish_before_the_log_has_acknowledged(tokenizer
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_without_an_acknowledgement_the_answer_has_no_finish(tokenizer_folder: Path, stream: bool) -> None:
+async def test_an_answer_that_is_kept_nowhere_has_no_finish(tokenizer_folder: Path, stream: bool) -> None:
     log = GatedLog()
     log.gate.clear()
-    async with house(tokenizer_folder, log=log, ack_timeout_s=0.05) as gateway:
+    async with house(tokenizer_folder, log=log, fsync=full_disk, ack_timeout_s=0.05) as gateway:
         response = await gateway.chat(stream=stream)
         log.gate.set()
     if stream:
@@ -85,19 +94,162 @@ async def test_without_an_acknowledgement_the_answer_has_no_finish(tokenizer_fol
         assert response.headers["retry-after"] == "2"
 
 
-async def test_kafka_known_to_be_away_is_said_before_anything_is_generated(tokenizer_folder: Path) -> None:
+async def test_no_client_sees_a_finish_before_the_spool_is_on_the_disk(tokenizer_folder: Path) -> None:
+    log = GatedLog()
+    syncing, synced = threading.Event(), threading.Event()
+
+    def fsync(fd: int) -> None:
+        syncing.set()
+        assert synced.wait(WITHIN_S)
+        os.fsync(fd)
+
+    async with house(tokenizer_folder, log=log, fsync=fsync) as gateway, gateway.asking(BODY) as answer:
+        log.away = True
+        seen = b""
+        while not syncing.is_set():
+            seen += await answer.content.readany()
+            await asyncio.sleep(0)
+        assert b'finish_reason":"stop"' not in seen
+        synced.set()
+        assert b'finish_reason":"stop"' in await answer.content.read()
+        log.away = False
+        assert len(await gateway.recorded(ExchangeCompleted)) == 1
+
+
+async def spooled_records(gateway: House) -> int:
+    """How many records wait in the gateway's spool."""
+    found: int = json.loads((await gateway.get("/readyz"))[1])["spool"]["records"]
+    return found
+
+
+async def test_while_kafka_is_away_everything_goes_on_and_is_told(tokenizer_folder: Path) -> None:
     log = GatedLog()
     async with house(tokenizer_folder, log=log) as gateway:
         log.away = True
         response = await gateway.chat()
-        generated = len(gateway.engine.calls)
-        ready, missing = await gateway.get("/readyz")
+        status, told = await gateway.get("/readyz")
+        _, metrics = await gateway.get("/metrics")
         log.away = False
+        (exchange,) = await gateway.recorded(ExchangeCompleted)
+
+        async def drained() -> bool:
+            return await spooled_records(gateway) == 0
+
+        await until(drained)
+    ready = json.loads(told)
+    assert (response.status, response.body["id"]) == (200, f"chatcmpl-{exchange.exchange_id}")
+    assert (status, ready["ready"], ready["missing"]) == (
+        200, True, [{"part": "kafka", "problem": "the broker does not answer"}],
+    )  # fmt: skip
+    assert ready["spool"]["records"] == 1
+    assert ready["spool"]["bytes"] > 100
+    assert "clawstream_spool_records 1.0" in metrics
+    assert "clawstream_spooled_records_total 1.0" in metrics
+
+
+class ForgetfulLog(MemoryLog):
+    """A log that writes and, while it is `mute`, does not acknowledge."""
+
+    mute = False
+
+    async def append_sealed(self, records: Sequence[Sealed], *, timeout_s: float | None = None) -> None:
+        """Append, and say nothing of it once."""
+        await super().append_sealed(records, timeout_s=timeout_s)
+        if self.mute:
+            self.mute = False
+            raise TryLater("no acknowledgement")
+
+
+async def test_what_was_written_without_an_acknowledgement_is_written_again_as_it_was(tokenizer_folder: Path) -> None:
+    log = ForgetfulLog()
+    async with house(tokenizer_folder, log=log) as gateway:
+        log.mute = True
+        response = await gateway.chat()
+        both = await gateway.recorded(ExchangeCompleted, at_least=2)
+    first, second = (
+        (raw.key, raw.value, raw.headers)
+        for place in log.broker.places(["clawstream.exchanges.v1"])
+        for raw in log.broker.records(place)
+    )
+    assert first == second
+    assert {f"chatcmpl-{one.exchange_id}" for one in both} == {response.body["id"]}
+
+
+async def test_a_session_with_something_in_the_spool_goes_through_it_and_others_do_not(tokenizer_folder: Path) -> None:
+    log = GatedLog()
+    async with house(tokenizer_folder, log=log, ack_timeout_s=30.0) as gateway:
+        log.away = True
+        first = await gateway.chat(session_id="a")
+        log.gate.clear()  # what is drained now waits here
+        log.away = False
+        second = await gateway.chat(session_id="a")
+        waiting = asyncio.create_task(gateway.chat(session_id="b"))
+        waited = await spooled_records(gateway)
+        log.gate.set()
+        assert (await waiting).status == 200
+        exchanges = await gateway.recorded(ExchangeCompleted, at_least=3)
+    assert (first.status, second.status, waited) == (200, 200, 2)
+    ours = [f"chatcmpl-{one.exchange_id}" for one in exchanges if one.session_id == "a"]
+    assert ours == [first.body["id"], second.body["id"]]
+
+
+async def test_feedback_and_the_end_of_a_session_go_the_same_way(tokenizer_folder: Path) -> None:
+    log = GatedLog()
+    async with house(tokenizer_folder, log=log) as gateway:
+        log.away = True
+        answer = await gateway.chat(session_id="a")
+        thumb = {"response_id": answer.body["id"], "thumb": "up"}
+        async with gateway.client.post(f"{gateway.url}/v1/feedback", json=thumb) as given:
+            assert given.status == 201
+        ended = await gateway.chat([], session_id="a", session_done=True)
+        assert await spooled_records(gateway) == 3
+        log.away = False
+        (done,) = await gateway.recorded(SessionDone)
+        batches = log.follow(("clawstream.feedback.v1",), until_end=True)
+        (feedback,) = [record.event async for records in batches for record in records if isinstance(record, Record)]
+    assert isinstance(feedback, FeedbackGiven)
+    assert (ended.status, f"chatcmpl-{feedback.turn_id}") == (200, answer.body["id"])
+    assert f"chatcmpl-{done.after_exchange_id}" == answer.body["id"]
+
+
+async def test_a_full_spool_is_said_before_anything_is_generated(tokenizer_folder: Path) -> None:
+    log = GatedLog()
+    async with house(tokenizer_folder, log=log, spool_bytes=2**16) as gateway:
+        log.away = True
+        gateway.say("x" * 2000)
+        answered = [await gateway.chat(session_id=f"s{number}") for number in range(40)]
+        generated = len(gateway.engine.calls)
+        status, told = await gateway.get("/readyz")
+        log.away = False
+        recorded = await gateway.recorded(ExchangeCompleted, at_least=generated)
         again = await gateway.chat()
-    assert response.status == 503
-    assert "Kafka is away" in response.body["error"]["message"]
-    assert (generated, again.status) == (0, 200)
-    assert (ready, json.loads(missing)["missing"][0]["part"]) == (503, "kafka")
+    refused = [response for response in answered if response.status != 200]
+    assert 3 < generated < 40
+    assert {response.status for response in refused} == {503}
+    assert "its spool is full" in refused[0].body["error"]["message"]
+    assert refused[0].headers["retry-after"] == "2"
+    assert (status, json.loads(told)["ready"]) == (503, False)
+    assert {f"chatcmpl-{one.exchange_id}" for one in recorded} == {
+        response.body["id"] for response in answered if response.status == 200
+    }
+    assert again.status == 200
+
+
+async def test_what_a_gateway_left_in_its_spool_is_known_and_delivered_by_the_next(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    log = GatedLog()
+    async with house(tokenizer_folder, log=log, data_dir=tmp_path) as gateway:
+        log.away = True
+        first = await gateway.chat()
+        assert await everything(log) == []
+    history = [*QUESTION, first.body["choices"][0]["message"], {"role": "user", "content": "And 3+3?"}]
+    async with house(tokenizer_folder, log=log, data_dir=tmp_path) as gateway:
+        second = await gateway.chat(history)
+        log.away = False
+        exchanges = await gateway.recorded(ExchangeCompleted, at_least=2)
+    assert second.headers["x-session-id"] == first.headers["x-session-id"]
+    assert [f"chatcmpl-{one.exchange_id}" for one in exchanges] == [first.body["id"], second.body["id"]]
 
 
 async def test_a_client_that_goes_away_cancels_its_generation(gateway: House) -> None:

@@ -36,7 +36,7 @@ def exchange(name: str, at_ms: int) -> Callable[[RequestDelta], ExchangeComplete
 
 
 async def test_a_second_exchange_of_a_session_rests_on_the_first() -> None:
-    recorder = Recorder(MemoryLog(), ack_timeout_s=5)
+    recorder = Recorder(MemoryLog())
     await recorder.write("s", REQUEST, exchange("first", 0))
 
     second = await recorder.write("s", REQUEST, exchange("second", 1000))
@@ -45,7 +45,7 @@ async def test_a_second_exchange_of_a_session_rests_on_the_first() -> None:
 
 
 async def test_after_the_session_is_done_the_next_exchange_is_whole() -> None:
-    recorder = Recorder(MemoryLog(), ack_timeout_s=5)
+    recorder = Recorder(MemoryLog())
     done = SessionDone(session_id="s", after_exchange_id="first")
     await recorder.write("s", REQUEST, exchange("first", 0), then=[done])
 
@@ -56,7 +56,7 @@ async def test_after_the_session_is_done_the_next_exchange_is_whole() -> None:
 
 @pytest.mark.parametrize(("silence_ms", "parent"), [(PARENT_FOR_MS, "first"), (PARENT_FOR_MS + 1, None)])
 async def test_a_parent_that_stages_may_have_forgotten_is_not_referred_to(silence_ms: int, parent: str | None) -> None:
-    recorder = Recorder(MemoryLog(), ack_timeout_s=5)
+    recorder = Recorder(MemoryLog())
     await recorder.write("s", REQUEST, exchange("first", 0))
 
     second = await recorder.write("s", REQUEST, exchange("second", silence_ms))
@@ -65,7 +65,7 @@ async def test_a_parent_that_stages_may_have_forgotten_is_not_referred_to(silenc
 
 
 async def test_no_chain_of_parents_grows_longer_than_thirty_two() -> None:
-    recorder = Recorder(MemoryLog(), ack_timeout_s=5)
+    recorder = Recorder(MemoryLog())
 
     written = [await recorder.write("s", REQUEST, exchange(str(n), n)) for n in range(70)]
 

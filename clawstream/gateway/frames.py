@@ -1,0 +1,105 @@
+"""The spool's bytes: records one after another, each in a frame that says how long it is and whether it is whole. Pure.
+
+A frame is its body's length and CRC-32 (both uint32, little-endian), then the body. The first byte of a body says what
+it is: a record, or the place up to which all records before it are on the log. What the spool holds is a fold over its
+frames, so there is no second file that could disagree with the first.
+
+The one rule: a file cut at any byte holds every record whose frame ends before the cut, and nothing else.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+from clawstream.stream.log import Sealed
+
+_HEAD = struct.Struct("<II")
+_RECORD, _TAKEN = b"r", b"t"
+_SPOOLED_AT = struct.Struct("<q")
+_PLACE = struct.Struct("<Q")
+_NUM = struct.Struct("<I")
+MAX_BODY_BYTES = 2**26  # more is no length of ours
+
+
+class Spooled(NamedTuple):
+    """A record in the spool."""
+
+    record: Sealed
+    at_ms: int  # when it came, since the epoch, UTC
+    end: int  # where its frame ends in the file
+
+
+class Contents(NamedTuple):
+    """What a spool's bytes are, from the beginning of a frame on."""
+
+    records: Sequence[Spooled]
+    taken: int | None  # up to this place every record is on the log; None: that is not said here
+    end: int  # of the last whole frame
+
+
+def record_frame(record: Sealed, at_ms: int) -> bytes:
+    """Return the frame of a record."""
+    parts = [record.topic.encode(), record.key, record.value]
+    for name, value in record.headers:
+        parts += [name.encode(), value]
+    body = b"".join(_NUM.pack(len(part)) + part for part in parts)
+    return _frame(_RECORD + _SPOOLED_AT.pack(at_ms) + body)
+
+
+def taken_frame(place: int) -> bytes:
+    """Return the frame that says: the log has every record whose frame ends at `place` or before it."""
+    return _frame(_TAKEN + _PLACE.pack(place))
+
+
+def contents(data: bytes, *, begins_at: int = 0) -> Contents:
+    """Return what the whole frames of `data` say; it begins with a frame, at this place in the file."""
+    found: list[Spooled] = []
+    taken: int | None = None
+    end = 0
+    for body, end in _bodies(data):
+        if body[:1] == _RECORD:
+            found.append(_spooled(body, begins_at + end))
+        else:
+            (taken,) = _PLACE.unpack_from(body, 1)
+    return Contents(found, taken, begins_at + end)
+
+
+def frame_bytes(data: bytes) -> int:
+    """Return how long the frame is that `data` begins with; 0 where that is no frame's beginning."""
+    if len(data) < _HEAD.size:
+        return 0
+    length, _ = _HEAD.unpack_from(data)
+    return _HEAD.size + int(length) if 0 < length <= MAX_BODY_BYTES else 0
+
+
+def _frame(body: bytes) -> bytes:
+    return _HEAD.pack(len(body), crc32(body)) + body
+
+
+def _bodies(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield each whole frame's body and end, up to the first that is not whole."""
+    at = 0
+    while size := frame_bytes(data[at : at + _HEAD.size]):
+        body = data[at + _HEAD.size : at + size]
+        if at + size > len(data) or crc32(body) != _HEAD.unpack_from(data, at)[1]:
+            return
+        at += size
+        yield body, at
+
+
+def _spooled(body: bytes, end: int) -> Spooled:
+    (at_ms,) = _SPOOLED_AT.unpack_from(body, 1)
+    parts: list[bytes] = []
+    at = 1 + _SPOOLED_AT.size
+    while at < len(body):
+        (length,) = _NUM.unpack_from(body, at)
+        parts.append(body[at + _NUM.size : at + _NUM.size + length])
+        at += _NUM.size + length
+    topic, key, value, *about = parts
+    headers = tuple((name.decode(), said) for name, said in _pairs(about))
+    return Spooled(Sealed(topic.decode(), key, value, headers), at_ms, end)
+
+
+def _pairs(parts: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(parts[::2], parts[1::2], strict=True)

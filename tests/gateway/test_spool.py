@@ -1,0 +1,226 @@
+"""The spool's bytes and its file: cut anywhere, damaged, full, left behind; and what goes through it, in any order."""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from clawstream.gateway.detours import Detours
+from clawstream.gateway.frames import contents, record_frame, taken_frame
+from clawstream.gateway.spool import Spool, SpoolInUse, spools_in
+from clawstream.stream.log import Sealed
+from tests.gateway.house import full_disk
+
+NAMES = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=8)
+RECORDS = st.builds(
+    Sealed,
+    topic=NAMES,
+    key=st.binary(max_size=12),
+    value=st.binary(max_size=60),
+    headers=st.lists(st.tuples(NAMES, st.binary(max_size=12)), max_size=3).map(tuple),
+)
+
+
+def sealed(key: str, number: int, size: int = 0) -> Sealed:
+    return Sealed("t", key.encode(), f"{key}{number}".encode() + bytes(size), (("ce_id", f"{key}{number}".encode()),))
+
+
+def frame(record: Sealed) -> bytes:
+    return record_frame(record, 1)
+
+
+def left_in(folder: Path) -> list[Sealed]:
+    with Spool.opened(folder, "g", max_bytes=2**20) as spool:
+        return [spooled.record for spooled in spool.waiting()]
+
+
+@given(st.lists(RECORDS, max_size=4))
+def test_a_file_cut_at_any_byte_has_every_record_that_ends_before(records: list[Sealed]) -> None:
+    frames = [frame(record) for record in records]
+    data = b"".join(frames)
+    ends = [sum(map(len, frames[: n + 1])) for n in range(len(frames))]
+    for cut in range(len(data) + 1):
+        found = contents(data[:cut])
+        whole = [record for record, end in zip(records, ends, strict=True) if end <= cut]
+        assert [spooled.record for spooled in found.records] == whole
+        assert found.end == max([0, *(end for end in ends if end <= cut)])
+
+
+@given(RECORDS, st.data())
+def test_a_changed_byte_is_no_record(record: Sealed, data: st.DataObject) -> None:
+    whole = bytearray(frame(record))
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    assert contents(bytes(whole)).records == []
+
+
+def test_zeros_that_a_crash_left_are_no_record() -> None:
+    assert contents(frame(sealed("a", 1)) + bytes(4096)).end == len(frame(sealed("a", 1)))
+
+
+def test_every_cut_of_the_file_opens_with_what_is_whole_and_can_be_appended_to(tmp_path: Path) -> None:
+    records = [sealed("a", 1), sealed("b", 2), sealed("a", 3)]
+    data = b"".join(map(frame, records))
+    ends = [len(data[: data.index(frame(record)) + len(frame(record))]) for record in records]
+    for cut in range(len(data) + 1):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        (folder / "g.spool").write_bytes(data[:cut])
+        whole = [record for record, end in zip(records, ends, strict=True) if end <= cut]
+        with Spool.opened(folder, "g", max_bytes=2**20) as spool:
+            assert [spooled.record for spooled in spool.waiting()] == whole
+            spool.append([frame(sealed("c", 4))])
+        assert left_in(folder) == [*whole, sealed("c", 4)]
+
+
+def test_what_a_damaged_disk_left_after_the_whole_records_is_kept_aside(tmp_path: Path) -> None:
+    first, second, third = (frame(sealed("a", number)) for number in range(3))
+    (tmp_path / "g.spool").write_bytes(first + b"\xff" + second[1:] + third)
+    assert left_in(tmp_path) == [sealed("a", 0)]
+    assert (tmp_path / "g.cut").read_bytes() == b"\xff" + second[1:] + third
+
+
+def test_records_that_the_log_took_are_not_there_after_a_restart(tmp_path: Path) -> None:
+    big = [sealed("a", number, 400_000) for number in range(4)]
+    with Spool.opened(tmp_path, "g", max_bytes=2**22) as spool:
+        spool.append(list(map(frame, big)))
+        group = spool.next_group()
+        spool.taken_to(group[-1].end)
+    assert left_in(tmp_path) == big[len(group) :]
+
+
+@pytest.mark.parametrize("num_taken", range(5))
+def test_killed_between_the_logs_word_and_the_note_it_repeats_and_loses_nothing(tmp_path: Path, num_taken: int) -> None:
+    big = [sealed("a", number, 400_000) for number in range(4)]
+    with Spool.opened(tmp_path, "g", max_bytes=2**22) as spool:
+        spool.append(list(map(frame, big)))
+        log: list[Sealed] = []
+        for _ in range(num_taken):
+            group = spool.next_group()
+            log += [spooled.record for spooled in group]
+            if group and len(log) // len(group) < num_taken:
+                spool.taken_to(group[-1].end)
+    log += left_in(tmp_path)
+    assert list(dict.fromkeys(log)) == big
+
+
+def test_an_emptied_spool_takes_no_room(tmp_path: Path) -> None:
+    with Spool.opened(tmp_path / "spool", "g", max_bytes=2**20) as spool:
+        for number in range(3):
+            spool.append([frame(sealed("a", number))])
+        assert spools_in(tmp_path) == {"g": 3 * len(frame(sealed("a", 0)))}
+        spool.taken_to(spool.next_group()[-1].end)
+        assert (spool.num_bytes, spool.next_group(), spools_in(tmp_path)) == (0, (), {})
+
+
+def test_where_the_disk_fails_the_file_is_as_it_was(tmp_path: Path) -> None:
+    outcome: list[Callable[[int], None]] = [os.fsync, full_disk, os.fsync]
+    with Spool.opened(tmp_path, "g", max_bytes=2**20, fsync=lambda fd: outcome.pop(0)(fd)) as spool:
+        spool.append([frame(sealed("a", 1))])
+        with pytest.raises(OSError, match="No space left"):
+            spool.append([frame(sealed("a", 2)), frame(sealed("b", 2))])
+        spool.append([frame(sealed("a", 3))])
+    assert left_in(tmp_path) == [sealed("a", 1), sealed("a", 3)]
+
+
+def test_what_has_no_room_is_refused_and_what_has_is_kept(tmp_path: Path) -> None:
+    with Spool.opened(tmp_path, "g", max_bytes=1000) as spool:
+        fits = spool.append([frame(sealed("a", 1, 500)), frame(sealed("b", 1, 500)), frame(sealed("c", 1, 50))])
+    assert fits == [True, False, True]
+    assert left_in(tmp_path) == [sealed("a", 1, 500), sealed("c", 1, 50)]
+
+
+def test_the_last_eighth_is_for_answers_under_way(tmp_path: Path) -> None:
+    with Spool.opened(tmp_path, "g", max_bytes=8000) as spool:
+        spool.append([frame(sealed("a", 1, 6800))])
+        assert spool.problem() is None
+        spool.append([frame(sealed("b", 1, 200))])
+        assert "its spool is full" in str(spool.problem())
+        assert spool.append([frame(sealed("c", 1, 300))]) == [True]
+
+
+def test_a_spool_has_one_gateway(tmp_path: Path) -> None:
+    with Spool.opened(tmp_path, "g", max_bytes=1000), ExitStack() as stack:
+        with pytest.raises(SpoolInUse, match=r"kafka\.instance"):
+            stack.enter_context(Spool.opened(tmp_path, "g", max_bytes=1000))
+        stack.enter_context(Spool.opened(tmp_path, "h", max_bytes=1000))
+    assert left_in(tmp_path) == []
+
+
+@dataclass(slots=True)
+class _Session:
+    next_number: int = 0
+    acknowledged: list[Sealed] = field(default_factory=list)
+
+
+class Gateways(RuleBasedStateMachine):
+    """One gateway after another over a log that fails as logs do; a session asks for one thing at a time.
+
+    The file is bytes here; whatever happens, the log and the bytes together hold what was acknowledged, and of each
+    session the first copies stand on the log in the order of the acknowledgements.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[Sealed] = []
+        self.late: list[Sealed] = []  # sent, not acknowledged, and not yet on the log
+        self.file = b""
+        self.detours = Detours()
+        self.sessions = {key: _Session() for key in "ab"}
+
+    @rule(key=st.sampled_from("ab"), healthy=st.booleans(), fate=st.sampled_from(["acknowledged", "lost", "late"]))
+    def answer(self, key: str, healthy: bool, fate: str) -> None:
+        session = self.sessions[key]
+        record = sealed(key, session.next_number)
+        session.next_number += 1
+        if self.detours.straight(record.key, healthy=healthy):
+            if fate == "acknowledged":
+                self.log += [*self.late, record]  # a producer sends in order
+                self.late = []
+                session.acknowledged.append(record)
+                return
+            self.late += [record] * (fate == "late")
+            self.detours.failed()
+        self.detours.enter([record])
+        self.file += frame(record)
+        session.acknowledged.append(record)
+
+    @rule(num_records=st.integers(1, 3), noted=st.booleans())
+    def drain(self, num_records: int, noted: bool) -> None:
+        found = contents(self.file)
+        left = [spooled for spooled in found.records if spooled.end > (found.taken or 0)][:num_records]
+        self.log += [*self.late, *(spooled.record for spooled in left)]
+        self.late = []
+        if not noted:
+            self.crash(0)
+            return
+        if left:
+            emptied = left[-1].end == found.records[-1].end
+            self.file = b"" if emptied else self.file + taken_frame(left[-1].end)
+            self.detours.taken(spooled.record for spooled in left)
+
+    @rule(torn=st.integers(0, 30))
+    def crash(self, torn: int) -> None:
+        unpromised = frame(sealed("a", 10_000))[:torn]  # half of an append that nobody was told of
+        found = contents(self.file + unpromised)
+        self.file = self.file[: found.end]
+        self.detours = Detours()
+        self.detours.enter(spooled.record for spooled in found.records if spooled.end > (found.taken or 0))
+
+    @invariant()
+    def nothing_is_lost_and_sessions_keep_their_order(self) -> None:
+        found = contents(self.file)
+        spooled = [one.record for one in found.records if one.end > (found.taken or 0)]
+        firsts = list(dict.fromkeys([*self.log, *spooled]))
+        for key, session in self.sessions.items():
+            mine: Sequence[Sealed] = [record for record in firsts if record.key == key.encode()]
+            assert mine == session.acknowledged
+
+
+Gateways.TestCase.settings = settings(max_examples=300, stateful_step_count=30)
+test_any_run_of_gateways_keeps_what_was_answered_in_order = Gateways.TestCase
