@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from clawstream import __version__
-from clawstream.cli import demo, keys, launch, openclaw, read, stages, status, topics, up
+from clawstream.cli import demo, keys, launch, openclaw, read, replay, stages, status, topics, up
 from clawstream.cli.process import Context
 from clawstream.errors import OperatorError
 
@@ -32,6 +32,7 @@ read.register(app)
 topics.register(app)
 keys.register(app)
 openclaw.register(app)
+replay.register(app)
 stages.register(app)
 
 
