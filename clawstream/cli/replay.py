@@ -23,6 +23,7 @@ from clawstream.errors import ConfigError, OperatorError
 from clawstream.events import ReplayEnded, ReplayStarted, VotesFrom
 
 if TYPE_CHECKING:
+    from clawstream.replay.comparing import Comparison
     from clawstream.replay.running import Wanted
     from clawstream.replay.work import Outcome, Progress
     from clawstream.stream.kafka import KafkaLog
@@ -83,9 +84,8 @@ def start(
     with broker(settings) as kafka:
         settings = settings.model_copy(update={"kafka": kafka})
         with _alone(settings, name):
-            ended = _run(
-                settings, lambda log: _start(settings, log, wanted, workers or len(os.sched_getaffinity(0)), rate)
-            )
+            num_workers = workers or len(os.sched_getaffinity(0))
+            ended = _run(settings, lambda log: work_on(settings, log, wanted, num_workers=num_workers, rate=rate))
     _print(ended, as_json=as_json)
 
 
@@ -109,9 +109,64 @@ def list_(context: typer.Context, as_json: AsJson = False) -> None:
     Console().print(table)
 
 
-async def _start(
-    settings: Settings, log: "KafkaLog", wanted: "Wanted", num_workers: int, rate: float | None
+@replay.command()
+def compare(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
+    """Say how a replay judged against what was judged live; a CSV of all turns and a plot go into the data folder."""
+    from clawstream.replay.registry import Registry
+    from clawstream.replay.reporting import compared, write_csv, write_plot
+
+    settings = _settings(context)
+    folder = folder_of(settings, name)
+
+    async def main(log: "KafkaLog") -> "Comparison":
+        registry = await Registry.read(log)
+        registry.finished(name)
+        return await compared(log, registry.started[name])
+
+    with broker(settings) as kafka:
+        found = _run(settings.model_copy(update={"kafka": kafka}), main)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(found, folder / "turns.csv")
+    write_plot(found, folder / "scores.png")
+    figures = found.figures() | {"csv": str(folder / "turns.csv"), "plot": str(folder / "scores.png")}
+    if as_json:
+        typer.echo(json.dumps(figures))
+        return
+    table = Table("", name, title="Replayed against live", title_justify="left")
+    for label, value in figures.items():
+        table.add_row(label.replace("_", " "), _shown(value))
+    Console().print(table)
+
+
+@replay.command()
+def promote(context: typer.Context, name: Name) -> None:
+    """Have the policy trained on a replay's samples, from its next batch on."""
+    from clawstream.replay.registry import promote as promoted
+
+    settings = _settings(context)
+    with broker(settings) as kafka:
+        settings = settings.model_copy(update={"kafka": kafka})
+        _run(settings, lambda log: promoted(log, name, policy_id=settings.policy.id, now_ms=_now_ms()))
+    typer.echo(f"{settings.policy.id} is trained on the samples of replay {name} from its next batch on")
+
+
+@replay.command()
+def rollback(context: typer.Context) -> None:
+    """Undo the newest promotion: the samples before it are trained on again."""
+    from clawstream.replay.registry import rollback as rolled_back
+
+    settings = _settings(context)
+    with broker(settings) as kafka:
+        settings = settings.model_copy(update={"kafka": kafka})
+        event = _run(settings, lambda log: rolled_back(log, policy_id=settings.policy.id, now_ms=_now_ms()))
+    said = "its live samples" if event.replay is None else f"the samples of replay {event.replay}"
+    typer.echo(f"{settings.policy.id} is trained on {said} from its next batch on")
+
+
+async def work_on(
+    settings: Settings, log: "KafkaLog", wanted: "Wanted", *, num_workers: int, rate: float | None
 ) -> ReplayEnded:
+    """Begin the replay, or find it begun, and return how it ended."""
     from clawstream.replay.processes import in_processes
     from clawstream.replay.ranges import EXCHANGES, num_records
     from clawstream.replay.running import begin, work_through
@@ -209,6 +264,14 @@ def _print(ended: ReplayEnded, *, as_json: bool) -> None:
         return
     for name, value in asdict(ended).items():
         typer.echo(f"{name.removeprefix('num_'):<16}{value}")
+
+
+def _shown(value: float | str | None) -> str:
+    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else escape(str(value))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _run(settings: Settings, main: "Callable[[KafkaLog], Coroutine[None, None, T]]") -> T:

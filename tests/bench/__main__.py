@@ -3,6 +3,7 @@
 import typer
 
 from tests.bench.gateway import gateway
+from tests.bench.replay import replay
 from tests.bench.replicas import replicas
 from tests.bench.swap import swap
 from tests.bench.ttft import ttft
@@ -19,6 +20,7 @@ app.command()(ttft)
 app.command()(gateway)
 app.command()(swap)
 app.command()(replicas)
+app.command()(replay)
 
 if __name__ == "__main__":
     app()
