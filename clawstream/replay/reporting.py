@@ -56,14 +56,14 @@ def write_csv(comparison: Comparison, file: Path) -> None:
 
 def write_plot(comparison: Comparison, file: Path) -> None:
     """Draw how many turns have which scores on either side, and each side's scores."""
-    import matplotlib
+    import matplotlib as mpl
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
 
     names = [*map(str, SCORES), "none"]
     counts = [[comparison.confusion.get((live, again), 0) for again in (*SCORES, None)] for live in (*SCORES, None)]
-    figure, (square, bars) = pyplot.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    figure, (square, bars) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     square.imshow(counts, cmap="Blues")
     for row, line in enumerate(counts):
         for column, count in enumerate(line):
@@ -78,7 +78,7 @@ def write_plot(comparison: Comparison, file: Path) -> None:
     _ticks(bars.xaxis, names)
     bars.legend()
     figure.savefig(file, dpi=120)
-    pyplot.close(figure)
+    plt.close(figure)
 
 
 def _ticks(axis: Any, names: Sequence[str]) -> None:
