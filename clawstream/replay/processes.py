@@ -5,6 +5,7 @@ same.
 """
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -136,6 +137,9 @@ async def _work(job: Job, tell: "Connection[object, object]") -> Outcome:
         if job.started.votes_from is VotesFrom.NEW:
             judge = await stack.enter_async_context(JudgeClient.open(judge_settings(settings.judge, job.started)))
         stages, asking = hosted(settings, job.started, renderer, judge)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)  # states are trees of tuples and mappings; next to nothing is a cycle
         worker = Worker(
             job.started, log, stages, judging=asking, exchanges_per_s=job.exchanges_per_s, on_progress=tell.send
         )

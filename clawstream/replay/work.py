@@ -89,6 +89,7 @@ class Worker:
             known = await self._known_votes(number) if self.judging is not None else {}
             async with asyncio.TaskGroup() as tasks:
                 await _Partition(self, number, tasks, known).run()
+        self.progress.num_samples = len(self.output.digests)
         self._on_progress(self.progress)
         return Outcome(progress=self.progress, counts=dict(self.output.counts), digests=self.output.digests)
 
