@@ -5,7 +5,7 @@ Every value follows from the arguments: the same calls give the same events.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from clawstream.events import (
     derived_id,
 )
 from clawstream.events.history import Parent, WholeRequest, shorten
-from clawstream.inference.continuing import Request, continue_prompt
+from clawstream.inference.continuing import Renderer, Request, continue_prompt
 from clawstream.inference.echoes import Answered, answered, find_echoes
 from clawstream.stream.stage import Record
 
@@ -84,6 +84,8 @@ class Session:
     _parent: Parent | None = None
     answers: list[Answered] = field(default_factory=list)  # that the gateway knows
     splices: bool = True
+    renderer: Renderer = field(default_factory=Letters)
+    sampled: Callable[[str], tuple[int, ...]] = lambda text: tokens(text.encode())
 
     def ask(
         self,
@@ -98,7 +100,7 @@ class Session:
     ) -> ExchangeCompleted:
         message = assistant(answer) if isinstance(answer, str) else dict(answer)
         exchange_id, delta, received_at_ms, num_spliced = self._next(messages, options)
-        output_ids = tokens(str(message.get("content") or "").encode())
+        output_ids = self.sampled(str(message.get("content") or ""))
         exchange = ExchangeCompleted(
             session_id=self.session_id,
             exchange_id=exchange_id,
@@ -162,7 +164,7 @@ class Session:
         self.num += 1
         exchange_id = derived_id("test", self.session_id, self.num)
         request = Request(messages=messages, raw=raw(messages), options=json.loads(options))
-        prompt = continue_prompt(Letters(), request, find_echoes(messages, self.answers if self.splices else ()))
+        prompt = continue_prompt(self.renderer, request, find_echoes(messages, self.answers if self.splices else ()))
         whole = WholeRequest(messages=raw(messages), token_ids=prompt.token_ids, options=options)
         delta = shorten(whole, self._parent)
         num_parents = (

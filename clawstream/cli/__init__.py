@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from clawstream import __version__
-from clawstream.cli import audit, demo, dlq, keys, launch, openclaw, read, stages, status, topics, up
+from clawstream.cli import audit, demo, dlq, keys, launch, openclaw, read, replay, stages, status, topics, up
 from clawstream.cli.process import Context
 from clawstream.errors import OperatorError
 
@@ -33,6 +33,7 @@ topics.register(app)
 dlq.register(app)
 keys.register(app)
 openclaw.register(app)
+replay.register(app)
 stages.register(app)
 audit.register(app)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clawstream.cli.process import Context, hide_torch, leave_what_is_loaded, log_to_stderr, run_until_stopped
+from clawstream.cli.servers import broker
 from clawstream.config import Settings
 from clawstream.errors import ConfigError
 
@@ -94,12 +95,34 @@ def samples(context: typer.Context) -> None:
     _run_stage(settings, samples_stage(renderer))
 
 
-def train(context: typer.Context) -> None:
+def train(
+    context: typer.Context,
+    samples_of: Annotated[
+        str | None, typer.Option("--samples", metavar="REPLAY", help="Train a policy of its own on these, then end.")
+    ] = None,
+    from_policy: Annotated[
+        int, typer.Option(min=0, metavar="VERSION", help="With --samples: where it starts; 0 is the base.")
+    ] = 0,
+) -> None:
     """Train on samples in micro-batches; publish a version after each step."""
     settings = _settings(context, "train")
     from clawstream.training.loop import train as loop
 
-    _with_log(settings, "train", lambda log, stop: loop(settings, log, stop=stop))
+    if samples_of is None:
+        _with_log(settings, "train", lambda log, stop: loop(settings, log, stop=stop))
+        return
+    name = samples_of
+    from clawstream.replay.registry import Registry
+    from clawstream.training.loop import retraining
+
+    own, what = retraining(settings, replay=name, from_version=from_policy)
+
+    async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
+        (await Registry.read(log)).finished(name)
+        await loop(own, log, stop=stop, retraining=what)
+
+    with broker(settings) as kafka:
+        _with_log(settings.model_copy(update={"kafka": kafka}), "train", main)
 
 
 def weights(context: typer.Context) -> None:

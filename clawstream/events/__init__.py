@@ -14,6 +14,13 @@ from clawstream.events.base import (
     derived_id,
     float32,
 )
+from clawstream.events.control import (
+    OffsetRange,
+    ReplayEnded,
+    ReplayStarted,
+    SamplesPromoted,
+    VotesFrom,
+)
 from clawstream.events.exchanges import (
     ExchangeCompleted,
     ExchangeFailed,
@@ -69,6 +76,9 @@ EVENTS: tuple[type[Event], ...] = (
     PolicyPublished,
     PolicyActivated,
     PolicyRejected,
+    ReplayStarted,
+    ReplayEnded,
+    SamplesPromoted,
 )
 
 __all__ = [
@@ -86,6 +96,7 @@ __all__ = [
     "HintFound",
     "LogProbs",
     "Mask",
+    "OffsetRange",
     "OrphanReason",
     "Packed",
     "PolicyActivated",
@@ -94,9 +105,12 @@ __all__ = [
     "PolicyRejected",
     "Question",
     "RefusalReason",
+    "ReplayEnded",
+    "ReplayStarted",
     "RequestDelta",
     "SampleAssembled",
     "SampleRefused",
+    "SamplesPromoted",
     "Sampling",
     "SessionDone",
     "SessionEvent",
@@ -113,6 +127,7 @@ __all__ = [
     "VersionSpan",
     "VoteCast",
     "VoteStatus",
+    "VotesFrom",
     "derived_id",
     "float32",
 ]

@@ -31,6 +31,7 @@ class BatchPlanned(PolicyEvent):
     seed: int
     settings: bytes  # the training settings, as JSON
     planned_at_ms: int  # since the epoch, UTC
+    replay: str | None = None  # whose samples they are; None: the live ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,7 @@ class Judging:
     num_votes: int
     quorum: int
     section_tokens: int
+    asks: bool = True  # False: what was voted comes to what it comes to, and nobody is asked
 
 
 class _Look(NamedTuple):
@@ -81,7 +82,9 @@ def observe(session: Session | None, event: Event, judging: Judging) -> Follows:
     if after is before:
         return Follows(session, [], [])
     events = _conclusions(after, event, judging) if isinstance(event, VoteCast) else []
-    after, ballots = _ask(after, judging)
+    ballots: list[Ballot] = []
+    if not isinstance(event, VoteCast):  # no look rests on a vote
+        after, ballots = _ask(after, judging)
     return Follows(_rest(after), events, ballots)
 
 
@@ -143,7 +146,8 @@ def _ask(session: Session, judging: Judging) -> tuple[Session, list[Ballot]]:
         if (look.turn.turn_id, look.revision) in session.asked or any(id_ not in session.requests for id_ in needed):
             continue
         session = replace(session, asked=session.asked | {(look.turn.turn_id, look.revision)})
-        ballots += _ballots(session, look, judging)
+        if judging.asks:
+            ballots += _ballots(session, look, judging)
     return session, ballots
 
 

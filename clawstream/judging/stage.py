@@ -63,6 +63,23 @@ def judging_stage(
     )
 
 
+def aggregation(settings: JudgeSettings, judge: str, prompt_version: str) -> Stage[Session, Ballot]:
+    """Return the stage that concludes from the votes of `judge` that are on the log, and asks nobody."""
+    judging = Judging(
+        judge=judge,
+        prompt_version=prompt_version,
+        num_votes=settings.votes,
+        quorum=settings.needed,
+        section_tokens=settings.section_tokens,
+        asks=False,
+    )
+
+    def step(session: Session | None, record: Record) -> Step[Session, Ballot]:
+        return Step(*observe(session, record.event, judging))
+
+    return Stage(name="judging", reads=READS, step=step)
+
+
 class _Booth:
     """Turns ballots into votes."""
 

@@ -30,8 +30,11 @@ from clawstream.events import (
     PolicyActivated,
     PolicyPublished,
     PolicyRejected,
+    ReplayEnded,
+    ReplayStarted,
     SampleAssembled,
     SampleRefused,
+    SamplesPromoted,
     SessionDone,
     SessionIdle,
     StepTaken,
@@ -72,6 +75,9 @@ TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = MappingProxyType(
         PolicyPublished: (tables.policies, None),
         PolicyActivated: (tables.activations, None),
         PolicyRejected: (tables.rejections, None),
+        ReplayStarted: (tables.replays, None),
+        ReplayEnded: (tables.replay_ends, None),
+        SamplesPromoted: (tables.promotions, None),
     }
 )
 

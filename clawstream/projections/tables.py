@@ -33,6 +33,7 @@ HINTS = "clawstream.hints.v1"
 FEEDBACK = "clawstream.feedback.v1"
 SAMPLES = "clawstream.samples.v1"
 POLICY = "clawstream.policy.v1"
+CONTROL = "clawstream.control.v1"
 
 metadata = MetaData()
 
@@ -253,6 +254,7 @@ batches = _policy_facts(
     _must("seed", BigInteger),
     _must("settings", JSONB),
     _must("planned_at_ms", BigInteger),
+    _may("replay", Text),
 )
 
 steps = _policy_facts(
@@ -299,6 +301,46 @@ rejections = _policy_facts(
     _must("engine", Text),
     _must("reason", Text),
     _must("rejected_at_ms", BigInteger),
+)
+
+replays = _facts(
+    "replays",
+    CONTROL,
+    _must("replay", Text),
+    _must("votes_from", Text),
+    _may("judge", Text),
+    _may("prompt_version", Text),
+    _may("session_id", Text),
+    _must("num_votes", BigInteger),
+    _must("quorum", BigInteger),
+    _must("ranges", JSONB),
+    _must("started_at_ms", BigInteger),
+)
+
+replay_ends = _facts(
+    "replay_ends",
+    CONTROL,
+    _must("replay", Text),
+    _must("num_exchanges", BigInteger),
+    _must("num_turns", BigInteger),
+    _must("num_verdicts", BigInteger),
+    _must("num_hints", BigInteger),
+    _must("num_samples", BigInteger),
+    _must("num_refused", BigInteger),
+    _must("num_calls", BigInteger),
+    _must("num_unusable", BigInteger),
+    _must("samples_sha256", Text),
+    _must("ended_at_ms", BigInteger),
+)
+
+promotions = _facts(
+    "promotions",
+    CONTROL,
+    _must("policy_id", Text),
+    _must("number", BigInteger),
+    _may("replay", Text),
+    _may("undoes", BigInteger),
+    _must("promoted_at_ms", BigInteger),
 )
 
 offsets = Table(

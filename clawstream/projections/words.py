@@ -14,8 +14,11 @@ from clawstream.events import (
     PolicyActivated,
     PolicyPublished,
     PolicyRejected,
+    ReplayEnded,
+    ReplayStarted,
     SampleAssembled,
     SampleRefused,
+    SamplesPromoted,
     SessionDone,
     SessionIdle,
     StepTaken,
@@ -33,7 +36,9 @@ _OWN_BLOCK = '"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>'  # a message of the client
 
 def line(event: Event) -> str:
     """Return what the event says, in one line without control characters."""
-    return printable(_exchange(event) or _judging(event) or _turn(event) or _policy(event) or repr(event))
+    return printable(
+        _exchange(event) or _judging(event) or _turn(event) or _policy(event) or _control(event) or repr(event)
+    )
 
 
 def printable(text: str) -> str:
@@ -121,6 +126,18 @@ def _policy(event: Event) -> str | None:
             return f"{event.policy_id} v{event.policy_version} on {event.engine} after {event.pause_ms:.1f} ms"
         case PolicyRejected():
             return f"{event.policy_id} v{event.policy_version} by {event.engine}: {_short(event.reason)}"
+    return None
+
+
+def _control(event: Event) -> str | None:
+    match event:
+        case ReplayStarted():
+            return f"replay {event.replay}: votes from {event.votes_from.value}, judge {event.judge}"
+        case ReplayEnded():
+            return f"replay {event.replay}: {event.num_samples} samples of {event.num_exchanges} exchanges"
+        case SamplesPromoted():
+            said = "the live samples" if event.replay is None else f"the samples of replay {event.replay}"
+            return f"{event.policy_id} number {event.number}: {said}"
     return None
 
 

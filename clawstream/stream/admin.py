@@ -66,6 +66,20 @@ async def verify(
         _raise_for([change for change in changes if not isinstance(change, Altered) or change.is_promise], prefix)
 
 
+async def create(
+    bootstrap: str, prefix: str, topics: Sequence[Topic], *, security: KafkaSecurity | None = None
+) -> None:
+    """Have `topics` on the broker too; those that are there stay. Raises TopicMismatch where one can't be created."""
+    async with _admin(bootstrap, security) as admin:
+        there = await _found(admin, prefix, [topic.name for topic in topics])
+        await _create(admin, prefix, [topic for topic in topics if topic.name not in there], None)
+        for _ in range(_LOOK_TIMES):
+            if len(await _found(admin, prefix, [topic.name for topic in topics])) == len(topics):
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)
+    raise TryLater("Kafka agreed to create topics and does not show them yet; try again in a while")
+
+
 def graph() -> str:
     """Return the flow of events through the topics as a Mermaid graph."""
     return mermaid(all_topics())

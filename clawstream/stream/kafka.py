@@ -19,7 +19,7 @@ from clawstream.stream.appending import Appender, Bytes
 from clawstream.stream.client import CONNECT_WITHIN_S, Broker, KafkaSecurity, committed_offsets, kafka_errors
 from clawstream.stream.codec import Codec, codec
 from clawstream.stream.letters import LetterId, Mark, letter_headers, mark_headers, needed_queue
-from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Raw, Sealed, Start, StartAt
+from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Put, Raw, Sealed, Start, StartAt
 from clawstream.stream.member import GroupPatience, KafkaMember
 from clawstream.stream.records import arrived
 from clawstream.stream.schemas import all_schemas
@@ -114,6 +114,15 @@ class KafkaLog:
                 f"Kafka at {self._broker.bootstrap} did not acknowledge {len(records)} events within {timeout_s:g} s; "
                 "they may still be written"
             ) from error
+
+    async def put(self, records: Sequence[Put]) -> None:
+        """Return when all are acknowledged, each partition's in this order; raises TryLater where some may not be."""
+        batches: dict[tuple[str, int], list[Bytes]] = {}
+        for place, key, value, headers in records:
+            topic = self._prefix + place.topic
+            record = Bytes(topic, key, value, list(headers), f"a record of {place.topic}")
+            batches.setdefault((topic, place.partition), []).append(record)
+        await self._appender.append_batches(batches)
 
     async def publish_schemas(self) -> None:
         """Write every schema to the compacted topic, so that the data explains itself elsewhere."""
@@ -230,6 +239,11 @@ class KafkaLog:
         """Return the oldest offset that each partition still has."""
         async with self._reader() as consumer:
             return await self._offsets(consumer.beginning_offsets, await self._places(topics))
+
+    async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[Place, int]:
+        """Return the first offset of each partition at `start`, said as `follow` has it; the end where none is."""
+        async with self._reader() as consumer:
+            return await self._starts(consumer, await self._places(topics), start)
 
     async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[Place, Commit]:
         """Return how far the group has come where it has read anything; None: on all of its topics."""

@@ -83,6 +83,15 @@ class Sealed(NamedTuple):
     headers: tuple[tuple[str, bytes], ...]
 
 
+class Put(NamedTuple):
+    """A record for a partition that the writer chose."""
+
+    place: Place
+    key: bytes
+    value: bytes
+    headers: Sequence[tuple[str, bytes]]
+
+
 class Commit(NamedTuple):
     """The next offset that a group will read of a partition, and what it noted beside it."""
 

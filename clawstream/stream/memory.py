@@ -16,11 +16,11 @@ from clawstream.stream.codec import codec
 from clawstream.stream.cut import Cut
 from clawstream.stream.headers import Headers, headers_of, key_bytes
 from clawstream.stream.letters import LetterId, Mark, letter_headers, mark_headers, needed_queue
-from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Raw, Sealed, Start, StartAt
+from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Put, Raw, Sealed, Start, StartAt
 from clawstream.stream.memory_group import Group, MemoryMember
 from clawstream.stream.records import arrived
 from clawstream.stream.subscription import subscription
-from clawstream.stream.topics import all_topics, count_of, topic_of
+from clawstream.stream.topics import Topic, all_topics, count_of, topic_of
 
 
 class MemoryBroker:
@@ -38,6 +38,11 @@ class MemoryBroker:
     def write(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> Place:
         """Append a record to the partition of its key."""
         place = Place(topic, crc32(key or b"") % self._counts[topic])
+        self.put(place, key, value, headers)
+        return place
+
+    def put(self, place: Place, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> None:
+        """Append a record to a partition."""
         records = self._partitions[place]
         now_ms = self._clock_ms()
         raw = Raw(
@@ -51,7 +56,13 @@ class MemoryBroker:
         )
         records.append(raw)
         self.notify()
-        return place
+
+    def create(self, topics: Iterable[Topic]) -> None:
+        """Have these topics too, with as many partitions as they say; those that are there stay as they are."""
+        for topic in topics:
+            self._counts.setdefault(topic.name, topic.partitions)
+            for number in range(self._counts[topic.name]):
+                self._partitions.setdefault(Place(topic.name, number), [])
 
     def records(self, place: Place) -> Sequence[Raw]:
         """Return all records of a partition; its first offset is 0, and there are no holes."""
@@ -119,6 +130,12 @@ class MemoryLog:
                     self.broker.write(topic, key, value, list(headers))
         except TimeoutError as error:
             raise TryLater(f"{len(records)} events were not acknowledged within {timeout_s:g} s") from error
+
+    async def put(self, records: Sequence[Put]) -> None:
+        """Return when all are on the log; see KafkaLog.put."""
+        async with self._cut.around():
+            for place, key, value, headers in records:
+                self.broker.put(place, key, value, headers)
 
     async def set_aside(
         self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
@@ -211,6 +228,10 @@ class MemoryLog:
     async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
         """Return the oldest offset that each partition still has."""
         return dict.fromkeys(self.broker.places(topics), 0)
+
+    async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[Place, int]:
+        """Return the first offset of each partition at `start`; see KafkaLog.offsets_at."""
+        return {place: self._start(place, start) for place in self.broker.places(topics)}
 
     async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[Place, Commit]:
         """Return how far the group has come where it has read anything; None: on all of its topics."""

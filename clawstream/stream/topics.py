@@ -4,6 +4,7 @@ The one rule: a topic with records in it is never deleted, repartitioned or kept
 only that would mend is a `Refused`, and stays a person's to decide.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,7 @@ from clawstream.events import EVENTS, Event
 DLQ_SUFFIX = ".dlq"
 SCHEMAS_TOPIC = "clawstream.schemas.v1"
 FOR_EVER_MS = -1
+REPLAYED = ("turns", "votes", "verdicts", "hints", "samples")  # what a replay has topics of its own for
 
 # What a topic is to those who read it; a start-up refuses a broker that differs here. The rest is tuning.
 _PROMISES = ("cleanup.policy", "retention.ms", "retention.bytes", "message.timestamp.type")
@@ -116,6 +118,27 @@ def load(folder: Path) -> tuple[Topic, ...]:
 def topic_of(kind: type[Event]) -> str:
     """Return the topic that an event of this type is written to, without the installation's prefix."""
     return _homes()[kind]
+
+
+def replay_topic(topic: str, replay: str) -> str:
+    """Return where a replay writes what belongs to `topic`."""
+    return topic.replace("clawstream.", f"clawstream.replay.{replay}.", 1)
+
+
+def replay_topics(replay: str, *, partitions: int, retention_ms: int) -> tuple[Topic, ...]:
+    """Return a replay's topics: like those whose place they take, kept for so long."""
+    return tuple(
+        dataclasses.replace(
+            topic,
+            name=replay_topic(topic.name, replay),
+            partitions=partitions,
+            config={**topic.config, "retention.ms": str(retention_ms)},
+            producers=("replay",),
+            consumers=("replay", "training"),
+        )
+        for topic in all_topics()
+        if topic.events and topic.name.split(".")[1] in REPLAYED
+    )
 
 
 @cache

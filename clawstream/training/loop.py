@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -26,18 +26,23 @@ from clawstream.events import (
     PolicyEvent,
     PolicyPublished,
     SampleAssembled,
+    SamplesPromoted,
     StepTaken,
 )
+from clawstream.events.control import promotions
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import replay_topic
 from clawstream.training.batches import Arrival, Batch, Batcher, Rules, resume_offsets, versions_behind
-from clawstream.training.checkpoints import Checkpoint, latest, prune, write
+from clawstream.training.checkpoints import Checkpoint, latest, prune, read, write
 from clawstream.training.trainer import Trainer, Update
 
 log = logging.getLogger(__name__)
 
 SAMPLES_TOPIC = "clawstream.samples.v1"
 POLICY_TOPIC = "clawstream.policy.v1"
+CONTROL_TOPIC = "clawstream.control.v1"
+_FOR_EVER_MS = 2**62
 
 
 class TrainingLog(Protocol):
@@ -71,33 +76,54 @@ class Lived:
                 self.active = event.policy_version
 
 
-async def train(settings: Settings, training_log: TrainingLog, *, stop: asyncio.Event) -> None:
-    """Train until `stop`, or up to `max_updates` and then wait for it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retraining:
+    """A policy of its own, trained on a replay's samples from a version of another policy on."""
 
+    replay: str
+    of: str  # the policy whose answers the samples are, and whose version it starts from
+    from_version: int  # 0: the base
+    start: Path | None  # that version's checkpoint; None: the base
+
+
+async def train(
+    settings: Settings, training_log: TrainingLog, *, stop: asyncio.Event, retraining: Retraining | None = None
+) -> None:
+    """Train until `stop`, or up to `max_updates` and then wait for it; or, `retraining`, until all samples are used.
+
+    Which samples are trained on is looked up before each plan: the live ones, or those of the replay that is promoted.
     A step that has begun is finished and published before this returns. Raises UnusableCheckpoint when the newest
     checkpoint belongs to another base, TrainingDiverged when a gradient is not finite.
     """
     if settings.training.threads is not None:
         torch.set_num_threads(settings.training.threads)
     with ThreadPoolExecutor(1, "torch") as worker:
-        loop = await _Loop.open(settings, training_log, worker)
-        readers = [asyncio.create_task(loop.read_samples()), asyncio.create_task(loop.read_policy())]
+        loop = await _Loop.open(settings, training_log, worker, retraining)
+        readers = [asyncio.create_task(loop.read_policy()), asyncio.create_task(loop.read_control())]
         stopping = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
                 if not await loop.advance():
-                    await loop.wait_for_more([stopping, *readers])
+                    if loop.used_up:
+                        break
+                    await loop.wait_for_more([stopping, *readers, loop.reading[-1]])
         finally:
-            for task in (*readers, stopping):
+            for task in (*readers, stopping, *loop.reading):
                 task.cancel()
-            await asyncio.gather(*readers, stopping, return_exceptions=True)
+            await asyncio.gather(*readers, stopping, *loop.reading, return_exceptions=True)
 
 
 class _Loop:
     """A policy in training: its batches, its checkpoints and what the log says of it."""
 
     def __init__(
-        self, settings: Settings, training_log: TrainingLog, worker: ThreadPoolExecutor, lived: Lived, base: Path
+        self,
+        settings: Settings,
+        training_log: TrainingLog,
+        worker: ThreadPoolExecutor,
+        lived: Lived,
+        base: Path,
+        retraining: Retraining | None,
     ) -> None:
         self._settings = settings
         self._log = training_log
@@ -106,12 +132,24 @@ class _Loop:
         self._base = base
         self._trainer: tuple[TrainingSettings, Trainer] | None = None
         self._arrived = asyncio.Event()
+        self._retraining = retraining
+        self._first_version = retraining.from_version if retraining is not None else 0
+        self._started_from = read(retraining.start) if retraining is not None and retraining.start is not None else None
         self._checkpoint = latest(settings.checkpoints_dir)
-        self._batcher = Batcher(rules(settings), lived.plans, executed_version=self._version)
-        self._start = resume_offsets(lived.plans, self._version)
+        self._promoted: list[SamplesPromoted] = []
+        self._replay: str | None = None  # whose samples are read; None: the live ones
+        self._all_read = False
+        self.reading: list[asyncio.Task[None]] = []
+        self._batcher = self._new_batcher()
 
     @classmethod
-    async def open(cls, settings: Settings, training_log: TrainingLog, worker: ThreadPoolExecutor) -> "_Loop":
+    async def open(
+        cls,
+        settings: Settings,
+        training_log: TrainingLog,
+        worker: ThreadPoolExecutor,
+        retraining: Retraining | None,
+    ) -> "_Loop":
         """Read what was, and put on the log what a killed process did and did not say."""
         base = settings.engine.model_path
         if base is None:
@@ -120,19 +158,55 @@ class _Loop:
         async for records in training_log.follow([POLICY_TOPIC], "earliest", until_end=True):
             for event in _of_policy(records, settings.policy.id):
                 lived.learn(event)
-        loop = cls(settings, training_log, worker, lived, base)
+        loop = cls(settings, training_log, worker, lived, base, retraining)
+        async for records in training_log.follow([CONTROL_TOPIC], "earliest", until_end=True):
+            loop._learn_promotions(records)
         await loop._say_again()
+        pending = loop._batcher.pending()
+        loop._read_samples_of(loop._pointer if pending is None else pending[0].replay)
         log.info("training_starts version=%d pending=%s", loop._version, loop._batcher.pending() is not None)
         return loop
 
     @property
     def _version(self) -> int:
-        return self._checkpoint.version if self._checkpoint is not None else 0
+        return self._checkpoint.version if self._checkpoint is not None else self._first_version
+
+    @property
+    def used_up(self) -> bool:
+        """Whether nothing will ever be left to do: all samples that there are were read and trained on."""
+        nothing_left = self._batcher.num_waiting == 0 and self._batcher.pending() is None
+        return self._all_read and (nothing_left or self._is_limited)
+
+    @property
+    def _pointer(self) -> str | None:
+        if self._retraining is not None:
+            return self._retraining.replay
+        standing = promotions(self._promoted)
+        return standing[-1].replay if standing else None
+
+    @property
+    def _is_limited(self) -> bool:
+        limit = self._settings.training.max_updates
+        return limit is not None and self._version - self._first_version >= limit
+
+    def _new_batcher(self) -> Batcher:
+        of = self._settings.policy.id if self._retraining is None else self._retraining.of
+        return Batcher(rules(self._settings, of=of), self._lived.plans, executed_version=self._version)
+
+    def _read_samples_of(self, replay: str | None) -> None:
+        """Train on these samples from now on; what waits of others is read again when they are trained on again."""
+        for task in self.reading:
+            task.cancel()
+        self._replay = replay
+        self._batcher = self._new_batcher()
+        self._all_read = False
+        self.reading.append(asyncio.create_task(self.read_samples(replay, self._batcher)))
+        log.info("samples_from replay=%s version=%d", replay, self._version)
 
     async def _say_again(self) -> None:
         missing: list[Event] = []
-        if 0 not in self._lived.published:
-            missing.append(_published_base(self._settings.policy.id, self._base))
+        if self._first_version not in self._lived.published:
+            missing.append(self._published_first())
         if self._checkpoint is not None:
             if self._version not in self._lived.steps:
                 missing.append(self._checkpoint.step)
@@ -141,12 +215,20 @@ class _Loop:
         if missing:
             await self._log.append(missing)
 
-    async def read_samples(self) -> None:
+    def _published_first(self) -> PolicyPublished:
+        if self._started_from is None:
+            return _published_base(self._settings.policy.id, self._base)
+        return replace(_published(self._started_from), policy_id=self._settings.policy.id, parent_version=None)
+
+    async def read_samples(self, replay: str | None, batcher: Batcher) -> None:
         """Take samples in, from where the newest executed plan ends."""
-        async for records in self._log.follow([SAMPLES_TOPIC], self._start):
+        topic = SAMPLES_TOPIC if replay is None else replay_topic(SAMPLES_TOPIC, replay)
+        start = resume_offsets(self._lived.plans, self._version)
+        start = {place: offset for place, offset in start.items() if place[0] == topic}
+        async for records in self._log.follow([topic], start, until_end=self._retraining is not None):
             for record in records:
                 if isinstance(record, Record) and isinstance(record.event, SampleAssembled):
-                    self._batcher.receive(
+                    batcher.receive(
                         Arrival(
                             topic=record.topic,
                             partition=record.partition,
@@ -156,6 +238,19 @@ class _Loop:
                         )
                     )
             self._arrived.set()
+        self._all_read = True
+        self._arrived.set()
+
+    async def read_control(self) -> None:
+        """Know which samples are promoted."""
+        async for records in self._log.follow([CONTROL_TOPIC], "earliest"):
+            self._learn_promotions(records)
+            self._arrived.set()
+
+    def _learn_promotions(self, records: Sequence[Arrived]) -> None:
+        for event in _of_policy(records, self._settings.policy.id):
+            if isinstance(event, SamplesPromoted):
+                self._promoted.append(event)
 
     async def read_policy(self) -> None:
         """Know which version engines serve, so that its checkpoint is never removed."""
@@ -173,15 +268,19 @@ class _Loop:
                 return False
             await self._execute(plan, samples)
             return True
-        limit = self._settings.training.max_updates
-        if limit is not None and self._version >= limit:
+        if self._pointer != self._replay:
+            self._read_samples_of(self._pointer)
             return False
-        batch = self._batcher.due(parent_version=self._version, now_ms=_now_ms())
+        if self._is_limited:
+            return False
+        now_ms = _FOR_EVER_MS if self._all_read else _now_ms()
+        batch = self._batcher.due(parent_version=self._version, now_ms=now_ms)
         if batch is None:
             return False
         plan = self._plan(batch)
         await self._log.append([plan])
         self._batcher.plan(plan)
+        self._lived.plans.append(plan)
         return True
 
     async def wait_for_more(self, watched: Sequence["asyncio.Task[object]"]) -> None:
@@ -200,8 +299,7 @@ class _Loop:
         oldest_ms = self._batcher.oldest_ms
         if oldest_ms is None or self._batcher.pending() is not None:
             return None
-        limit = self._settings.training.max_updates
-        if limit is not None and self._version >= limit:
+        if self._is_limited:
             return None
         return max(0.05, self._settings.training.max_wait_s - (_now_ms() - oldest_ms) / 1000)
 
@@ -216,6 +314,7 @@ class _Loop:
             seed=training.seed * 1_000_003 + self._version + 1,
             settings=training.model_dump_json().encode(),
             planned_at_ms=_now_ms(),
+            replay=self._replay,
         )
 
     async def _execute(self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...]) -> None:
@@ -241,18 +340,34 @@ class _Loop:
     def _trainer_for(self, training: TrainingSettings) -> Trainer:
         if self._trainer is None or self._trainer[0] != training:
             trainer = Trainer(self._base, training, device=_device(training.device))
-            if self._checkpoint is not None:
-                trainer.restore(self._checkpoint.path)
+            newest = self._checkpoint or self._started_from
+            if newest is not None:
+                trainer.restore(newest.path)
             self._trainer = (training, trainer)
         return self._trainer[1]
 
 
-def rules(settings: Settings) -> Rules:
-    """Return when a batch is made and of what, as the settings say."""
+def retraining(settings: Settings, *, replay: str, from_version: int) -> tuple[Settings, Retraining]:
+    """Return the settings of the policy POLICY-REPLAY, and what it is trained on; its versions count on from there.
+
+    How old a sample is makes no difference to whether it is used: its recorded log-probs say how much it weighs. Raises
+    UnusableCheckpoint where the version that it is to start from is not on disk any more.
+    """
+    start = settings.checkpoints_dir / f"v{from_version:06d}" if from_version else None
+    if start is not None:
+        read(start, contents=False)
+    policy = settings.policy.model_copy(update={"id": f"{settings.policy.id}-{replay}"})
+    training = settings.training.model_copy(update={"max_versions_behind": None})
+    what = Retraining(replay=replay, of=settings.policy.id, from_version=from_version, start=start)
+    return settings.model_copy(update={"policy": policy, "training": training}), what
+
+
+def rules(settings: Settings, *, of: str | None = None) -> Rules:
+    """Return when a batch is made and of what, as the settings say; `of` names the policy that answered, if another."""
     training = settings.training
     w_binary, w_opd = training.weights
     return Rules(
-        policy_id=settings.policy.id,
+        policy_id=of or settings.policy.id,
         batch_samples=training.batch_samples,
         max_wait_ms=round(training.max_wait_s * 1000),
         max_versions_behind=training.max_versions_behind,

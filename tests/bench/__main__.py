@@ -4,6 +4,7 @@ import typer
 
 from tests.bench.gateway import gateway
 from tests.bench.rebuild import rebuild
+from tests.bench.replay import replay
 from tests.bench.replicas import replicas
 from tests.bench.swap import swap
 from tests.bench.ttft import ttft
@@ -21,6 +22,7 @@ app.command()(gateway)
 app.command()(swap)
 app.command()(replicas)
 app.command()(rebuild)
+app.command()(replay)
 
 if __name__ == "__main__":
     app()

@@ -1,0 +1,98 @@
+"""What people have the installation do: replays of the log, and which samples a policy is trained on."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from clawstream.events.base import Event, PolicyEvent
+
+
+class VotesFrom(StrEnum):
+    """Where a replay has its votes from."""
+
+    LOG = "log"  # as they were cast: facts, aggregated again
+    NEW = "new"  # a judge is asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRange:
+    """The records of a partition that are read: from the first offset up to and without the end."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayEvent(Event):
+    """A fact about one replay."""
+
+    IDENTITY: ClassVar = ("replay",)
+
+    replay: str  # its name
+
+    @property
+    def key(self) -> str:
+        """The replay."""
+        return self.replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayStarted(ReplayEvent):
+    """What a replay reads and how it judges. All of its output follows from this, the log and, with new votes, them."""
+
+    votes_from: VotesFrom
+    judge: str | None  # who is asked, or whose votes count alone; None: everybody's votes on the log
+    prompt_version: str | None  # what the judge is asked with; None: votes are not asked for
+    session_id: str | None  # None: all
+    num_votes: int  # per question and turn
+    quorum: int
+    ranges: tuple[OffsetRange, ...]
+    started_at_ms: int  # since the epoch, UTC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayEnded(ReplayEvent):
+    """All of the replay's output is on its topics."""
+
+    num_exchanges: int
+    num_turns: int  # paired
+    num_verdicts: int
+    num_hints: int  # found
+    num_samples: int
+    num_refused: int
+    num_calls: int  # to the judge, by the run that ended it
+    num_unusable: int  # records, passed over
+    samples_sha256: str  # over the sha256 of each sample's bytes, in the order of the samples' ids
+    ended_at_ms: int  # since the epoch, UTC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesPromoted(PolicyEvent):
+    """From its next batch on the policy is trained on these samples."""
+
+    IDENTITY: ClassVar = ("policy_id", "number")
+
+    number: int  # 1, 2, .. for each policy
+    replay: str | None  # whose samples; None: the live ones
+    undoes: int | None  # the number of what was rolled back; None: this is no rollback
+    promoted_at_ms: int  # since the epoch, UTC
+
+
+def promotions(events: Iterable[SamplesPromoted]) -> list[SamplesPromoted]:
+    """Return what is promoted for a policy, the newest last, and without what was rolled back.
+
+    Of two with one number the first counts. Of an empty list, and of a policy without any, the live samples are used.
+    """
+    first: dict[int, SamplesPromoted] = {}
+    for event in events:
+        first.setdefault(event.number, event)
+    standing: list[SamplesPromoted] = []
+    for event in first.values():
+        if event.undoes is None:
+            standing.append(event)
+        else:
+            standing = [other for other in standing if other.number != event.undoes]
+    return standing

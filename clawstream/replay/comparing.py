@@ -1,0 +1,179 @@
+"""What a replay says of turns against what was said live. Pure.
+
+The one rule: a turn that one side has no score for is counted apart, and never taken for a 0.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from clawstream.events import Event, VerdictReached, VoteCast, VoteStatus
+
+SCORES = (-1, 0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What votes took; tokens as far as the judge's endpoint counted them."""
+
+    num_calls: int
+    num_failed: int
+    prompt_tokens: int
+    completion_tokens: int
+    num_uncounted: int  # calls whose tokens were not reported
+
+    @classmethod
+    def of(cls, votes: Iterable[VoteCast]) -> "Cost":
+        """Return the votes' sum; of two with one id the first counts."""
+        first = {vote.event_id: vote for vote in reversed(list(votes))}.values()
+        return cls(
+            num_calls=len(first),
+            num_failed=sum(vote.status is VoteStatus.FAILED for vote in first),
+            prompt_tokens=sum(vote.prompt_tokens or 0 for vote in first),
+            completion_tokens=sum(vote.completion_tokens or 0 for vote in first),
+            num_uncounted=sum(vote.prompt_tokens is None or vote.completion_tokens is None for vote in first),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A turn at one look, as both sides judged it; None: there is no verdict, or a verdict without a score."""
+
+    session_id: str
+    turn_id: str
+    revision: int
+    live_status: str | None  # None: there is no verdict
+    live_score: int | None
+    replay_status: str | None
+    replay_score: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All turns that either side judged, in the order of their ids."""
+
+    live_judge: str | None  # whose verdicts are compared with; None: there are none
+    replay_judge: str | None
+    turns: tuple[Turn, ...]
+    live_cost: Cost
+    replay_cost: Cost  # of the votes that the replay asked for
+
+    @property
+    def scored(self) -> list[Turn]:
+        """The turns that both sides gave a score."""
+        return [turn for turn in self.turns if turn.live_score is not None and turn.replay_score is not None]
+
+    @property
+    def missing_in_replay(self) -> list[Turn]:
+        """The turns that were judged live and not in the replay."""
+        return [turn for turn in self.turns if turn.replay_status is None]
+
+    @property
+    def missing_live(self) -> list[Turn]:
+        """The turns that were judged in the replay and not live."""
+        return [turn for turn in self.turns if turn.live_status is None]
+
+    @property
+    def confusion(self) -> Mapping[tuple[int | None, int | None], int]:
+        """How many turns that both sides judged have which (live, replay) score."""
+        both = [turn for turn in self.turns if turn.live_status is not None and turn.replay_status is not None]
+        return Counter((turn.live_score, turn.replay_score) for turn in both)
+
+    def figures(self) -> dict[str, float | int | str | None]:
+        """Return the comparison in numbers; None: nothing was scored by both."""
+        scored = self.scored
+        live, again = [turn.live_score or 0 for turn in scored], [turn.replay_score or 0 for turn in scored]
+        return {
+            "live_judge": self.live_judge,
+            "replay_judge": self.replay_judge,
+            "turns": len(self.turns),
+            "turns_scored_by_both": len(scored),
+            "turns_scored_differently": sum(one != other for one, other in zip(live, again, strict=True)),
+            "agreement": _mean([float(one == other) for one, other in zip(live, again, strict=True)]),
+            "kappa": _kappa(live, again),
+            "mean_score_live": _mean(live),
+            "mean_score_replay": _mean(again),
+            "score_drift": _mean([other - one for one, other in zip(live, again, strict=True)]),
+            "turns_missing_in_replay": len(self.missing_in_replay),
+            "turns_missing_live": len(self.missing_live),
+            "turns_without_score_live": sum(
+                turn.live_score is None for turn in self.turns if turn.live_status is not None
+            ),
+            "turns_without_score_replay": sum(
+                turn.replay_score is None for turn in self.turns if turn.replay_status is not None
+            ),
+            "calls_live": self.live_cost.num_calls,
+            "calls_replay": self.replay_cost.num_calls,
+            "calls_failed_live": self.live_cost.num_failed,
+            "calls_failed_replay": self.replay_cost.num_failed,
+            "prompt_tokens_live": self.live_cost.prompt_tokens,
+            "prompt_tokens_replay": self.replay_cost.prompt_tokens,
+            "completion_tokens_live": self.live_cost.completion_tokens,
+            "completion_tokens_replay": self.replay_cost.completion_tokens,
+            "calls_uncounted_live": self.live_cost.num_uncounted,
+            "calls_uncounted_replay": self.replay_cost.num_uncounted,
+        }
+
+
+def compare(live: Iterable[Event], replayed: Iterable[Event], *, turn_ids: frozenset[str]) -> Comparison:
+    """Compare the verdicts on the turns in `turn_ids`, the answers that the replay read.
+
+    On either side the judge with most verdicts speaks, and the replay's first where both have it.
+    """
+    live, replayed = list(live), list(replayed)
+    again = [event for event in replayed if isinstance(event, VerdictReached)]
+    before = [event for event in live if isinstance(event, VerdictReached) and event.turn_id in turn_ids]
+    replay_judge, live_judge = _most(again), _most(before)
+    there = _by_turn(event for event in before if event.judge == live_judge)
+    here = _by_turn(event for event in again if event.judge == replay_judge)
+    turns = [_turn(key, there.get(key), here.get(key)) for key in sorted(there.keys() | here.keys())]
+    return Comparison(
+        live_judge=live_judge,
+        replay_judge=replay_judge,
+        turns=tuple(turns),
+        live_cost=Cost.of(
+            event
+            for event in live
+            if isinstance(event, VoteCast) and event.turn_id in turn_ids and event.judge == live_judge
+        ),
+        replay_cost=Cost.of(event for event in replayed if isinstance(event, VoteCast)),
+    )
+
+
+def _most(verdicts: Sequence[VerdictReached]) -> str | None:
+    counts = Counter(verdict.judge for verdict in verdicts)
+    return max(sorted(counts), key=lambda judge: counts[judge], default=None)
+
+
+def _by_turn(verdicts: Iterable[VerdictReached]) -> dict[tuple[str, str, int], VerdictReached]:
+    found: dict[tuple[str, str, int], VerdictReached] = {}
+    for verdict in verdicts:
+        found.setdefault((verdict.session_id, verdict.turn_id, verdict.revision), verdict)
+    return found
+
+
+def _turn(key: tuple[str, str, int], live: VerdictReached | None, again: VerdictReached | None) -> Turn:
+    session_id, turn_id, revision = key
+    return Turn(
+        session_id=session_id,
+        turn_id=turn_id,
+        revision=revision,
+        live_status=None if live is None else live.status.value,
+        live_score=None if live is None else live.score,
+        replay_status=None if again is None else again.status.value,
+        replay_score=None if again is None else again.score,
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _kappa(live: Sequence[int], again: Sequence[int]) -> float | None:
+    """Cohen's kappa: agreement beyond what the two shares of each score give by chance; None where that is all."""
+    if not live:
+        return None
+    observed = sum(one == other for one, other in zip(live, again, strict=True)) / len(live)
+    chance = sum(live.count(score) * again.count(score) for score in SCORES) / len(live) ** 2
+    return None if math.isclose(chance, 1.0) else (observed - chance) / (1 - chance)

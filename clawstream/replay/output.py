@@ -1,0 +1,52 @@
+"""What a replay says, as records for its own topics, and the digest of its samples. Pure, but for the count.
+
+The one rule: equal samples are equal digests, in whatever order, on however many partitions they were assembled.
+"""
+
+import hashlib
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from clawstream.events import Event, SampleAssembled
+from clawstream.stream.codec import codec
+from clawstream.stream.headers import headers_of, key_bytes
+from clawstream.stream.log import Place, Put
+from clawstream.stream.topics import replay_topic, topic_of
+
+Digests = Mapping[bytes, bytes]  # a sample's id -> the sha256 of its bytes
+
+
+class Output:
+    """Makes records of events; counts them by type, and keeps the digest of each sample, the first of an id."""
+
+    def __init__(self, replay: str) -> None:
+        self._replay = replay
+        self.counts: Counter[str] = Counter()
+        self.digests: dict[bytes, bytes] = {}
+
+    def record(self, event: Event, *, partition: int, at_ms: int, traceparent: str | None) -> Put:
+        """Return the record for the topic that this replay has in place of the event's own.
+
+        `at_ms` is when what the event follows from was said. Raises UnusableEvent for an event that can't be one.
+        """
+        value = codec().encode(event)
+        self.counts[type(event).__name__] += 1
+        if isinstance(event, SampleAssembled):
+            self.digests.setdefault(uuid.UUID(event.event_id).bytes, hashlib.sha256(value).digest())
+        return Put(
+            Place(replay_topic(topic_of(type(event)), self._replay), partition),
+            key_bytes(event.key),
+            value,
+            headers_of(event, source=f"/clawstream/replay/{self._replay}", now_ms=at_ms, traceparent=traceparent),
+        )
+
+
+def merged(parts: Iterable[Digests]) -> Digests:
+    """Return the digests of all parts."""
+    return {name: digest for part in parts for name, digest in part.items()}
+
+
+def samples_sha256(digests: Digests) -> str:
+    """Return the sha256 over the samples' digests, in the order of their ids."""
+    return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()

@@ -1,0 +1,150 @@
+"""A replay's workers as processes, each with its own connection to the broker.
+
+The one rule: a worker that ends otherwise than with its outcome ends the replay; begun again under its name it says the
+same.
+"""
+
+import asyncio
+import gc
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, fields
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+import uvloop
+
+from clawstream.config import Settings
+from clawstream.errors import ConfigError, OperatorError, PartUnavailable
+from clawstream.events import ReplayStarted, VotesFrom
+from clawstream.inference.judge_client import JudgeClient
+from clawstream.local.leash import die_with_parent
+from clawstream.replay.running import shares
+from clawstream.replay.stages import hosted, judge_settings
+from clawstream.replay.work import Outcome, Progress, Worker
+from clawstream.stream.connect import security_of
+from clawstream.stream.kafka import KafkaLog
+
+_JOIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one worker is told."""
+
+    settings: Settings
+    started: ReplayStarted
+    numbers: Sequence[int]
+    exchanges_per_s: float | None
+    prepare: Callable[[], None]  # what the process does before all else; a function of a module
+
+
+async def in_processes(
+    settings: Settings,
+    started: ReplayStarted,
+    *,
+    num_workers: int,
+    exchanges_per_s: float | None,
+    prepare: Callable[[], None],
+    on_progress: Callable[[Progress], None],
+) -> list[Outcome]:
+    """Return what each worker has done; `on_progress` is told what all have done together."""
+    dealt = shares(started, num_workers)
+    rate = None if exchanges_per_s is None else exchanges_per_s / len(dealt)
+    told: dict[int, Progress] = {}
+
+    def telling(number: int) -> Callable[[Progress], None]:
+        def tell(news: Progress) -> None:
+            told[number] = news
+            on_progress(_sum(list(told.values())))
+
+        return tell
+
+    jobs = [
+        Job(settings=settings, started=started, numbers=share, exchanges_per_s=rate, prepare=prepare) for share in dealt
+    ]
+    running = [_start(job) for job in jobs]
+    try:
+        hearing = [
+            asyncio.to_thread(_hear, process, heard, telling(number)) for number, (process, heard) in enumerate(running)
+        ]
+        return await asyncio.gather(*hearing)
+    finally:
+        for process, _ in running:
+            process.terminate()
+            process.join(_JOIN_S)
+
+
+def _start(job: Job) -> tuple[BaseProcess, "Connection[object, object]"]:
+    context = get_context("spawn")
+    heard, tell = context.Pipe(duplex=False)
+    process = context.Process(target=_main, args=(job, tell), daemon=True)
+    process.start()
+    tell.close()
+    return process, heard
+
+
+def _hear(process: BaseProcess, heard: "Connection[object, object]", on_news: Callable[[Progress], None]) -> Outcome:
+    while True:
+        try:
+            news = heard.recv()
+        except EOFError as error:
+            process.join(_JOIN_S)
+            raise PartUnavailable(
+                f"a worker of the replay ended with status {process.exitcode} before its work was done. Start the "
+                "replay again under its name; it says the same"
+            ) from error
+        if isinstance(news, Outcome):
+            return news
+        if isinstance(news, OperatorError):
+            raise news
+        assert isinstance(news, Progress), news
+        on_news(news)
+
+
+def _main(job: Job, tell: "Connection[object, object]") -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches whoever started us, who ends us
+    job.prepare()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            outcome: object = runner.run(_work(job, tell))
+        except OperatorError as error:
+            outcome = error
+    tell.send(outcome)
+
+
+async def _work(job: Job, tell: "Connection[object, object]") -> Outcome:
+    from clawstream.inference.rendering import PromptRenderer
+
+    settings, policy = job.settings, job.settings.policy
+    if settings.engine.model_path is None:
+        raise ConfigError("engine.model_path is not set: name the Hugging Face folder of the policy")
+    renderer = PromptRenderer.load(settings.engine.model_path, policy.renderer, enable_thinking=policy.enable_thinking)
+    assert settings.kafka.bootstrap is not None
+    async with AsyncExitStack() as stack:
+        log = await stack.enter_async_context(
+            KafkaLog.connect(
+                settings.kafka.bootstrap,
+                prefix=settings.kafka.prefix,
+                client_id="replay",
+                security=security_of(settings.kafka),
+            )
+        )
+        judge = None
+        if job.started.votes_from is VotesFrom.NEW:
+            judge = await stack.enter_async_context(JudgeClient.open(judge_settings(settings.judge, job.started)))
+        stages, asking = hosted(settings, job.started, renderer, judge)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)  # states are trees of tuples and mappings; next to nothing is a cycle
+        worker = Worker(
+            job.started, log, stages, judging=asking, exchanges_per_s=job.exchanges_per_s, on_progress=tell.send
+        )
+        return await worker.run(job.numbers)
+
+
+def _sum(parts: Sequence[Progress]) -> Progress:
+    return Progress(**{field.name: sum(getattr(part, field.name) for part in parts) for field in fields(Progress)})

@@ -1,0 +1,77 @@
+"""Which records a replay reads, frozen when it begins.
+
+The one rule: ends are offsets that were there at the start, so who writes meanwhile changes nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from clawstream.errors import ConfigError
+from clawstream.events import OffsetRange, VotesFrom
+from clawstream.projections.tail import start_ms
+from clawstream.stream.log import Place, Start
+
+EXCHANGES = "clawstream.exchanges.v1"
+VOTES = "clawstream.votes.v1"
+
+
+class OffsetLog(Protocol):
+    """The part of a log that knows offsets."""
+
+    async def begin_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]: ...
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]: ...
+    async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[Place, int]: ...
+
+
+async def frozen(
+    log: OffsetLog, *, since: str | None, until: str | None, votes_from: VotesFrom, now_ms: int
+) -> tuple[OffsetRange, ...]:
+    """Return the exchanges from `since` up to and without `until`, and all votes that may be about them.
+
+    Both are an offset on each partition, or a time: 90s, 5m, 2h, 1d before now, or ISO. None: all there is. Raises
+    OperatorError for what is neither, ConfigError for a range without a record.
+    """
+    ends = await log.end_offsets([EXCHANGES])
+    first = await _at(log, since, now_ms, dict(await log.begin_offsets([EXCHANGES])))
+    end = await _at(log, until, now_ms, dict(ends))
+    ranges = [_range(place, first[place], min(end[place], ends[place])) for place in sorted(ends)]
+    if all(part.first_offset >= part.end_offset for part in ranges):
+        raise ConfigError(
+            f"no exchange stands on the log from {since or 'its beginning'} to {until or 'its end'}: nothing was "
+            "begun. Name another range with --from and --to"
+        )
+    if votes_from is VotesFrom.LOG:
+        votes_end = await log.end_offsets([VOTES])
+        votes_first = dict(await log.begin_offsets([VOTES]))
+        if since is not None and not since.isdecimal():
+            # A vote is never older than what it is about.
+            votes_first = dict(await log.offsets_at([VOTES], start_ms(since, now_ms)))
+        ranges += [_range(place, votes_first[place], votes_end[place]) for place in sorted(votes_end)]
+    return tuple(ranges)
+
+
+def by_partition(ranges: Sequence[OffsetRange], number: int) -> dict[Place, tuple[int, int]]:
+    """Return what of the ranges has this partition number and holds a record."""
+    return {
+        Place(part.topic, part.partition): (part.first_offset, part.end_offset)
+        for part in ranges
+        if part.partition == number and part.first_offset < part.end_offset
+    }
+
+
+def num_records(ranges: Sequence[OffsetRange], topic: str) -> int:
+    """Return how many offsets of a topic the ranges hold."""
+    return sum(max(0, part.end_offset - part.first_offset) for part in ranges if part.topic == topic)
+
+
+async def _at(log: OffsetLog, said: str | None, now_ms: int, unsaid: dict[Place, int]) -> dict[Place, int]:
+    if said is None:
+        return unsaid
+    if said.isdecimal():
+        begins = await log.begin_offsets([EXCHANGES])
+        return {place: max(int(said), begins[place]) for place in unsaid}
+    return dict(await log.offsets_at([EXCHANGES], start_ms(said, now_ms)))
+
+
+def _range(place: Place, first: int, end: int) -> OffsetRange:
+    return OffsetRange(topic=place.topic, partition=place.partition, first_offset=first, end_offset=max(first, end))

@@ -1,0 +1,123 @@
+"""A replay from its first word to its last: begun, worked, ended; begun again where it was killed.
+
+The one rule: what a replay reads is written down before it reads, so a second run under the same name reads the same
+and writes the same events again. Votes that it asked for are facts by then, and are not asked for again.
+"""
+
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from clawstream.config import JudgeSettings
+from clawstream.errors import ConfigError
+from clawstream.events import ReplayEnded, ReplayStarted, VotesFrom
+from clawstream.judging.prompts import PROMPT_VERSION
+from clawstream.replay.output import merged, samples_sha256
+from clawstream.replay.ranges import OffsetLog, frozen
+from clawstream.replay.registry import ControlLog, Registry
+from clawstream.replay.work import Outcome
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+class RunLog(OffsetLog, ControlLog, Protocol):
+    """The part of a log that starting a replay needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a person asks for."""
+
+    name: str
+    since: str | None
+    until: str | None
+    session_id: str | None
+    votes_from: VotesFrom
+    judge: str | None  # who is asked, or whose votes count alone; None: everybody's
+
+
+def refuse_name(name: str) -> None:
+    """Raise ConfigError for what can't be a replay's name, or a part of a topic's and a folder's."""
+    if NAME.fullmatch(name) is None:
+        raise ConfigError(f"a replay can't be named {name!r}: use up to 63 of a-z, 0-9, - and _")
+
+
+async def begin(log: RunLog, wanted: Wanted, judge: JudgeSettings) -> tuple[ReplayStarted, ReplayEnded | None]:
+    """Return what the replay reads, written down now or by an earlier run, and how it ended if it has.
+
+    Raises ConfigError for a name that can't be one, or that is another replay's.
+    """
+    refuse_name(wanted.name)
+    registry = await Registry.read(log)
+    started = registry.started.get(wanted.name)
+    if started is not None:
+        _refuse_another(started, wanted)
+        return started, registry.ended.get(wanted.name)
+    now_ms = time.time_ns() // 1_000_000
+    started = ReplayStarted(
+        replay=wanted.name,
+        votes_from=wanted.votes_from,
+        judge=wanted.judge,
+        prompt_version=PROMPT_VERSION if wanted.votes_from is VotesFrom.NEW else None,
+        session_id=wanted.session_id,
+        num_votes=judge.votes,
+        quorum=judge.needed,
+        ranges=await frozen(log, since=wanted.since, until=wanted.until, votes_from=wanted.votes_from, now_ms=now_ms),
+        started_at_ms=now_ms,
+    )
+    await log.append([started])
+    return started, None
+
+
+async def work_through(
+    log: ControlLog, started: ReplayStarted, work: Callable[[ReplayStarted], Awaitable[Sequence[Outcome]]]
+) -> ReplayEnded:
+    """Have `work` do all of the replay, and write down how it ended."""
+    ended = _ended(started, await work(started))
+    await log.append([ended])
+    return ended
+
+
+def shares(started: ReplayStarted, num_workers: int) -> list[list[int]]:
+    """Return the partition numbers of each worker, the ones with most records dealt out first; no share is empty."""
+    sizes: dict[int, int] = {}
+    for part in started.ranges:
+        sizes[part.partition] = sizes.get(part.partition, 0) + part.end_offset - part.first_offset
+    dealt: list[list[int]] = [[] for _ in range(num_workers)]
+    for number in sorted(sizes, key=lambda number: -sizes[number]):
+        min(dealt, key=lambda share: sum(sizes[other] for other in share)).append(number)
+    return [share for share in dealt if share]
+
+
+def _ended(started: ReplayStarted, outcomes: Sequence[Outcome]) -> ReplayEnded:
+    digests = merged(outcome.digests for outcome in outcomes)
+
+    def said(kind: str) -> int:
+        return sum(outcome.counts.get(kind, 0) for outcome in outcomes)
+
+    return ReplayEnded(
+        replay=started.replay,
+        num_exchanges=sum(outcome.progress.num_exchanges for outcome in outcomes),
+        num_turns=said("TurnPaired"),
+        num_verdicts=said("VerdictReached"),
+        num_hints=said("HintFound"),
+        num_samples=len(digests),
+        num_refused=said("SampleRefused"),
+        num_calls=sum(outcome.progress.num_calls for outcome in outcomes),
+        num_unusable=sum(outcome.progress.num_unusable for outcome in outcomes),
+        samples_sha256=samples_sha256(digests),
+        ended_at_ms=time.time_ns() // 1_000_000,
+    )
+
+
+def _refuse_another(started: ReplayStarted, wanted: Wanted) -> None:
+    asked = {"votes-from": wanted.votes_from, "judge": wanted.judge, "session": wanted.session_id}
+    there = {"votes-from": started.votes_from, "judge": started.judge, "session": started.session_id}
+    for name, value in asked.items():
+        if there[name] != value:
+            raise ConfigError(
+                f"replay {wanted.name!r} was begun with {name} {there[name]}, not {value}: nothing was done. Give this "
+                "one a name of its own, or say the same as then; the range is that of the first run"
+            )

@@ -1,0 +1,38 @@
+"""The stages that a replay hosts, as its first event and the settings have them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from clawstream.config import JudgeSettings, Settings, TurnsSettings
+from clawstream.events import ReplayStarted, VotesFrom
+from clawstream.inference.continuing import Renderer
+from clawstream.judging.stage import Judge, aggregation, judging_stage
+from clawstream.replay.aggregating import every_voter
+from clawstream.samples.stage import samples_stage
+from clawstream.stream.stage import Stage
+from clawstream.turns.stage import turns_stage
+
+
+def judge_settings(settings: JudgeSettings, started: ReplayStarted) -> JudgeSettings:
+    """Return the settings with what was written down when the replay began."""
+    return settings.model_copy(update={"votes": started.num_votes, "quorum": started.quorum})
+
+
+def hosted(
+    settings: Settings, started: ReplayStarted, renderer: Renderer, judge: Judge | None
+) -> tuple[Callable[[], Sequence[Stage[Any, Any]]], Stage[Any, Any] | None]:
+    """Return what makes one partition's stages, and the judging stage where it asks `judge`."""
+    section = judge_settings(settings.judge, started)
+    asking = None
+    if started.votes_from is VotesFrom.NEW:
+        assert judge is not None, f"replay {started.replay} asks a judge, and there is none"
+        asking = judging_stage(section, judge)
+
+    def stages() -> Sequence[Stage[Any, Any]]:
+        turns, samples = turns_stage(TurnsSettings()), samples_stage(renderer)
+        if asking is not None:
+            return (turns, asking, samples)
+        judging = every_voter(lambda voter: aggregation(section, *voter), started.judge)
+        return (turns, judging, every_voter(lambda _: samples, started.judge))
+
+    return stages, asking

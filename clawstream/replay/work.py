@@ -1,0 +1,259 @@
+"""One worker of a replay: reads its partitions, folds, asks, writes.
+
+The one rule: a vote is on its topic, acknowledged, before anything follows from it; so a replay that was killed finds
+each reply that something rests on, and concludes the same.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from clawstream.errors import TryLater, UnusableEvent
+from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, ReplayStarted, VoteCast
+from clawstream.replay.hosting import Host, Said, following
+from clawstream.replay.output import Output
+from clawstream.replay.ranges import VOTES, by_partition
+from clawstream.stream.calling import call_until_done, wait_before
+from clawstream.stream.log import Arrived, Place, Put, Undecodable
+from clawstream.stream.rebuild import in_clock_order
+from clawstream.stream.stage import Record, Stage
+from clawstream.stream.topics import replay_topic
+
+log = logging.getLogger(__name__)
+
+GROUP_RECORDS = 1000
+GROUP_BYTES = 4 * 2**20
+BREATHE_EVERY = 100  # records; fetching goes on meanwhile
+RETRY_S = 0.25
+NEWS_EVERY_S = 0.5
+
+
+class ReplayLog(Protocol):
+    """The part of a log that a worker needs."""
+
+    def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]: ...
+    async def put(self, records: Sequence[Put]) -> None: ...
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """What a worker has done."""
+
+    num_exchanges: int = 0
+    num_samples: int = 0
+    num_calls: int = 0
+    num_unusable: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a worker has done when it is done."""
+
+    progress: Progress
+    counts: Mapping[str, int]  # events written, by type
+    digests: Mapping[bytes, bytes] = field(repr=False)
+
+
+class Worker:
+    """Replays partitions, one after the other; `judging` is the stage that makes calls, None where votes are known."""
+
+    def __init__(
+        self,
+        started: ReplayStarted,
+        to: ReplayLog,
+        stages: Callable[[], Sequence[Stage[Any, Any]]],
+        *,
+        judging: Stage[Any, Any] | None = None,
+        exchanges_per_s: float | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.started = started
+        self.log = to
+        self.stages = stages
+        self.judging = judging
+        self._rate = exchanges_per_s
+        self._on_progress = on_progress or (lambda _: None)
+        self.slots = asyncio.Semaphore(judging.calls_at_once if judging is not None else 1)
+        self.output = Output(started.replay)
+        self.progress = Progress()
+
+    async def run(self, numbers: Iterable[int]) -> Outcome:
+        """Replay these partitions; return once all that they say is acknowledged."""
+        self._now = asyncio.get_running_loop().time
+        self._began_s = self._told_s = self._now()
+        for number in numbers:
+            known = await self._known_votes(number) if self.judging is not None else {}
+            async with asyncio.TaskGroup() as tasks:
+                await _Partition(self, number, tasks, known).run()
+        self.progress.num_samples = len(self.output.digests)
+        self._on_progress(self.progress)
+        return Outcome(progress=self.progress, counts=dict(self.output.counts), digests=self.output.digests)
+
+    async def _known_votes(self, number: int) -> dict[tuple[object, ...], VoteCast]:
+        """Return what the judge replied to an earlier run of this replay, the first reply to each ballot."""
+        place = Place(replay_topic(VOTES, self.started.replay), number)
+        end = (await self.log.end_offsets([place.topic]))[place]
+        known: dict[tuple[object, ...], VoteCast] = {}
+        if end:
+            async for records in self.log.replay({place: (0, end)}):
+                for record in records:
+                    if isinstance(record, Record) and isinstance(record.event, VoteCast):
+                        vote = record.event
+                        known.setdefault((vote.turn_id, vote.question, vote.revision, vote.ballot), vote)
+        return known
+
+    async def pace(self) -> None:
+        """Tell how far we are, and wait where we are faster than we may be."""
+        now_s = self._now()
+        if now_s - self._told_s >= NEWS_EVERY_S:
+            self._told_s = now_s
+            self.progress.num_samples = len(self.output.digests)
+            self._on_progress(replace(self.progress))
+        ahead_s = 0.0 if self._rate is None else self.progress.num_exchanges / self._rate - (now_s - self._began_s)
+        await asyncio.sleep(max(0.0, ahead_s))
+
+    async def put(self, records: Sequence[Put]) -> None:
+        attempt = 0
+        while records:
+            try:
+                await self.log.put(records)
+            except TryLater as error:
+                log.warning("replay=%s write=failed records=%d reason=%s", self.started.replay, len(records), error)
+                await asyncio.sleep(wait_before(attempt, RETRY_S))
+                attempt += 1
+            else:
+                return
+
+
+class _Partition:
+    """One partition number being replayed."""
+
+    def __init__(
+        self, worker: Worker, number: int, tasks: asyncio.TaskGroup, known: Mapping[tuple[object, ...], VoteCast]
+    ) -> None:
+        self._worker = worker
+        self._number = number
+        self._tasks = tasks
+        self._known = known
+        self._host = Host(worker.stages())
+        self._waiting: list[Put] = []
+        self._waiting_bytes = 0
+        self._one_flush = asyncio.Lock()
+        self._writing: asyncio.Task[None] | None = None
+        self._open: dict[asyncio.Task[None], Record] = {}  # calls, and what they follow from
+
+    async def run(self) -> None:
+        worker = self._worker
+        session_id, num_read = worker.started.session_id, 0
+        async with contextlib.AsyncExitStack() as stack:
+            streams = [
+                await stack.enter_async_context(contextlib.aclosing(self._counted(place, ends)))
+                for place, ends in by_partition(worker.started.ranges, self._number).items()
+            ]
+            async for records in in_clock_order(streams):
+                for record in records:
+                    if session_id is None or record.key == session_id:
+                        await self._take(record)
+                    num_read += 1
+                    if num_read % BREATHE_EVERY == 0:
+                        await worker.pace()
+                await worker.pace()
+        while self._open:
+            await self._some_call_ended()
+        await self._flush()
+        if self._writing is not None:
+            await self._writing
+
+    async def _counted(self, place: Place, ends: tuple[int, int]) -> AsyncGenerator[Sequence[Arrived], None]:
+        async with contextlib.aclosing(self._worker.log.replay({place: ends})) as stream:
+            async for records in stream:
+                bad = [record for record in records if isinstance(record, Undecodable)]
+                for record in bad:
+                    log.warning("record=%s-%d-%d state=passed_over reason=%s", *place, record.offset, record.reason)
+                self._worker.progress.num_unusable += len(bad)
+                yield records
+
+    async def _take(self, record: Record) -> None:
+        progress = self._worker.progress
+        if self._open:
+            await self._let_calls_end(record)
+        progress.num_exchanges += isinstance(record.event, ExchangeCompleted | ExchangeFailed)
+        await self._follow_up(record, self._feed(record))
+
+    def _feed(self, record: Record) -> Said:
+        oldest_ms = min((cause.timestamp_ms for cause in self._open.values()), default=None)
+        said = self._host.feed(record, open_since_ms=oldest_ms)
+        self._worker.progress.num_unusable += said.num_unusable
+        return said
+
+    async def _follow_up(self, cause: Record, said: Said) -> None:
+        self._add(cause, said.events)
+        for call in said.calls:
+            task = self._tasks.create_task(self._call(cause, call))
+            self._open[task] = cause
+            task.add_done_callback(self._open.pop)
+        if len(self._waiting) >= GROUP_RECORDS or self._waiting_bytes >= GROUP_BYTES:
+            await self._flush()
+
+    def _add(self, cause: Record, events: Iterable[Event]) -> None:
+        for event in events:
+            try:
+                put = self._record(cause, event)
+                self._waiting.append(put)
+                self._waiting_bytes += len(put.value)
+            except UnusableEvent as error:
+                log.warning("event=%s state=passed_over reason=%s", type(event).__name__, error)
+                self._worker.progress.num_unusable += 1
+
+    async def _flush(self) -> None:
+        """Have what waits written, while the next is made; one group at a time, so that order holds."""
+        async with self._one_flush:
+            if self._writing is not None:
+                await self._writing
+                self._writing = None
+            if self._waiting:
+                records, self._waiting, self._waiting_bytes = self._waiting, [], 0
+                self._writing = self._tasks.create_task(self._worker.put(records))
+
+    async def _let_calls_end(self, record: Record) -> None:
+        """A session that was silent for long begins anew with this record: what was asked about it before ends first.
+
+        And no more calls wait than twice those that are made at once.
+        """
+        judging = self._worker.judging
+        assert judging is not None
+        while len(self._open) >= 2 * judging.calls_at_once or any(
+            cause.key == record.key and record.timestamp_ms - cause.timestamp_ms > judging.retain_ms
+            for cause in self._open.values()
+        ):
+            await self._some_call_ended()
+
+    async def _some_call_ended(self) -> None:
+        await asyncio.wait(list(self._open), return_when=asyncio.FIRST_COMPLETED)
+
+    async def _call(self, cause: Record, call: Any) -> None:
+        worker = self._worker
+        assert worker.judging is not None
+        known = self._known.get((call.turn_id, call.question, call.revision, call.number))
+        if known is not None:
+            votes: Sequence[Event] = [known]
+        else:
+            worker.progress.num_calls += 1
+            votes = await call_until_done(worker.judging, call, worker.slots, retry_s=RETRY_S, on_retry=_retried)
+            await worker.put([self._record(cause, vote) for vote in votes])
+        for vote in votes:
+            record = following(cause, VOTES, vote)
+            await self._follow_up(record, self._feed(record))
+
+    def _record(self, cause: Record, event: Event) -> Put:
+        return self._worker.output.record(
+            event, partition=self._number, at_ms=cause.timestamp_ms, traceparent=cause.traceparent
+        )
+
+
+def _retried(why: str) -> None:
+    log.warning("call=failed reason=%s", why)

@@ -1,0 +1,27 @@
+"""What `clawstream replay start` does, on an installation with fewer partitions than the topics' files say."""
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from clawstream.cli.replay import work_on
+from clawstream.config import load
+from clawstream.events import VotesFrom
+from clawstream.replay.running import Wanted
+from clawstream.stream.kafka import KafkaLog
+
+
+async def main(settings_file: Path, name: str, num_workers: int) -> None:
+    """Replay all there is with the votes that were cast, and print how it ended."""
+    settings = load(settings_file)
+    assert settings.kafka.bootstrap is not None
+    async with KafkaLog.connect(settings.kafka.bootstrap, prefix=settings.kafka.prefix) as log:
+        wanted = Wanted(name=name, since=None, until=None, session_id=None, votes_from=VotesFrom.LOG, judge=None)
+        ended = await work_on(settings, log, wanted, num_workers=num_workers, rate=None)
+    sys.stdout.write(json.dumps(asdict(ended)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])))

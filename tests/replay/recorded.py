@@ -1,0 +1,81 @@
+"""Logs that live stages have written, and replays over them in memory."""
+
+import asyncio
+import random
+from collections.abc import Iterable, Sequence
+
+from clawstream.config import JudgeSettings, Settings
+from clawstream.events import Event, ReplayEnded, ReplayStarted, VotesFrom
+from clawstream.judging.stage import Judge
+from clawstream.replay.running import Wanted, begin, shares, work_through
+from clawstream.replay.stages import hosted
+from clawstream.replay.work import Outcome, Worker
+from clawstream.stream.log import Outgoing, Place
+from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.stage import Record
+from clawstream.stream.topics import replay_topic, replay_topics
+from tests.flow import Flow, Oracle
+from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, Letters
+
+OUTPUTS = (TURNS, VERDICTS, HINTS, SAMPLES)
+SETTINGS = Settings(judge=JudgeSettings(votes=3))
+
+
+def lived(events: Iterable[Event], seed: int, judge: Oracle | None = None) -> Flow:
+    """What the live stages make of the exchanges, in any order."""
+    flow = Flow(judge)
+    flow.run(events, random.Random(seed))
+    return flow
+
+
+async def written(flow: Flow, partitions: int) -> MemoryLog:
+    """The flow's log on a broker, in the order in which it was written."""
+    log = MemoryLog(MemoryBroker(partitions=partitions))
+    records = [record for topic in flow.log.topics.values() for record in topic]
+    await log.write([Outgoing(record.event) for record in sorted(records, key=lambda record: record.timestamp_ms)])
+    return log
+
+
+def wanted(
+    name: str = "again", *, votes_from: VotesFrom = VotesFrom.LOG, judge: str | None = None, session: str | None = None
+) -> Wanted:
+    return Wanted(name=name, since=None, until=None, session_id=session, votes_from=votes_from, judge=judge)
+
+
+async def work(
+    log: MemoryLog, started: ReplayStarted, *, workers: int = 1, judge: Judge | None = None
+) -> Sequence[Outcome]:
+    """Each worker's share, at the same time."""
+    partitions = 1 + max(part.partition for part in started.ranges)
+    log.broker.create(replay_topics(started.replay, partitions=partitions, retention_ms=1000))
+    stages, asking = hosted(SETTINGS, started, Letters(), judge)
+    running = [Worker(started, log, stages, judging=asking).run(share) for share in shares(started, workers)]
+    return await asyncio.gather(*running)
+
+
+async def replayed(
+    log: MemoryLog, what: Wanted | None = None, *, workers: int = 1, judge: Judge | None = None
+) -> ReplayEnded:
+    """Start a replay and work it through."""
+    started, ended = await begin(log, what or wanted(), SETTINGS.judge)
+    assert ended is None
+    return await work_through(log, started, lambda begun: work(log, begun, workers=workers, judge=judge))
+
+
+async def said(log: MemoryLog, topics: Sequence[str]) -> dict[str, dict[str, Event]]:
+    """What stands on each topic by id, of two with one id the first."""
+    found: dict[str, dict[str, Event]] = {topic: {} for topic in topics}
+    async for records in log.follow(topics, until_end=True):
+        for record in records:
+            assert isinstance(record, Record)
+            found[record.topic].setdefault(record.event.event_id, record.event)
+    return found
+
+
+def raw(log: MemoryLog, places: Iterable[Place]) -> dict[Place, list[bytes | None]]:
+    """The bytes on each partition."""
+    return {place: [record.value for record in log.broker.records(place)] for place in places}
+
+
+def own(topic: str, name: str = "again") -> str:
+    return replay_topic(topic, name)

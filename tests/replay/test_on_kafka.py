@@ -1,0 +1,94 @@
+"""Replays on a real broker, with worker processes and a judge over HTTP."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from clawstream.cli.replay import work_on
+from clawstream.config import EngineSettings, JudgeSettings, KafkaSettings, Settings
+from clawstream.events import ReplayEnded, VotesFrom
+from clawstream.inference.judge_client import judge_name
+from clawstream.replay.registry import Registry, promote
+from clawstream.replay.reporting import compared
+from clawstream.replay.running import Wanted
+from clawstream.stream import admin
+from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.log import Outgoing
+from clawstream.stream.topics import event_topics
+from tests.judging.endpoint import completion, endpoint
+from tests.replay.making import DEMO, Maker, demo_model
+
+NUM_SESSIONS = 8
+
+pytestmark = pytest.mark.timeout(300)  # each worker is a process that loads a tokenizer
+
+
+@pytest.fixture
+async def recorded(kafka_bootstrap: str, topic_prefix: str, tmp_path: Path) -> AsyncIterator[tuple[Settings, KafkaLog]]:
+    """An installation's settings and its log, with sessions that were judged."""
+    await admin.apply(kafka_bootstrap, topic_prefix, partitions=3)
+    model_path = demo_model(tmp_path / "model")
+    settings = Settings(
+        data_dir=tmp_path,
+        kafka=KafkaSettings(bootstrap=kafka_bootstrap, prefix=topic_prefix),
+        engine=EngineSettings(model_path=model_path),
+        judge=JudgeSettings(votes=3),
+    )
+    async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log:
+        for exchanges, votes in Maker(model_path, DEMO).sessions(NUM_SESSIONS):
+            await log.write([Outgoing(event) for event in [*exchanges, *votes]])
+        yield settings, log
+
+
+async def start(
+    settings: Settings, log: KafkaLog, name: str, *, workers: int = 1, judge: str | None = None
+) -> ReplayEnded:
+    votes_from = VotesFrom.LOG if judge is None else VotesFrom.NEW
+    wanted = Wanted(name=name, since=None, until=None, session_id=None, votes_from=votes_from, judge=judge)
+    return await work_on(settings, log, wanted, num_workers=workers, rate=None)
+
+
+async def test_recorded_votes_give_the_same_bytes_by_one_process_and_by_two(
+    recorded: tuple[Settings, KafkaLog],
+) -> None:
+    settings, log = recorded
+    live = [topic for topic in event_topics() if topic != "clawstream.control.v1"]
+    before = await log.end_offsets(live)
+    one = await start(settings, log, "one")
+    two = await start(settings, log, "two", workers=2)
+    assert one.samples_sha256 == two.samples_sha256
+    assert one.num_exchanges == NUM_SESSIONS * DEMO.num_exchanges
+    assert one.num_samples == one.num_turns == NUM_SESSIONS * (DEMO.num_exchanges - 1)
+    assert 0 < one.num_hints < one.num_turns
+    assert one.num_unusable == 0
+    assert await log.end_offsets(live) == before
+    samples = await log.end_offsets(["clawstream.replay.two.samples.v1"])
+    assert sum(samples.values()) == two.num_samples + two.num_refused
+
+
+async def test_a_judge_asked_anew_over_http_can_be_compared_and_promoted(
+    recorded: tuple[Settings, KafkaLog],
+) -> None:
+    settings, log = recorded
+
+    async def answer(body: dict[str, Any]) -> web.StreamResponse:
+        hint = "[HINT_START]" in body["messages"][0]["content"]
+        return completion("\\boxed{-1}" if hint else "\\boxed{1}")
+
+    async with endpoint(answer) as judge:
+        asking = settings.judge.model_copy(update={"url": judge.url, "model": "new"})
+        settings = settings.model_copy(update={"judge": asking})
+        ended = await start(settings, log, "asked", workers=2, judge=judge_name("new", judge.url))
+        assert ended.num_calls == len(judge.bodies) == 6 * ended.num_turns
+    assert ended.num_samples == ended.num_turns == ended.num_verdicts == NUM_SESSIONS * (DEMO.num_exchanges - 1)
+    registry = await Registry.read(log)
+    found = (await compared(log, registry.started["asked"])).figures()
+    assert found["agreement"] is None
+    assert found["calls_replay"] == ended.num_calls
+    assert found["prompt_tokens_replay"] == 11 * ended.num_calls
+    assert found["turns_missing_live"] == ended.num_turns  # nobody's verdicts stand on the live topic
+    await promote(log, "asked", policy_id="policy", now_ms=1)
+    assert (await Registry.read(log)).pointer("policy") == "asked"
