@@ -7,6 +7,7 @@ power the log may get a record a second time; its id is the same, and the first 
 The one rule: `append` returns when the bytes are on the disk, and where it raises the file is as it was before.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -87,7 +88,7 @@ class Spool:
     def next_group(self) -> Sequence[Spooled]:
         """Return the oldest records that the log has not taken; empty when it has taken all."""
         while self._taken < self._end:
-            found = self._at(self._taken)
+            found = self._whole_at(self._taken)
             if found.records:
                 return found.records
             self._taken = found.end  # nothing but notes
@@ -109,9 +110,16 @@ class Spool:
         """Yield every record that the log has not taken."""
         place = self._taken
         while place < self._end:
-            found = self._at(place)
+            found = self._whole_at(place)
             yield from found.records
             place = found.end
+
+    def _whole_at(self, place: int) -> Contents:
+        """Return what stands at `place`; raises OSError where the disk has lost what it had: the next start cuts it."""
+        found = self._at(place)
+        if found.end == place:
+            raise OSError(errno.EIO, f"{self.path} is damaged at byte {place} of {self._end}")
+        return found
 
     def _at(self, place: int) -> Contents:
         """Return what stands at `place`: one whole frame at least, unless the frame there is not whole."""

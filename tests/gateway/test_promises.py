@@ -106,9 +106,10 @@ async def test_no_client_sees_a_finish_before_the_spool_is_on_the_disk(tokenizer
     async with house(tokenizer_folder, log=log, fsync=fsync) as gateway, gateway.asking(BODY) as answer:
         log.away = True
         seen = b""
-        while not syncing.is_set():
-            seen += await answer.content.readany()
-            await asyncio.sleep(0)
+        async with asyncio.timeout(WITHIN_S):
+            while not syncing.is_set():
+                assert not answer.content.at_eof()
+                seen += await answer.content.readany()
         assert b'finish_reason":"stop"' not in seen
         synced.set()
         assert b'finish_reason":"stop"' in await answer.content.read()
