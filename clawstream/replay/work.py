@@ -16,7 +16,7 @@ from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, ReplaySt
 from clawstream.replay.hosting import Host, Said, following
 from clawstream.replay.output import Output
 from clawstream.replay.ranges import VOTES, by_partition
-from clawstream.stream.calling import call_until_done, wait_before
+from clawstream.stream.calling import Caller, wait_before
 from clawstream.stream.log import Arrived, Place, Put, Undecodable
 from clawstream.stream.rebuild import in_clock_order
 from clawstream.stream.stage import Record, Stage
@@ -77,7 +77,7 @@ class Worker:
         self.judging = judging
         self._rate = exchanges_per_s
         self._on_progress = on_progress or (lambda _: None)
-        self.slots = asyncio.Semaphore(judging.calls_at_once if judging is not None else 1)
+        self.caller: Caller[Any, Any] | None = None
         self.output = Output(started.replay)
         self.progress = Progress()
 
@@ -85,6 +85,8 @@ class Worker:
         """Replay these partitions; return once all that they say is acknowledged."""
         self._now = asyncio.get_running_loop().time
         self._began_s = self._told_s = self._now()
+        if self.judging is not None:
+            self.caller = Caller(self.judging, retry_s=RETRY_S, on_retry=_retried)
         for number in numbers:
             known = await self._known_votes(number) if self.judging is not None else {}
             async with asyncio.TaskGroup() as tasks:
@@ -237,13 +239,13 @@ class _Partition:
 
     async def _call(self, cause: Record, call: Any) -> None:
         worker = self._worker
-        assert worker.judging is not None
+        assert worker.caller is not None
         known = self._known.get((call.turn_id, call.question, call.revision, call.number))
         if known is not None:
             votes: Sequence[Event] = [known]
         else:
             worker.progress.num_calls += 1
-            votes = await call_until_done(worker.judging, call, worker.slots, retry_s=RETRY_S, on_retry=_retried)
+            votes = await worker.caller.until_done(call)
             await worker.put([self._record(cause, vote) for vote in votes])
         for vote in votes:
             record = following(cause, VOTES, vote)

@@ -113,9 +113,9 @@ async def test_a_record_that_can_not_be_read_is_in_its_queue_and_the_rows_go_on(
     emptied: Engine, migrated_url: str, log: KafkaLog
 ) -> None:
     await append_bytes(log, "clawstream.exchanges.v1", story.SESSION.encode(), b"nonsense", [])
-    async with _projecting(migrated_url, log):
+    async with projecting(migrated_url, log):
         await log.append(story.STORY)
-        await _caught_up(emptied, log)
+        await caught_up(emptied, log)
     found = await letters(log)
     assert [(letter.id.group, letter.key, letter.reason) for letter in found] == [
         (GROUP, story.SESSION.encode(), Reason.UNDECODABLE)
