@@ -35,7 +35,7 @@ def test_defused_text_holds_no_verdict_no_hint_and_no_tag_of_ours(text: str) -> 
 @given(PIECES, PIECES, PIECES)
 def test_a_prompt_has_one_section_of_each_kind_whatever_was_said(request: str, answer: str, reply: str) -> None:
     prompt = score_prompt(case(request, answer, reply), 2000)
-    found = re.findall(r"<(/?\w+)(?: role=\"user\")?>", prompt.user)
+    found = re.findall(r"<(/?(?:request|answer|next_state|session))(?: role=\"user\")?>", prompt.user)
     assert found == ["request", "/request", "answer", "/answer", "next_state", "/next_state"]
 
 
