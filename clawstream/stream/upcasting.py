@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from clawstream.events import (
+    BatchPlanned,
     Event,
     ExchangeCompleted,
     ExchangeFailed,
@@ -31,6 +32,7 @@ def unsaid(*fields: str) -> Upcast:
 
 UPCASTERS: Upcasters = MappingProxyType(
     {
+        (BatchPlanned, 1): unsaid("replay"),
         (ExchangeCompleted, 1): unsaid("key_name", "num_spliced"),
         (ExchangeFailed, 1): unsaid("key_name"),
         (FeedbackGiven, 1): unsaid("key_name"),
