@@ -6,6 +6,7 @@ The policy has random weights: what it says is noise, what happens to it is not.
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from itertools import count
 
 import aiohttp
 import openai
@@ -107,16 +108,22 @@ async def _until_activated(settings: Settings, version: int) -> None:
                     return
 
 
-async def test_a_complaint_becomes_a_new_policy_version_whose_lineage_leads_back_to_the_request(
-    running: Installation,
-) -> None:
-    for attempt in range(40):  # a random policy seldom ends its answer, and one that is cut is no sample
+async def _complain(running: Installation) -> None:
+    """Never stop: a random policy seldom ends its answer, and one that is cut is no sample."""
+    for attempt in count():
         question = {"role": "user", "content": f"What is {attempt} + 2?"}
         answer = await _say(running, f"s{attempt}", [question])
         complaint = {"role": "user", "content": "no headings or bold please, just say it plainly"}
         history = [question, {"role": "assistant", "content": answer}, complaint]
         await _say(running, f"s{attempt}", history, done=True)
+
+
+async def test_a_complaint_becomes_a_new_policy_version_whose_lineage_leads_back_to_the_request(
+    running: Installation,
+) -> None:
+    complaining = asyncio.create_task(_complain(running))
     await _until_activated(running.settings, 1)
+    complaining.cancel()
 
     rows = await _rows(
         running,
