@@ -146,7 +146,10 @@ def live_schema(cursor: psycopg.Cursor) -> str:
 
 def key_column(table: Table) -> str:
     """Return the column that holds the record key of a row's record."""
-    return "session_id" if "session_id" in table.columns else "policy_id"
+    columns = table.columns
+    if "replay" in columns and "policy_id" not in columns:
+        return "replay"
+    return "session_id" if "session_id" in columns else "policy_id"
 
 
 def _key(table: Table) -> sql.Identifier:
