@@ -1,0 +1,328 @@
+"""One run: an installation of real processes under load and faults, then a drain, then what there is to see."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiokafka.errors import KafkaError
+
+from clawstream.config import Settings, dump
+from clawstream.errors import TryLater
+from clawstream.events import BatchPlanned, SampleAssembled, StepTaken
+from clawstream.inference.rendering import PromptRenderer
+from clawstream.inference.scripted import serving
+from clawstream.local.ports import reserved
+from clawstream.projections import database
+from clawstream.stream import admin
+from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.stage import Record
+from tests.chaos import reading
+from tests.chaos.clients import Clients, Door, Tally
+from tests.chaos.guards import Guard
+from tests.chaos.oracle import Collected, Moved
+from tests.chaos.parts import Part, command
+from tests.chaos.peers import Judges, Mood, engine
+from tests.chaos.schedule import Fault, Kind
+from tests.chaos.servers import Broker, Database, Proxy
+from tests.engine.tiny_model import make_model
+
+PARTS = {"gateway": 2, "turns": 2, "judging": 2, "samples": 2, "project": 2, "train": 1, "weights": 1}
+NAMES = tuple(f"{stage}-{number}" if slots > 1 else stage for stage, slots in PARTS.items() for number in range(slots))
+_CONTEXT_TOKENS = 4096
+_READY_WITHIN_S = 240.0
+_MOST_STARTS = 3  # before anything went wrong on purpose
+_NO_ROOM_FOR_S = 3.0  # after a disk was full: what was refused then is told now
+_MOODS = {Kind.JUDGES_SLEEP: Mood.ASLEEP, Kind.JUDGES_BUSY: Mood.BUSY, Kind.JUDGES_BABBLE: Mood.BABBLING}
+_NUMBERS = {Kind.KILL: signal.SIGKILL, Kind.STOP: signal.SIGTERM}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run is to be."""
+
+    folder: Path
+    seconds: float
+    faults: Sequence[Fault]
+    clients: int
+    drain_s: float
+    without: Guard | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """What came of it."""
+
+    collected: Collected
+    applied: Counter[str]
+    tally: Tally
+    drained: str | None  # None: everything came to its end; else what did not
+    drain_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class House:
+    """The installation under test."""
+
+    settings: Settings
+    broker: Broker
+    kafka_proxy: Proxy
+    database: Database
+    judges: Judges
+    parts: dict[str, Part]
+    full: Path  # while it is there, the spools' disk is full
+    no_room: list[tuple[float, float]] = field(default_factory=list)
+    applied: Counter[str] = field(default_factory=Counter)
+    one_broker_fault: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def had_room(self, since_s: float, until_s: float) -> bool:
+        """Whether the spools had room all the time."""
+        return not any(begin <= until_s and since_s <= end + _NO_ROOM_FOR_S for begin, end in self.no_room)
+
+
+async def perform(plan: Plan) -> Run:
+    """Run it all; every process is gone afterwards."""
+    async with _house(plan) as house, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        doors = [
+            Door(url=f"http://127.0.0.1:{_port(part)}", part=part)
+            for name, part in house.parts.items()
+            if name.startswith("gateway")
+        ]
+        await _until_ready(http, doors, house)
+        _say(f"every gateway is ready; {plan.clients} clients for {plan.seconds:g} s, {len(plan.faults)} faults")
+        clients = Clients(doors=doors, http=http, has_room=house.had_room)
+        moved: list[Moved] = []
+        watching = asyncio.create_task(reading.watch_offsets(house.settings.kafka, moved))
+        async with asyncio.TaskGroup() as talking:
+            for number in range(plan.clients):
+                talking.create_task(clients.talk(number))
+            await _harass(house, plan)
+            clients.stop.set()
+        _say(f"{len(clients.tally.seen)} answers were acknowledged; draining for at most {plan.drain_s:g} s")
+        drained, records, bad, took_s = await _drain(house, plan)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        collected = await _collect(house, clients.tally, records, bad, moved)
+    return Run(collected=collected, applied=house.applied, tally=clients.tally, drained=drained, drain_s=took_s)
+
+
+@contextlib.asynccontextmanager
+async def _house(plan: Plan) -> AsyncIterator[House]:
+    folder = plan.folder
+    model = await asyncio.to_thread(make_model, folder / "model", context_length_tokens=_CONTEXT_TOKENS)
+    renderer = PromptRenderer.load(model, "qwen3", enable_thinking=False)
+    backend = engine(renderer, context_length_tokens=_CONTEXT_TOKENS)
+    async with contextlib.AsyncExitStack() as stack:
+        kafka_proxy = await stack.enter_async_context(Proxy().running())
+        database_proxy = await stack.enter_async_context(Proxy().running())
+        broker, postgres = Broker(folder / "kafka", kafka_proxy), Database(folder / "postgres", database_proxy)
+        stack.push_async_callback(broker.stop)
+        stack.push_async_callback(postgres.stop)
+        await asyncio.gather(broker.start(), postgres.start())
+        await admin.apply(broker.bootstrap)
+        await asyncio.to_thread(database.upgrade, postgres.url)
+        engine_url = await stack.enter_async_context(serving(backend))
+        judges = await stack.enter_async_context(Judges().serving())
+        settings = _settings(folder, model, broker, postgres, engine_url, judges)
+        full = folder / "disk-is-full"
+        parts = {}
+        (folder / "logs").mkdir(exist_ok=True)
+        for name in NAMES:
+            port = stack.enter_context(reserved()) if name.startswith("gateway") else 0
+            parts[name] = _part(name, settings, folder, full, plan.without, port)
+        house = House(
+            settings=settings, broker=broker, kafka_proxy=kafka_proxy, database=postgres, judges=judges, parts=parts,
+            full=full,
+        )  # fmt: skip
+        keepers = [asyncio.create_task(part.keep()) for part in parts.values()]
+        try:
+            yield house
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+
+def _settings(
+    folder: Path, model: Path, broker: Broker, postgres: Database, engine_url: str, judges: Judges
+) -> Settings:
+    values: dict[str, Any] = {
+        "environment": False,
+        "data_dir": folder,
+        "cache_dir": folder / "cache",
+        "kafka": {"bootstrap": broker.bootstrap},
+        "postgres": {"url": postgres.url},
+        "engine": {"urls": (engine_url,), "model_path": model},
+        "policy": {"renderer": "qwen3", "enable_thinking": False},
+        "judge": {"url": judges.url, "votes": 1, "call_timeout_s": 20.0, "deadline_s": 120.0},
+        "training": {"batch_samples": 16, "max_wait_s": 3.0, "keep_checkpoints": 100_000, "threads": 1,
+                     "device": "cpu", "micro_batch_tokens": 4096},
+    }  # fmt: skip
+    return Settings(**values)
+
+
+def _part(name: str, settings: Settings, folder: Path, full: Path, without: Guard | None, port: int) -> Part:
+    kafka = settings.kafka.model_copy(update={"instance": f"slot-{name}"})
+    gateway = settings.gateway.model_copy(update={"port": port})
+    config = folder / f"{name}.json"
+    config.write_text(dump(settings.model_copy(update={"kafka": kafka, "gateway": gateway})))
+    argv = command(config, name.partition("-")[0], without=without, disk=full)
+    return Part(name=name, argv=argv, log=folder / "logs" / f"{name}.log")
+
+
+def _port(part: Part) -> int:
+    config = Path(part.argv[part.argv.index("--config") + 1])
+    found = json.loads(config.read_text())["gateway"]["port"]
+    assert isinstance(found, int)
+    return found
+
+
+async def _until_ready(http: aiohttp.ClientSession, doors: Sequence[Door], house: House) -> None:
+    """Return once every gateway is ready; raises RuntimeError with the words of a part that does not stay up."""
+    async with asyncio.timeout(_READY_WITHIN_S):
+        for door in doors:
+            while not await _ready(http, door):
+                for part in house.parts.values():
+                    if len(part.lives) > _MOST_STARTS:
+                        raise RuntimeError(f"{part.name} does not stay up: {part.log.read_text()[-1500:]}")
+                await asyncio.sleep(0.2)
+
+
+async def _ready(http: aiohttp.ClientSession, door: Door) -> bool:
+    try:
+        async with http.get(f"{door.url}/readyz", timeout=aiohttp.ClientTimeout(total=2)) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+async def _harass(house: House, plan: Plan) -> None:
+    """Return when the time is over and every fault has passed."""
+    began_s = time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        for fault in plan.faults:
+            tasks.create_task(_at(began_s + fault.at_s, house, fault))
+        await asyncio.sleep(plan.seconds)
+
+
+async def _at(when_s: float, house: House, fault: Fault) -> None:
+    await asyncio.sleep(max(0.0, when_s - time.monotonic()))
+    if await _apply(house, fault):
+        house.applied[fault.kind] += 1
+        _say(f"{fault.kind} {fault.part or ''} {fault.lasts_s:g} s")
+
+
+async def _apply(house: House, fault: Fault) -> bool:
+    """Let it go wrong, and be over; False: there was nothing to go wrong."""
+    if fault.part is not None:
+        return await _apply_to_part(house.parts[fault.part], fault)
+    if fault.kind in _MOODS:
+        house.judges.mood = _MOODS[fault.kind]
+        await asyncio.sleep(fault.lasts_s)
+        house.judges.mood = Mood.SOUND
+        return True
+    if fault.kind is Kind.DATABASE_RESTART:
+        await house.database.stop()
+        await house.database.start()
+        return True
+    async with house.one_broker_fault:
+        await _apply_to_broker(house, fault)
+    return True
+
+
+async def _apply_to_part(part: Part, fault: Fault) -> bool:
+    if fault.kind is not Kind.FREEZE:
+        return part.send(_NUMBERS[fault.kind])
+    frozen = part.send(signal.SIGSTOP)
+    await asyncio.sleep(fault.lasts_s)
+    part.send(signal.SIGCONT)
+    return frozen
+
+
+async def _apply_to_broker(house: House, fault: Fault) -> None:
+    match fault.kind:
+        case Kind.BROKER_STOP | Kind.BROKER_KILL:
+            await (house.broker.stop() if fault.kind is Kind.BROKER_STOP else house.broker.kill())
+            await asyncio.sleep(fault.lasts_s)
+            await house.broker.start()
+        case Kind.ACKS_DROPPED:
+            async with house.kafka_proxy.dropping_acks():
+                await asyncio.sleep(fault.lasts_s)
+        case Kind.DISK_FULL:
+            to_port, house.kafka_proxy.to_port = house.kafka_proxy.to_port, None
+            house.kafka_proxy.cut()
+            house.full.touch()
+            began_s = time.monotonic()
+            await asyncio.sleep(fault.lasts_s)
+            house.full.unlink()
+            house.no_room.append((began_s, time.monotonic()))
+            house.kafka_proxy.to_port = to_port
+        case _:
+            raise AssertionError(f"{fault.kind} is none of the broker's")
+
+
+async def _drain(house: House, plan: Plan) -> tuple[str | None, list[Record], list[str], float]:
+    """Return when nothing is left to do, or the time is over: what is left then, and the log as it stands."""
+    began_s = time.monotonic()
+    deadline_s = began_s + plan.drain_s
+    while True:
+        left, records, bad = "the log can't be read", list[Record](), list[str]()
+        with contextlib.suppress(TryLater, KafkaError):
+            left, records, bad = await _left(house)
+        if not left or time.monotonic() > deadline_s:
+            return left or None, records, bad, time.monotonic() - began_s
+        await asyncio.sleep(1.0)
+
+
+async def _left(house: House) -> tuple[str, list[Record], list[str]]:
+    spooled = [path.name for path in (house.settings.data_dir / "spool").glob("*.spool") if path.stat().st_size]
+    bootstrap = house.settings.kafka.bootstrap
+    assert bootstrap is not None
+    async with KafkaLog.connect(bootstrap, client_id="chaos-drain") as log:
+        lags = {group: await log.lag(group) for group in reading.GROUPS}
+        behind = [f"{group} is {lag} behind" for group, lag in lags.items() if lag != 0]
+        records, bad = await reading.everything(log)
+    return "; ".join([*spooled, *behind, *_untrained(records)]), records, bad
+
+
+def _untrained(records: Sequence[Record]) -> list[str]:
+    events = [record.event for record in records]
+    samples = {event.event_id for event in events if isinstance(event, SampleAssembled)}
+    plans = [event for event in events if isinstance(event, BatchPlanned)]
+    waiting = samples - {name for plan in plans for name in plan.sample_ids}
+    steps = {event.policy_version for event in events if isinstance(event, StepTaken)}
+    pending = {plan.policy_version for plan in plans} - steps
+    return [f"{len(some)} {what}" for some, what in ((waiting, "samples wait"), (pending, "steps are due")) if some]
+
+
+async def _collect(
+    house: House, tally: Tally, records: Sequence[Record], bad: Sequence[str], moved: Sequence[Moved]
+) -> Collected:
+    audit = await reading.audited(house.settings.data_dir / f"{NAMES[0]}.json")
+    return Collected(
+        seen=tuple(tally.seen),
+        records=records,
+        undecodable=bad,
+        rows=await asyncio.to_thread(reading.rows, house.database.url),
+        rows_differ=audit.rows_differ,
+        chain_breaks=audit.chain_breaks,
+        manifests=await asyncio.to_thread(reading.manifests, house.settings.checkpoints_dir),
+        moved=tuple(moved),
+        failed=tuple(tally.failed),
+    )
+
+
+def _say(words: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {words}", file=sys.stderr, flush=True)
+
+
+logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what it says of a broker that we stop is no news
