@@ -43,7 +43,7 @@ def _put_on_disk(disk: Path) -> None:
 
     for kept in (disk.parent / FOLDER).glob(f"*.spool{_DURABLE}"):
         _lose_power(kept.with_suffix(""), int(kept.read_text() or 0))
-    app.serve = functools.partial(app.serve, fsync=_fsync_unless(disk))  # type: ignore[assignment]
+    app.serve = functools.partial(app.serve, fsync=_fsync_unless(disk))
 
 
 def _lose_power(path: Path, durable_bytes: int) -> None:
