@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from tests.chaos.guards import Guard, directed
-from tests.chaos.oracle import counts, findings
+from tests.chaos.guards import Guard, directed, needed
+from tests.chaos.oracle import STAGES, counts, findings
 from tests.chaos.rig import NAMES, Plan, Run, perform
 from tests.chaos.schedule import schedule
 
@@ -25,15 +25,20 @@ def chaos(
     clients: Annotated[int, typer.Option(min=1)] = 24,
     drain_s: Annotated[float, typer.Option(min=1, help="How long the parts have to come to an end afterwards.")] = 240,
     broken: Annotated[Guard | None, typer.Option("--break", help="Take this guard out; the run must fail.")] = None,
+    faults_of: Annotated[Guard | None, typer.Option(help="Have the faults that reach this guard, and keep it.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep the run's folder here.")] = None,
 ) -> None:
     """Run the whole pipeline under faults; exit with 1 where a promise was not kept."""
-    faults = schedule(seed, seconds, NAMES) if broken is None else directed(broken)
+    guard = broken or faults_of
+    faults = schedule(seed, seconds, NAMES) if guard is None else directed(guard)
     typer.echo(f"seed {seed}, {len(faults)} faults", err=True)
     folder = Path(tempfile.mkdtemp(prefix="chaos-")) if keep is None else keep
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        plan = Plan(folder=folder, seconds=seconds, faults=faults, clients=clients, drain_s=drain_s, without=broken)
+        plan = Plan(
+            folder=folder, seconds=seconds, faults=faults, clients=clients, drain_s=drain_s, without=broken,
+            stages=STAGES if guard is None else needed(guard),
+        )  # fmt: skip
         run = asyncio.run(perform(plan))
     finally:
         if keep is None:

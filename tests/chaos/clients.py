@@ -14,7 +14,7 @@ from tests.chaos.oracle import Seen
 from tests.chaos.parts import Part
 
 _TURNS = 6
-_AGAIN_AFTER_S = 0.15
+_AGAIN_AFTER_S = 0.3
 _ANSWER_WITHIN_S = 90.0  # longer than any part is stopped for
 _SLACK_S = 1.0  # between a signal and what a client notices of it
 

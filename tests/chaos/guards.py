@@ -5,7 +5,7 @@ No production code knows of this: a guard is taken out by replacing it in the pr
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -20,6 +20,7 @@ class Guard(StrEnum):
     FSYNC = "ack-before-fsync"
     MANIFEST = "train-without-manifest"
     FENCE = "drop-fence"
+    BUFFERS = "keep-buffers"  # on revoke
 
 
 _SLOW_FSYNC_S = 1.0
@@ -38,6 +39,8 @@ def remove(guard: Guard, stage: str) -> None:
             _forget_plans()
         case Guard.FENCE, "project":
             _write_without_the_books()
+        case Guard.BUFFERS, "turns" | "judging" | "samples":
+            _go_on_where_we_were()
 
 
 def _commit_what_was_read() -> None:
@@ -100,6 +103,30 @@ def _write_without_the_books() -> None:
     """
 
 
+def _go_on_where_we_were() -> None:
+    from clawstream.stream.log import Commit, Place
+    from clawstream.stream.runner import _Worker
+
+    assign = _Worker.assigned
+
+    async def revoked(_self: Any, _places: frozenset[Place]) -> None:
+        return
+
+    async def assigned(self: Any, committed: Mapping[Place, Commit | None]) -> Mapping[Place, int]:
+        kept = dict(self._shares)
+        starts = dict(await assign(self, committed))
+        for number in kept.keys() & self._shares.keys():
+            share = kept[number]
+            self._shares[number].end()
+            self._shares[number] = share
+            self.member.resume(share.places)
+            starts |= {place: share.read_up_to(place) for place in share.places}
+        return starts
+
+    _Worker.revoked = revoked  # type: ignore[method-assign, assignment]
+    _Worker.assigned = assigned  # type: ignore[method-assign]
+
+
 def directed(guard: Guard) -> tuple[Fault, ...]:
     """Return the faults that reach what the guard keeps, in a minute or less."""
     match guard:
@@ -117,8 +144,26 @@ def directed(guard: Guard) -> tuple[Fault, ...]:
             )
         case Guard.MANIFEST:
             return tuple(Fault(at_s=at_s, kind=Kind.KILL, part="train") for at_s in (8.0, 18.0))
+        case Guard.BUFFERS:
+            return (Fault(at_s=4.0, kind=Kind.FREEZE, part="turns-0", lasts_s=14.0),)
         case Guard.FENCE:
             return (
                 Fault(at_s=5.0, kind=Kind.FREEZE, part="project-0", lasts_s=13.0),
                 Fault(at_s=22.0, kind=Kind.FREEZE, part="project-1", lasts_s=13.0),
             )
+
+
+def needed(guard: Guard) -> frozenset[str]:
+    """Return the stages that its directed faults need; the others would only take time."""
+    joined = {"gateway", "turns", "judging", "samples"}
+    match guard:
+        case Guard.COMMIT_LATE:
+            return frozenset(joined)
+        case Guard.DEDUPE | Guard.MANIFEST:
+            return frozenset(joined | {"train"})
+        case Guard.FSYNC:
+            return frozenset({"gateway"})
+        case Guard.FENCE:
+            return frozenset({"gateway", "turns", "project"})
+        case Guard.BUFFERS:
+            return frozenset({"gateway", "turns"})

@@ -41,6 +41,9 @@ class Promise(StrEnum):
     LOG_CONFLICTS = "log_conflicts"
 
 
+STAGES = frozenset(("gateway", "turns", "judging", "samples", "project", "train", "weights"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """An answer whose finish a client saw."""
@@ -75,7 +78,7 @@ class Collected:
     manifests: Mapping[int, BatchPlanned] = field(default_factory=dict)  # of the checkpoints, by version
     moved: Sequence[Moved] = ()
     failed: Sequence[str] = ()  # requests, while their gateway was up and had room
-    expects_samples: bool = True  # False: parts that make them were left out
+    stages: frozenset[str] = STAGES  # that ran
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +108,9 @@ def findings(found: Collected) -> list[Finding]:
     log = _Log(found.records)
     broken = [
         *_exchanges(found.seen, log),
-        *_turns(found.seen, log, expects_samples=found.expects_samples),
+        *_turns(found.seen, log, found.stages),
         *_samples(log),
-        *_steps(log, found.manifests, expects_all=found.expects_samples),
+        *_steps(log, found.manifests, found.stages),
         *_conflicts(log),
         *_order(found.seen, log),
         *_rows(found, log),
@@ -151,14 +154,14 @@ def _exchanges(seen: Sequence[Seen], log: _Log) -> Iterable[Finding]:
             yield Finding(promise=Promise.EXCHANGES_LOST, what=f"{one} is {record.event.message!r} on the log")
 
 
-def _turns(seen: Sequence[Seen], log: _Log, *, expects_samples: bool) -> Iterable[Finding]:
+def _turns(seen: Sequence[Seen], log: _Log, stages: frozenset[str]) -> Iterable[Finding]:
     paired = {event.turn_id for event in log.of(TurnPaired) if isinstance(event, TurnPaired)}
-    for session in _by_session(seen).values():
+    for session in _by_session(seen).values() if "turns" in stages else ():
         echoed = {one.turn for one in session}
         for one in session:
             if one.turn + 1 in echoed and one.exchange_id not in paired:
                 yield Finding(promise=Promise.TURNS_LOST, what=f"{one} was echoed, and is not paired")
-    if not expects_samples:
+    if "samples" not in stages:
         return
     outcomes = {
         event.turn_id for event in log.of(SampleAssembled, SampleRefused)
@@ -181,7 +184,7 @@ def _samples(log: _Log) -> Iterable[Finding]:
             yield Finding(promise=Promise.SAMPLES_DUPLICATED, what=f"{look} has the outcomes {sorted(ids)}")
 
 
-def _steps(log: _Log, manifests: Mapping[int, BatchPlanned], *, expects_all: bool) -> Iterable[Finding]:
+def _steps(log: _Log, manifests: Mapping[int, BatchPlanned], stages: frozenset[str]) -> Iterable[Finding]:
     plans = {event.policy_version: event for event in log.of(BatchPlanned) if isinstance(event, BatchPlanned)}
     samples = {event.event_id for event in log.of(SampleAssembled)}
     # What was executed is what the manifests say; the log's plan stands for a version whose checkpoint is gone.
@@ -202,7 +205,7 @@ def _steps(log: _Log, manifests: Mapping[int, BatchPlanned], *, expects_all: boo
         if plan is None or len(plan.sample_ids) != step.num_samples:
             what = f"step {step.policy_version} of {step.num_samples} samples is not the one that was planned"
             yield Finding(promise=Promise.LOG_CONFLICTS, what=what)
-    for name in sorted(samples - set(times)) if expects_all else ():
+    for name in sorted(samples - set(times)) if "train" in stages else ():
         yield Finding(promise=Promise.TURNS_LOST, what=f"sample {name} is in no step")
 
 

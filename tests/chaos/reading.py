@@ -6,14 +6,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psycopg
-from aiokafka.errors import KafkaError
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from psycopg import sql
 from sqlalchemy.engine import make_url
 
-from clawstream.config import KafkaSettings, inherited_environment
-from clawstream.errors import TryLater
+from clawstream.config import inherited_environment
 from clawstream.events import BatchPlanned
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.stage import Record
@@ -25,7 +25,8 @@ TOPICS = (
     "clawstream.hints.v1", "clawstream.samples.v1", "clawstream.policy.v1",
 )  # fmt: skip
 GROUPS = ("turns", "judging", "samples", "project")
-_LOOK_EVERY_S = 0.5
+_COMMITS = "__consumer_offsets"
+_NEWEST_COMMIT_KEY = 1  # versions above are of a group's members
 _AUDIT_WITHIN_S = 300.0
 
 
@@ -42,26 +43,52 @@ async def everything(log: KafkaLog) -> tuple[list[Record], list[str]]:
     return records, bad
 
 
-async def watch_offsets(settings: KafkaSettings, moved: list[Moved]) -> None:
-    """Note every offset of a group that goes back, until cancelled."""
-    newest: dict[tuple[str, str, int], int] = {}
-    assert settings.bootstrap is not None
-    while True:
-        try:
-            async with KafkaLog.connect(settings.bootstrap, prefix=settings.prefix, client_id="chaos-watch") as log:
-                while True:
-                    for group in GROUPS:
-                        for place, commit in (await log.committed(group)).items():
-                            at = (group, *place)
-                            if commit.offset < newest.get(at, 0):
-                                moved.append(
-                                    Moved(group=group, topic=place.topic, partition=place.partition,
-                                          was=newest[at], found=commit.offset)
-                                )  # fmt: skip
-                            newest[at] = commit.offset
-                    await asyncio.sleep(_LOOK_EVERY_S)
-        except (TryLater, KafkaError, OSError, ConnectionError):
-            await asyncio.sleep(_LOOK_EVERY_S)
+async def moved(bootstrap: str) -> list[Moved]:
+    """Return every commit of a stage's group that took an offset back, by the broker's own log of commits."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        await consumer.topics()
+        places = [TopicPartition(_COMMITS, number) for number in consumer.partitions_for_topic(_COMMITS) or ()]
+        consumer.assign(places)
+        ends = await consumer.end_offsets(places)
+        newest: dict[_Committed, int] = {}
+        back: list[Moved] = []
+        for place, end in ends.items():
+            while await consumer.position(place) < end:
+                for record in (await consumer.getmany(place, timeout_ms=500)).get(place, ()):
+                    commit = _commit_of(record.key, record.value)
+                    if commit is None:
+                        continue
+                    where, offset = commit
+                    if offset < newest.get(where, 0):
+                        back.append(Moved(**where._asdict(), was=newest[where], found=offset))
+                    newest[where] = offset
+        return back
+    finally:
+        await consumer.stop()
+
+
+class _Committed(NamedTuple):
+    group: str
+    topic: str
+    partition: int
+
+
+def _commit_of(key: bytes, value: bytes | None) -> tuple[_Committed, int] | None:
+    """Return a stage's commit (Kafka's OffsetCommitKey and -Value); None for what else the broker notes there."""
+    if value is None or int.from_bytes(key[:2]) > _NEWEST_COMMIT_KEY:
+        return None
+    group, rest = _text(key[2:])
+    topic, rest = _text(rest)
+    if group not in GROUPS:
+        return None
+    return _Committed(group, topic, int.from_bytes(rest[:4])), int.from_bytes(value[2:10])
+
+
+def _text(data: bytes) -> tuple[str, bytes]:
+    end = 2 + int.from_bytes(data[:2])
+    return data[2:end].decode(), data[end:]
 
 
 def rows(url: str) -> dict[str, frozenset[str]]:
