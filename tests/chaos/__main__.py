@@ -48,7 +48,7 @@ def chaos(
     typer.echo(text)
     if json_file is not None:
         json_file.write_text(text + "\n")
-    if any(value for value in list(report.values())[3:]) or run.drained is not None:
+    if any(value for value in list(report.values())[3:]) or run.drained is not None or run.crashes:
         sys.exit(1)
 
 
@@ -60,7 +60,8 @@ def judged(run: Run, seed: int) -> dict[str, object]:
     tally = run.tally
     typer.echo(
         f"cut {tally.cut}, stated 503 {tally.unavailable}, no room {tally.refused_for_want_of_room}; "
-        f"records {len(run.collected.records)}; drained in {run.drain_s:.0f} s: {run.drained or 'all'}",
+        f"records {len(run.collected.records)}; drained in {run.drain_s:.0f} s: {run.drained or 'all'}; "
+        f"crashed: {run.crashes or 'none'}",
         err=True,
     )
     acknowledged = {

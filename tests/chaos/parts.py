@@ -13,6 +13,7 @@ from pathlib import Path
 from clawstream.config import inherited_environment
 from clawstream.local.leash import die_with_parent
 
+_OPERATOR = 2  # the exit status for something that a person has to change, or that passes
 _STOPS_WITHIN_S = 45.0
 _AGAIN_AFTER_S = 0.5  # one that ends at once, as a part may while the broker is away
 
@@ -26,6 +27,7 @@ class Life:
     told_to_stop_s: float | None = None
     ended_s: float | None = None
     heard_s: float | None = None  # when it first answered anything
+    status: int | None = None  # as it ended; minus n for signal n
 
     def is_away(self, at_s: float) -> bool:
         """Whether it has not begun to serve yet, or no longer."""
@@ -80,6 +82,12 @@ class Part:
         lives = [life for life in self.lives if life.began_s <= until_s and (life.ended_s or until_s) >= since_s]
         return not lives or self.cut(since_s, until_s) or any(life.is_away(until_s) for life in lives)
 
+    @property
+    def num_crashes(self) -> int:
+        """How many of its processes ended as a bug ends them: by no signal, and not for an operator to mend."""
+        statuses = [life.status for life in self.lives if life.status is not None]
+        return sum(status > 0 and status != _OPERATOR for status in statuses)
+
     async def _live(self) -> None:
         with self.log.open("ab") as words:
             self._process = await asyncio.create_subprocess_exec(
@@ -88,7 +96,7 @@ class Part:
                 env=inherited_environment() | {"OMP_NUM_THREADS": "1"}, preexec_fn=die_with_parent,
             )  # fmt: skip
         self.lives.append(Life(began_s=time.monotonic()))
-        await self._process.wait()
+        self.lives[-1].status = await self._process.wait()
         self.lives[-1].ended_s = time.monotonic()
 
     async def _end(self) -> None:

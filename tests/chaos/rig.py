@@ -68,6 +68,7 @@ class Run:
     tally: Tally
     drained: str | None  # None: everything came to its end; else what did not
     drain_s: float
+    crashes: dict[str, int]  # by part
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +110,11 @@ async def perform(plan: Plan) -> Run:
         _say(f"{len(clients.tally.seen)} answers were acknowledged; draining for at most {plan.drain_s:g} s")
         drained, records, bad, took_s = await _drain(house, plan)
         collected = await _collect(house, plan, clients.tally, records, bad)
-    return Run(collected=collected, applied=house.applied, tally=clients.tally, drained=drained, drain_s=took_s)
+    crashes = {name: part.num_crashes for name, part in house.parts.items() if part.num_crashes}
+    return Run(
+        collected=collected, applied=house.applied, tally=clients.tally, drained=drained, drain_s=took_s,
+        crashes=crashes,
+    )  # fmt: skip
 
 
 @contextlib.asynccontextmanager
@@ -232,8 +237,9 @@ async def _apply(house: House, fault: Fault) -> bool:
         await house.database.start()
         return True
     async with house.one_broker_fault:
+        before = house.kafka_proxy.num_acks_dropped
         await _apply_to_broker(house, fault)
-    return True
+        return fault.kind is not Kind.ACKS_DROPPED or house.kafka_proxy.num_acks_dropped > before
 
 
 async def _apply_to_part(part: Part, fault: Fault) -> bool:
