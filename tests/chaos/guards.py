@@ -145,7 +145,11 @@ def directed(guard: Guard) -> tuple[Fault, ...]:
         case Guard.MANIFEST:
             return tuple(Fault(at_s=at_s, kind=Kind.KILL, part="train") for at_s in (8.0, 18.0))
         case Guard.BUFFERS:
-            return (Fault(at_s=4.0, kind=Kind.FREEZE, part="turns-0", lasts_s=14.0),)
+            # It wakes to slow judges, so that it is far behind its successor when it is given its partitions again.
+            return (
+                Fault(at_s=4.0, kind=Kind.FREEZE, part="judging-0", lasts_s=14.0),
+                Fault(at_s=17.0, kind=Kind.JUDGES_SLEEP, lasts_s=8.0),
+            )
         case Guard.FENCE:
             return (
                 Fault(at_s=5.0, kind=Kind.FREEZE, part="project-0", lasts_s=13.0),
@@ -166,4 +170,4 @@ def needed(guard: Guard) -> frozenset[str]:
         case Guard.FENCE:
             return frozenset({"gateway", "turns", "project"})
         case Guard.BUFFERS:
-            return frozenset({"gateway", "turns"})
+            return frozenset({"gateway", "turns", "judging"})

@@ -34,7 +34,6 @@ from tests.chaos.parts import Part, command
 from tests.chaos.peers import Judges, Mood, engine
 from tests.chaos.schedule import Fault, Kind
 from tests.chaos.servers import Broker, Database, Proxy
-from tests.engine.tiny_model import make_model
 
 PARTS = {"gateway": 2, "turns": 2, "judging": 2, "samples": 2, "project": 2, "train": 1, "weights": 1}
 NAMES = tuple(f"{stage}-{number}" if slots > 1 else stage for stage, slots in PARTS.items() for number in range(slots))
@@ -120,7 +119,7 @@ async def perform(plan: Plan) -> Run:
 @contextlib.asynccontextmanager
 async def _house(plan: Plan) -> AsyncIterator[House]:
     folder = plan.folder
-    model = await asyncio.to_thread(make_model, folder / "model", context_length_tokens=_CONTEXT_TOKENS)
+    model = await asyncio.to_thread(_model, folder / "model", plan.stages)
     renderer = PromptRenderer.load(model, "qwen3", enable_thinking=False)
     backend = engine(renderer, context_length_tokens=_CONTEXT_TOKENS)
     async with contextlib.AsyncExitStack() as stack:
@@ -152,6 +151,15 @@ async def _house(plan: Plan) -> AsyncIterator[House]:
             for keeper in keepers:
                 keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
+
+
+def _model(folder: Path, stages: frozenset[str]) -> Path:
+    """Make the policy's folder; its weights are for the trainer alone, and torch takes seconds to import."""
+    from tests.engine.tiny_model import make_config, make_model
+
+    make = make_model if "train" in stages else make_config
+    make(folder, context_length_tokens=_CONTEXT_TOKENS)
+    return folder
 
 
 def _settings(

@@ -14,7 +14,7 @@ from tests.chaos.guards import Guard
 from tests.chaos.oracle import Promise
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(480)]
-_SECONDS = {Guard.COMMIT_LATE: 16, Guard.DEDUPE: 24, Guard.FSYNC: 14, Guard.MANIFEST: 24, Guard.FENCE: 38}
+_SECONDS = {Guard.COMMIT_LATE: 16, Guard.DEDUPE: 24, Guard.FSYNC: 14, Guard.MANIFEST: 24, Guard.FENCE: 38, Guard.BUFFERS: 28}
 _BREAKS = {
     Guard.COMMIT_LATE: {Promise.TURNS_LOST},
     Guard.DEDUPE: {Promise.SAMPLES_TRAINED_TWICE},
