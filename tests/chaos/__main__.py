@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from tests.chaos.rig import Run
 
 _SHOWN = 40
+_SECONDS = 60.0
+_AFTERWARDS_S = 5.0  # under load, when the last fault of a directed run has passed
 
 
 def chaos(
-    seconds: Annotated[float, typer.Option(min=1)] = 60.0,
+    seconds: Annotated[float | None, typer.Option(min=1, help="If unsaid, 60, or as the directed faults take.")] = None,
     seed: Annotated[int, typer.Option(help="Of the schedule of faults.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
     clients: Annotated[int, typer.Option(min=1)] = 24,
@@ -38,7 +40,12 @@ def chaos(
         hide_torch()
     from tests.chaos.rig import NAMES, Plan, perform
 
-    faults = schedule(seed, seconds, NAMES) if guard is None else directed(guard)
+    if guard is None:
+        seconds = seconds or _SECONDS
+        faults = schedule(seed, seconds, NAMES)
+    else:
+        faults = directed(guard)
+        seconds = seconds or max(fault.at_s + fault.lasts_s for fault in faults) + _AFTERWARDS_S
     typer.echo(f"seed {seed}, {len(faults)} faults", err=True)
     folder = Path(tempfile.mkdtemp(prefix="chaos-")) if keep is None else keep
     folder.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,7 @@ from tests.chaos.servers import Broker, Database, Proxy
 PARTS = {"gateway": 2, "turns": 2, "judging": 2, "samples": 2, "project": 2, "train": 1, "weights": 1}
 NAMES = tuple(f"{stage}-{number}" if slots > 1 else stage for stage, slots in PARTS.items() for number in range(slots))
 _CONTEXT_TOKENS = 4096
+_POLICY_TOPIC = "clawstream.policy.v1"
 _READY_WITHIN_S = 240.0
 _MOST_STARTS = 3  # before anything went wrong on purpose
 _NO_ROOM_FOR_S = 3.0  # after a disk was full: what was refused then is told now
@@ -99,6 +100,8 @@ async def perform(plan: Plan) -> Run:
             if name.startswith("gateway")
         ]
         await _until_ready(http, doors, house)
+        if "train" in plan.stages:
+            await _until_published(house)
         _say(f"every gateway is ready; {plan.clients} clients for {plan.seconds:g} s, {len(plan.faults)} faults")
         clients = Clients(doors=doors, http=http, has_room=house.had_room)
         async with asyncio.TaskGroup() as talking:
@@ -205,6 +208,13 @@ async def _until_ready(http: aiohttp.ClientSession, doors: Sequence[Door], house
                     if len(part.lives) > _MOST_STARTS:
                         raise RuntimeError(f"{part.name} does not stay up: {part.log.read_text()[-1500:]}")
                 await asyncio.sleep(0.2)
+
+
+async def _until_published(house: House) -> None:
+    """Return once the trainer has said where it starts from: faults that come before would be none of its."""
+    async with asyncio.timeout(_READY_WITHIN_S), KafkaLog.connect(house.broker.bootstrap, client_id="chaos") as log:
+        while not any((await log.end_offsets([_POLICY_TOPIC])).values()):
+            await asyncio.sleep(0.2)
 
 
 async def _ready(http: aiohttp.ClientSession, door: Door) -> bool:

@@ -14,7 +14,6 @@ from tests.chaos.guards import Guard
 from tests.chaos.oracle import Promise
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(480)]
-_SECONDS = {Guard.COMMIT_LATE: 16, Guard.DEDUPE: 24, Guard.FSYNC: 14, Guard.MANIFEST: 24, Guard.FENCE: 38, Guard.BUFFERS: 28}
 _BREAKS = {
     Guard.COMMIT_LATE: {Promise.TURNS_LOST},
     Guard.DEDUPE: {Promise.SAMPLES_TRAINED_TWICE},
@@ -28,8 +27,8 @@ _BREAKS = {
 def _run(folder: Path, option: str, guard: Guard) -> tuple[int, dict[str, int]]:
     report = folder / "report.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos", option, guard, "--seconds", str(_SECONDS.get(guard, 24)),
-         "--clients", "8", "--drain-s", "90", "--keep", str(folder / "run"), "--json", str(report)],
+        [sys.executable, "-m", "tests.chaos", option, guard, "--clients", "8", "--drain-s", "90",
+         "--keep", str(folder / "run"), "--json", str(report)],
         check=False, capture_output=True, text=True, timeout=450,
     )  # fmt: skip
     assert report.exists(), done.stderr[-2000:]
