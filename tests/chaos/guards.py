@@ -136,14 +136,23 @@ def directed(guard: Guard) -> tuple[Fault, ...]:
                 *(Fault(at_s=at_s, kind=Kind.KILL, part=f"judging-{at_s % 2:.0f}") for at_s in (6.0, 7.0, 10.0, 11.0)),
             )
         case Guard.DEDUPE:
-            return tuple(Fault(at_s=at_s, kind=Kind.ACKS_DROPPED, lasts_s=1.5) for at_s in (6.0, 12.0, 18.0))
+            # What it had delivered without hearing of it, the next one that has its partitions delivers again.
+            return tuple(
+                fault
+                for at_s in (6.0, 14.0)
+                for fault in (
+                    Fault(at_s=at_s, kind=Kind.ACKS_DROPPED, lasts_s=3.0),
+                    Fault(at_s=at_s + 2.5, kind=Kind.KILL, part="samples-0"),
+                    Fault(at_s=at_s + 2.5, kind=Kind.KILL, part="samples-1"),
+                )
+            )
         case Guard.FSYNC:
             return (
                 Fault(at_s=4.0, kind=Kind.BROKER_STOP, lasts_s=5.0),
                 *(Fault(at_s=at_s, kind=Kind.KILL, part=f"gateway-{at_s % 2:.0f}") for at_s in (8.0, 9.0)),
             )
         case Guard.MANIFEST:
-            return tuple(Fault(at_s=at_s, kind=Kind.KILL, part="train") for at_s in (8.0, 18.0))
+            return tuple(Fault(at_s=at_s, kind=Kind.KILL, part="train") for at_s in (12.0, 20.0))
         case Guard.BUFFERS:
             # It wakes to slow judges, so that it is far behind its successor when it is given its partitions again.
             return (
