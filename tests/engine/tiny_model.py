@@ -3,10 +3,9 @@
 import string
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3Config
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -44,6 +43,23 @@ def make_model(
     feed_forward: int = 64,
 ) -> Path:
     """A model folder that transformers, the CPU engine and SGLang load; equal seeds give equal weights."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    config = make_config(
+        folder, width=width, layers=layers, context_length_tokens=context_length_tokens, feed_forward=feed_forward
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.save_pretrained(folder)
+    return folder
+
+
+def make_config(
+    folder: Path, *, width: int = 32, layers: int = 2, context_length_tokens: int = 2048, feed_forward: int = 64
+) -> Qwen3Config:
+    """A model folder without weights, for whoever only renders prompts; torch is not asked for."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer(folder)
     config = Qwen3Config(
@@ -60,8 +76,5 @@ def make_model(
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
-    model.save_pretrained(folder)
-    return folder
+    config.save_pretrained(folder)
+    return config

@@ -1,0 +1,136 @@
+"""What there is to see after a run: read from the broker, the database, the disk and the audit."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from psycopg import sql
+from sqlalchemy.engine import make_url
+
+from clawstream.config import inherited_environment
+from clawstream.events import BatchPlanned
+from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.stage import Record
+from clawstream.training.checkpoints import read
+from tests.chaos.oracle import TABLES, Moved
+
+TOPICS = (
+    "clawstream.exchanges.v1", "clawstream.turns.v1", "clawstream.votes.v1", "clawstream.verdicts.v1",
+    "clawstream.hints.v1", "clawstream.samples.v1", "clawstream.policy.v1",
+)  # fmt: skip
+GROUPS = ("turns", "judging", "samples", "project")
+_COMMITS = "__consumer_offsets"
+_NEWEST_COMMIT_KEY = 1  # versions above are of a group's members
+_AUDIT_WITHIN_S = 300.0
+
+
+async def everything(log: KafkaLog) -> tuple[list[Record], list[str]]:
+    """Return every record of the sessions' and the policy's topics, and what can't be read, each partition in order."""
+    records: list[Record] = []
+    bad: list[str] = []
+    async for found in log.follow(TOPICS, until_end=True):
+        for one in found:
+            if isinstance(one, Record):
+                records.append(one)
+            else:
+                bad.append(f"{one.topic}-{one.partition} offset {one.offset}: {one.reason}")
+    return records, bad
+
+
+async def moved(bootstrap: str) -> list[Moved]:
+    """Return every commit of a stage's group that took an offset back, by the broker's own log of commits."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        await consumer.topics()
+        places = [TopicPartition(_COMMITS, number) for number in consumer.partitions_for_topic(_COMMITS) or ()]
+        consumer.assign(places)
+        ends = await consumer.end_offsets(places)
+        newest: dict[_Committed, int] = {}
+        back: list[Moved] = []
+        for place, end in ends.items():
+            while await consumer.position(place) < end:
+                for record in (await consumer.getmany(place, timeout_ms=500)).get(place, ()):
+                    commit = _commit_of(record.key, record.value)
+                    if commit is None:
+                        continue
+                    where, offset = commit
+                    if offset < newest.get(where, 0):
+                        back.append(Moved(**where._asdict(), was=newest[where], found=offset))
+                    newest[where] = offset
+        return back
+    finally:
+        await consumer.stop()
+
+
+class _Committed(NamedTuple):
+    group: str
+    topic: str
+    partition: int
+
+
+def _commit_of(key: bytes, value: bytes | None) -> tuple[_Committed, int] | None:
+    """Return a stage's commit (Kafka's OffsetCommitKey and -Value); None for what else the broker notes there."""
+    if value is None or int.from_bytes(key[:2]) > _NEWEST_COMMIT_KEY:
+        return None
+    group, rest = _text(key[2:])
+    topic, rest = _text(rest)
+    if group not in GROUPS:
+        return None
+    return _Committed(group, topic, int.from_bytes(rest[:4])), int.from_bytes(value[2:10])
+
+
+def _text(data: bytes) -> tuple[str, bytes]:
+    end = 2 + int.from_bytes(data[:2])
+    return data[2:end].decode(), data[end:]
+
+
+def rows(url: str) -> dict[str, frozenset[str]]:
+    """Return the event ids in each table."""
+    dsn = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(dsn) as connection:
+        return {
+            table: frozenset(
+                str(event_id)
+                for (event_id,) in connection.execute(
+                    sql.SQL("SELECT event_id::text FROM {}").format(sql.Identifier(table))
+                )
+            )
+            for table in TABLES
+        }
+
+
+def manifests(folder: Path) -> Mapping[int, BatchPlanned]:
+    """Return the plan in each checkpoint's manifest; raises UnusableCheckpoint for one that is not whole."""
+    found = [read(path, contents=False) for path in sorted(folder.glob("v*"))]
+    return {checkpoint.version: checkpoint.plan for checkpoint in found}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audited:
+    """What `clawstream audit verify` says."""
+
+    rows_differ: int
+    chain_breaks: int
+    records: int
+
+
+async def audited(config: Path) -> Audited:
+    """Run the audit as an operator does."""
+    arguments: Sequence[str] = ("-m", "clawstream", "--config", str(config), "audit", "verify", "--json")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env=inherited_environment(),
+    )  # fmt: skip
+    async with asyncio.timeout(_AUDIT_WITHIN_S):
+        said, words = await process.communicate()
+    if not said.strip():
+        raise RuntimeError(f"the audit said nothing, and ended with {process.returncode}: {words.decode()[-1000:]}")
+    found = json.loads(said)
+    return Audited(rows_differ=found["rows_differ"], chain_breaks=len(found["breaks"]), records=found["records"])
