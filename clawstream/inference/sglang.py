@@ -187,7 +187,8 @@ class SglangEngine:
             ) as response:
                 yield response
         except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
-            raise TryLater(f"engine {self._url}{path}: no answer ({error!r}); ask again") from error
+            why = str(error) or type(error).__name__
+            raise TryLater(f"engine {self._url}{path}: no answer ({why}); ask again") from error
 
     async def _check(self, response: aiohttp.ClientResponse, path: str, *, read: bool = False) -> Mapping[str, Any]:
         if response.status == 200 and not read:
