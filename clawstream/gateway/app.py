@@ -54,19 +54,16 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set and the answers under way are over, for at most 30 s; `started` gets the address."""
     policy = settings.policy
-    renderer = PromptRenderer.load(
-        _model_path(settings),
-        policy.renderer,
-        policy.enable_thinking,
-        trust_tokenizer_code=policy.trust_tokenizer_code,
-    )
-    largest_id = _largest_id(_model_path(settings), renderer)
+    renderer = PromptRenderer.of(policy, settings.engine.base_policy)
+    largest_id = _largest_id(settings.engine.base_policy, renderer)
     async with engine_session(settings.engine) as session:
         admission = Admission(
             settings=settings.gateway,
             policy=policy,
             renderer=renderer,
-            engines=Engines(policy.id, [_engine(session, url, settings, largest_id) for url in _engine_urls(settings)]),
+            engines=Engines(
+                policy.id, [_engine(session, url, settings, largest_id) for url in settings.engine.addresses]
+            ),
             recorder=Recorder(log, ack_timeout_s=settings.gateway.ack_timeout_s),
             sessions=SessionIndex(settings.gateway.index_window_s * 1000),
             answers=SampledAnswers(),
@@ -184,13 +181,3 @@ def _engine(session: aiohttp.ClientSession, url: str, settings: Settings, larges
         answers_within_s=settings.engine.answers_within_s,
         largest_token_id=largest_id,
     )
-
-
-def _engine_urls(settings: Settings) -> tuple[str, ...]:
-    return settings.engine.urls or (f"http://127.0.0.1:{settings.engine.port}",)
-
-
-def _model_path(settings: Settings) -> Path:
-    if settings.engine.model_path is None:
-        raise ConfigError("engine.model_path is not set: name the Hugging Face folder of the policy")
-    return settings.engine.model_path
