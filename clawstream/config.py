@@ -77,6 +77,18 @@ class EngineSettings(Section):
     threads: int = Field(1, ge=1, description="of the embedded engine")
     max_running_requests: int = Field(64, ge=1, description="of the embedded engine")
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The engines in force: `urls`, or the embedded one."""
+        return self.urls or (f"http://127.0.0.1:{self.port}",)
+
+    @property
+    def base_policy(self) -> Path:
+        """The folder of the base policy; raises ConfigError where none is set."""
+        if self.model_path is None:
+            raise ConfigError("engine.model_path is not set: name the Hugging Face folder of the policy")
+        return self.model_path
+
     @model_validator(mode="after")
     def _addresses_are_no_secrets(self) -> "EngineSettings":
         for number, url in enumerate(self.urls):

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,7 +33,7 @@ def engine(
     from clawstream.local.engine.server import serve
 
     serve(
-        str(_model_path(settings)),
+        str(settings.engine.base_policy),
         port=settings.engine.port if port is None else port,
         threads=settings.engine.threads,
         max_running_requests=settings.engine.max_running_requests,
@@ -85,13 +84,7 @@ def samples(context: typer.Context) -> None:
     from clawstream.inference.rendering import PromptRenderer
     from clawstream.samples.stage import samples_stage
 
-    policy = settings.policy
-    renderer = PromptRenderer.load(
-        _model_path(settings),
-        policy.renderer,
-        policy.enable_thinking,
-        trust_tokenizer_code=policy.trust_tokenizer_code,
-    )
+    renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
     _run_stage(settings, samples_stage(renderer))
 
 
@@ -134,7 +127,7 @@ def weights(context: typer.Context) -> None:
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         async with engine_session(settings.engine) as session:
             engines = [
-                SglangEngine(session, url, load_s=settings.engine.loads_within_s) for url in _engine_urls(settings)
+                SglangEngine(session, url, load_s=settings.engine.loads_within_s) for url in settings.engine.addresses
             ]
             await keep_current(
                 engines, log, policy_id=settings.policy.id, stop=stop, model_path=settings.engine.model_path
@@ -164,16 +157,6 @@ def _settings(context: typer.Context, stage: str) -> Settings:
     settings = context.obj.settings()
     log_to_stderr(stage)
     return settings
-
-
-def _model_path(settings: Settings) -> Path:
-    if settings.engine.model_path is None:
-        raise ConfigError("engine.model_path is not set: name the Hugging Face folder of the policy")
-    return settings.engine.model_path
-
-
-def _engine_urls(settings: Settings) -> tuple[str, ...]:
-    return settings.engine.urls or (f"http://127.0.0.1:{settings.engine.port}",)
 
 
 def _database(settings: Settings) -> str:

@@ -62,13 +62,8 @@ async def serve(
     `fsync` is what the spool relies on.
     """
     policy = settings.policy
-    renderer = PromptRenderer.load(
-        _model_path(settings),
-        policy.renderer,
-        policy.enable_thinking,
-        trust_tokenizer_code=policy.trust_tokenizer_code,
-    )
-    largest_id = _largest_id(_model_path(settings), renderer)
+    renderer = PromptRenderer.of(policy, settings.engine.base_policy)
+    largest_id = _largest_id(settings.engine.base_policy, renderer)
     metrics = Metrics()
     async with engine_session(settings.engine) as session, _spool(settings, fsync) as spool:
         delivery = Delivery(log, spool, ack_timeout_s=settings.gateway.ack_timeout_s, metrics=metrics, now_ms=epoch_ms)
@@ -76,7 +71,9 @@ async def serve(
             settings=settings.gateway,
             policy=policy,
             renderer=renderer,
-            engines=Engines(policy.id, [_engine(session, url, settings, largest_id) for url in _engine_urls(settings)]),
+            engines=Engines(
+                policy.id, [_engine(session, url, settings, largest_id) for url in settings.engine.addresses]
+            ),
             recorder=Recorder(delivery),
             delivery=delivery,
             sessions=SessionIndex(settings.gateway.index_window_s * 1000),
@@ -224,13 +221,3 @@ def _engine(session: aiohttp.ClientSession, url: str, settings: Settings, larges
         answers_within_s=settings.engine.answers_within_s,
         largest_token_id=largest_id,
     )
-
-
-def _engine_urls(settings: Settings) -> tuple[str, ...]:
-    return settings.engine.urls or (f"http://127.0.0.1:{settings.engine.port}",)
-
-
-def _model_path(settings: Settings) -> Path:
-    if settings.engine.model_path is None:
-        raise ConfigError("engine.model_path is not set: name the Hugging Face folder of the policy")
-    return settings.engine.model_path

@@ -17,6 +17,7 @@ from jinja2 import TemplateError
 from renderers import DefaultRendererConfig, ParsedResponse, ToolCallParseStatus, config_from_name, create_renderer
 from tokenizers.decoders import ByteLevel
 
+from clawstream.config import PolicySettings
 from clawstream.errors import ClawstreamError, ConfigError
 from clawstream.inference import mistral
 from clawstream.inference.encoding import RememberingTokenizer
@@ -121,6 +122,13 @@ class PromptRenderer:
         # Read as the template's, where the message that holds nothing else is text.
         self._headers = {header.strip() for header in ANSWER_HEADERS if any(mark in header for mark in marks)}
         self._takes = probed(self._text_of_prompt)
+
+    @classmethod
+    def of(cls, policy: PolicySettings, model_path: Path) -> "PromptRenderer":
+        """Return the renderer of `policy`, whose model is in `model_path`. Raises ConfigError."""
+        return cls.load(
+            model_path, policy.renderer, policy.enable_thinking, trust_tokenizer_code=policy.trust_tokenizer_code
+        )
 
     @classmethod
     def load(

@@ -117,15 +117,15 @@ class SglangEngine:
         With `flush_cache` nothing cached before is used again, under any key; that takes a pause with `retract`.
         """
         body = {"model_path": path, "weight_version": version, "abort_all_requests": False, "flush_cache": flush_cache}
-        await self._load("/update_weights_from_disk", body)
+        await self._post("/update_weights_from_disk", body, self._load_timeout)
 
     async def load_lora_adapter(self, name: str, path: str) -> None:
         """Requests may name the adapter from now on."""
-        await self._load("/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": path}, self._load_timeout)
 
     async def unload_lora_adapter(self, name: str) -> None:
         """No request may name the adapter from now on; it is gone when those that run under it have ended."""
-        await self._load("/unload_lora_adapter", {"lora_name": name})
+        await self._post("/unload_lora_adapter", {"lora_name": name}, self._load_timeout)
 
     async def lora_adapters(self) -> tuple[str, ...]:
         """The names of the adapters that are loaded."""
@@ -164,13 +164,11 @@ class SglangEngine:
         version = (await self._get("/model_info")).get("weight_version")
         return None if version is None else str(version)
 
-    async def _post(self, path: str, body: Mapping[str, object]) -> Mapping[str, Any]:
-        async with self._asking("POST", path, body, self._control_timeout) as response:
+    async def _post(
+        self, path: str, body: Mapping[str, object], patience: aiohttp.ClientTimeout | None = None
+    ) -> Mapping[str, Any]:
+        async with self._asking("POST", path, body, patience or self._control_timeout) as response:
             return await self._check(response, path, read=True)
-
-    async def _load(self, path: str, body: Mapping[str, object]) -> None:
-        async with self._asking("POST", path, body, self._load_timeout) as response:
-            await self._check(response, path, read=True)
 
     async def _get(self, path: str) -> Mapping[str, Any]:
         async with self._asking("GET", path, None, self._control_timeout) as response:
@@ -187,7 +185,8 @@ class SglangEngine:
             ) as response:
                 yield response
         except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
-            raise TryLater(f"engine {self._url}{path}: no answer ({error!r}); ask again") from error
+            why = str(error) or type(error).__name__
+            raise TryLater(f"engine {self._url}{path}: no answer ({why}); ask again") from error
 
     async def _check(self, response: aiohttp.ClientResponse, path: str, *, read: bool = False) -> Mapping[str, Any]:
         if response.status == 200 and not read:

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 import uvloop
 
 from clawstream.config import Settings
-from clawstream.errors import ConfigError, OperatorError, PartUnavailable
+from clawstream.errors import OperatorError, PartUnavailable
 from clawstream.events import ReplayStarted, VotesFrom
 from clawstream.inference.judge_client import JudgeClient
 from clawstream.local.leash import die_with_parent
@@ -119,10 +119,8 @@ def _main(job: Job, tell: "Connection[object, object]") -> None:
 async def _work(job: Job, tell: "Connection[object, object]") -> Outcome:
     from clawstream.inference.rendering import PromptRenderer
 
-    settings, policy = job.settings, job.settings.policy
-    if settings.engine.model_path is None:
-        raise ConfigError("engine.model_path is not set: name the Hugging Face folder of the policy")
-    renderer = PromptRenderer.load(settings.engine.model_path, policy.renderer, enable_thinking=policy.enable_thinking)
+    settings = job.settings
+    renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
     assert settings.kafka.bootstrap is not None
     async with AsyncExitStack() as stack:
         log = await stack.enter_async_context(

@@ -123,12 +123,13 @@ class _Turns:
 
     async def _silent(self, engine: SwappingEngine) -> None:
         """Return when the engine has answered no question for so long; loading a large model is not silence."""
-        while True:
-            try:
-                async with asyncio.timeout(self._turn_s):
+        now_s = asyncio.get_running_loop().time
+        answered_at_s = now_s()
+        while now_s() - answered_at_s < self._turn_s:
+            with contextlib.suppress(TryLater, EngineRefused, TimeoutError):
+                async with asyncio.timeout_at(answered_at_s + self._turn_s):
                     await engine.weight_version()
-            except (TryLater, EngineRefused, TimeoutError):
-                return
+                answered_at_s = now_s()
             await asyncio.sleep(self._turn_s / 10)
 
 

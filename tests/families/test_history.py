@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from clawstream.config import PolicySettings
 from clawstream.errors import ConfigError
 from clawstream.inference.continuing import Made
 from clawstream.inference.history import Takes, placed
@@ -151,8 +152,8 @@ def test_a_tokenizer_in_python_runs_where_it_is_trusted_and_nobody_is_asked(
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("builtins.input", lambda question: pytest.fail(f"asked: {question}"))
     with pytest.raises(ConfigError, match=r"Python code.*policy\.trust_tokenizer_code"):
-        PromptRenderer.load(folder)
-    trusted = PromptRenderer.load(folder, trust_tokenizer_code=True)
+        PromptRenderer.of(PolicySettings(), folder)
+    trusted = PromptRenderer.of(PolicySettings(trust_tokenizer_code=True), folder)
     known = renderers["kimi-k2"]
     assert (trusted.family, trusted.stop_token_ids) == ("kimi-k2", known.stop_token_ids)
     history = called({"arguments": json.dumps(PARIS[1])})

@@ -1,5 +1,6 @@
 """The client against an engine that misbehaves, and the scripted engine's own promises."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -90,6 +91,25 @@ async def test_every_request_shows_the_engines_key_and_a_wrong_one_is_named_with
             async with engine_session(settings) as session:
                 with pytest.raises(TryLater, match=r"401, Unauthorized.*engine\.api_key"):
                     await tokens(SglangEngine(session, url))
+
+
+async def test_weights_and_adapters_may_take_as_long_as_they_load_and_no_other_question() -> None:
+    async def slowly(_request: web.Request) -> web.Response:
+        await asyncio.sleep(0.5)
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path}", slowly)
+    async with TestServer(app) as server, engine_session(EngineSettings()) as session:
+        url = str(server.make_url(""))
+        patient = SglangEngine(session, url, control_s=0.1, load_s=30)
+        await patient.update_weights("folder", "1")
+        await patient.load_lora_adapter("tuned", "folder")
+        await patient.unload_lora_adapter("tuned")
+        with pytest.raises(TryLater, match="no answer"):
+            await patient.pause()
+        with pytest.raises(TryLater, match="no answer"):
+            await SglangEngine(session, url, load_s=0.1).update_weights("folder", "1")
 
 
 async def test_an_engine_that_repeats_the_answer_in_each_chunk_is_told_which_flag_it_lacks() -> None:

@@ -53,7 +53,7 @@ async def test_each_replica_is_an_engine_of_its_own_on_a_port_of_its_own(tmp_pat
 
 
 def test_replicas_take_the_ports_after_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "reserved", lambda port, setting: nullcontext(port))  # noqa: ARG005
+    monkeypatch.setattr(installation, "reserved", lambda port, **_setting: nullcontext(port))
     filled = _with_ports(Settings(engine=EngineSettings(port=31000, replicas=2)), tmp_path, ExitStack())
     assert filled.engine.urls == ("http://127.0.0.1:31000", "http://127.0.0.1:31001")
 

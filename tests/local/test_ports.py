@@ -40,6 +40,9 @@ def test_a_port_is_free_again_after_its_reservation() -> None:
 
 
 def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
-    with reserved() as port, pytest.raises(PartUnavailable, match=rf"port {port} of {HOST} \(engine\.port\)"):  # noqa: SIM117
-        with reserved(port, setting="engine.port"):
-            pass
+    with (
+        reserved() as port,
+        pytest.raises(PartUnavailable, match=rf"port {port} of {HOST} \(engine\.port\)"),
+        reserved(port, setting="engine.port"),
+    ):
+        pass

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import aiohttp
 
 from clawstream.errors import TryLater
-from clawstream.events import Event, PolicyActivated
+from clawstream.events import Event, PolicyActivated, PolicyPublished
+from clawstream.inference.engine import ServerInfo
 from clawstream.inference.scripted import ScriptedBackend, counting, serving
 from clawstream.inference.sglang import SglangEngine
 from clawstream.stream.log import Arrived, Start
@@ -16,6 +17,7 @@ from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from clawstream.weights.taking import SwappingEngine
 
 WITHIN_S = 10.0
+Weights = Callable[[int], PolicyPublished]
 
 
 class PolicyTopic:
@@ -123,3 +125,82 @@ async def keeping(
                 yield engines
             finally:
                 stop.set()
+
+
+class Watched:
+    """An engine that does as it is told unless the test says otherwise."""
+
+    def __init__(
+        self, url: str, serves: str, asked: asyncio.Event, fails: dict[str, list[Exception | None]] | None = None
+    ) -> None:
+        self.url = url
+        self.serves = serves
+        self.asked = asked
+        self.away = False
+        self.deaf_to_updates = False
+        self.told: list[str] = []
+        self.adapters: list[str] = []
+        self.fails: dict[str, list[Exception | None]] = fails or {}
+
+    async def weight_version(self) -> str | None:
+        self._answer("version")
+        self.asked.set()
+        return self.serves
+
+    async def server_info(self) -> ServerInfo:
+        self._answer("info")
+        return ServerInfo(model_path="nowhere", context_length_tokens=1, weight_version=self.serves)
+
+    async def pause(self, *, retract: bool = False) -> None:
+        self._answer("pause", said="retract" if retract else "pause")
+
+    async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
+        assert path
+        self._answer("update", said=f"update {version}{' flush' if flush_cache else ''}")
+        if not self.deaf_to_updates:
+            self.serves = version
+
+    async def resume(self) -> None:
+        self._answer("resume", said="resume")
+
+    async def lora_adapters(self) -> tuple[str, ...]:
+        return tuple(self.adapters)
+
+    async def load_lora_adapter(self, name: str, path: str) -> None:
+        assert path
+        self._answer("load", said=f"load {name}")
+        self.adapters.append(name)
+
+    async def unload_lora_adapter(self, name: str) -> None:
+        self._answer("unload", said=f"unload {name}")
+        self.adapters.remove(name)
+
+    def _answer(self, command: str, said: str | None = None) -> None:
+        if self.away:
+            raise TryLater("connection refused")
+        if said is not None:
+            self.told.append(said)
+        planned = self.fails.get(command)
+        error = planned.pop(0) if planned else None
+        if error is not None:
+            raise error
+
+
+class Hangs(Watched):
+    """Says nothing from the middle of an update until it is `back`."""
+
+    def __init__(self, url: str, back: asyncio.Event) -> None:
+        super().__init__(url, "0", asyncio.Event())
+        self.back = back
+        self.silent = False
+
+    async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
+        self.silent = True
+        await self.back.wait()
+        self.silent = False
+        await super().update_weights(path, version, flush_cache=flush_cache)
+
+    async def weight_version(self) -> str | None:
+        if self.silent:
+            await self.back.wait()
+        return await super().weight_version()

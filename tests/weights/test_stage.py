@@ -1,40 +1,21 @@
 """Engines take over what is published while they answer, whatever happens to them, to us and to the log."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import aiohttp
 import pytest
 
 from clawstream.errors import TryLater
-from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected
-from clawstream.inference.engine import EngineRefused, GenerateRequest, Sampling, ServerInfo
+from clawstream.events import PolicyActivated, PolicyRejected
+from clawstream.inference.engine import EngineRefused, GenerateRequest, Sampling
 from clawstream.inference.scripted import counting, serving
 from clawstream.inference.sglang import SglangEngine
 from clawstream.stream.memory import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
-from clawstream.weights.taking import forget, swap, take_over
+from clawstream.weights.taking import swap
 from tests.monitoring.said import activated, published
-from tests.weights.engines import WITHIN_S, Engine, PolicyTopic, engine, keeping
-
-
-@pytest.fixture
-def weights(tmp_path: Path) -> Callable[[int], PolicyPublished]:
-    """Publish versions that lie on disk."""
-
-    def at(version: int) -> PolicyPublished:
-        folder = tmp_path / str(version)
-        folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text("{}")
-        return published(version, str(folder))
-
-    return at
-
-
-Weights = Callable[[int], PolicyPublished]
+from tests.weights.engines import WITHIN_S, Engine, Hangs, PolicyTopic, Watched, Weights, engine, keeping
 
 
 async def test_an_engine_takes_over_each_version_by_pausing_in_place_and_going_on(weights: Weights) -> None:
@@ -167,6 +148,15 @@ async def test_an_engine_that_loads_for_long_and_answers_meanwhile_keeps_its_tur
     log, at_once, most = PolicyTopic(weights(1)), 0, 0
 
     class Loads(Watched):
+        async def weight_version(self) -> str | None:
+            self.asked.set()
+            refused, self.refuses = self.refuses, not self.refuses
+            if refused and at_once:
+                raise TryLater("busy")  # one question that fails is no silence
+            return self.serves
+
+        refuses = False
+
         async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
             nonlocal at_once, most
             at_once += 1
@@ -224,125 +214,6 @@ async def test_what_was_done_while_an_engine_waited_for_its_turn_is_not_done_aga
         await waits.asked.wait()
         await log.until(lambda: ("http://a", 1) in log.active())
     assert waits.told == ["resume"]
-
-
-def adapter(version: int, name: str | None = None) -> PolicyPublished:
-    return replace(published(version, "/adapters"), adapter=name or f"policy-v{version}")
-
-
-async def test_an_adapter_is_loaded_beside_the_weights_without_a_pause(weights: Weights) -> None:
-    log, fake = PolicyTopic(weights(0), adapter(1)), Watched("http://e", "0", asyncio.Event())
-    async with keeping(log, clients=[fake]):
-        await log.until(lambda: len(log.active()) == 2)
-    assert fake.told == ["resume", "retract", "update 0 flush", "resume", "load policy-v1"]
-    newest = log.said(PolicyActivated)[-1]
-    assert isinstance(newest, PolicyActivated)
-    assert (newest.policy_version, newest.adapter, newest.pause_ms) == (1, "policy-v1", 0.0)
-
-
-async def test_old_adapters_are_unloaded_once_no_request_can_use_them(weights: Weights) -> None:
-    log, fake = PolicyTopic(weights(0)), Watched("http://e", "0", asyncio.Event())
-    async with keeping(log, clients=[fake], drain_s=0.0):
-        for version in range(1, 5):
-            await log.append([adapter(version)])
-            await log.until(lambda version=version: ("http://e", version) in log.active())  # type: ignore[misc]
-        async with asyncio.timeout(WITHIN_S):
-            while len(fake.adapters) > 2:
-                await asyncio.sleep(0.001)
-    assert fake.adapters == ["policy-v3", "policy-v4"]
-
-
-async def test_no_adapter_is_unloaded_before_requests_have_had_time_to_end(weights: Weights) -> None:
-    log, fake, now_ms = PolicyTopic(weights(0)), Watched("http://e", "0", asyncio.Event()), 0
-    async with keeping(log, clients=[fake], drain_s=60.0, now_ms=lambda: now_ms), asyncio.timeout(WITHIN_S):
-        await fake.asked.wait()
-        now_ms = 100_000
-        for version in range(1, 5):
-            await log.append([adapter(version)])
-            await log.until(lambda version=version: ("http://e", version) in log.active())  # type: ignore[misc]
-        assert len(fake.adapters) == 4
-        now_ms += 60_000
-        while len(fake.adapters) > 2:
-            await asyncio.sleep(0.001)
-
-
-async def test_an_adapter_that_is_long_in_unloading_holds_no_version_up(weights: Weights) -> None:
-    begun, over = asyncio.Event(), asyncio.Event()
-
-    class Slow(Watched):
-        async def unload_lora_adapter(self, name: str) -> None:
-            begun.set()
-            await over.wait()
-            await super().unload_lora_adapter(name)
-
-    log = PolicyTopic(weights(0), activated(0, "http://e"), *map(adapter, range(1, 4)))
-    slow = Slow("http://e", "0", asyncio.Event())
-    slow.adapters = ["policy-v1", "policy-v2"]
-    async with keeping(log, clients=[slow], drain_s=0.0), asyncio.timeout(WITHIN_S):
-        await begun.wait()
-        await log.append([adapter(4)])
-        await log.until(lambda: ("http://e", 4) in log.active())
-        over.set()
-
-
-async def test_weights_below_adapters_change_only_when_what_runs_under_them_has_ended(weights: Weights) -> None:
-    log, fake = PolicyTopic(weights(0), adapter(1)), Watched("http://e", "0", asyncio.Event())
-    fake.adapters = ["somebody's"]
-    async with keeping(log, clients=[fake]):
-        await log.until(lambda: ("http://e", 1) in log.active())
-        fake.told.clear()
-        await log.append([weights(2)])
-        await log.until(lambda: ("http://e", 2) in log.active())
-    assert fake.told == ["unload policy-v1", "pause", "update 2", "resume"]
-    assert fake.adapters == ["somebody's"]
-
-
-async def test_an_engine_that_came_back_gets_the_weights_and_then_the_adapter(weights: Weights) -> None:
-    log, fake = PolicyTopic(weights(3), adapter(4)), Watched("http://e", "3", asyncio.Event())
-    async with keeping(log, clients=[fake]):
-        await log.until(lambda: ("http://e", 4) in log.active())
-        fake.told.clear()
-        fake.serves = "default"
-        fake.adapters.clear()
-        await log.until(lambda: log.active().count(("http://e", 4)) == 2)
-    assert fake.told == ["retract", "update 3 flush", "resume", "load policy-v4"]
-
-
-async def test_an_adapter_whose_name_does_not_tell_its_version_is_refused(weights: Weights) -> None:
-    log, fake = PolicyTopic(weights(0), adapter(1, "mine")), Watched("http://e", "0", asyncio.Event())
-    async with keeping(log, clients=[fake]):
-        await log.until(lambda: log.said(PolicyRejected) != [])
-    [refusal] = log.said(PolicyRejected)
-    assert isinstance(refusal, PolicyRejected)
-    assert refusal.reason == "the adapter is named 'mine', expected 'policy-v1'"
-    assert fake.adapters == []
-
-
-async def test_an_adapter_that_is_loaded_already_is_not_loaded_again() -> None:
-    fake = Watched("http://e", "0", asyncio.Event())
-    fake.adapters = ["policy-v1"]
-    assert isinstance(await take_over(fake, adapter(1), lambda: 0), PolicyActivated)
-    assert fake.told == []
-
-
-async def test_an_adapter_that_is_refused_or_not_listed_afterwards_was_not_taken_over() -> None:
-    class Deaf(Watched):
-        async def load_lora_adapter(self, name: str, path: str) -> None:
-            pass
-
-    refuses = Watched("http://e", "0", asyncio.Event(), fails={"load": [EngineRefused(400, "rank too high")]})
-    for fake, why in ((Deaf("http://e", "0", asyncio.Event()), "does not list policy-v1"), (refuses, "rank too high")):
-        outcome = await take_over(fake, adapter(1), lambda: 0)
-        assert isinstance(outcome, PolicyRejected)
-        assert why in outcome.reason
-
-
-@pytest.mark.parametrize("how", [TryLater("reset by peer"), EngineRefused(400, "in use")], ids=["silent", "refused"])
-async def test_an_adapter_that_can_not_be_unloaded_keeps_no_other(how: Exception) -> None:
-    fake = Watched("http://e", "0", asyncio.Event(), fails={"unload": [how]})
-    fake.adapters = ["policy-v1", "policy-v2"]
-    await forget(fake, ["policy-v1", "policy-v2"])
-    assert fake.adapters == ["policy-v1"]
 
 
 async def test_an_engine_that_is_away_holds_no_other_up_and_is_served_when_it_is_back(weights: Weights) -> None:
@@ -437,82 +308,3 @@ async def test_an_answer_goes_on_through_a_takeover_and_names_both_versions(weig
             last = chunk
     assert len(spans) == 400
     assert [span.version for span in last.weight_versions] == ["0", "1"]
-
-
-class Watched:
-    """An engine that does as it is told unless the test says otherwise."""
-
-    def __init__(
-        self, url: str, serves: str, asked: asyncio.Event, fails: dict[str, list[Exception | None]] | None = None
-    ) -> None:
-        self.url = url
-        self.serves = serves
-        self.asked = asked
-        self.away = False
-        self.deaf_to_updates = False
-        self.told: list[str] = []
-        self.adapters: list[str] = []
-        self.fails: dict[str, list[Exception | None]] = fails or {}
-
-    async def weight_version(self) -> str | None:
-        self._answer("version")
-        self.asked.set()
-        return self.serves
-
-    async def server_info(self) -> ServerInfo:
-        self._answer("info")
-        return ServerInfo(model_path="nowhere", context_length_tokens=1, weight_version=self.serves)
-
-    async def pause(self, *, retract: bool = False) -> None:
-        self._answer("pause", said="retract" if retract else "pause")
-
-    async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
-        assert path
-        self._answer("update", said=f"update {version}{' flush' if flush_cache else ''}")
-        if not self.deaf_to_updates:
-            self.serves = version
-
-    async def resume(self) -> None:
-        self._answer("resume", said="resume")
-
-    async def lora_adapters(self) -> tuple[str, ...]:
-        return tuple(self.adapters)
-
-    async def load_lora_adapter(self, name: str, path: str) -> None:
-        assert path
-        self._answer("load", said=f"load {name}")
-        self.adapters.append(name)
-
-    async def unload_lora_adapter(self, name: str) -> None:
-        self._answer("unload", said=f"unload {name}")
-        self.adapters.remove(name)
-
-    def _answer(self, command: str, said: str | None = None) -> None:
-        if self.away:
-            raise TryLater("connection refused")
-        if said is not None:
-            self.told.append(said)
-        planned = self.fails.get(command)
-        error = planned.pop(0) if planned else None
-        if error is not None:
-            raise error
-
-
-class Hangs(Watched):
-    """Says nothing from the middle of an update until it is `back`."""
-
-    def __init__(self, url: str, back: asyncio.Event) -> None:
-        super().__init__(url, "0", asyncio.Event())
-        self.back = back
-        self.silent = False
-
-    async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
-        self.silent = True
-        await self.back.wait()
-        self.silent = False
-        await super().update_weights(path, version, flush_cache=flush_cache)
-
-    async def weight_version(self) -> str | None:
-        if self.silent:
-            await self.back.wait()
-        return await super().weight_version()
