@@ -128,14 +128,15 @@ def compare(context: typer.Context, name: Name, as_json: AsJson = False) -> None
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(found, folder / "turns.csv")
     write_plot(found, folder / "scores.png")
-    figures = found.figures() | {"csv": str(folder / "turns.csv"), "plot": str(folder / "scores.png")}
+    figures, files = found.figures(), {"csv": str(folder / "turns.csv"), "plot": str(folder / "scores.png")}
     if as_json:
-        typer.echo(json.dumps(figures))
+        typer.echo(json.dumps(figures | files))
         return
     table = Table("", name, title="Replayed against live", title_justify="left")
     for label, value in figures.items():
         table.add_row(label.replace("_", " "), _shown(value))
     Console().print(table)
+    typer.echo(f"Each turn: {files['csv']}\nPlot: {files['plot']}")
 
 
 @replay.command()

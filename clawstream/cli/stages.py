@@ -116,6 +116,20 @@ def train(
 
     with broker(settings) as kafka:
         _with_log(settings.model_copy(update={"kafka": kafka}), "train", main)
+    _say_where_it_is(own, of=settings)
+
+
+def _say_where_it_is(own: Settings, *, of: Settings) -> None:
+    from clawstream.training.checkpoints import latest
+
+    newest = latest(own.checkpoints_dir)
+    if newest is None:
+        typer.echo(f"no step was taken: no sample could be trained on. {of.policy.id} is as it was")
+        return
+    typer.echo(
+        f"{own.policy.id} is at version {newest.version}: {newest.path}\n"
+        f'`clawstream up` serves it in place of {of.policy.id} with policy.id = "{own.policy.id}"'
+    )
 
 
 def weights(context: typer.Context) -> None:

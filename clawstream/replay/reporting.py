@@ -63,11 +63,13 @@ def write_plot(comparison: Comparison, file: Path) -> None:
 
     names = [*map(str, SCORES), "none"]
     counts = [[comparison.confusion.get((live, again), 0) for again in (*SCORES, None)] for live in (*SCORES, None)]
+    highest = max(map(max, counts))
     figure, (square, bars) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     square.imshow(counts, cmap="Blues")
     for row, line in enumerate(counts):
         for column, count in enumerate(line):
-            square.text(column, row, str(count), ha="center", va="center")
+            ink = "white" if 2 * count > highest else "black"
+            square.text(column, row, str(count), ha="center", va="center", color=ink)
     square.set(xlabel="score in the replay", ylabel="score live", title="turns judged by both")
     _ticks(square.xaxis, names)
     _ticks(square.yaxis, names)

@@ -84,6 +84,7 @@ cache_dir = {cache_dir}
 
 [engine]
 port = 0
+model_path = {model_path}
 
 [gateway]
 port = 0
@@ -175,7 +176,7 @@ async def demonstrate(
     footprint = Footprint()
     async with contextlib.AsyncExitStack() as stack:
         judge_port = stack.enter_context(reserved())
-        settings = _settings(plan, judge_port)
+        settings = _settings(plan, base, judge_port)
         judge = Part(
             name="judge",
             command=(sys.executable, "-m", "clawstream.simulation.judge", "--port", str(judge_port),
@@ -268,13 +269,14 @@ async def _quiet(watch: Watch, log: KafkaLog) -> None:
         ) from error
 
 
-def _settings(plan: Plan, judge_port: int) -> Settings:
+def _settings(plan: Plan, base: Path, judge_port: int) -> Settings:
     """Write the run's settings file, and read it; no variable of the environment reaches this run."""
     path = plan.folder / "clawstream.toml"
     path.write_text(
         SETTINGS.format(
             path=path,
             data_dir=json.dumps(str(plan.folder.absolute())),
+            model_path=json.dumps(str(base.absolute())),
             cache_dir=json.dumps(str(plan.cache_dir.absolute())),
             policy_id=json.dumps(plan.folder.name),
             temperature=TEMPERATURE,
