@@ -106,7 +106,7 @@ def train(
         return
     name = samples_of
     from clawstream.replay.registry import Registry
-    from clawstream.training.loop import retraining
+    from clawstream.training.retraining import retraining
 
     own, what = retraining(settings, replay=name, from_version=from_policy)
 
