@@ -82,10 +82,11 @@ class KafkaMember:
         self._raise_failure()
         try:
             found = await self._consumer.getmany(timeout_ms=int(timeout_s * 1000), max_records=max_records)
-        except NoOffsetForPartitionError:
-            # The client looked for a position of its own before `assigned` had sought to ours; it has forgotten that.
-            return {}
         except KafkaError as error:
+            # The client counts a fetch that raised as still going on, and would take us for alive for ever.
+            self._consumer._subscription._fetch_count = 0  # noqa: SLF001  # no public one
+            if isinstance(error, NoOffsetForPartitionError):
+                return {}  # it looked for a position of its own before `assigned` had sought to ours, and forgets that
             raise TryLater(f"Kafka does not let {self._group} read: {describe(error)}") from error
         self._raise_failure()
         return {

@@ -7,12 +7,14 @@ SLOT is its instance id, `-` for none; STAGE is `pairs` or `asks`. It says `aske
 import asyncio
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from clawstream.events import Event, SessionDone
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.log import Commit, Place
 from clawstream.stream.member import GroupPatience, KafkaMember
 from clawstream.stream.runner import run
+from clawstream.stream.stage import Stage
 from tests.stream import toys
 
 CALL_S = 0.5
@@ -22,7 +24,9 @@ SHORT = GroupPatience(session_timeout_s=6.0, heartbeat_s=0.2)  # the shortest th
 
 async def main(bootstrap: str, prefix: str, slot: str, stage: str) -> None:
     _tell_refusals()
-    chosen = toys.asks(_answer_slowly, calls_at_once=CALLS_AT_ONCE) if stage == "asks" else toys.pairs()
+    chosen: Stage[Any, Any] = (
+        toys.asks(_answer_slowly, calls_at_once=CALLS_AT_ONCE) if stage == "asks" else toys.pairs()
+    )
     async with KafkaLog.connect(bootstrap, prefix=prefix, client_id="victim", patience=SHORT) as log:
         await run(chosen, log, stop=asyncio.Event(), instance_id=None if slot == "-" else slot, pace=toys.HASTE)
 
