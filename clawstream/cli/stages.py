@@ -141,7 +141,10 @@ def project(context: typer.Context) -> None:
     settings = _settings(context, "project")
     from clawstream.projections.stage import project as projector
 
-    _with_log(settings, "project", lambda log, stop: projector(_database(settings), log, stop=stop))
+    instance_id = _instance(settings, "project")
+    _with_log(
+        settings, "project", lambda log, stop: projector(_database(settings), log, stop=stop, instance_id=instance_id)
+    )
 
 
 def monitor(context: typer.Context) -> None:
