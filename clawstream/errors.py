@@ -8,6 +8,7 @@ ClawstreamError
 |   +-- TrainingDiverged   a step's gradient is not a finite number
 |   +-- DatabaseMismatch   the database's schema is not the one this version writes
 |   +-- PartUnavailable    a server that is needed is not there (broker, database, engine, Java)
+|   +-- TooManyFailures    a stage set too many records aside: exit code 3, it is not to be started again unlooked at
 +-- UnusableEvent      this record can never be processed: it goes to <topic>.dlq
 |   +-- UndecodableRecord  bytes that no schema of ours explains
 |   +-- ParkedRecord       it follows one of its session that is set aside, and waits behind it
@@ -17,13 +18,17 @@ ClawstreamError
 A message says which thing, what was found and what was expected, what happens now, and what to do.
 """
 
+from typing import ClassVar
+
 
 class ClawstreamError(Exception):
     """Root of the tree; never raised itself."""
 
 
 class OperatorError(ClawstreamError):
-    """A person has to change something; the command line prints the message and exits with 2."""
+    """A person has to change something; the command line prints the message and exits with `exit_status`."""
+
+    exit_status: ClassVar[int] = 2  # something to change, or that passes: a supervisor may start it again
 
 
 class ConfigError(OperatorError):
@@ -48,6 +53,12 @@ class DatabaseMismatch(OperatorError):
 
 class PartUnavailable(OperatorError):
     """A server that is needed can't be reached or started."""
+
+
+class TooManyFailures(OperatorError):
+    """A stage set too many records aside; each start of it would set more aside until a person has looked."""
+
+    exit_status: ClassVar[int] = 3
 
 
 class UnusableEvent(ClawstreamError):

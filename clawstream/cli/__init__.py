@@ -1,7 +1,8 @@
 """The command line: parse, build, run; one command per process.
 
 Nothing heavy is imported before a command needs it, so `--help` answers at once. Data goes to stdout, words to stderr;
-the exit code is 0, 2 for something that a person has to change, 1 for a bug of ours.
+the exit code is 0, 2 for something that a person has to change, 3 where nothing may start it again before that, 1 for
+a bug of ours.
 """
 
 import sys
@@ -61,11 +62,11 @@ _EXTRAS = {"torch": "train", "peft": "train", "safetensors": "train", "faust": "
 
 
 def main() -> None:
-    """Run a command; an operator's error is one message and exit code 2."""
+    """Run a command; an operator's error is one message and its exit code."""
     try:
         app()
     except OperatorError as error:
-        _fail(str(error))
+        _fail(str(error), error.exit_status)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").split(".")[0])
         if extra is None:
@@ -73,6 +74,6 @@ def main() -> None:
         _fail(f"this command needs {error.name}, which is not installed: pip install 'clawstream[{extra}]'")
 
 
-def _fail(why: str) -> NoReturn:
+def _fail(why: str, exit_status: int = OperatorError.exit_status) -> NoReturn:
     Console(stderr=True).print("[bold red]clawstream:[/]", escape(why), highlight=False, soft_wrap=True)
-    sys.exit(2)
+    sys.exit(exit_status)

@@ -106,7 +106,7 @@ def train(
         return
     name = samples_of
     from clawstream.replay.registry import Registry
-    from clawstream.training.loop import retraining
+    from clawstream.training.retraining import retraining
 
     own, what = retraining(settings, replay=name, from_version=from_policy)
 
@@ -155,7 +155,10 @@ def project(context: typer.Context) -> None:
     settings = _settings(context, "project")
     from clawstream.projections.stage import project as projector
 
-    _with_log(settings, "project", lambda log, stop: projector(_database(settings), log, stop=stop))
+    instance_id = _instance(settings, "project")
+    _with_log(
+        settings, "project", lambda log, stop: projector(_database(settings), log, stop=stop, instance_id=instance_id)
+    )
 
 
 def monitor(context: typer.Context) -> None:

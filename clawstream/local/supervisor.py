@@ -1,6 +1,7 @@
 """All parts of one installation as child processes: started in order, restarted when they die, stopped together.
 
-A child never outlives its supervisor, and a Ctrl-C in the terminal reaches the supervisor alone.
+A child never outlives its supervisor, and a Ctrl-C in the terminal reaches the supervisor alone. A part that stopped so
+that a person looks first stays down, and the others go on.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clawstream.errors import PartUnavailable
+from clawstream.errors import PartUnavailable, TooManyFailures
 from clawstream.local.leash import die_with_parent
 from clawstream.local.running import PartState, write_parts
 
@@ -59,6 +60,7 @@ class Child:
     restarts: int = 0
     proven: bool = False  # it was ready or steady once, so a death is no longer a failure to start
     failure: str | None = field(default=None)  # why it is not started again
+    waits_for_person: bool = False  # that is for a person to look at, and the others do without it
     since_ms: int = 0  # when it came to the state that it is in, since the epoch, UTC
 
     @property
@@ -102,7 +104,7 @@ class Supervisor:
         await self.stop()
 
     async def start(self, parts: Sequence[Part]) -> None:
-        """Start all of `parts` at once and return when each is ready.
+        """Start all of `parts` at once and return when each is ready, or has stopped for a person to look.
 
         Raises PartUnavailable with the end of its log for one that can't be started or does not get ready.
         """
@@ -139,10 +141,8 @@ class Supervisor:
 
     def failure(self) -> str:
         """Say which part can't be had, and why; call it once `failed` is set."""
-        if self._lost is not None:
-            return self._lost
-        child = next(child for child in self.children.values() if child.failure is not None)
-        return self._words_on(child, child.failure or "")
+        assert self._lost is not None, "nothing has failed"
+        return self._lost
 
     def log_of(self, name: str) -> Path:
         """Where the part's words go."""
@@ -156,6 +156,9 @@ class Supervisor:
                 code = await self._run(child)
             except OSError as error:
                 self._give_up(child, f"can't be started ({error})")
+                return
+            if code == TooManyFailures.exit_status:
+                self._leave_down(child, f"exited with {code} and stays down until a person has looked")
                 return
             steady = time.monotonic() - started >= self._patience.steady_after_s
             child.proven = child.proven or steady
@@ -200,6 +203,8 @@ class Supervisor:
                     self._say(f"{part.name} is not ready yet: {missing}")
                     said = missing
             await asyncio.sleep(LOOK_EVERY_S)
+        if child.waits_for_person:
+            return
         why = "" if missing is None else f" ({missing})"
         raise PartUnavailable(self._words_on(child, child.failure or f"was not ready within {within_s:g} s{why}"))
 
@@ -218,7 +223,12 @@ class Supervisor:
     def _give_up(self, child: Child, reason: str) -> None:
         child.failure = reason
         self._note(child)
-        self.failed.set()
+        self.lose(self._words_on(child, reason))
+
+    def _leave_down(self, child: Child, reason: str) -> None:
+        child.failure, child.waits_for_person = reason, True
+        self._note(child)
+        self._say(self._words_on(child, reason))
 
     def _note(self, child: Child) -> None:
         child.since_ms = self._now_ms()

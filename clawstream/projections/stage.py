@@ -33,7 +33,9 @@ _log = logging.getLogger(__name__)
 class GroupLog(Protocol):
     """What the projector needs of a log."""
 
-    def join(self, group: str, topics: Sequence[str], listener: Listener) -> AbstractAsyncContextManager[Member]:
+    def join(
+        self, group: str, topics: Sequence[str], listener: Listener, *, instance_id: str | None = None
+    ) -> AbstractAsyncContextManager[Member]:
         """Be a member of `group` for the length of the block."""
 
     async def set_aside(self, letter_id: LetterId, *, error: Exception) -> None:
@@ -46,16 +48,17 @@ class GroupLog(Protocol):
         """Return the offset that each partition's next record will have."""
 
 
-async def project(url: str, log: GroupLog, *, stop: asyncio.Event) -> None:
+async def project(url: str, log: GroupLog, *, stop: asyncio.Event, instance_id: str | None = None) -> None:
     """Keep the tables at `url` equal to the log until `stop`; a database or broker that goes away is waited for.
 
+    A projector that comes back under its `instance_id` has its partitions at once.
     Raises DatabaseMismatch for a database of another revision, or one that has read further than this log goes.
     """
     engine = database.connect(url, application="clawstream project")
     try:
         await asyncio.to_thread(database.check, engine)
         projector = Projector(Writer(engine), stop)
-        async with log.join(GROUP, TOPICS, _Share(projector, log)) as member:
+        async with log.join(GROUP, TOPICS, _Share(projector, log), instance_id=instance_id) as member:
             await _follow(member, projector, log, stop)
     except TryLater:
         if not stop.is_set():

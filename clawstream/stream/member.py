@@ -1,7 +1,8 @@
 """One reader of a consumer group on Kafka.
 
 The one rule: a partition is read from when the listener has said where to begin until the moment it is revoked; a
-record that the client had fetched before or after is dropped.
+record that the client had fetched before or after is dropped. What was given in one generation of the group is
+committed in that generation or not at all.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,6 +71,7 @@ class KafkaMember:
         self._reading: frozenset[TopicPartition] = frozenset()
         self._paused: set[TopicPartition] = set()
         self._failure: BaseException | None = None
+        self._given_in: int | None = None  # the group's generation
         self.rebalance = _Rebalance(self)
 
     async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[Place, Sequence[Arrived]]:
@@ -80,10 +82,11 @@ class KafkaMember:
         self._raise_failure()
         try:
             found = await self._consumer.getmany(timeout_ms=int(timeout_s * 1000), max_records=max_records)
-        except NoOffsetForPartitionError:
-            # The client looked for a position of its own before `assigned` had sought to ours; it has forgotten that.
-            return {}
         except KafkaError as error:
+            # The client counts a fetch that raised as still going on, and would take us for alive for ever.
+            self._consumer._subscription._fetch_count = 0  # noqa: SLF001  # no public one
+            if isinstance(error, NoOffsetForPartitionError):
+                return {}  # it looked for a position of its own before `assigned` had sought to ours, and forgets that
             raise TryLater(f"Kafka does not let {self._group} read: {describe(error)}") from error
         self._raise_failure()
         return {
@@ -94,6 +97,9 @@ class KafkaMember:
 
     async def commit(self, commits: Mapping[Place, Commit]) -> bool:
         """Note how far the group has come; False where some of the partitions are not ours any more."""
+        if self._generation() != self._given_in:
+            # The client would commit as somebody outside the group, whom the broker believes while nobody is in it.
+            return False
         offsets = {self._at(place): OffsetAndMetadata(*commit) for place, commit in commits.items()}
         try:
             await self._consumer.commit(offsets)
@@ -127,6 +133,7 @@ class KafkaMember:
     async def assigned(self, given: Iterable[TopicPartition]) -> None:
         """Ask the listener where to begin, and begin there."""
         given = frozenset(given)
+        self._given_in = self._generation()
         self._consumer.pause(*given)
         try:
             starts = await self._listener.assigned(await self._committed(given))
@@ -155,6 +162,10 @@ class KafkaMember:
         found = await committed_offsets(self._admin, self._group, list(given))
         commits = {at: Commit(there.offset, there.metadata) for at, there in found.items()}
         return {self._place(at): commits.get(at) for at in given}
+
+    def _generation(self) -> int:
+        number: int = self._consumer._coordinator.generation  # noqa: SLF001  # no public one
+        return number
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

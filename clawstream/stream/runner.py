@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from clawstream.errors import OperatorError, TopicMismatch, TryLater, UndecodableRecord
+from clawstream.errors import TooManyFailures, TopicMismatch, TryLater, UndecodableRecord
 from clawstream.stream.calling import wait_before
 from clawstream.stream.errands import Errands, Tally
 from clawstream.stream.failures import LARGEST_SHARE, WINDOW_S
@@ -253,7 +253,7 @@ class _Worker(Generic[S, C]):
             return
         await self._let_go(list(self._shares.values()))
         bad, read = flood
-        raise OperatorError(
+        raise TooManyFailures(
             f"{self._stage.name} set {bad} of the last {read} records aside within {WINDOW_S / 60:g} minutes, more "
             f"than {LARGEST_SHARE:.0%}: it stops, as then it is not the records that are at fault. Nothing is lost: "
             f"they are in the dead-letter queues. Look at `clawstream dlq list --stage {self._stage.name}`, mend what "

@@ -6,6 +6,7 @@ from tests.bench.gateway import gateway
 from tests.bench.rebuild import rebuild
 from tests.bench.replay import replay
 from tests.bench.replicas import replicas
+from tests.bench.restart import restart
 from tests.bench.swap import swap
 from tests.bench.ttft import ttft
 
@@ -23,6 +24,7 @@ app.command()(swap)
 app.command()(replicas)
 app.command()(rebuild)
 app.command()(replay)
+app.command()(restart)
 
 if __name__ == "__main__":
     app()

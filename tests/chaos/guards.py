@@ -83,7 +83,7 @@ def _acknowledge_before_fsync() -> None:
 
 def _forget_plans() -> None:
     from clawstream.events import BatchPlanned, PolicyEvent
-    from clawstream.training.loop import Lived
+    from clawstream.training.lived import Lived
 
     learn = Lived.learn
 

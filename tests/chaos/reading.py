@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -43,8 +43,8 @@ async def everything(log: KafkaLog) -> tuple[list[Record], list[str]]:
     return records, bad
 
 
-async def moved(bootstrap: str) -> list[Moved]:
-    """Return every commit of a stage's group that took an offset back, by the broker's own log of commits."""
+async def moved(bootstrap: str, groups: Container[str] = GROUPS) -> list[Moved]:
+    """Return every commit of these groups that took an offset back, by the broker's own log of commits."""
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest")
     await consumer.start()
     try:
@@ -58,7 +58,7 @@ async def moved(bootstrap: str) -> list[Moved]:
             while await consumer.position(place) < end:
                 for record in (await consumer.getmany(place, timeout_ms=500)).get(place, ()):
                     commit = _commit_of(record.key, record.value)
-                    if commit is None:
+                    if commit is None or commit[0].group not in groups:
                         continue
                     where, offset = commit
                     if offset < newest.get(where, 0):
@@ -76,13 +76,11 @@ class _Committed(NamedTuple):
 
 
 def _commit_of(key: bytes, value: bytes | None) -> tuple[_Committed, int] | None:
-    """Return a stage's commit (Kafka's OffsetCommitKey and -Value); None for what else the broker notes there."""
+    """Return a commit (Kafka's OffsetCommitKey and -Value); None for what else the broker notes there."""
     if value is None or int.from_bytes(key[:2]) > _NEWEST_COMMIT_KEY:
         return None
     group, rest = _text(key[2:])
     topic, rest = _text(rest)
-    if group not in GROUPS:
-        return None
     return _Committed(group, topic, int.from_bytes(rest[:4])), int.from_bytes(value[2:10])
 
 

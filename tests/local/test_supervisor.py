@@ -149,6 +149,21 @@ async def test_a_stage_that_dies_at_each_start_ends_the_whole_with_a_reason(tmp_
         assert supervisor.children["turns"].running
 
 
+async def test_a_part_that_stopped_for_a_person_to_look_stays_down_and_the_others_go_on(tmp_path: Path) -> None:
+    said: list[str] = []
+    stops = "print('set 12 of the last 90 records aside'); raise SystemExit(3)"
+    async with Supervisor(tmp_path, environment=os.environ, say=said.append, patience=SOON) as supervisor:
+        await supervisor.start([part("turns", SERVES), part("judging", stops)])
+        await until(lambda: supervisor.children["judging"].failure is not None)
+        await serving(supervisor, "turns")
+        states = {state.name: state for state in read_parts(tmp_path)}
+        assert not supervisor.failed.is_set()
+        assert supervisor.children["turns"].running
+    assert [states["judging"].pid, states["judging"].restarts] == [None, 0]
+    assert states["judging"].failure == "exited with 3 and stays down until a person has looked"
+    assert len([words for words in said if "set 12 of the last 90 records aside" in words]) == 1
+
+
 async def test_a_command_that_does_not_exist_fails_at_once(tmp_path: Path) -> None:
     with pytest.raises(PartUnavailable, match="engine can't be started"):
         async with supervising(tmp_path) as supervisor:

@@ -30,7 +30,7 @@ async def feed(kafka_bootstrap: str, topic_prefix: str) -> AsyncIterator[KafkaLo
 
 @asynccontextmanager
 async def victim(bootstrap: str, prefix: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    argv = [sys.executable, "-m", "tests.stream.worker", bootstrap, prefix, "the-worker"]
+    argv = [sys.executable, "-m", "tests.stream.worker", bootstrap, prefix, "the-worker", "pairs"]
     process = await asyncio.create_subprocess_exec(*argv)
     try:
         yield process

@@ -11,7 +11,9 @@ from clawstream.stream.log import Place, Put
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.stream.topics import replay_topic, replay_topics
 from clawstream.training.checkpoints import latest
-from clawstream.training.loop import SAMPLES_TOPIC, retraining, train
+from clawstream.training.following import SAMPLES_TOPIC
+from clawstream.training.loop import train
+from clawstream.training.retraining import retraining
 from tests.training import tiny
 from tests.training.test_loop import said, settings, trained_until
 

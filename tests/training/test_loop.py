@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clawstream.config import EngineSettings, PolicySettings, Settings, TrainingSettings
+from clawstream.errors import PartUnavailable, UnusableCheckpoint
 from clawstream.events import (
     BatchPlanned,
     Event,
@@ -16,8 +18,9 @@ from clawstream.events import (
 )
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record
-from clawstream.training.checkpoints import latest, read
-from clawstream.training.loop import POLICY_TOPIC, SAMPLES_TOPIC, train
+from clawstream.training.checkpoints import alone_on, latest, read
+from clawstream.training.following import SAMPLES_TOPIC
+from clawstream.training.loop import POLICY_TOPIC, train
 from tests.training import tiny
 
 SAMPLES = [tiny.sample(f"s{i}", reward=1 if i % 2 else -1, hinted=i % 3 == 0) for i in range(9)]
@@ -157,6 +160,27 @@ async def trained_until_idle(log: MemoryLog, chosen: Settings) -> list[Event]:
     stop.set()
     await running
     return await said(log)
+
+
+async def test_a_version_that_is_not_what_was_published_is_neither_published_nor_gone_on_from(
+    base: Path, tmp_path: Path
+) -> None:
+    log, other = MemoryLog(MemoryBroker()), MemoryLog(MemoryBroker())
+    for each in (log, other):
+        await each.append(SAMPLES[:3])
+    events = await trained_until(log, settings(base, tmp_path / "one"), 1)
+    published = next(e for e in events if isinstance(e, PolicyPublished) and e.policy_version == 1)
+    await other.append([*events[:-1], replace(published, manifest_sha256="0" * 64)])
+
+    for _ in ("made again from its plan", "found on disk"):
+        with pytest.raises(UnusableCheckpoint, match="version 1 of policy was published with 000000000000"):
+            await train(settings(base, tmp_path / "two"), other, stop=asyncio.Event())
+    assert len(await said(other)) == len(events)
+
+
+async def test_a_policy_is_trained_by_one_process_at_a_time(base: Path, tmp_path: Path) -> None:
+    with alone_on(settings(base, tmp_path).checkpoints_dir), pytest.raises(PartUnavailable, match="another process"):
+        await train(settings(base, tmp_path), MemoryLog(MemoryBroker()), stop=asyncio.Event())
 
 
 def test_the_topics_are_the_ones_that_samples_and_policies_are_written_to() -> None:

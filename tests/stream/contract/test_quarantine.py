@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clawstream.errors import OperatorError, UnusableEvent
+from clawstream.errors import TooManyFailures, UnusableEvent
 from clawstream.events import Event, SessionDone
 from clawstream.stream.failures import FEWEST
 from clawstream.stream.letters import Fate, Reason
@@ -203,7 +203,7 @@ async def test_a_flood_of_bad_records_stops_the_stage_and_a_few_do_not(log: AnyL
         await toys.settled(log, "chain")
     bad = {(f"y{number}", 0) for number in range(FEWEST)}
     await log.append([toys.done(session, 0) for session, _ in sorted(bad)])
-    with pytest.raises(OperatorError, match=r"chain set 10 of the last 10 records aside.*clawstream dlq list"):
+    with pytest.raises(TooManyFailures, match=r"chain set 10 of the last 10 records aside.*clawstream dlq list"):
         async with toys.running(queues.chain(bad), log), asyncio.timeout(20):
             await asyncio.Event().wait()
     assert await log.lag("chain") == 0, "what was set aside is committed"

@@ -1,0 +1,102 @@
+"""What the log says of a policy so far, and what it still lacks. Pure.
+
+The one rule: of two events with one id the first on the log counts, so a version is what it was first published as, and
+no step that is taken again may come out as anything else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from clawstream.errors import UnusableCheckpoint
+from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, PolicyPublished, SampleAssembled, StepTaken
+from clawstream.stream.log import Arrived
+from clawstream.stream.stage import Record
+from clawstream.training.batches import versions_behind
+from clawstream.training.checkpoints import Checkpoint
+from clawstream.training.trainer import Update
+
+
+@dataclass(slots=True)
+class Lived:
+    """What the policy topic says of this policy so far."""
+
+    plans: list[BatchPlanned] = field(default_factory=list)
+    steps: dict[int, StepTaken] = field(default_factory=dict)  # by version
+    published: dict[int, PolicyPublished] = field(default_factory=dict)  # by version
+    active: int | None = None  # None: no engine has taken any version over
+
+    def learn(self, event: PolicyEvent) -> None:
+        """Take in one event of this policy."""
+        match event:
+            case BatchPlanned():
+                self.plans.append(event)
+            case StepTaken():
+                self.steps.setdefault(event.policy_version, event)
+            case PolicyPublished():
+                self.published.setdefault(event.policy_version, event)
+            case PolicyActivated():
+                self.active = event.policy_version
+
+    def unsaid(self, checkpoint: Checkpoint, *, now_ms: int) -> list[PolicyEvent]:
+        """Return what the log lacks of a version that is whole on disk.
+
+        Raises UnusableCheckpoint where the version was published with other bytes than these.
+        """
+        version = checkpoint.version
+        published = self.published.get(version)
+        if published is not None and published.manifest_sha256 != checkpoint.manifest_sha256:
+            raise UnusableCheckpoint(
+                f"checkpoint {checkpoint.path}: its manifest has sha256 {checkpoint.manifest_sha256[:12]}, but version "
+                f"{version} of {published.policy_id} was published with {(published.manifest_sha256 or 'none')[:12]}. "
+                "It is not published again and nothing is trained. Restore the folder from a backup, or remove it to "
+                "have its step taken again where it was taken first; elsewhere go on under a policy.id of its own."
+            )
+        events: list[PolicyEvent] = [] if version in self.steps else [checkpoint.step]
+        return events if published is not None else [*events, publication(checkpoint, now_ms=now_ms)]
+
+
+def of_policy(records: Sequence[Arrived], policy_id: str) -> list[PolicyEvent]:
+    """Return the events of one policy among the records."""
+    events = [record.event for record in records if isinstance(record, Record)]
+    return [event for event in events if isinstance(event, PolicyEvent) and event.policy_id == policy_id]
+
+
+def step_taken(
+    plan: BatchPlanned, samples: Sequence[SampleAssembled], update: Update, *, step_ms: int, now_ms: int
+) -> StepTaken:
+    """Say what the plan's step did."""
+    behind = [versions_behind(sample, plan.parent_version) for sample in samples]
+    return StepTaken(
+        policy_id=plan.policy_id,
+        policy_version=plan.policy_version,
+        num_samples=update.num_samples,
+        num_hinted=update.num_hinted,
+        num_rewarded=update.num_rewarded,
+        num_tokens=update.loss.num_tokens,
+        num_tokens_dropped=update.loss.num_tokens_dropped,
+        loss_nats=update.loss.loss_nats,
+        kl_reference_nats=update.loss.kl_reference_nats,
+        mean_gap_nats=update.mean_gap_nats,
+        mean_reward=update.mean_reward,
+        clipped_share=update.loss.clipped_share,
+        grad_norm=update.grad_norm,
+        learning_rate=update.learning_rate,
+        mean_versions_behind=sum(behind) / len(behind),
+        max_versions_behind=max(behind),
+        step_ms=step_ms,
+        taken_at_ms=now_ms,
+    )
+
+
+def publication(checkpoint: Checkpoint, *, now_ms: int) -> PolicyPublished:
+    """Say that engines may take the checkpoint over."""
+    return PolicyPublished(
+        policy_id=checkpoint.plan.policy_id,
+        policy_version=checkpoint.version,
+        parent_version=checkpoint.plan.parent_version,
+        path=str(checkpoint.path.absolute()),
+        adapter=None,
+        manifest_sha256=checkpoint.manifest_sha256,
+        num_bytes=checkpoint.num_bytes,
+        published_at_ms=now_ms,
+    )
