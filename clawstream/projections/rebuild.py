@@ -6,7 +6,7 @@ new tables have exactly what the old ones have, and goes on with the new ones wh
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -17,12 +17,14 @@ from sqlalchemy.exc import OperationalError
 from clawstream.errors import OperatorError
 from clawstream.projections import database, schemas
 from clawstream.projections.books import Book, books, refuse_another_log
-from clawstream.projections.projector import slice_of
+from clawstream.projections.filling import filling
+from clawstream.projections.makers import makers, num_processes
+from clawstream.projections.projector import in_batches, slice_of
 from clawstream.projections.replaying import ReplayedLog, Tell, on_a_thread, read_again
 from clawstream.projections.schemas import BUILDING
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.writer import Claim, Writer
-from clawstream.stream.log import Batch, Place
+from clawstream.stream.log import Arrived, Place
 
 _BUILD_LOCK = 0x636C6178  # any number that no other program on this database takes
 HELD_RECORDS = 2000  # as many as the projector is kept waiting for, unless it is as fast as we are
@@ -52,8 +54,8 @@ async def rebuild(url: str, log: ReplayedLog, *, keep: bool, forget_expired: boo
         async with on_a_thread(_alone(engine)):
             build = _Build(engine, building, log, tell)
             await build.begin(url, forget_expired=forget_expired)
+            await build.fill()
             await build.catch_up()
-            await build.make_indexes()
             old = await build.swap_in(f"clawstream_before_{datetime.now(UTC):%Y%m%d_%H%M%S}")
             because = "--keep" if keep else await asyncio.to_thread(schemas.dropped, engine, old)
             return Rebuilt(records=build.records, kept_schema=old if because else None, kept_because=because)
@@ -104,7 +106,34 @@ class _Build:
             )
         await asyncio.to_thread(schemas.make_building, self._engine)
         await asyncio.to_thread(database.upgrade, url, schema=BUILDING)
-        await asyncio.to_thread(schemas.take_indexes_away, self._building)
+
+    async def fill(self) -> None:
+        """Read all that the projector has read by now."""
+        recorded = await asyncio.to_thread(self._recorded)
+        ranges, left = self._ranges(recorded), self._left(recorded)
+        async with makers(left) as make:
+            missing = await asyncio.to_thread(schemas.take_indexes_away, self._building)
+            async with on_a_thread(filling(self._building)) as tables:
+                self.records += await read_again(
+                    self._log,
+                    ranges,
+                    tables.take,
+                    lambda done: self._tell("reading the log", done, left),
+                    make=make,
+                )
+                await asyncio.to_thread(tables.finish, {place: end for place, (_, end) in ranges.items()})
+        self._tell("making indexes", 0, len(missing))
+        room = asyncio.Semaphore(num_processes())
+
+        async def made(index: schemas.MissingIndex) -> None:
+            async with room:
+                await asyncio.to_thread(schemas.make_index, self._building, index)
+
+        async with asyncio.TaskGroup() as tasks:
+            for index in missing:
+                tasks.create_task(made(index))
+        await asyncio.to_thread(schemas.complete, self._building, missing)
+        self._claims = await asyncio.to_thread(self._writer.claim, list(ranges))
 
     async def catch_up(self) -> None:
         """Read until little is left of what the projector has read, or until it reads as fast as we do."""
@@ -113,11 +142,6 @@ class _Build:
         while (left := self._left(recorded)) > HELD_RECORDS and (before is None or left < before):
             await self._read_to(recorded, left)
             before, recorded = left, await asyncio.to_thread(self._recorded)
-
-    async def make_indexes(self) -> None:
-        """Make what readers need; once, when most is there."""
-        self._tell("making indexes", 0, 0)
-        await asyncio.to_thread(schemas.make_indexes, self._building)
 
     async def swap_in(self, old: str) -> str:
         """Let the new tables have the names, and the old ones stand in the schema `old`; return that."""
@@ -158,14 +182,19 @@ class _Build:
         new = [place for place in recorded if place not in self._claims]
         if new:
             self._claims |= await asyncio.to_thread(self._writer.claim, new)
-        ranges = self._ranges(recorded)
-        if left:
-            self.records += await read_again(
-                self._log, ranges, self._take, lambda done: self._tell("reading the log", done, left)
-            )
+        if not left:
+            return
+        ranges = {place: range_ for place, range_ in self._ranges(recorded).items() if range_[0] < range_[1]}
+        done = 0
+        async with aclosing(self._log.replay(ranges)) as arriving:
+            async for records in arriving:
+                await asyncio.to_thread(self._take, records)
+                done += len(records)
+                self._tell("catching up", done, left)
+        self.records += done
 
-    def _take(self, batches: Sequence[Batch]) -> None:
-        parts = [slice_of(batch, self._claims[batch.place]) for batch in batches]
+    def _take(self, records: Sequence[Arrived]) -> None:
+        parts = [slice_of(batch, self._claims[batch.place]) for batch in in_batches(records)]
         lost = self._writer.write(parts)
         if lost:
             raise OperatorError(f"somebody else writes to the schema {BUILDING}; the tables are as they were")
