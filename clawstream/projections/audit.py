@@ -81,7 +81,8 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
     refuse_another_log({place: book.next_offset for place, book in reading.books.items()}, ends)
     ranges = {place: (begins[place], book.next_offset) for place, book in reading.books.items()}
     total = sum(max(0, end - begin) for begin, end in ranges.values())
-    async with makers(total if sample is None else 0) as make:
+    async with makers(total if sample is None else 0) as made_by:
+        make = made_by.make
         told = lambda done: tell("reading the log", done, total)  # noqa: E731
         records = await read_again(log, ranges, reading.take, told, make=make if sample is None else None)
         if sample is not None:

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
@@ -26,14 +27,22 @@ def num_processes() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Makers:
+    """What makes lines, and how many processes do."""
+
+    make: Make
+    processes: int
+
+
 @asynccontextmanager
-async def makers(num_records: int) -> AsyncIterator[Make]:
+async def makers(num_records: int) -> AsyncIterator[Makers]:
     """Yield what makes lines, of about so many records in all: in processes, or on a thread of ours for a few.
 
     It raises PartUnavailable where a process ended before its work was done.
     """
     if num_records < FEW_RECORDS:
-        yield lambda told: asyncio.to_thread(lines, told)
+        yield Makers(make=lambda told: asyncio.to_thread(lines, told), processes=0)
         return
     all_of_them = [_Maker() for _ in range(num_processes())]
     idle: asyncio.Queue[_Maker] = asyncio.Queue()
@@ -48,7 +57,7 @@ async def makers(num_records: int) -> AsyncIterator[Make]:
             idle.put_nowait(maker)
 
     try:
-        yield make
+        yield Makers(make=make, processes=len(all_of_them))
     finally:
         for maker in all_of_them:
             await asyncio.to_thread(maker.end)
@@ -85,7 +94,7 @@ class _Maker:
         self._ours.close()
 
 
-def _serve(told: "Connection[Telling, Lines]") -> None:
+def _serve(told: "Connection[Lines, Telling]") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches whoever started us, who ends us
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)  # rows are trees of tuples and texts; next to nothing is a cycle
