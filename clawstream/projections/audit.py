@@ -2,20 +2,21 @@
 
 import asyncio
 import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from itertools import groupby
 
 from clawstream.projections.books import Book, blocks_of, books, refuse_another_log
+from clawstream.projections.cells import indexable
 from clawstream.projections.chain import Break, ChainCheck, chain_check
 from clawstream.projections.comparing import COMPARED, Difference, Scratch, scratch
-from clawstream.projections.projector import link_of, rows_of
-from clawstream.projections.replaying import ReplayedLog, Tell, on_a_thread, read_again
-from clawstream.projections.rows import indexable
+from clawstream.projections.filling import links_of
+from clawstream.projections.lines import Lines, RawBatch, telling
+from clawstream.projections.makers import makers
+from clawstream.projections.replaying import ReplayedLog, Tell, batches_of, on_a_thread, read_again
 from clawstream.projections.tables import TOPICS
-from clawstream.stream.log import Arrived, Batch, Place
-from clawstream.stream.stage import Record
+from clawstream.stream.log import Place, Raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class Audit:
 
     records: int  # read of the log
     records_chained: int  # of these compared with the chain; others are older than the chain, or its start expired
+    records_unread: int | None  # that can't be read and have no row; None: a sample does not tell
+    unchained: Mapping[Place, int]  # partitions without a chain, and how many records of each were read
     breaks: Sequence[Break]
     rows: int  # made of the log and compared
     rows_differ: int
@@ -40,20 +43,40 @@ class Audit:
     keys: int | None  # compared; None: all
 
     @property
-    def chain_ok(self) -> bool:
-        """Whether every record is the one that was projected."""
-        return not self.breaks
+    def chain_ok(self) -> bool | None:
+        """Whether every record is the one that was projected; None: no record could be compared."""
+        if self.breaks:
+            return False
+        return None if self.records and not self.records_chained else True
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return self.chain_ok and self.rows_differ == 0
+        """Whether nothing is wrong, and no partition that was projected is without a chain."""
+        return not self.breaks and not self.unchained and self.rows_differ == 0
+
+    @property
+    def verdict(self) -> str:
+        """What is wrong, and what to do, for a person; it is read where `ok` is false."""
+        wrong = [f"{len(self.breaks)} breaks of the hash chain"] if self.breaks else []
+        wrong += [f"{self.rows_differ} rows differ"] if self.rows_differ else []
+        if wrong:
+            return (
+                f"the database does not say what the log says: {', '.join(wrong)}. Nothing was changed. Where the log "
+                "is right, `clawstream projection rebuild` makes the tables anew; find out first who wrote there"
+            )
+        return (
+            f"{sum(self.unchained.values())} records in {len(self.unchained)} partitions stand in no hash chain, so "
+            "nobody can say that they are those that were projected: the tables are older than the chain, or somebody "
+            "took it away. The rows are as the log says. `clawstream projection rebuild` chains every record"
+        )
 
     def as_dict(self) -> dict[str, object]:
         """Return everything as plain values."""
         return {
             "records": self.records,
             "records_chained": self.records_chained,
+            "records_unread": self.records_unread,
+            "unchained": {f"{place.topic}-{place.partition}": number for place, number in self.unchained.items()},
             "chain_ok": self.chain_ok,
             "breaks": [asdict(one) | {"place": f"{one.place.topic}-{one.place.partition}"} for one in self.breaks],
             "rows": self.rows,
@@ -81,8 +104,13 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
     refuse_another_log({place: book.next_offset for place, book in reading.books.items()}, ends)
     ranges = {place: (begins[place], book.next_offset) for place, book in reading.books.items()}
     total = sum(max(0, end - begin) for begin, end in ranges.values())
-    records = await read_again(log, ranges, reading.take, lambda done: tell("reading the log", done, total))
-    reading.finish()
+    async with makers(total if sample is None else 0) as made_by:
+        make = made_by.make
+        told = lambda done: tell("reading the log", done, total)  # noqa: E731
+        records = await read_again(log, ranges, reading.take, told, make=make if sample is None else None)
+        if sample is not None:
+            await asyncio.to_thread(beside.put, await make(telling(reading.of_sample())))
+    await asyncio.to_thread(reading.finish)
     differences: list[Difference] = []
     rows = rows_differ = 0
     for number, table in enumerate(COMPARED):
@@ -95,6 +123,8 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
     return Audit(
         records=records,
         records_chained=sum(check.num_records for check in reading.checks.values()),
+        records_unread=reading.num_unread,
+        unchained={place: number for place, number in reading.num_read.items() if reading.books[place].chain is None},
         breaks=[one for check in reading.checks.values() for one in check.breaks],
         rows=rows,
         rows_differ=rows_differ,
@@ -115,6 +145,8 @@ class _Reading:
             place: chain_check(place, recorded.get(place, ()), chain_from=book.chain_from, log_begin=begins[place])
             for place, book in self.books.items()
         }
+        self.num_read: Counter[Place] = Counter()
+        self.num_unread = None if sample else 0
         self._choice = None if sample is None else _Choice(sample, beside.keys())
         beside.begin({place: begin for place, begin in begins.items() if begin > 0})
 
@@ -123,26 +155,26 @@ class _Reading:
         """The keys whose rows are compared; None: all."""
         return None if self._choice is None else self._choice.keys
 
-    def take(self, batches: Sequence[Batch]) -> None:
-        """Take the next records of some partitions."""
+    def take(self, batches: Sequence[RawBatch], lines: Lines | None) -> None:
+        """Take the next records of some partitions, with their lines where all are compared."""
         for batch in batches:
-            self.checks[batch.place].tell(map(link_of, batch.records))
-        records = [record for batch in batches for record in batch.records]
-        if self._choice is None:
-            self._put(records)
-        else:
-            self._choice.offer(records)
+            self.num_read[batch.place] += len(batch.records)
+            self.checks[batch.place].tell(links_of(batch))
+            if self._choice is not None:
+                self._choice.offer(batch.records)
+        if lines is not None:
+            self._beside.put(lines)
+            self.num_unread = (self.num_unread or 0) + len(lines.unread)
+
+    def of_sample(self) -> list[RawBatch]:
+        """Return the records of the chosen keys."""
+        return [] if self._choice is None else batches_of(self._choice.records())
 
     def finish(self) -> None:
         """Take that these were all."""
         for place, check in self.checks.items():
             check.finish(self.books[place].chain)
-        if self._choice is not None:
-            self._put(self._choice.records())
-
-    def _put(self, records: Sequence[Arrived]) -> None:
-        rows = sorted(rows_of(records), key=lambda row: row.table)
-        self._beside.put({name: list(some) for name, some in groupby(rows, key=lambda row: row.table)})
+        self._beside.complete()
 
 
 class _Choice:
@@ -154,7 +186,7 @@ class _Choice:
     def __init__(self, sample: Sample, stored: set[str]) -> None:
         self._seed = sample.seed
         self._limit = sample.keys
-        self._records: dict[str, list[Record]] = {}
+        self._records: dict[str, list[Raw]] = {}
         self._largest: list[tuple[int, str]] = []  # a heap, the largest hash first
         for key in stored:
             self._admit(key)
@@ -164,15 +196,14 @@ class _Choice:
         """The keys that are chosen."""
         return set(self._records)
 
-    def offer(self, records: Sequence[Arrived]) -> None:
+    def offer(self, records: Sequence[Raw]) -> None:
         """Keep the records whose keys are among the smallest so far."""
         for record in records:
-            if isinstance(record, Record):
-                key = indexable(record.key)
-                if key in self._records or self._admit(key):
-                    self._records[key].append(record)
+            key = _stored_key(record)
+            if key is not None and (key in self._records or self._admit(key)):
+                self._records[key].append(record)
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[Raw]:
         """Return the records of the chosen keys."""
         return [record for some in self._records.values() for record in some]
 
@@ -188,3 +219,11 @@ class _Choice:
             return False
         self._records[key] = []
         return True
+
+
+def _stored_key(record: Raw) -> str | None:
+    """Return the key as rows have it; None: it is not one of ours, and its record has no row."""
+    try:
+        return indexable((record.key or b"").decode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError:
+        return None

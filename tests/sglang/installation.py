@@ -39,7 +39,9 @@ def sglang_installation() -> SglangInstallation:
             print(f"tests: installing SGLang {VERSION} into {folder} (10 GB, once)", file=sys.stderr, flush=True)
             uv = ("uv",) if shutil.which("uv") else (sys.executable, "-m", "uv")
             _run((*uv, "venv", "-q", "--clear", "--python", "3.11", str(folder / "venv")))
-            _run((*uv, "pip", "install", "-q", "--compile-bytecode", "--python", str(found.python), f"sglang=={VERSION}"))
+            _run(
+                (*uv, "pip", "install", "-q", "--compile-bytecode", "--python", str(found.python), f"sglang=={VERSION}")
+            )
         if not (found.stub / "libcuda.so.1").is_file():
             _build_stub(found)
     return found
