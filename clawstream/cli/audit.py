@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from clawstream.cli.process import Context, log_to_stderr
+from clawstream.cli.process import Context, leave_what_is_loaded, log_to_stderr
 from clawstream.cli.servers import broker, database
 from clawstream.errors import OperatorError
 
@@ -116,6 +116,7 @@ def _with_both(context: typer.Context, client_id: str, work: "Callable[[str, Kaf
     with database(settings) as url, broker(settings) as kafka, _progress() as tell:
 
         async def main() -> T:
+            await leave_what_is_loaded(url)
             async with connected(kafka, client_id=client_id) as log:
                 return await work(url, log, tell)
 

@@ -5,17 +5,17 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from itertools import groupby
 
 from clawstream.projections.books import Book, blocks_of, books, refuse_another_log
+from clawstream.projections.cells import indexable
 from clawstream.projections.chain import Break, ChainCheck, chain_check
 from clawstream.projections.comparing import COMPARED, Difference, Scratch, scratch
-from clawstream.projections.projector import link_of, rows_of
-from clawstream.projections.replaying import ReplayedLog, Tell, on_a_thread, read_again
-from clawstream.projections.rows import indexable
+from clawstream.projections.filling import links_of
+from clawstream.projections.lines import Lines, RawBatch, telling
+from clawstream.projections.makers import makers
+from clawstream.projections.replaying import ReplayedLog, Tell, batches_of, on_a_thread, read_again
 from clawstream.projections.tables import TOPICS
-from clawstream.stream.log import Arrived, Batch, Place
-from clawstream.stream.stage import Record
+from clawstream.stream.log import Place, Raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,13 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
     refuse_another_log({place: book.next_offset for place, book in reading.books.items()}, ends)
     ranges = {place: (begins[place], book.next_offset) for place, book in reading.books.items()}
     total = sum(max(0, end - begin) for begin, end in ranges.values())
-    records = await read_again(log, ranges, reading.take, lambda done: tell("reading the log", done, total))
-    reading.finish()
+    async with makers(total if sample is None else 0) as made_by:
+        make = made_by.make
+        told = lambda done: tell("reading the log", done, total)  # noqa: E731
+        records = await read_again(log, ranges, reading.take, told, make=make if sample is None else None)
+        if sample is not None:
+            await asyncio.to_thread(beside.put, await make(telling(reading.of_sample())))
+    await asyncio.to_thread(reading.finish)
     differences: list[Difference] = []
     rows = rows_differ = 0
     for number, table in enumerate(COMPARED):
@@ -123,26 +128,24 @@ class _Reading:
         """The keys whose rows are compared; None: all."""
         return None if self._choice is None else self._choice.keys
 
-    def take(self, batches: Sequence[Batch]) -> None:
-        """Take the next records of some partitions."""
+    def take(self, batches: Sequence[RawBatch], lines: Lines | None) -> None:
+        """Take the next records of some partitions, with their lines where all are compared."""
         for batch in batches:
-            self.checks[batch.place].tell(map(link_of, batch.records))
-        records = [record for batch in batches for record in batch.records]
-        if self._choice is None:
-            self._put(records)
-        else:
-            self._choice.offer(records)
+            self.checks[batch.place].tell(links_of(batch))
+            if self._choice is not None:
+                self._choice.offer(batch.records)
+        if lines is not None:
+            self._beside.put(lines)
+
+    def of_sample(self) -> list[RawBatch]:
+        """Return the records of the chosen keys."""
+        return [] if self._choice is None else batches_of(self._choice.records())
 
     def finish(self) -> None:
         """Take that these were all."""
         for place, check in self.checks.items():
             check.finish(self.books[place].chain)
-        if self._choice is not None:
-            self._put(self._choice.records())
-
-    def _put(self, records: Sequence[Arrived]) -> None:
-        rows = sorted(rows_of(records), key=lambda row: row.table)
-        self._beside.put({name: list(some) for name, some in groupby(rows, key=lambda row: row.table)})
+        self._beside.complete()
 
 
 class _Choice:
@@ -154,7 +157,7 @@ class _Choice:
     def __init__(self, sample: Sample, stored: set[str]) -> None:
         self._seed = sample.seed
         self._limit = sample.keys
-        self._records: dict[str, list[Record]] = {}
+        self._records: dict[str, list[Raw]] = {}
         self._largest: list[tuple[int, str]] = []  # a heap, the largest hash first
         for key in stored:
             self._admit(key)
@@ -164,15 +167,14 @@ class _Choice:
         """The keys that are chosen."""
         return set(self._records)
 
-    def offer(self, records: Sequence[Arrived]) -> None:
+    def offer(self, records: Sequence[Raw]) -> None:
         """Keep the records whose keys are among the smallest so far."""
         for record in records:
-            if isinstance(record, Record):
-                key = indexable(record.key)
-                if key in self._records or self._admit(key):
-                    self._records[key].append(record)
+            key = _stored_key(record)
+            if key is not None and (key in self._records or self._admit(key)):
+                self._records[key].append(record)
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[Raw]:
         """Return the records of the chosen keys."""
         return [record for some in self._records.values() for record in some]
 
@@ -188,3 +190,11 @@ class _Choice:
             return False
         self._records[key] = []
         return True
+
+
+def _stored_key(record: Raw) -> str | None:
+    """Return the key as rows have it; None: it is not one of ours, and its record has no row."""
+    try:
+        return indexable((record.key or b"").decode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError:
+        return None

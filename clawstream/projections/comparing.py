@@ -14,8 +14,9 @@ from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import OperatorError
 from clawstream.projections import database, tables
-from clawstream.projections.merge import empty_staging, merge
-from clawstream.projections.rows import Row
+from clawstream.projections.filling import copy, keep_the_first
+from clawstream.projections.lines import Lines
+from clawstream.projections.merge import count_sessions
 from clawstream.stream.log import Place
 
 COMPARED = (*tables.FACTS, tables.sessions)
@@ -56,20 +57,27 @@ class Scratch:
         """Make the tables; rows of records before `begins` are not compared, as the log does not have them any more."""
         cursor = self.cursor
         for table in COMPARED:
-            made = {"name": sql.Identifier(table.name), "live": self._live(table), "key": _key(table)}
-            cursor.execute(_LIKE.format(**made))
-            cursor.execute(_UNIQUE.format(**made))
+            cursor.execute(_LIKE.format(name=sql.Identifier(table.name), live=self._live(table)))
         cursor.execute("CREATE TEMPORARY TABLE reach (topic text, partition integer, begin bigint) ON COMMIT DROP")
         reach = [(*place, offset) for place, offset in begins.items()]
         cursor.executemany("INSERT INTO reach VALUES (%s, %s, %s)", reach)
-        cursor.execute("SET LOCAL search_path = pg_temp")  # `merge` writes to tables by their names alone
+        cursor.execute("SET LOCAL search_path = pg_temp")  # whoever fills tables names them alone
 
-    def put(self, rows: Mapping[str, Sequence[Row]]) -> None:
-        """Add rows as the projector does."""
-        for name, some in sorted(rows.items()):
-            table = tables.metadata.tables[name]
-            merge(self.cursor, table, some)
-            empty_staging(self.cursor, table)
+    def put(self, lines: Lines) -> None:
+        """Add rows."""
+        copy(self.cursor, lines)
+
+    def complete(self) -> None:
+        """Take that these were all."""
+        for table in COMPARED:
+            key = {"name": sql.Identifier(table.name), "key": _key(table)}
+            try:
+                with self.cursor.connection.transaction():
+                    self.cursor.execute(_UNIQUE.format(**key))
+            except psycopg.errors.UniqueViolation:
+                keep_the_first(self.cursor, table)
+                self.cursor.execute(_UNIQUE.format(**key))
+        count_sessions(self.cursor)
 
     def keys(self) -> set[str]:
         """Return the keys of the records that the projection's rows are of."""

@@ -20,14 +20,20 @@ def merge(cursor: psycopg.Cursor, table: Table, rows: Sequence[Row]) -> None:
     statements = _statements(table)
     cursor.execute(statements[0])
     with cursor.copy(statements[1]) as copy:
-        for row in rows:
-            copy.write_row(row.values)
+        copy.write("".join(row.line for row in rows))
     cursor.execute(statements[2])
 
 
-def empty_staging(cursor: psycopg.Cursor, table: Table) -> None:
-    """Forget what `merge` copied; for a caller whose transaction goes on, as its end does it too."""
-    cursor.execute(sql.SQL("TRUNCATE {}").format(_staging(table)))
+def count_sessions(cursor: psycopg.Cursor) -> None:
+    """Make all of `sessions`, which is empty, of rows that were not merged but copied."""
+    for name, counted in sorted(_COUNTED.items()):
+        every_row = sql.SQL("SELECT * FROM {}").format(sql.Identifier(name))
+        cursor.execute(sql.SQL(counted + _ADDED).format(fresh=every_row, sessions=column_names(tables.sessions)))
+
+
+def column_names(table: Table) -> sql.Composed:
+    """Return the names of the columns that are written, as COPY and INSERT take them."""
+    return sql.SQL(", ").join(map(sql.Identifier, columns(table)))
 
 
 @cache
@@ -35,22 +41,15 @@ def _statements(table: Table) -> tuple[sql.Composed, sql.Composed, sql.Composed]
     """(make the place to copy to, copy, merge)."""
     names = {
         "table": sql.Identifier(table.name),
-        "staging": _staging(table),
-        "columns": _names(table),
+        "staging": sql.Identifier(f"staged_{table.name}"),
+        "columns": column_names(table),
     }
     make, copy, insert = (sql.SQL(statement).format(**names) for statement in (_MAKE, _COPY, _INSERT))
     counted = _COUNTED.get(table.name)
     if counted is None:
         return make, copy, insert
-    return make, copy, sql.SQL(counted + _ADDED).format(insert=insert, sessions=_names(tables.sessions))
-
-
-def _staging(table: Table) -> sql.Identifier:
-    return sql.Identifier(f"staged_{table.name}")
-
-
-def _names(table: Table) -> sql.Composed:
-    return sql.SQL(", ").join(map(sql.Identifier, columns(table)))
+    fresh = insert + sql.SQL(" RETURNING *")
+    return make, copy, sql.SQL(counted + _ADDED).format(fresh=fresh, sessions=column_names(tables.sessions))
 
 
 _MAKE = """
@@ -65,7 +64,7 @@ _INSERT = """
 """
 _COUNTED: Mapping[str, LiteralString] = {
     "exchanges": """
-        WITH fresh AS ({insert} RETURNING *)
+        WITH fresh AS ({fresh})
         INSERT INTO sessions AS s ({sessions})
         SELECT
             session_id, min(source_partition), min(source_offset), min(log_time), max(source_offset), max(log_time),
@@ -79,7 +78,7 @@ _COUNTED: Mapping[str, LiteralString] = {
         GROUP BY session_id
     """,
     "session_ends": """
-        WITH fresh AS ({insert} RETURNING *)
+        WITH fresh AS ({fresh})
         INSERT INTO sessions AS s ({sessions})
         SELECT
             session_id, min(source_partition), min(source_offset), min(log_time), max(source_offset), max(log_time),

@@ -7,6 +7,7 @@ has another owner, who starts where the tables end.
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -106,6 +107,14 @@ def _slices(batches: Sequence[Batch], claims: Mapping[Place, Claim]) -> list[Sli
     return [
         slice_of(batch, claim) for batch in batches if batch.next_offset > (claim := claims[batch.place]).next_offset
     ]
+
+
+def in_batches(records: Iterable[Arrived]) -> list[Batch]:
+    """Return what was read of some partitions by partition."""
+    placed: defaultdict[Place, list[Arrived]] = defaultdict(list)
+    for record in records:
+        placed[Place(record.topic, record.partition)].append(record)
+    return [Batch(place=place, records=some, next_offset=some[-1].offset + 1) for place, some in placed.items()]
 
 
 def slice_of(batch: Batch, claim: Claim) -> Slice:

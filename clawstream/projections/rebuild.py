@@ -5,8 +5,9 @@ new tables have exactly what the old ones have, and goes on with the new ones wh
 """
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -17,12 +18,14 @@ from sqlalchemy.exc import OperationalError
 from clawstream.errors import OperatorError
 from clawstream.projections import database, schemas
 from clawstream.projections.books import Book, books, refuse_another_log
-from clawstream.projections.projector import slice_of
+from clawstream.projections.filling import filling
+from clawstream.projections.makers import Make, makers, num_processes
+from clawstream.projections.projector import in_batches, slice_of
 from clawstream.projections.replaying import ReplayedLog, Tell, on_a_thread, read_again
 from clawstream.projections.schemas import BUILDING
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.writer import Claim, Writer
-from clawstream.stream.log import Batch, Place
+from clawstream.stream.log import Arrived, Place
 
 _BUILD_LOCK = 0x636C6178  # any number that no other program on this database takes
 HELD_RECORDS = 2000  # as many as the projector is kept waiting for, unless it is as fast as we are
@@ -36,6 +39,8 @@ class Rebuilt:
     """What was made."""
 
     records: int
+    processes: int  # that made rows, beside this one
+    seconds: Mapping[str, float]  # by phase
     kept_schema: str | None  # where the old tables are; None: they are gone
     kept_because: str | None
 
@@ -51,12 +56,24 @@ async def rebuild(url: str, log: ReplayedLog, *, keep: bool, forget_expired: boo
     try:
         async with on_a_thread(_alone(engine)):
             build = _Build(engine, building, log, tell)
-            await build.begin(url, forget_expired=forget_expired)
-            await build.catch_up()
-            await build.make_indexes()
-            old = await build.swap_in(f"clawstream_before_{datetime.now(UTC):%Y%m%d_%H%M%S}")
-            because = "--keep" if keep else await asyncio.to_thread(schemas.dropped, engine, old)
-            return Rebuilt(records=build.records, kept_schema=old if because else None, kept_because=because)
+            recorded = await build.begin(forget_expired=forget_expired)
+            async with makers(build.left(recorded)) as made_by:
+                with build.phase("preparing"):
+                    missing = await asyncio.to_thread(_prepared, engine, building, url)
+                await build.fill(recorded, made_by.make)
+            await build.make_indexes(missing)
+            with build.phase("catching_up"):
+                await build.catch_up()
+            with build.phase("swapping"):
+                old = await build.swap_in(f"clawstream_before_{datetime.now(UTC):%Y%m%d_%H%M%S}")
+                because = "--keep" if keep else await asyncio.to_thread(schemas.dropped, engine, old)
+            return Rebuilt(
+                records=build.records,
+                processes=made_by.processes,
+                seconds=build.seconds,
+                kept_schema=old if because else None,
+                kept_because=because,
+            )
     except OperationalError as error:
         raise database.unreachable(engine, error) from error
     except psycopg.Error as error:
@@ -76,6 +93,12 @@ def _alone(engine: Engine) -> Iterator[None]:
         yield
 
 
+def _prepared(engine: Engine, building: Engine, url: str) -> list[schemas.MissingIndex]:
+    schemas.make_building(engine)
+    database.upgrade(url, schema=BUILDING)
+    return schemas.take_indexes_away(building)
+
+
 class _Build:
     """Tables in a schema of their own, and how far they have read."""
 
@@ -87,10 +110,19 @@ class _Build:
         self._tell = tell
         self._claims: dict[Place, Claim] = {}
         self._begins: dict[Place, int] = {}
+        self._filled: Sequence[Place] = ()
         self.records = 0
+        self.seconds: dict[str, float] = {}
 
-    async def begin(self, url: str, *, forget_expired: bool) -> None:
-        """Make the tables, empty."""
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Note how long the block takes."""
+        begun = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - begun, 2)
+
+    async def begin(self, *, forget_expired: bool) -> dict[Place, Book]:
+        """Return what the projector has read by now."""
         recorded = await asyncio.to_thread(self._recorded)
         refuse_another_log(_offsets(recorded), await self._log.end_offsets(TOPICS))
         self._begins = await self._log.begin_offsets(TOPICS)
@@ -102,22 +134,43 @@ class _Build:
                 "tables may have rows of records before it, which a rebuild would lose. Nothing was changed; "
                 "--forget-expired rebuilds without them"
             )
-        await asyncio.to_thread(schemas.make_building, self._engine)
-        await asyncio.to_thread(database.upgrade, url, schema=BUILDING)
-        await asyncio.to_thread(schemas.take_indexes_away, self._building)
+        return recorded
+
+    async def fill(self, recorded: Mapping[Place, Book], make: Make) -> None:
+        """Fill the tables, empty and without keys, with all of that."""
+        ranges, left = self._ranges(recorded), self.left(recorded)
+        self._filled = list(ranges)
+        with self.phase("reading"):
+            async with on_a_thread(filling(self._building)) as tables:
+                self.records += await read_again(
+                    self._log, ranges, tables.take, lambda done: self._tell("reading the log", done, left), make=make
+                )
+                await asyncio.to_thread(tables.finish, {place: end for place, (_, end) in ranges.items()})
+
+    async def make_indexes(self, missing: Sequence[schemas.MissingIndex]) -> None:
+        """Make what rows are merged by and readers need; from here on the tables are as the projector's."""
+        room = asyncio.Semaphore(num_processes())
+        num_made = 0
+
+        async def made(index: schemas.MissingIndex) -> None:
+            nonlocal num_made
+            async with room:
+                await asyncio.to_thread(schemas.make_index, self._building, index)
+            num_made += 1
+            self._tell("making indexes", num_made, len(missing))
+
+        with self.phase("indexing"):
+            await asyncio.gather(*map(made, missing))
+            await asyncio.to_thread(schemas.complete, self._building, missing)
+        self._claims = await asyncio.to_thread(self._writer.claim, self._filled)
 
     async def catch_up(self) -> None:
         """Read until little is left of what the projector has read, or until it reads as fast as we do."""
         before = None
         recorded = await asyncio.to_thread(self._recorded)
-        while (left := self._left(recorded)) > HELD_RECORDS and (before is None or left < before):
+        while (left := self.left(recorded)) > HELD_RECORDS and (before is None or left < before):
             await self._read_to(recorded, left)
             before, recorded = left, await asyncio.to_thread(self._recorded)
-
-    async def make_indexes(self) -> None:
-        """Make what readers need; once, when most is there."""
-        self._tell("making indexes", 0, 0)
-        await asyncio.to_thread(schemas.make_indexes, self._building)
 
     async def swap_in(self, old: str) -> str:
         """Let the new tables have the names, and the old ones stand in the schema `old`; return that."""
@@ -125,7 +178,7 @@ class _Build:
             try:
                 async with on_a_thread(schemas.projector_held(self._engine)) as cursor:
                     recorded = await asyncio.to_thread(books, cursor)
-                    await self._read_to(recorded, self._left(recorded))
+                    await self._read_to(recorded, self.left(recorded))
                     self._refuse_other_records(recorded)
                     await asyncio.to_thread(schemas.swap, cursor, old)
                     return old
@@ -142,7 +195,8 @@ class _Build:
         with schemas.session(self._engine) as cursor:
             return books(cursor)
 
-    def _left(self, recorded: Mapping[Place, Book]) -> int:
+    def left(self, recorded: Mapping[Place, Book]) -> int:
+        """Return how many records of these are not in the tables."""
         return sum(max(0, end - start) for start, end in self._ranges(recorded).values())
 
     def _ranges(self, recorded: Mapping[Place, Book]) -> dict[Place, tuple[int, int]]:
@@ -158,14 +212,19 @@ class _Build:
         new = [place for place in recorded if place not in self._claims]
         if new:
             self._claims |= await asyncio.to_thread(self._writer.claim, new)
-        ranges = self._ranges(recorded)
-        if left:
-            self.records += await read_again(
-                self._log, ranges, self._take, lambda done: self._tell("reading the log", done, left)
-            )
+        if not left:
+            return
+        ranges = {place: range_ for place, range_ in self._ranges(recorded).items() if range_[0] < range_[1]}
+        done = 0
+        async with aclosing(self._log.replay(ranges)) as arriving:
+            async for records in arriving:
+                await asyncio.to_thread(self._take, records)
+                done += len(records)
+                self._tell("catching up", done, left)
+        self.records += done
 
-    def _take(self, batches: Sequence[Batch]) -> None:
-        parts = [slice_of(batch, self._claims[batch.place]) for batch in batches]
+    def _take(self, records: Sequence[Arrived]) -> None:
+        parts = [slice_of(batch, self._claims[batch.place]) for batch in in_batches(records)]
         lost = self._writer.write(parts)
         if lost:
             raise OperatorError(f"somebody else writes to the schema {BUILDING}; the tables are as they were")

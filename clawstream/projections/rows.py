@@ -1,23 +1,18 @@
 """What a record of the log is as a row. Pure.
 
 A record is one row of one table, whatever was read before it. A column has the name of the event's field; a request's
-own fields stand beside the exchange's. Values are what COPY takes: jsonb as its text, arrays as Postgres writes them.
+own fields stand beside the exchange's.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
-from typing import get_type_hints
+from typing import NamedTuple, get_args, get_type_hints
 
-import orjson
-from sqlalchemy import BigInteger, Table, Text
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy import Table
 
 from clawstream.events import (
     BatchPlanned,
@@ -45,14 +40,8 @@ from clawstream.events import (
     VoteCast,
 )
 from clawstream.projections import tables
-from clawstream.projections.text import ESCAPE, escape, storable_json
+from clawstream.projections.cells import NULL, ToCell, time_cell, to_cell
 from clawstream.stream.stage import Record
-
-Value = str | int | float | bool | datetime | None
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MAX_ID_BYTES = 600  # of the 2704 that an index takes
-_KEPT_ID_CHARACTERS = 100
 
 TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = MappingProxyType(
     {
@@ -82,12 +71,16 @@ TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A row to be: its table's name, and a value for each of that table's `columns`."""
+class Row(NamedTuple):
+    """A row to be: its table's name, and a cell for each of that table's `columns`, as COPY takes them."""
 
     table: str
-    values: tuple[Value, ...]
+    cells: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """The row as COPY reads it, its end included."""
+        return "\t".join(self.cells) + "\n"
 
 
 @cache
@@ -98,136 +91,69 @@ def columns(table: Table) -> tuple[str, ...]:
 
 def row(record: Record) -> Row | None:
     """Return the record's row; None for an event that no table holds."""
-    found = TABLE_OF.get(type(record.event))
-    if found is None:
-        return None
-    table, _ = found
-    return Row(table=table.name, values=tuple([value_of(record) for value_of in _MAKERS[type(record.event)]]))
+    make = _MAKERS.get(type(record.event))
+    return None if make is None else make(record)
 
 
-def indexable(text: str) -> str:
-    """Return an id as it is stored: itself, or its start and its hash where it is too long for an index."""
-    stored = escape(text)
-    if len(stored) <= _KEPT_ID_CHARACTERS or len(stored.encode()) <= _MAX_ID_BYTES:
-        return stored
-    return f"{stored[:_KEPT_ID_CHARACTERS]}{ESCAPE}{hashlib.sha256(stored.encode()).hexdigest()}"
-
-
-_PLACE: Mapping[str, Callable[[Record], Value]] = MappingProxyType(
-    {
-        "event_id": lambda record: record.event.event_id,
-        "source_topic": lambda record: record.topic,
-        "source_partition": lambda record: record.partition,
-        "source_offset": lambda record: record.offset,
-        "log_time": lambda record: _EPOCH + timedelta(milliseconds=record.timestamp_ms),
-    }
-)
-
-
-def _makers(event: type[Event]) -> tuple[Callable[[Record], Value], ...]:
-    """Return what makes each column of an event's row."""
+def _maker(event: type[Event]) -> Callable[[Record], Row]:
+    """Return what makes the rows of an event."""
     table, kind = TABLE_OF[event]
-    paths = _paths(event, frozenset(columns(table)))
-    return tuple(
-        _of_field(paths[name], _converter(name, table.columns[name].type))
-        if name in paths
-        else _PLACE.get(name) or _always(kind if name == "kind" else None)
-        for name in columns(table)
+    names = columns(table)
+    assert names[: len(_PLACE)] == _PLACE, f"{table.name} begins with other columns"
+    said = _said(event, frozenset(names))
+    in_row = [said.get(name, _SAYS_NOTHING) for name in names[len(_PLACE) :]]
+    read = attrgetter(*(path for path, _ in in_row))
+    to_cells: tuple[ToCell, ...] = tuple(
+        to_cell(name, table.columns[name].type, enum=enum)
+        if name in said
+        else _always(kind if name == "kind" and kind else NULL)
+        for name, (_, enum) in zip(names[len(_PLACE) :], in_row, strict=True)
     )
 
+    def make(record: Record) -> Row:
+        event = record.event
+        return Row(
+            table.name,
+            (
+                event.event_id,
+                record.topic,
+                str(record.partition),
+                str(record.offset),
+                time_cell(record.timestamp_ms),
+                *[
+                    NULL if value is None else convert(value)
+                    for convert, value in zip(to_cells, read(event), strict=True)
+                ],
+            ),
+        )
 
-def _paths(kind: type, names: frozenset[str]) -> dict[str, str]:
-    """Return where the fields with these names are, in the dataclass or in one that it holds."""
-    found: dict[str, str] = {}
+    return make
+
+
+_PLACE = ("event_id", "source_topic", "source_partition", "source_offset", "log_time")
+_SAYS_NOTHING = ("IDENTITY", False)  # any attribute that is there: the column does not depend on it
+
+
+def _said(kind: type, names: frozenset[str]) -> dict[str, tuple[str, bool]]:
+    """Return where the fields with these names are, in the dataclass or in one that it holds, and which are enums."""
+    found: dict[str, tuple[str, bool]] = {}
     hints = get_type_hints(kind)
     for field in fields(kind):
+        hint = hints[field.name]
         if field.name in names:
-            found[field.name] = field.name
-        elif is_dataclass(held := hints[field.name]):
-            assert isinstance(held, type)
-            found |= {name: f"{field.name}.{path}" for name, path in _paths(held, names).items()}
+            found[field.name] = (field.name, any(_is_enum(part) for part in (hint, *get_args(hint))))
+        elif is_dataclass(hint):
+            assert isinstance(hint, type)
+            found |= {name: (f"{field.name}.{path}", enum) for name, (path, enum) in _said(hint, names).items()}
     return found
 
 
-def _of_field(path: str, convert: Callable[[object], Value]) -> Callable[[Record], Value]:
-    value_at = attrgetter(f"event.{path}")
-
-    def value_of(record: Record) -> Value:
-        item = value_at(record)
-        return None if item is None else convert(item)
-
-    return value_of
+def _is_enum(hint: object) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Enum)
 
 
-def _always(value: Value) -> Callable[[Record], Value]:
-    return lambda _: value
+def _always(cell: str) -> ToCell:
+    return lambda _: cell
 
 
-def _converter(name: str, kind: object) -> Callable[[object], Value]:
-    if isinstance(kind, JSONB):
-        return _json
-    if isinstance(kind, ARRAY):
-        return _texts if isinstance(kind.item_type, Text) else _numbers
-    if isinstance(kind, Text):
-        return _id if name.endswith("_id") else _text
-    return _integer if isinstance(kind, BigInteger) else _number
-
-
-def _id(value: object) -> str:
-    return indexable(_text_of(value))
-
-
-def _text(value: object) -> str:
-    return escape(_text_of(value))
-
-
-def _text_of(value: object) -> str:
-    assert isinstance(value, str), value
-    return str(value.value) if isinstance(value, Enum) else value
-
-
-def _integer(value: object) -> int:
-    assert isinstance(value, int), value
-    return value
-
-
-def _number(value: object) -> float:
-    assert isinstance(value, int | float), value
-    return value
-
-
-def _numbers(value: object) -> str:
-    assert isinstance(value, tuple), value
-    fast = orjson.dumps(value).decode()
-    if fast.count("null") == value.count(None):
-        return "{" + fast[1:-1].replace("null", "NULL") + "}"
-    return "{" + ",".join("NULL" if item is None else str(item) for item in value) + "}"  # infinite, or not a number
-
-
-def _texts(value: object) -> str:
-    assert isinstance(value, tuple), value
-    quoted = (indexable(item).replace("\\", "\\\\").replace('"', '\\"') for item in value)
-    return "{" + ",".join(f'"{item}"' for item in quoted) + "}"
-
-
-def _json(value: object) -> str:
-    if isinstance(value, bytes):
-        return storable_json(value)
-    if isinstance(value, tuple) and all(isinstance(item, bytes) for item in value):
-        return "[" + ",".join(map(storable_json, value)) + "]"
-    return storable_json(_dump(value))
-
-
-def _dump(value: object) -> bytes:
-    """Return a value of ours as JSON in ASCII, where a lone surrogate is an escape like any other."""
-    return json.dumps(value, default=_fields).encode()
-
-
-def _fields(value: object) -> dict[str, object]:
-    assert is_dataclass(value), value
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-_MAKERS: Mapping[type[Event], tuple[Callable[[Record], Value], ...]] = MappingProxyType(
-    {event: _makers(event) for event in TABLE_OF}
-)
+_MAKERS: Mapping[type[Event], Callable[[Record], Row]] = MappingProxyType({event: _maker(event) for event in TABLE_OF})

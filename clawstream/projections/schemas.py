@@ -12,6 +12,9 @@ from psycopg import sql
 from sqlalchemy import Engine
 
 from clawstream.projections.comparing import live_schema
+from clawstream.projections.filling import keep_the_first
+from clawstream.projections.merge import count_sessions
+from clawstream.projections.tables import FACTS, metadata
 
 BUILDING = "clawstream_rebuild"
 HOLD_WITHIN_MS = 10_000  # a batch of the projector's takes less
@@ -19,6 +22,7 @@ HOLD_WITHIN_MS = 10_000  # a batch of the projector's takes less
 # that has a table and waits for one that we have is never the one that it ends.
 SWAP_WITHIN_MS = 800
 DROP_WITHIN_MS = 60_000
+_INDEX_MEMORY = "128MB"  # for each that is being made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,34 +58,61 @@ def make_building(engine: Engine) -> None:
         cursor.execute(f"CREATE SCHEMA {BUILDING}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingIndex:
+    """An index that was taken away, and how it is made."""
+
+    table: str
+    name: str
+    definition: str
+    is_key: bool
+
+
 _INDEXES = """
-    SELECT indexdef FROM pg_indexes
-    WHERE schemaname = current_schema() AND NOT EXISTS (
-        SELECT FROM pg_constraint WHERE conindid = format('%I.%I', schemaname, indexname)::regclass
+    SELECT tablename, indexname, indexdef, EXISTS (
+        SELECT FROM pg_constraint WHERE conindid = format('%%I.%%I', schemaname, indexname)::regclass
     )
+    FROM pg_indexes WHERE schemaname = current_schema() AND tablename = ANY(%s)
 """
 
 
-def take_indexes_away(building: Engine) -> None:
-    """Drop the indexes that no row needs to be written; their definitions are kept beside the tables."""
+def take_indexes_away(building: Engine) -> list[MissingIndex]:
+    """Drop the indexes and keys of the tables that are filled from the log, and return them, the largest last."""
     with session(building) as cursor:
-        cursor.execute("CREATE TABLE indexes_to_make (definition text NOT NULL)")
-        definitions = cursor.execute(_INDEXES).fetchall()
-        cursor.executemany("INSERT INTO indexes_to_make VALUES (%s)", definitions)
-        for (definition,) in definitions:
-            name = definition.split(" INDEX ")[1].split(" ON ")[0]
-            cursor.execute(f"DROP INDEX {name}")
+        found = cursor.execute(_INDEXES, ([table.name for table in FACTS],)).fetchall()
+        for table, name, _, is_key in found:
+            names = {"table": sql.Identifier(table), "name": sql.Identifier(name)}
+            drop = "ALTER TABLE {table} DROP CONSTRAINT {name}" if is_key else "DROP INDEX {name}"
+            cursor.execute(sql.SQL(drop).format(**names))
+        return [
+            MissingIndex(table=table, name=name, definition=definition, is_key=is_key)
+            for table, name, definition, is_key in found
+        ]
 
 
-def make_indexes(building: Engine) -> None:
-    """Make them again, and let the planner know the tables."""
+def make_index(building: Engine, missing: MissingIndex) -> None:
+    """Make one of them; a table that is to have a key keeps the first row of each."""
     with session(building) as cursor:
-        for (definition,) in cursor.execute("SELECT definition FROM indexes_to_make").fetchall():
-            cursor.execute(definition)
-        cursor.execute("DROP TABLE indexes_to_make")
-        for thing in _things(cursor, BUILDING):
-            if thing.kind == "TABLE":
-                cursor.execute(sql.SQL("ANALYZE {}").format(thing.at(BUILDING)))
+        cursor.execute(f"SET maintenance_work_mem = '{_INDEX_MEMORY}'")
+        try:
+            cursor.execute(missing.definition)
+        except psycopg.errors.UniqueViolation:
+            keep_the_first(cursor, metadata.tables[missing.table])
+            cursor.execute(missing.definition)
+
+
+def complete(building: Engine, made: Sequence[MissingIndex]) -> None:
+    """Let the indexes that are keys be keys, count the sessions, and let the planner know the tables."""
+    with session(building) as cursor:
+        for index in made:
+            if index.is_key:
+                names = {"table": sql.Identifier(index.table), "name": sql.Identifier(index.name)}
+                cursor.execute(
+                    sql.SQL("ALTER TABLE {table} ADD CONSTRAINT {name} PRIMARY KEY USING INDEX {name}").format(**names)
+                )
+        count_sessions(cursor)
+        for table in metadata.tables:
+            cursor.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(table)))
 
 
 @contextmanager

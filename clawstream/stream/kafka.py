@@ -6,7 +6,7 @@ without the installation's prefix everywhere but here.
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
@@ -191,12 +191,20 @@ class KafkaLog:
         self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
     ) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second, in order."""
+        async with aclosing(self.replay_raw(ranges, key=key)) as reading:
+            async for raws in reading:
+                yield [arrived(raw, self._codec) for raw in raws]
+
+    async def replay_raw(
+        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+    ) -> AsyncGenerator[Sequence[Raw], None]:
+        """Yield the bytes of what `replay` yields."""
         async with self._reader() as consumer:
             begins = await self._offsets(consumer.beginning_offsets, list(ranges))
             starts = {place: max(first, begins[place]) for place, (first, _) in ranges.items()}
             ends = {place: end for place, (_, end) in ranges.items()}
             async for raws in self._read(consumer, starts, ends):
-                found = [arrived(raw, self._codec) for raw in raws if key in (None, raw.key)]
+                found = [raw for raw in raws if key in (None, raw.key)]
                 if found:
                     yield found
 

@@ -7,7 +7,7 @@ what passes here was not made easy. A `Cut` takes the log away in the middle of 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from zlib import crc32
 
 from clawstream.errors import TryLater
@@ -189,12 +189,20 @@ class MemoryLog:
         self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
     ) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second, in order."""
+        async with aclosing(self.replay_raw(ranges, key=key)) as reading:
+            async for raws in reading:
+                yield [arrived(raw, codec()) for raw in raws]
+
+    async def replay_raw(
+        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+    ) -> AsyncGenerator[Sequence[Raw], None]:
+        """Yield the bytes of what `replay` yields."""
         for place, (first, end) in ranges.items():
             async with self._cut.around():
                 raws = self.broker.records(place)[first:end]
             for raw in raws:
                 if key in (None, raw.key):
-                    yield [arrived(raw, codec())]
+                    yield [raw]
 
     @asynccontextmanager
     async def join(

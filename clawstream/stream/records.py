@@ -14,8 +14,8 @@ from clawstream.stream.stage import Record
 DIGEST_BYTES = 16
 
 
-def arrived(raw: Raw, codec: Codec) -> Arrived:
-    """Return the record with its event, or why it has none."""
+def arrived(raw: Raw, codec: Codec, *, digest: bool = True) -> Arrived:
+    """Return the record with its event, and with `digest` its own; or why it has none."""
     try:
         event = codec.decode(raw.value)
     except UndecodableRecord as error:
@@ -31,7 +31,7 @@ def arrived(raw: Raw, codec: Codec) -> Arrived:
         key=event.key,
         event=event,
         traceparent=traceparent_of(raw.headers),
-        digest=digest_of(raw),
+        digest=digest_of(raw) if digest else None,
     )
 
 
@@ -39,6 +39,6 @@ def digest_of(raw: Raw) -> bytes:
     """Return a hash of the record's key, headers and value, in which none can pass for another."""
     parts = [raw.key, raw.value]
     for name, value in raw.headers:
-        parts += [name.encode(), value]
-    lengths = b",".join(b"none" if part is None else b"%d" % len(part) for part in parts)
-    return blake2b(b"".join((lengths, b":", *filter(None, parts))), digest_size=DIGEST_BYTES).digest()
+        parts += (name.encode(), value)
+    lengths = ",".join(["none" if part is None else str(len(part)) for part in parts])
+    return blake2b(b"".join((lengths.encode(), b":", *filter(None, parts))), digest_size=DIGEST_BYTES).digest()

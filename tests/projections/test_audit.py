@@ -10,8 +10,7 @@ from clawstream.errors import DatabaseMismatch
 from clawstream.events import Event, VoteCast
 from clawstream.projections.audit import Audit, Sample, verify
 from clawstream.projections.comparing import Difference
-from clawstream.projections.projector import Projector
-from clawstream.projections.replaying import read_again
+from clawstream.projections.projector import Projector, in_batches
 from clawstream.projections.tables import TOPICS, VOTES
 from clawstream.projections.writer import Writer
 from clawstream.stream.kafka import KafkaLog
@@ -40,11 +39,10 @@ async def projected(engine: Engine, log: MemoryLog) -> None:
     projector = Projector(Writer(engine), asyncio.Event())
     ends = await log.end_offsets(TOPICS)
     claims = await projector.claim(ends)
-    loop = asyncio.get_running_loop()
-    ranges = {place: (claims[place], end) for place, end in ends.items()}
-    await read_again(
-        log, ranges, lambda some: asyncio.run_coroutine_threadsafe(projector.take(some), loop).result(), lambda _: None
-    )
+    arrived = [
+        one async for some in log.replay({place: (claims[place], end) for place, end in ends.items()}) for one in some
+    ]
+    await projector.take(in_batches(arrived))
 
 
 async def audited(url: str, log: MemoryLog | KafkaLog, sample: Sample | None = None) -> Audit:

@@ -1,14 +1,19 @@
 """Tables made anew under readers and a projector that go on, and what a rebuild refuses."""
 
 import asyncio
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
-from clawstream.errors import OperatorError
-from clawstream.projections import database
+from clawstream.errors import OperatorError, PartUnavailable
+from clawstream.events import ExchangeCompleted
+from clawstream.projections import database, makers, replaying
 from clawstream.projections import rebuild as rebuilding
 from clawstream.projections.rebuild import Rebuilt, rebuild
 from clawstream.projections.schemas import BUILDING
@@ -236,3 +241,46 @@ async def test_what_a_rebuild_that_was_cut_off_left_behind_is_in_nobodys_way(liv
     before = contents(live)
     await rebuilt(live, told)
     assert contents(live) == before
+
+
+@pytest.mark.parametrize("few", [0, makers.FEW_RECORDS])
+async def test_records_written_twice_and_records_that_can_not_be_read_give_the_projectors_rows(
+    live: Engine, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    """In processes of their own, and on a thread of ours."""
+    monkeypatch.setattr(makers, "FEW_RECORDS", few)
+    monkeypatch.setattr(replaying, "RECORDS_AT_ONCE", 100)
+    log = MemoryLog()
+    await log.append(MANY[:300])
+    for event in MANY[100:400]:
+        log.broker.write(VOTES, event.key.encode(), b"nonsense", [])
+        await log.append([replace(event, model="another")] if isinstance(event, ExchangeCompleted) else [event])
+    await log.append(MANY[200:])
+    await projected(live, log)
+    before = contents(live)
+    assert (await rebuilt(live, log)).records == 2 * 300 + 300 + len(MANY) - 200
+    assert contents(live) == before
+    found = await audited(url_of(live), log)
+    assert (found.ok, found.rows_differ) == (True, 0)
+
+
+async def test_a_process_that_is_killed_in_the_middle_of_its_work_ends_the_rebuild_and_changes_nothing(
+    live: Engine, told: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(makers, "FEW_RECORDS", 0)
+    before = contents(live)
+    killed: list[int] = []
+
+    def kill(doing: str, *_: int) -> None:
+        if doing == "reading the log" and not killed:
+            for child in multiprocessing.active_children():
+                assert child.pid is not None
+                os.kill(child.pid, signal.SIGKILL)
+                killed.append(child.pid)
+
+    monkeypatch.setattr(replaying, "RECORDS_AT_ONCE", 50)
+    with pytest.raises(PartUnavailable, match="ended with status -9 before its work was done"):
+        await rebuild(url_of(live), told, keep=False, forget_expired=False, tell=kill)
+    assert killed
+    assert contents(live) == before
+    assert multiprocessing.active_children() == []

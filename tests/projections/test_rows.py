@@ -11,7 +11,8 @@ from hypothesis import given
 from sqlalchemy import Engine, text
 
 from clawstream.events import EVENTS, Event, ExchangeCompleted, RequestDelta, SampleAssembled, TurnOrphaned, VoteCast
-from clawstream.projections.rows import TABLE_OF, columns, indexable, row
+from clawstream.projections.cells import indexable
+from clawstream.projections.rows import TABLE_OF, columns, row
 from clawstream.projections.text import escape, original_json, unescape
 from clawstream.stream.topics import topic_of
 from tests.projections import logs
@@ -58,9 +59,9 @@ def test_a_row_has_a_value_for_each_column_of_its_table(fact: Event) -> None:
     [[record]] = logs.records([fact]).values()
     made = row(record)
     assert made is not None
-    named = dict(zip(columns(TABLE_OF[type(fact)][0]), made.values, strict=True))
+    named = dict(zip(columns(TABLE_OF[type(fact)][0]), made.cells, strict=True))
     assert named["event_id"] == fact.event_id
-    assert (named["source_topic"], named["source_partition"]) == (record.topic, record.partition)
+    assert (named["source_topic"], named["source_partition"]) == (record.topic, str(record.partition))
 
 
 def test_what_postgres_refuses_is_stored_escaped_and_comes_back(emptied: Engine) -> None:

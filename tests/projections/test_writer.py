@@ -108,7 +108,7 @@ def test_rows_and_offset_stand_or_fall_together(emptied: Engine) -> None:
     writer = Writer(emptied)
     claim = writer.claim([place])[place]
     part = slice_of(place, claim, records)
-    broken = dataclasses.replace(part.rows[0], values=("not a uuid", *part.rows[0].values[1:]))
+    broken = part.rows[0]._replace(cells=("not a uuid", *part.rows[0].cells[1:]))
     with pytest.raises(Exception, match="not a uuid"):
         writer.write([dataclasses.replace(part, rows=[part.rows[0], broken])])
     assert writer.claim([place])[place] == Claim(next_offset=0, epoch=claim.epoch + 1)

@@ -8,6 +8,7 @@ import pytest
 
 from clawstream.errors import UnusableEvent
 from clawstream.events import Event, PolicyPublished
+from clawstream.stream.codec import codec
 from clawstream.stream.log import Arrived, Batch, Place
 from clawstream.stream.stage import Record
 from tests.stream import toys
@@ -102,6 +103,9 @@ async def test_replay_reads_ranges_and_ends(log: AnyLog) -> None:
     await log.append([published(number) for number in range(10)])
     found = [one async for one in log.replay({Place(POLICY, 0): (3, 6)})]
     assert [event_of(record) for records in found for record in records] == [published(n) for n in (3, 4, 5)]
+    raws = [raw async for some in log.replay_raw({Place(POLICY, 0): (3, 6)}) for raw in some]
+    assert [codec().decode(raw.value) for raw in raws] == [published(n) for n in (3, 4, 5)]
+    assert [raw async for some in log.replay_raw({Place(POLICY, 0): (3, 6)}, key=b"nobody") for raw in some] == []
 
 
 async def test_a_subscriber_reads_from_where_its_own_books_say(log: AnyLog) -> None:
