@@ -73,11 +73,7 @@ def verify(
     else:
         _show(found)
     if not found.ok:
-        raise OperatorError(
-            f"the database does not say what the log says: {len(found.breaks)} breaks of the hash chain, "
-            f"{found.rows_differ} rows differ. Nothing was changed. Where the log is right, "
-            "`clawstream projection rebuild` makes the tables anew; find out first who wrote there"
-        )
+        raise OperatorError(found.verdict)
 
 
 @projection.command()
@@ -102,6 +98,10 @@ def rebuild(
         typer.echo(json.dumps(asdict(made)))
     console = Console(stderr=True)
     console.print(f"the tables are made of {made.records:,} records of the log")
+    if made.records_unread:
+        console.print(
+            f"{made.records_unread:,} of them can't be read and have no row; `clawstream dlq list` names them"
+        )
     if made.kept_schema is not None:
         console.print(f"the old ones are in the schema {made.kept_schema}: {made.kept_because}", highlight=False)
 
@@ -136,7 +136,9 @@ def _show(found: "Audit") -> None:
     facts = Table.grid(padding=(0, 2))
     facts.add_row("records read", f"{found.records:,}")
     facts.add_row("compared with the chain", f"{found.records_chained:,}")
-    facts.add_row("hash chain", "holds" if found.chain_ok else f"[red]{len(found.breaks)} breaks[/]")
+    facts.add_row("hash chain", _chain(found))
+    if found.records_unread:
+        facts.add_row("set aside: they can't be read", f"{found.records_unread:,}")
     if found.keys is not None:
         facts.add_row("sessions and policies in the sample", f"{found.keys:,}")
     facts.add_row("rows compared", f"{found.rows:,}")
@@ -163,6 +165,14 @@ def _show(found: "Audit") -> None:
             values = (row.table, row.key, row.what, row.column, row.expected, row.found)
             table.add_row(*(Text(_cell(value, row.column)) for value in values))
         _print(console, table)
+
+
+def _chain(found: "Audit") -> str:
+    if found.breaks:
+        return f"[red]{len(found.breaks)} breaks[/]"
+    if found.unchained:
+        return f"[red]none in {len(found.unchained)} partitions[/]"
+    return "holds" if found.chain_ok else "no record could be compared"
 
 
 def _cell(value: str | None, column: str | None) -> str:

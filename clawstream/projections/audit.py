@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -32,6 +33,8 @@ class Audit:
 
     records: int  # read of the log
     records_chained: int  # of these compared with the chain; others are older than the chain, or its start expired
+    records_unread: int | None  # that can't be read and have no row; None: a sample does not tell
+    unchained: Mapping[Place, int]  # partitions without a chain, and how many records of each were read
     breaks: Sequence[Break]
     rows: int  # made of the log and compared
     rows_differ: int
@@ -40,20 +43,40 @@ class Audit:
     keys: int | None  # compared; None: all
 
     @property
-    def chain_ok(self) -> bool:
-        """Whether every record is the one that was projected."""
-        return not self.breaks
+    def chain_ok(self) -> bool | None:
+        """Whether every record is the one that was projected; None: no record could be compared."""
+        if self.breaks:
+            return False
+        return None if self.records and not self.records_chained else True
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return self.chain_ok and self.rows_differ == 0
+        """Whether nothing is wrong, and no partition that was projected is without a chain."""
+        return not self.breaks and not self.unchained and self.rows_differ == 0
+
+    @property
+    def verdict(self) -> str:
+        """What is wrong, and what to do, for a person; it is read where `ok` is false."""
+        wrong = [f"{len(self.breaks)} breaks of the hash chain"] if self.breaks else []
+        wrong += [f"{self.rows_differ} rows differ"] if self.rows_differ else []
+        if wrong:
+            return (
+                f"the database does not say what the log says: {', '.join(wrong)}. Nothing was changed. Where the log "
+                "is right, `clawstream projection rebuild` makes the tables anew; find out first who wrote there"
+            )
+        return (
+            f"{sum(self.unchained.values())} records in {len(self.unchained)} partitions stand in no hash chain, so "
+            "nobody can say that they are those that were projected: the tables are older than the chain, or somebody "
+            "took it away. The rows are as the log says. `clawstream projection rebuild` chains every record"
+        )
 
     def as_dict(self) -> dict[str, object]:
         """Return everything as plain values."""
         return {
             "records": self.records,
             "records_chained": self.records_chained,
+            "records_unread": self.records_unread,
+            "unchained": {f"{place.topic}-{place.partition}": number for place, number in self.unchained.items()},
             "chain_ok": self.chain_ok,
             "breaks": [asdict(one) | {"place": f"{one.place.topic}-{one.place.partition}"} for one in self.breaks],
             "rows": self.rows,
@@ -100,6 +123,8 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
     return Audit(
         records=records,
         records_chained=sum(check.num_records for check in reading.checks.values()),
+        records_unread=reading.num_unread,
+        unchained={place: number for place, number in reading.num_read.items() if reading.books[place].chain is None},
         breaks=[one for check in reading.checks.values() for one in check.breaks],
         rows=rows,
         rows_differ=rows_differ,
@@ -120,6 +145,8 @@ class _Reading:
             place: chain_check(place, recorded.get(place, ()), chain_from=book.chain_from, log_begin=begins[place])
             for place, book in self.books.items()
         }
+        self.num_read: Counter[Place] = Counter()
+        self.num_unread = None if sample else 0
         self._choice = None if sample is None else _Choice(sample, beside.keys())
         beside.begin({place: begin for place, begin in begins.items() if begin > 0})
 
@@ -131,11 +158,13 @@ class _Reading:
     def take(self, batches: Sequence[RawBatch], lines: Lines | None) -> None:
         """Take the next records of some partitions, with their lines where all are compared."""
         for batch in batches:
+            self.num_read[batch.place] += len(batch.records)
             self.checks[batch.place].tell(links_of(batch))
             if self._choice is not None:
                 self._choice.offer(batch.records)
         if lines is not None:
             self._beside.put(lines)
+            self.num_unread = (self.num_unread or 0) + len(lines.unread)
 
     def of_sample(self) -> list[RawBatch]:
         """Return the records of the chosen keys."""

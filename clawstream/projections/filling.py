@@ -88,12 +88,14 @@ class Filling:
     def __init__(self, cursor: psycopg.Cursor) -> None:
         self._cursor = cursor
         self._chaining = Chaining()
+        self.num_unread = 0
         cursor.execute(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(sql.Identifier(one.name) for one in FACTS)))
 
     def take(self, batches: Sequence[RawBatch], lines: Lines | None) -> None:
         """Add the rows of the next records of some partitions, and what the chain takes of them."""
         assert lines is not None, "rows are made of every record"
         copy(self._cursor, lines)
+        self.num_unread += len(lines.unread)
         self._chaining.tell(batches)
         self._chaining.write(self._cursor, rest=False)
 

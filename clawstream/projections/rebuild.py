@@ -25,7 +25,7 @@ from clawstream.projections.replaying import ReplayedLog, Tell, on_a_thread, rea
 from clawstream.projections.schemas import BUILDING
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.writer import Claim, Writer
-from clawstream.stream.log import Arrived, Place
+from clawstream.stream.log import Arrived, Place, Undecodable
 
 _BUILD_LOCK = 0x636C6178  # any number that no other program on this database takes
 HELD_RECORDS = 2000  # as many as the projector is kept waiting for, unless it is as fast as we are
@@ -39,6 +39,7 @@ class Rebuilt:
     """What was made."""
 
     records: int
+    records_unread: int  # of these: they can't be read and have no row
     processes: int  # that made rows, beside this one
     seconds: Mapping[str, float]  # by phase
     kept_schema: str | None  # where the old tables are; None: they are gone
@@ -69,6 +70,7 @@ async def rebuild(url: str, log: ReplayedLog, *, keep: bool, forget_expired: boo
                 because = "--keep" if keep else await asyncio.to_thread(schemas.dropped, engine, old)
             return Rebuilt(
                 records=build.records,
+                records_unread=build.num_unread,
                 processes=made_by.processes,
                 seconds=build.seconds,
                 kept_schema=old if because else None,
@@ -112,6 +114,7 @@ class _Build:
         self._begins: dict[Place, int] = {}
         self._filled: Sequence[Place] = ()
         self.records = 0
+        self.num_unread = 0
         self.seconds: dict[str, float] = {}
 
     @contextmanager
@@ -146,6 +149,7 @@ class _Build:
                     self._log, ranges, tables.take, lambda done: self._tell("reading the log", done, left), make=make
                 )
                 await asyncio.to_thread(tables.finish, {place: end for place, (_, end) in ranges.items()})
+                self.num_unread += tables.num_unread
 
     async def make_indexes(self, missing: Sequence[schemas.MissingIndex]) -> None:
         """Make what rows are merged by and readers need; from here on the tables are as the projector's."""
@@ -220,6 +224,7 @@ class _Build:
             async for records in arriving:
                 await asyncio.to_thread(self._take, records)
                 done += len(records)
+                self.num_unread += sum(isinstance(record, Undecodable) for record in records)
                 self._tell("catching up", done, left)
         self.records += done
 

@@ -17,6 +17,7 @@ from clawstream.projections.books import refuse_another_log
 from clawstream.projections.projector import Projector
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.writer import Writer
+from clawstream.stream.failures import FailureRate, flooded
 from clawstream.stream.letters import LetterId
 from clawstream.stream.log import Arrived, Batch, Commit, Listener, Member, Place, Undecodable
 from clawstream.stream.topics import dead_letter_topic
@@ -69,6 +70,7 @@ async def _follow(member: Member, projector: Projector, log: GroupLog, stop: asy
     noted_at_s = 0.0
     refused = False
     clock = asyncio.get_running_loop().time
+    failures = FailureRate(clock)
     while not stop.is_set():
         try:
             found = await member.poll(max_records=POLL_RECORDS, timeout_s=POLL_S)
@@ -80,16 +82,23 @@ async def _follow(member: Member, projector: Projector, log: GroupLog, stop: asy
             continue
         refused = False
         if found:
-            await _set_aside(log, [record for records in found.values() for record in records], stop)
+            await _set_aside(log, [record for records in found.values() for record in records], stop, failures)
             await projector.take([_batch(place, records) for place, records in found.items()])
+            too_many = failures.too_many()
+            if too_many is not None:
+                await _note(member, projector.positions(), noted)
+                raise flooded(GROUP, *too_many, then="clawstream projection rebuild")
         if not found or clock() - noted_at_s > NOTE_EVERY_S:
             noted = await _note(member, projector.positions(), noted)
             noted_at_s = clock()
 
 
-async def _set_aside(log: GroupLog, records: Sequence[Arrived], stop: asyncio.Event) -> None:
+async def _set_aside(log: GroupLog, records: Sequence[Arrived], stop: asyncio.Event, failures: FailureRate) -> None:
     """Copy what can't be read to its queue, where its topic has one. Raises TryLater only once `stop` is set."""
     for record in records:
+        failures.read()
+        if isinstance(record, Undecodable):
+            failures.set_aside()
         while isinstance(record, Undecodable) and dead_letter_topic(record.topic) is not None:
             letter_id = LetterId(GROUP, record.topic, record.partition, record.offset)
             try:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from clawstream.errors import OperatorError, TopicMismatch, TryLater, UndecodableRecord
+from clawstream.errors import TopicMismatch, TryLater, UndecodableRecord
 from clawstream.stream.calling import wait_before
 from clawstream.stream.errands import Errands, Tally
-from clawstream.stream.failures import LARGEST_SHARE, WINDOW_S
+from clawstream.stream.failures import flooded
 from clawstream.stream.log import Arrived, Commit, Log, Member, Place, Undecodable
 from clawstream.stream.quarantine import Quarantine
 from clawstream.stream.rebuild import in_clock_order
@@ -253,12 +253,7 @@ class _Worker(Generic[S, C]):
             return
         await self._let_go(list(self._shares.values()))
         bad, read = flood
-        raise OperatorError(
-            f"{self._stage.name} set {bad} of the last {read} records aside within {WINDOW_S / 60:g} minutes, more "
-            f"than {LARGEST_SHARE:.0%}: it stops, as then it is not the records that are at fault. Nothing is lost: "
-            f"they are in the dead-letter queues. Look at `clawstream dlq list --stage {self._stage.name}`, mend what "
-            "it says, start the stage, and have them used with `clawstream dlq replay`"
-        )
+        raise flooded(self._stage.name, bad, read, then="clawstream dlq replay")
 
     def _tick(self) -> None:
         for share in self._shares.values():
