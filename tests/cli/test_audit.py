@@ -9,11 +9,28 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from clawstream.events import Event, SampleAssembled, SampleRefused, TurnOrphaned
 from clawstream.projections import database
+from clawstream.projections.tables import VOTES
 from clawstream.stream import admin
 from clawstream.stream.kafka import KafkaLog
+from tests.flow import Flow
 from tests.projections import story
 from tests.projections.test_stage import caught_up, projecting
+from tests.samples.test_flow import conversation
+from tests.stream.raw import append_bytes
+
+
+def _pipeline() -> list[Event]:
+    """What turns, judging and samples make of sessions of every kind, in the order in which they write it."""
+    moves = ["ask", "ask", "side", "again", "failed", "ask", "reset", "idle", "ask", "done", "forget"]
+    sessions = [event for n in range(8) for event in conversation(moves[n % 3 :], f"s{n}")]
+    written = [record for topic in Flow().run(sessions).topics.values() for record in topic]
+    return [record.event for record in sorted(written, key=lambda record: record.timestamp_ms)]
+
+
+PIPELINE = _pipeline()
+RECORDS = len(story.STORY) + len(PIPELINE) + 1
 
 
 def run(config: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
@@ -24,12 +41,13 @@ def run(config: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.fixture
 async def config(tmp_path: Path, kafka_bootstrap: str, topic_prefix: str, fresh_database_url: str) -> Path:
-    """Settings of an installation whose projector has read a story."""
+    """Settings of an installation whose projector has read what the stages made of some sessions, and nonsense."""
     await admin.apply(kafka_bootstrap, topic_prefix)
     database.upgrade(fresh_database_url)
     engine = database.connect(fresh_database_url)
     async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log, projecting(fresh_database_url, log):
-        await log.append(story.STORY)
+        await append_bytes(log, VOTES, b"s1", b"nonsense", [])
+        await log.append([*story.STORY, *PIPELINE])
         await caught_up(engine, log)
     engine.dispose()
     path = tmp_path / "clawstream.toml"
@@ -43,13 +61,16 @@ async def config(tmp_path: Path, kafka_bootstrap: str, topic_prefix: str, fresh_
 def test_an_edit_by_hand_is_named_with_exit_code_two_and_a_rebuild_undoes_it(
     config: Path, fresh_database_url: str
 ) -> None:
+    assert {SampleAssembled, SampleRefused, TurnOrphaned} <= set(map(type, PIPELINE))
     clean = run(config, "audit", "verify", "--json")
     assert clean.returncode == 0, clean.stderr
     told = json.loads(clean.stdout)
-    assert (told["records"], told["chain_ok"], told["rows_differ"]) == (len(story.STORY), True, 0)
+    assert (told["records"], told["records_chained"], told["records_unread"]) == (RECORDS, RECORDS, 1)
+    assert (told["chain_ok"], told["rows_differ"], told["unchained"]) == (True, 0, {})
 
     with psycopg.connect(fresh_database_url.replace("+psycopg", "")) as connection:
-        [row] = connection.execute("UPDATE verdicts SET score = 1 RETURNING event_id").fetchall()
+        edit = "UPDATE verdicts SET score = 1 WHERE session_id = %s RETURNING event_id"
+        [row] = connection.execute(edit, (story.SESSION,)).fetchall()
     edited = run(config, "audit", "verify", "--json")
     assert edited.returncode == 2
     assert "1 rows differ" in edited.stderr
@@ -61,7 +82,9 @@ def test_an_edit_by_hand_is_named_with_exit_code_two_and_a_rebuild_undoes_it(
 
     rebuilt = run(config, "projection", "rebuild", "--json")
     assert rebuilt.returncode == 0, rebuilt.stderr
-    assert json.loads(rebuilt.stdout)["records"] == len(story.STORY)
+    made = json.loads(rebuilt.stdout)
+    assert (made["records"], made["records_unread"]) == (RECORDS, 1)
+    assert set(made["seconds"]) == {"preparing", "reading", "indexing", "catching_up", "swapping"}
     sampled = run(config, "audit", "verify", "--sample", "3", "--seed", "5")
     assert sampled.returncode == 0, sampled.stderr
     assert "--seed 5" in sampled.stderr

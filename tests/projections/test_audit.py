@@ -1,20 +1,22 @@
 """What an audit finds: nothing where nobody meddled, and else the row, the column, the record."""
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import DatabaseMismatch
 from clawstream.events import Event, VoteCast
 from clawstream.projections.audit import Audit, Sample, verify
-from clawstream.projections.comparing import Difference
+from clawstream.projections.comparing import Difference, scratch
 from clawstream.projections.projector import Projector, in_batches
-from clawstream.projections.tables import TOPICS, VOTES
+from clawstream.projections.tables import TOPICS, VOTES, metadata
 from clawstream.projections.writer import Writer
 from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.log import Place
+from clawstream.stream.log import Place, Raw
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from tests.projections import story
 from tests.projections.reading import contents
@@ -146,3 +148,60 @@ async def test_a_database_of_another_log_is_refused(told: MemoryLog, migrated_ur
     del told
     with pytest.raises(DatabaseMismatch, match="this log ends at 0"):
         await audited(migrated_url, MemoryLog())
+
+
+async def test_records_that_stand_in_no_chain_are_no_records_that_were_compared(
+    told: MemoryLog, migrated_url: str, emptied: Engine
+) -> None:
+    """As after an upgrade from a version without chains, or once somebody has taken them away."""
+    _edit(emptied, "UPDATE offsets SET chain = NULL, chain_from = NULL")
+    _edit(emptied, "DELETE FROM chain_blocks")
+    found = await audited(migrated_url, told)
+    assert (found.records, found.records_chained, found.rows_differ) == (len(MANY), 0, 0)
+    assert (found.chain_ok, found.ok) == (None, False)
+    assert sum(found.unchained.values()) == len(MANY)
+    assert f"{len(MANY)} records" in found.verdict
+    assert "clawstream projection rebuild" in found.verdict
+
+
+async def test_one_partition_without_a_chain_is_named(told: MemoryLog, migrated_url: str, emptied: Engine) -> None:
+    place = max(told.broker.places([VOTES]), key=lambda place: len(told.broker.records(place)))
+    at = {"topic": place.topic, "partition": place.partition}
+    _edit(
+        emptied,
+        "UPDATE offsets SET chain = NULL, chain_from = NULL WHERE (topic, partition) = (:topic, :partition)",
+        **at,
+    )
+    _edit(emptied, "DELETE FROM chain_blocks WHERE (topic, partition) = (:topic, :partition)", **at)
+    found = await audited(migrated_url, told)
+    assert found.unchained == {place: len(told.broker.records(place))}
+    assert (found.chain_ok, found.ok) == (True, False)
+
+
+class _Slow(MemoryLog):
+    """A log during whose reading something happens."""
+
+    meanwhile: Callable[[], object]
+
+    async def replay_raw(
+        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+    ) -> AsyncGenerator[Sequence[Raw], None]:
+        await asyncio.to_thread(self.meanwhile)
+        async for raws in super().replay_raw(ranges, key=key):
+            yield raws
+
+
+async def test_rows_are_compared_as_of_the_moment_at_which_the_offsets_were_read(
+    told: MemoryLog, migrated_url: str, emptied: Engine
+) -> None:
+    log = _Slow(told.broker)
+    log.meanwhile = lambda: _edit(emptied, "DELETE FROM votes")
+    assert (await audited(migrated_url, log)).ok
+    assert (await audited(migrated_url, told)).rows_differ > 0
+
+
+def test_no_table_is_swapped_from_the_moment_on_that_is_compared(migrated_url: str, emptied: Engine) -> None:
+    with scratch(migrated_url):
+        for name in metadata.tables:
+            with emptied.connect() as connection, pytest.raises(OperationalError, match="could not obtain lock"):
+                connection.execute(text(f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE NOWAIT"))

@@ -11,8 +11,9 @@ from sqlalchemy import Engine, text
 from clawstream.errors import DatabaseMismatch, OperatorError
 from clawstream.projections import database
 from clawstream.projections.stage import GROUP, project
-from clawstream.projections.tables import TOPICS
+from clawstream.projections.tables import EXCHANGES, TOPICS
 from clawstream.stream.desk import letters, rule
+from clawstream.stream.failures import FEWEST
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.letters import Fate, Reason
 from tests.projections import story
@@ -126,3 +127,30 @@ async def test_a_record_that_can_not_be_read_is_in_its_queue_and_the_rows_go_on(
         await rule(log, Fate.REPLAY, letter=None, stage=GROUP, because=None)
     [done] = await rule(log, Fate.DISCARD, letter="/".join(map(str, found[0].id)), stage=None, because="noise")
     assert done.fate is Fate.DISCARDED
+
+
+async def test_a_flood_of_records_that_can_not_be_read_stops_the_projector_with_all_of_them_in_their_queue(
+    emptied: Engine, migrated_url: str, log: KafkaLog
+) -> None:
+    await log.append([replace(story.EXCHANGES[0], session_id=f"s{n}") for n in range(50)])
+    for n in range(FEWEST):
+        await append_bytes(log, EXCHANGES, f"s{n}".encode(), b"nonsense", [])
+    async with asyncio.timeout(60):
+        with pytest.raises(
+            OperatorError, match=rf"project set {FEWEST} of the last \d+ records aside within 5 minutes"
+        ):
+            await project(migrated_url, log, stop=asyncio.Event())
+    assert len(await letters(log)) == FEWEST
+    async with projecting(migrated_url, log):  # it goes on where it was
+        await log.append([story.EXCHANGES[1]])
+        await caught_up(emptied, log)
+
+
+async def test_a_few_records_that_can_not_be_read_do_not_stop_it(
+    emptied: Engine, migrated_url: str, log: KafkaLog
+) -> None:
+    for n in range(FEWEST - 1):
+        await append_bytes(log, EXCHANGES, f"s{n}".encode(), b"nonsense", [])
+    async with projecting(migrated_url, log):
+        await log.append([story.EXCHANGES[1]])
+        await caught_up(emptied, log)
