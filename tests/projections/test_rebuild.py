@@ -10,10 +10,11 @@ from dataclasses import replace
 import psycopg
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import OperatorError, PartUnavailable
 from clawstream.events import ExchangeCompleted
-from clawstream.projections import database, makers, replaying
+from clawstream.projections import database, makers, replaying, schemas
 from clawstream.projections import rebuild as rebuilding
 from clawstream.projections.rebuild import Rebuilt, rebuild
 from clawstream.projections.schemas import BUILDING
@@ -163,6 +164,23 @@ async def test_a_query_that_does_not_end_is_waited_for_and_the_others_are_not_ke
         reader.rollback()
         async with asyncio.timeout(30):
             await building
+
+
+async def test_no_projector_writes_while_the_tables_change_places_and_readers_read_the_books(
+    live: Engine, told: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swap(cursor: psycopg.Cursor, old: str) -> None:
+        assert asked(live, "SELECT count(*) > 0 FROM offsets") == [True]
+        with pytest.raises(OperationalError, match="lock timeout"):
+            done(live, "SET LOCAL lock_timeout = 100", "UPDATE offsets SET epoch = epoch + 1")
+        swapped.append(old)
+        really(cursor, old)
+
+    swapped: list[str] = []
+    really = schemas.swap
+    monkeypatch.setattr(schemas, "swap", swap)
+    await rebuilt(live, told)
+    assert len(swapped) == 1
 
 
 async def test_who_may_read_the_tables_may_read_the_new_ones(live: Engine, told: MemoryLog) -> None:

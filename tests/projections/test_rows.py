@@ -1,5 +1,6 @@
 """A record is one row, and nothing that its event says is left out."""
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import fields
@@ -10,7 +11,16 @@ import pytest
 from hypothesis import given
 from sqlalchemy import Engine, text
 
-from clawstream.events import EVENTS, Event, ExchangeCompleted, RequestDelta, SampleAssembled, TurnOrphaned, VoteCast
+from clawstream.events import (
+    EVENTS,
+    BatchPlanned,
+    Event,
+    ExchangeCompleted,
+    RequestDelta,
+    SampleAssembled,
+    TurnOrphaned,
+    VoteCast,
+)
 from clawstream.projections.cells import indexable
 from clawstream.projections.rows import TABLE_OF, columns, row
 from clawstream.projections.text import escape, original_json, unescape
@@ -74,6 +84,17 @@ def test_what_postgres_refuses_is_stored_escaped_and_comes_back(emptied: Engine)
     assert (unescape(said), unescape(session)) == (vote.text, vote.session_id)
     assert content == escape("a\0b\ud800c")
     assert original_json(message) == rb'{"content": "a\u0000b\ud800c"}'.decode()
+
+
+def test_what_ends_a_cell_of_copy_comes_back_from_texts_ids_arrays_and_json(emptied: Engine) -> None:
+    said = "a\\b\tc\nd\re\\N\\.\x7f\u00e9"
+    vote = logs.example(VoteCast, text=said, turn_id=said)
+    plan = logs.example(BatchPlanned, sample_ids=(said, '"', "{,}"), settings=json.dumps([said]).encode())
+    write_all(emptied, logs.records([vote, plan]))
+    with emptied.connect() as connection:
+        assert connection.execute(text("SELECT text, turn_id FROM votes")).one() == (said, said)
+        found = connection.execute(text("SELECT sample_ids, settings FROM batches")).one()
+    assert found == ([said, '"', "{,}"], [said])
 
 
 def test_numbers_in_arrays_come_back_and_a_missing_one_is_null(emptied: Engine) -> None:
