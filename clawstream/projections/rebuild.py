@@ -57,9 +57,11 @@ async def rebuild(url: str, log: ReplayedLog, *, keep: bool, forget_expired: boo
     try:
         async with on_a_thread(_alone(engine)):
             build = _Build(engine, building, log, tell)
-            recorded = await build.begin(forget_expired=forget_expired)
-            async with makers(build.left(recorded)) as made_by:
+            recorded = await asyncio.to_thread(build.recorded)
+            # Their processes start while all else is prepared.
+            async with makers(sum(book.next_offset for book in recorded.values())) as made_by:
                 with build.phase("preparing"):
+                    await build.begin(recorded, forget_expired=forget_expired)
                     missing = await asyncio.to_thread(_prepared, engine, building, url)
                 await build.fill(recorded, made_by.make)
             await build.make_indexes(missing)
@@ -124,11 +126,15 @@ class _Build:
         yield
         self.seconds[name] = round(time.perf_counter() - begun, 2)
 
-    async def begin(self, *, forget_expired: bool) -> dict[Place, Book]:
-        """Return what the projector has read by now."""
-        recorded = await asyncio.to_thread(self._recorded)
-        refuse_another_log(_offsets(recorded), await self._log.end_offsets(TOPICS))
-        self._begins = await self._log.begin_offsets(TOPICS)
+    def recorded(self) -> dict[Place, Book]:
+        """Return what the projector has read by now; blocks."""
+        with schemas.session(self._engine) as cursor:
+            return books(cursor)
+
+    async def begin(self, recorded: Mapping[Place, Book], *, forget_expired: bool) -> None:
+        """Refuse a log that the tables can't be made of."""
+        ends, self._begins = await asyncio.gather(self._log.end_offsets(TOPICS), self._log.begin_offsets(TOPICS))
+        refuse_another_log(_offsets(recorded), ends)
         lost = [place for place in recorded if self._begins[place] > 0]
         if lost and not forget_expired:
             first = lost[0]
@@ -137,7 +143,6 @@ class _Build:
                 "tables may have rows of records before it, which a rebuild would lose. Nothing was changed; "
                 "--forget-expired rebuilds without them"
             )
-        return recorded
 
     async def fill(self, recorded: Mapping[Place, Book], make: Make) -> None:
         """Fill the tables, empty and without keys, with all of that."""
@@ -171,10 +176,10 @@ class _Build:
     async def catch_up(self) -> None:
         """Read until little is left of what the projector has read, or until it reads as fast as we do."""
         before = None
-        recorded = await asyncio.to_thread(self._recorded)
+        recorded = await asyncio.to_thread(self.recorded)
         while (left := self.left(recorded)) > HELD_RECORDS and (before is None or left < before):
             await self._read_to(recorded, left)
-            before, recorded = left, await asyncio.to_thread(self._recorded)
+            before, recorded = left, await asyncio.to_thread(self.recorded)
 
     async def swap_in(self, old: str) -> str:
         """Let the new tables have the names, and the old ones stand in the schema `old`; return that."""
@@ -194,10 +199,6 @@ class _Build:
             f"queries kept the tables in use: {SWAP_TRIES} tries to swap them failed. They are as they were. End the "
             "long queries, which pg_stat_activity shows, and rebuild again"
         )
-
-    def _recorded(self) -> dict[Place, Book]:
-        with schemas.session(self._engine) as cursor:
-            return books(cursor)
 
     def left(self, recorded: Mapping[Place, Book]) -> int:
         """Return how many records of these are not in the tables."""
