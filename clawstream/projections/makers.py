@@ -19,12 +19,14 @@ from clawstream.projections.lines import Lines, Telling, lines
 Make = Callable[[Telling], Awaitable[Lines]]
 
 FEW_RECORDS = 20_000  # of which the lines are made sooner than a process has started
+MOST_PROCESSES = 4  # more would wait for the one that reads the log for them
 _JOIN_S = 10.0
 
 
 def num_processes() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many processes are worth while: one for each core that this one may use, up to MOST_PROCESSES."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_PROCESSES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

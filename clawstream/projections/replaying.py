@@ -72,6 +72,7 @@ async def read_again(
     finally:
         for _, task in making:
             task.cancel()
+        await asyncio.gather(*(task for _, task in making), return_exceptions=True)
     return taken
 
 
