@@ -67,7 +67,8 @@ def done(engine: Engine, *statements: str) -> None:
 
 _SHAPE = """
     SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relname !~ '^pg_toast'
-    UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace ORDER BY 1
+    UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+    UNION ALL SELECT 'constraint ' || conname FROM pg_constraint WHERE connamespace = 'public'::regnamespace ORDER BY 1
 """
 
 
