@@ -2,7 +2,7 @@
 
 What the group notes is for people who look at its lag; where to read from is what the tables say. A record that can't
 be read is in its dead-letter queue before the tables move past it. It holds up nothing: a record is a row, whatever
-stood before it.
+stood before it. A flood of them stops the projector, as it does any stage.
 """
 
 import asyncio
