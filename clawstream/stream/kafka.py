@@ -188,7 +188,7 @@ class KafkaLog:
                 yield [arrived(raw, self._codec) for raw in raws]
 
     async def replay(
-        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
     ) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second, in order."""
         async with self._reader() as consumer:
@@ -196,7 +196,7 @@ class KafkaLog:
             starts = {place: max(first, begins[place]) for place, (first, _) in ranges.items()}
             ends = {place: end for place, (_, end) in ranges.items()}
             async for raws in self._read(consumer, starts, ends):
-                found = [arrived(raw, self._codec) for raw in raws if key in (None, raw.key)]
+                found = [arrived(raw, self._codec, digest=digest) for raw in raws if key in (None, raw.key)]
                 if found:
                     yield found
 

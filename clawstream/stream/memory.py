@@ -186,7 +186,7 @@ class MemoryLog:
                 await self.broker.changed()
 
     async def replay(
-        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
     ) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second, in order."""
         for place, (first, end) in ranges.items():
@@ -194,7 +194,7 @@ class MemoryLog:
                 raws = self.broker.records(place)[first:end]
             for raw in raws:
                 if key in (None, raw.key):
-                    yield [arrived(raw, codec())]
+                    yield [arrived(raw, codec(), digest=digest)]
 
     @asynccontextmanager
     async def join(

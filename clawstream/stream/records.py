@@ -14,8 +14,8 @@ from clawstream.stream.stage import Record
 DIGEST_BYTES = 16
 
 
-def arrived(raw: Raw, codec: Codec) -> Arrived:
-    """Return the record with its event, or why it has none."""
+def arrived(raw: Raw, codec: Codec, *, digest: bool = True) -> Arrived:
+    """Return the record with its event, or why it has none; hashed for who keeps a chain, unless told not to."""
     try:
         event = codec.decode(raw.value)
     except UndecodableRecord as error:
@@ -31,7 +31,7 @@ def arrived(raw: Raw, codec: Codec) -> Arrived:
         key=event.key,
         event=event,
         traceparent=traceparent_of(raw.headers),
-        digest=digest_of(raw),
+        digest=digest_of(raw) if digest else None,
     )
 
 
