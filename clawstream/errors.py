@@ -13,6 +13,7 @@ ClawstreamError
 |   +-- UndecodableRecord  bytes that no schema of ours explains
 |   +-- ParkedRecord       it follows one of its session that is set aside, and waits behind it
 |   +-- UnusableExchange   an exchange that can't become a turn or a sample
++-- UnrenderableRequest  the template can't express a request; the client has to change it
 +-- TryLater           a peer did not answer as it should; the same call may succeed later
 
 A message says which thing, what was found and what was expected, what happens now, and what to do.
@@ -75,6 +76,10 @@ class ParkedRecord(UnusableEvent):
 
 class UnusableExchange(UnusableEvent):
     """An exchange that can't become a turn or a sample."""
+
+
+class UnrenderableRequest(ClawstreamError):
+    """The template can't express these messages or options; the client has to change them."""
 
 
 class TryLater(ClawstreamError):

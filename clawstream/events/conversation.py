@@ -8,11 +8,14 @@ import json
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from clawstream.errors import UnusableExchange
 
 Message = Mapping[str, Any]
+
+_REMEMBERED_BYTES = 4096  # larger messages are parsed each time, so that what is remembered stays some megabytes
 
 _BLOCK_BEGINS = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _BLOCK_ENDS = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
@@ -45,10 +48,14 @@ class ToolCall:
 
 
 def parse(raw: bytes) -> Message:
-    """Return the message that `raw` is the JSON of; lone surrogates survive.
+    """Return the message that `raw` is the JSON of; lone surrogates survive. It is shared, and nobody changes it.
 
     Raises UnusableExchange when it is none: the gateway lets none through, so the record is damaged.
     """
+    return _parsed_before(raw) if len(raw) <= _REMEMBERED_BYTES else _parsed(raw)
+
+
+def _parsed(raw: bytes) -> Message:
     try:
         message = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -58,6 +65,9 @@ def parse(raw: bytes) -> Message:
     if not isinstance(message, dict):
         raise UnusableExchange(f"a message is {type(message).__name__}, not an object; its exchange is skipped")
     return message
+
+
+_parsed_before = lru_cache(maxsize=4096)(_parsed)  # each request of a conversation repeats what was said before
 
 
 def dump(message: Message) -> bytes:

@@ -4,8 +4,9 @@
 `whole(parent, shorten(request, parent)) == request`, byte for byte.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from clawstream.errors import UnusableExchange
 from clawstream.events.base import TokenIds
@@ -99,19 +100,49 @@ def rebuild(exchange_id: str, deltas: Mapping[str, RequestDelta]) -> WholeReques
 
     Raises UnusableExchange where a parent is missing.
     """
-    chain: list[str] = []
+    links: list[str] = []
     wanted: str | None = exchange_id
-    while wanted is not None and wanted in deltas and len(chain) <= len(deltas):
-        chain.append(wanted)
+    while wanted is not None and wanted in deltas and len(links) <= len(deltas):
+        links.append(wanted)
         wanted = deltas[wanted].parent_exchange_id
     if wanted is not None:
         raise UnusableExchange(
             f"exchange {wanted}, on which the request of {exchange_id} rests, is not known: it can't be rebuilt"
         )
-    known: dict[str, WholeRequest] = {}
-    for link in reversed(chain):
-        known[link] = whole(deltas[link], known)
-    return known[exchange_id]
+    return _joined([deltas[link] for link in links], exchange_id)
+
+
+def _joined(deltas: Sequence[RequestDelta], exchange_id: str) -> WholeRequest:
+    """Return the request of the first of `deltas`, of which each rests on the next; nothing is copied that is cut."""
+    root = deltas[-1]
+    if root.parent_exchange_id is not None or root.options is None or root.kept_messages or root.kept_tokens:
+        raise UnusableExchange("a request without a parent keeps nothing and has options; this one does not")
+    num_messages = num_tokens = 0
+    options = root.options
+    for delta in reversed(deltas):
+        if num_messages < delta.kept_messages or num_tokens < delta.kept_tokens:
+            raise UnusableExchange(
+                f"exchange {exchange_id} rests on {delta.parent_exchange_id}, which has {num_messages} messages and "
+                f"{num_tokens} prompt tokens; {delta.kept_messages} and {delta.kept_tokens} are to be kept"
+            )
+        num_messages = delta.kept_messages + len(delta.messages)
+        num_tokens = delta.kept_tokens + len(delta.token_ids)
+        options = options if delta.options is None else delta.options
+    messages: list[tuple[bytes, ...]] = []
+    tokens: list[TokenIds] = []
+    for delta in deltas:
+        if num_messages > delta.kept_messages:
+            messages.append(delta.messages[: num_messages - delta.kept_messages])
+            num_messages = delta.kept_messages
+        if num_tokens > delta.kept_tokens:
+            tokens.append(delta.token_ids[: num_tokens - delta.kept_tokens])
+            num_tokens = delta.kept_tokens
+    return WholeRequest(
+        messages=tuple(chain.from_iterable(reversed(messages))),
+        token_ids=tuple(chain.from_iterable(reversed(tokens))),
+        options=options,
+        num_parents=len(deltas) - 1,
+    )
 
 
 def _common(left: tuple[object, ...], right: tuple[object, ...]) -> int:

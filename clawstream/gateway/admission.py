@@ -16,7 +16,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope
 
 from clawstream.config import GatewaySettings, PolicySettings
-from clawstream.errors import ClawstreamError
+from clawstream.errors import ClawstreamError, UnrenderableRequest
 from clawstream.events import Sampling, TurnType
 from clawstream.events.history import WholeRequest
 from clawstream.gateway.answers import Known, SampledAnswers
@@ -32,7 +32,7 @@ from clawstream.gateway.sessions import SessionIndex
 from clawstream.gateway.wire import ChatRequest, parse_body, scope_of, truthy
 from clawstream.inference.continuing import Continued, Request, continue_prompt, num_new_bytes
 from clawstream.inference.echoes import find_echoes
-from clawstream.inference.rendering import PromptRenderer, UnrenderableRequest
+from clawstream.inference.rendering import PromptRenderer
 
 CALLER = "clawstream.caller"  # where in the scope the guard says who asks
 RETRY_AFTER_S = 2

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
+from clawstream.errors import UnrenderableRequest
 from clawstream.events import TokenIds
 from clawstream.events.conversation import Message, normal_call_id
 from clawstream.inference.echoes import Answered, Echo, Echoes
-from clawstream.inference.rendering import UnrenderableRequest
 
 _SHAPING = ("tools", "tool_choice")  # of the options; chat_template_kwargs shape what stands before each answer
 

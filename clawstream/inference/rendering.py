@@ -18,7 +18,7 @@ from renderers import DefaultRendererConfig, ParsedResponse, ToolCallParseStatus
 from tokenizers.decoders import ByteLevel
 
 from clawstream.config import PolicySettings
-from clawstream.errors import ClawstreamError, ConfigError
+from clawstream.errors import ConfigError, UnrenderableRequest
 from clawstream.inference import mistral
 from clawstream.inference.encoding import RememberingTokenizer
 from clawstream.inference.history import UNPRINTABLE, placed, probed, shown
@@ -58,10 +58,6 @@ _PROBE = (
 _PROMPT_TAIL_TOKENS = 256  # enough to hold any family's generation prompt
 _MAX_VARIANTS = 32
 _REFUSALS = (ValueError, TypeError, KeyError, AttributeError, TemplateError)
-
-
-class UnrenderableRequest(ClawstreamError):
-    """The template can't express these messages or options; the client has to change them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

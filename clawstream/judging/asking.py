@@ -13,22 +13,17 @@ from typing import NamedTuple
 
 from clawstream.events import (
     Event,
-    HintAbsence,
-    HintAbsent,
-    HintFound,
     Question,
     TurnPaired,
-    VerdictReached,
     VoteCast,
     derived_id,
 )
 from clawstream.events.conversation import Message, parse, role_of
 from clawstream.events.floor import SecondLooks, second_looks
 from clawstream.events.history import rebuild
-from clawstream.judging.hints import choose, offers
+from clawstream.judging.concluding import conclusions
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
 from clawstream.judging.session import Box, Session, learn
-from clawstream.judging.votes import outcome, tally
 
 FIRST_LOOK = 0
 FLOOR_LOOK = 1
@@ -56,7 +51,6 @@ class Judging:
     num_votes: int
     quorum: int
     section_tokens: int
-    asks: bool = True  # False: what was voted comes to what it comes to, and nobody is asked
 
 
 class _Look(NamedTuple):
@@ -81,61 +75,14 @@ def observe(session: Session | None, event: Event, judging: Judging) -> Follows:
     after = learn(before, event, judge=judging.judge, prompt_version=judging.prompt_version)
     if after is before:
         return Follows(session, [], [])
-    events = _conclusions(after, event, judging) if isinstance(event, VoteCast) else []
+    events: list[Event] = []
+    if isinstance(event, VoteCast):
+        cast = after.votes[Box(event.turn_id, event.question, event.revision)]
+        events = conclusions(cast, event, num_votes=judging.num_votes, quorum=judging.quorum)
     ballots: list[Ballot] = []
     if not isinstance(event, VoteCast):  # no look rests on a vote
         after, ballots = _ask(after, judging)
     return Follows(_rest(after), events, ballots)
-
-
-def _conclusions(session: Session, vote: VoteCast, judging: Judging) -> list[Event]:
-    """Return what the votes come to if `vote` was the last of them."""
-    cast = session.votes[Box(vote.turn_id, vote.question, vote.revision)]
-    if vote.ballot >= judging.num_votes or any(number not in cast for number in range(judging.num_votes)):
-        return []
-    votes = [cast[number] for number in range(judging.num_votes)]
-    return [_verdict(votes, judging) if vote.question is Question.SCORE else _hint(votes)]
-
-
-def _verdict(votes: list[VoteCast], judging: Judging) -> VerdictReached:
-    counts = tally(votes)
-    result = outcome(counts, quorum=judging.quorum)
-    return VerdictReached(
-        session_id=votes[0].session_id,
-        turn_id=votes[0].turn_id,
-        judge=judging.judge,
-        prompt_version=judging.prompt_version,
-        revision=votes[0].revision,
-        status=result.status,
-        score=result.score,
-        num_positive=counts.num_positive,
-        num_neutral=counts.num_neutral,
-        num_negative=counts.num_negative,
-        num_unreadable=counts.num_unreadable,
-        num_failed=counts.num_failed,
-    )
-
-
-def _hint(votes: list[VoteCast]) -> HintFound | HintAbsent:
-    first, chosen = votes[0], choose(votes)
-    if isinstance(chosen, HintAbsence):
-        return HintAbsent(
-            session_id=first.session_id,
-            turn_id=first.turn_id,
-            judge=first.judge,
-            prompt_version=first.prompt_version,
-            revision=first.revision,
-            reason=chosen,
-        )
-    return HintFound(
-        session_id=first.session_id,
-        turn_id=first.turn_id,
-        judge=first.judge,
-        prompt_version=first.prompt_version,
-        revision=first.revision,
-        hint=chosen,
-        num_offered=len(offers(votes)),
-    )
 
 
 def _ask(session: Session, judging: Judging) -> tuple[Session, list[Ballot]]:
@@ -146,8 +93,7 @@ def _ask(session: Session, judging: Judging) -> tuple[Session, list[Ballot]]:
         if (look.turn.turn_id, look.revision) in session.asked or any(id_ not in session.requests for id_ in needed):
             continue
         session = replace(session, asked=session.asked | {(look.turn.turn_id, look.revision)})
-        if judging.asks:
-            ballots += _ballots(session, look, judging)
+        ballots += _ballots(session, look, judging)
     return session, ballots
 
 

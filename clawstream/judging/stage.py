@@ -12,6 +12,7 @@ from clawstream.config import JudgeSettings
 from clawstream.events import Event, VoteCast, VoteStatus
 from clawstream.inference.judge_client import JudgeRefused, JudgeReply
 from clawstream.judging.asking import Ballot, Judging, observe
+from clawstream.judging.concluding import Cast, count
 from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.judging.readings import read
 from clawstream.judging.session import Session
@@ -63,19 +64,18 @@ def judging_stage(
     )
 
 
-def aggregation(settings: JudgeSettings, judge: str, prompt_version: str) -> Stage[Session, Ballot]:
-    """Return the stage that concludes from the votes of `judge` that are on the log, and asks nobody."""
-    judging = Judging(
-        judge=judge,
-        prompt_version=prompt_version,
-        num_votes=settings.votes,
-        quorum=settings.needed,
-        section_tokens=settings.section_tokens,
-        asks=False,
-    )
+def aggregation(settings: JudgeSettings, only: str | None = None) -> Stage[Cast, None]:
+    """Return the stage that says what the votes on the log come to, or those of the judge `only`; it asks nobody.
 
-    def step(session: Session | None, record: Record) -> Step[Session, Ballot]:
-        return Step(*observe(session, record.event, judging))
+    Each judge is counted for itself. The other topics keep a session's votes from being forgotten, as they do live.
+    """
+
+    def step(cast: Cast | None, record: Record) -> Step[Cast, None]:
+        vote = record.event
+        if not isinstance(vote, VoteCast) or only not in (None, vote.judge):
+            return Step(cast)
+        counted = count(cast or {}, vote, num_votes=settings.votes, quorum=settings.needed)
+        return Step(counted.cast, counted.events)
 
     return Stage(name="judging", reads=READS, step=step)
 

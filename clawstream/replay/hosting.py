@@ -6,9 +6,8 @@ topics interleave; a fact that follows from a record has that record's time.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from clawstream.errors import UnusableEvent
 from clawstream.events import Event
@@ -20,20 +19,23 @@ EXPIRE_EVERY = 1000  # records
 _ALL = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(NamedTuple):
     """What follows from one record: events in the order in which they were said, and calls to make."""
 
-    events: list[Event] = field(default_factory=list)
-    calls: list[Any] = field(default_factory=list)
-    num_unusable: int = 0
+    events: list[Event]
+    calls: list[Any]
+    num_unusable: int
 
 
 class Host:
     """The states of one partition number's sessions, in all folds."""
 
     def __init__(self, stages: Sequence[Stage[Any, Any]]) -> None:
-        self._folds = [(frozenset(stage.reads), Fold(stage)) for stage in stages]
+        self._folds = [Fold(stage) for stage in stages]
+        self._readers: dict[str, list[Fold[Any, Any]]] = {}  # of each topic
+        for stage, fold in zip(stages, self._folds, strict=True):
+            for topic in stage.reads:
+                self._readers.setdefault(topic, []).append(fold)
         self._committable = MappingProxyType({topic: _ALL for stage in stages for topic in stage.reads})
         self._num_fed = 0
         self._retain_ms = max(stage.retain_ms for stage in stages)
@@ -46,7 +48,7 @@ class Host:
         self._num_fed += 1
         if self._num_fed % EXPIRE_EVERY == 0:
             now_ms = record.timestamp_ms if open_since_ms is None else min(open_since_ms, record.timestamp_ms)
-            for _, fold in self._folds:
+            for fold in self._folds:
                 fold.expire(now_ms, self._committable)
         events: list[Event] = []
         calls: list[Any] = []
@@ -54,22 +56,19 @@ class Host:
         waiting = deque([record])
         while waiting:
             current = waiting.popleft()
-            for reads, fold in self._folds:
-                if current.topic not in reads:
-                    continue
+            for fold in self._readers[current.topic]:
                 try:
                     step = fold.apply(current)
                 except UnusableEvent:
                     num_unusable += 1
                     continue
-                events += step.events
                 calls += step.calls
-                waiting.extend(_following(record, event) for event in step.events)
+                for event in step.events:
+                    events.append(event)
+                    topic = topic_of(type(event))
+                    if topic in self._readers:
+                        waiting.append(following(record, topic, event))
         return Said(events, calls, num_unusable)
-
-
-def _following(cause: Record, event: Event) -> Record:
-    return following(cause, topic_of(type(event)), event)
 
 
 def following(cause: Record, topic: str, event: Event) -> Record:

@@ -22,6 +22,8 @@ class Output:
 
     def __init__(self, replay: str) -> None:
         self._replay = replay
+        self._source = f"/clawstream/replay/{replay}"
+        self._topics: dict[type[Event], str] = {}
         self.counts: Counter[str] = Counter()
         self.digests: dict[bytes, bytes] = {}
 
@@ -30,16 +32,15 @@ class Output:
 
         `at_ms` is when what the event follows from was said. Raises UnusableEvent for an event that can't be one.
         """
+        kind = type(event)
         value = codec().encode(event)
-        self.counts[type(event).__name__] += 1
-        if isinstance(event, SampleAssembled):
+        self.counts[kind.__name__] += 1
+        if kind is SampleAssembled:
             self.digests.setdefault(uuid.UUID(event.event_id).bytes, hashlib.sha256(value).digest())
-        return Put(
-            Place(replay_topic(topic_of(type(event)), self._replay), partition),
-            key_bytes(event.key),
-            value,
-            headers_of(event, source=f"/clawstream/replay/{self._replay}", now_ms=at_ms, traceparent=traceparent),
-        )
+        if kind not in self._topics:
+            self._topics[kind] = replay_topic(topic_of(kind), self._replay)
+        headers = headers_of(event, source=self._source, now_ms=at_ms, traceparent=traceparent)
+        return Put(Place(self._topics[kind], partition), key_bytes(event.key), value, headers)
 
 
 def merged(parts: Iterable[Digests]) -> Digests:

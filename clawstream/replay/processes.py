@@ -6,7 +6,9 @@ same.
 
 import asyncio
 import gc
+import logging
 import signal
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
@@ -19,13 +21,14 @@ import uvloop
 from clawstream.config import Settings
 from clawstream.errors import OperatorError, PartUnavailable
 from clawstream.events import ReplayStarted, VotesFrom
-from clawstream.inference.judge_client import JudgeClient
 from clawstream.local.leash import die_with_parent
 from clawstream.replay.running import shares
 from clawstream.replay.stages import hosted, judge_settings
 from clawstream.replay.work import Outcome, Progress, Worker
 from clawstream.stream.connect import security_of
 from clawstream.stream.kafka import KafkaLog
+
+log = logging.getLogger(__name__)
 
 _JOIN_S = 10.0
 
@@ -123,7 +126,7 @@ async def _work(job: Job, tell: "Connection[object, object]") -> Outcome:
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
     assert settings.kafka.bootstrap is not None
     async with AsyncExitStack() as stack:
-        log = await stack.enter_async_context(
+        kafka = await stack.enter_async_context(
             KafkaLog.connect(
                 settings.kafka.bootstrap,
                 prefix=settings.kafka.prefix,
@@ -133,15 +136,27 @@ async def _work(job: Job, tell: "Connection[object, object]") -> Outcome:
         )
         judge = None
         if job.started.votes_from is VotesFrom.NEW:
+            from clawstream.inference.judge_client import JudgeClient
+
             judge = await stack.enter_async_context(JudgeClient.open(judge_settings(settings.judge, job.started)))
         stages, asking = hosted(settings, job.started, renderer, judge)
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)  # states are trees of tuples and mappings; next to nothing is a cycle
         worker = Worker(
-            job.started, log, stages, judging=asking, exchanges_per_s=job.exchanges_per_s, on_progress=tell.send
+            job.started, kafka, stages, judging=asking, exchanges_per_s=job.exchanges_per_s, on_progress=tell.send
         )
-        return await worker.run(job.numbers)
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        outcome = await worker.run(job.numbers)
+        log.info(
+            "worker=done replay=%s partitions=%s exchanges=%d seconds=%.2f cpu_s=%.2f",
+            job.started.replay,
+            ",".join(map(str, job.numbers)),
+            outcome.progress.num_exchanges,
+            time.perf_counter() - began_s,
+            time.process_time() - cpu_s,
+        )
+        return outcome
 
 
 def _sum(parts: Sequence[Progress]) -> Progress:

@@ -7,7 +7,6 @@ from clawstream.config import JudgeSettings, Settings, TurnsSettings
 from clawstream.events import ReplayStarted, VotesFrom
 from clawstream.inference.continuing import Renderer
 from clawstream.judging.stage import Judge, aggregation, judging_stage
-from clawstream.replay.aggregating import every_voter
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.stage import Stage
 from clawstream.turns.stage import turns_stage
@@ -29,10 +28,10 @@ def hosted(
         asking = judging_stage(section, judge)
 
     def stages() -> Sequence[Stage[Any, Any]]:
-        turns, samples = turns_stage(TurnsSettings()), samples_stage(renderer)
+        turns = turns_stage(TurnsSettings())
         if asking is not None:
-            return (turns, asking, samples)
-        judging = every_voter(lambda voter: aggregation(section, *voter), started.judge)
-        return (turns, judging, every_voter(lambda _: samples, started.judge))
+            return (turns, asking, samples_stage(renderer))
+        # A judge may have voted long after another was done with the session.
+        return (turns, aggregation(section, started.judge), samples_stage(renderer, forgets=False))
 
     return stages, asking

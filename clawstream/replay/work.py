@@ -34,7 +34,9 @@ NEWS_EVERY_S = 0.5
 class ReplayLog(Protocol):
     """The part of a log that a worker needs."""
 
-    def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]: ...
+    def replay(
+        self, ranges: Mapping[Place, tuple[int, int]], *, digest: bool = True
+    ) -> AsyncGenerator[Sequence[Arrived], None]: ...
     async def put(self, records: Sequence[Put]) -> None: ...
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]: ...
 
@@ -101,7 +103,7 @@ class Worker:
         end = (await self.log.end_offsets([place.topic]))[place]
         known: dict[tuple[object, ...], VoteCast] = {}
         if end:
-            async for records in self.log.replay({place: (0, end)}):
+            async for records in self.log.replay({place: (0, end)}, digest=False):
                 for record in records:
                     if isinstance(record, Record) and isinstance(record.event, VoteCast):
                         vote = record.event
@@ -159,7 +161,11 @@ class _Partition:
             async for records in in_clock_order(streams):
                 for record in records:
                     if session_id is None or record.key == session_id:
-                        await self._take(record)
+                        if self._open:
+                            await self._let_calls_end(record)
+                        self._take(record)
+                        if self._is_full():
+                            await self._flush()
                     num_read += 1
                     if num_read % BREATHE_EVERY == 0:
                         await worker.pace()
@@ -171,7 +177,7 @@ class _Partition:
             await self._writing
 
     async def _counted(self, place: Place, ends: tuple[int, int]) -> AsyncGenerator[Sequence[Arrived], None]:
-        async with contextlib.aclosing(self._worker.log.replay({place: ends})) as stream:
+        async with contextlib.aclosing(self._worker.log.replay({place: ends}, digest=False)) as stream:
             async for records in stream:
                 bad = [record for record in records if isinstance(record, Undecodable)]
                 for record in bad:
@@ -179,27 +185,25 @@ class _Partition:
                 self._worker.progress.num_unusable += len(bad)
                 yield records
 
-    async def _take(self, record: Record) -> None:
-        progress = self._worker.progress
-        if self._open:
-            await self._let_calls_end(record)
-        progress.num_exchanges += isinstance(record.event, ExchangeCompleted | ExchangeFailed)
-        await self._follow_up(record, self._feed(record))
+    def _take(self, record: Record) -> None:
+        self._worker.progress.num_exchanges += isinstance(record.event, ExchangeCompleted | ExchangeFailed)
+        self._follow_up(record, self._feed(record))
 
     def _feed(self, record: Record) -> Said:
-        oldest_ms = min((cause.timestamp_ms for cause in self._open.values()), default=None)
+        oldest_ms = min(cause.timestamp_ms for cause in self._open.values()) if self._open else None
         said = self._host.feed(record, open_since_ms=oldest_ms)
         self._worker.progress.num_unusable += said.num_unusable
         return said
 
-    async def _follow_up(self, cause: Record, said: Said) -> None:
+    def _follow_up(self, cause: Record, said: Said) -> None:
         self._add(cause, said.events)
         for call in said.calls:
             task = self._tasks.create_task(self._call(cause, call))
             self._open[task] = cause
             task.add_done_callback(self._open.pop)
-        if len(self._waiting) >= GROUP_RECORDS or self._waiting_bytes >= GROUP_BYTES:
-            await self._flush()
+
+    def _is_full(self) -> bool:
+        return len(self._waiting) >= GROUP_RECORDS or self._waiting_bytes >= GROUP_BYTES
 
     def _add(self, cause: Record, events: Iterable[Event]) -> None:
         for event in events:
@@ -249,7 +253,9 @@ class _Partition:
             await worker.put([self._record(cause, vote) for vote in votes])
         for vote in votes:
             record = following(cause, VOTES, vote)
-            await self._follow_up(record, self._feed(record))
+            self._follow_up(record, self._feed(record))
+        if self._is_full():
+            await self._flush()
 
     def _record(self, cause: Record, event: Event) -> Put:
         return self._worker.output.record(

@@ -4,20 +4,20 @@ The one rule: it differs from the prompt that was asked by the hint alone, so it
 answers as they were sampled; where that does not give the prompt that was asked, there is none.
 """
 
-import json
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile, zip_longest
-from typing import Any
+from itertools import zip_longest
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from clawstream.errors import UnusableExchange
-from clawstream.events import TokenIds
+from clawstream.errors import UnrenderableRequest, UnusableExchange
+from clawstream.events import RequestDelta, TokenIds
 from clawstream.events.conversation import Message, dump, is_ephemeral, parse, role_of
-from clawstream.events.history import WholeRequest, whole
+from clawstream.events.history import WholeRequest, rebuild
 from clawstream.inference.continuing import Renderer, Request, continue_prompt
 from clawstream.inference.echoes import Answered, Echoes, answered, find_echoes
-from clawstream.inference.rendering import UnrenderableRequest
-from clawstream.samples.session import Answer, Session
+from clawstream.samples.session import Answer, Recalled, Sampled, Session
 
 MARKER = "[user's hint / instruction]"
 
@@ -37,50 +37,65 @@ def with_hint(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:
     return (*messages[:last], hinted, *messages[last + 1 :])
 
 
-def hinted_prompt(
-    session: Session, answer: Answer, asked: WholeRequest, hint: str, renderer: Renderer
-) -> TokenIds | None:
-    """Return the prompt with the hint in it; None where it would differ from the prompt that was asked by more."""
+class Hinted(NamedTuple):
+    """The prompt with the hint in it, None where it would differ from the prompt that was asked by more."""
+
+    token_ids: TokenIds | None
+    recalled: Recalled  # for the session's next
+
+
+def hinted_prompt(session: Session, answer: Answer, asked: WholeRequest, hint: str, renderer: Renderer) -> Hinted:
+    """Return the prompt of `answer` with `hint` in it, as far as it can be made."""
+    recalled = session.recalled
+    if answer.exchange.num_spliced:  # None: it was asked by a gateway that spliced none
+        recalled = recalled._replace(given=_given_before(session, answer))
     messages = tuple(map(parse, asked.messages))
-    request = Request(messages=messages, raw=asked.messages, options=json.loads(asked.options))
-    echoes = _echoes(session, answer, messages)
+    request = Request(messages=messages, raw=asked.messages, options=parse(asked.options))
+    echoes = _echoes(answer, messages, recalled)
     try:
-        again = continue_prompt(renderer, request, echoes)
+        again = continue_prompt(renderer, request, echoes, recalled.prompts)
         if again.token_ids != asked.token_ids:
-            return None
+            return Hinted(None, recalled)
+        recalled = recalled._replace(prompts=(again,))
         with_it = with_hint(messages, hint)
         raw = [known if new is old else dump(new) for known, old, new in zip_longest(asked.messages, messages, with_it)]
         hinted = continue_prompt(renderer, replace(request, messages=with_it, raw=raw), echoes, (again,))
     except UnrenderableRequest:
-        return None
-    return hinted.token_ids if hinted.num_spliced == again.num_spliced else None
+        return Hinted(None, recalled)
+    return Hinted(hinted.token_ids if hinted.num_spliced == again.num_spliced else None, recalled)
 
 
-def _echoes(session: Session, answer: Answer, messages: Sequence[Message]) -> Echoes:
+def _echoes(answer: Answer, messages: Sequence[Message], recalled: Recalled) -> Echoes:
     """Return the answers that stand in the prompt as sampled: those of its era that were given before."""
-    num_spliced = answer.exchange.num_spliced  # None: it was asked by a gateway that spliced none
+    num_spliced = answer.exchange.num_spliced
     if not num_spliced:
         return find_echoes(messages, ())
-    echoes = find_echoes(messages, _given_before(session, answer))
+    echoes = find_echoes(messages, tuple(recalled.given.values()))
     return replace(echoes, found=echoes.found[-num_spliced:])
 
 
-def _given_before(session: Session, answer: Answer) -> list[Answered]:
-    given: list[Answered] = []
-    known: dict[str, WholeRequest] = {}
-    earlier = takewhile(lambda item: item[0] != answer.exchange.exchange_id, session.requests.items())
-    for exchange_id, asked in earlier:
+def _given_before(session: Session, answer: Answer) -> Mapping[str, Answered]:
+    """Return what was answered before `answer` in its era, in order, by exchange."""
+    deltas: dict[str, RequestDelta] = {}
+    given: dict[str, Answered] = {}
+    for exchange_id, asked in session.requests.items():
+        if exchange_id == answer.exchange.exchange_id:
+            break
         if asked.era != answer.era:
             continue
-        try:
-            request = whole(replace(asked.delta, kept_tokens=0, token_ids=()), known)
-        except UnusableExchange:
-            continue
-        known[exchange_id] = request
-        if asked.sampled is not None:
-            message, newest_first = parse(asked.sampled.message), map(parse, reversed(request.messages))
-            given.append(answered(newest_first, json.loads(request.options), message, asked.sampled.output_ids))
-    return given
+        deltas[exchange_id] = asked.delta
+        known = session.recalled.given.get(exchange_id)
+        if known is None and asked.sampled is not None:
+            with contextlib.suppress(UnusableExchange):
+                known = _answered(rebuild(exchange_id, deltas), asked.sampled)
+        if known is not None:
+            given[exchange_id] = known
+    return MappingProxyType(given)
+
+
+def _answered(request: WholeRequest, sampled: Sampled) -> Answered:
+    newest_first = map(parse, reversed(request.messages))
+    return answered(newest_first, parse(request.options), parse(sampled.message), sampled.output_ids)
 
 
 def _extended(content: Any, addition: str) -> Any:

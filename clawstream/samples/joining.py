@@ -5,13 +5,14 @@ it, so the same facts give the same bytes in any order. A score of 0, or none, i
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
     Event,
+    ExchangeCompleted,
+    HintAbsent,
     HintFound,
     RefusalReason,
     SampleAssembled,
@@ -22,9 +23,9 @@ from clawstream.events import (
 from clawstream.events.floor import second_looks
 from clawstream.events.history import WholeRequest, rebuild
 from clawstream.inference.continuing import Renderer
-from clawstream.samples.hinted import hinted_prompt
+from clawstream.samples.hinted import Hinted, hinted_prompt
 from clawstream.samples.masks import mask
-from clawstream.samples.session import Answer, Judged, Session, learn
+from clawstream.samples.session import Answer, Judged, Recalled, Session, judged_of, learn
 
 FIRST_LOOK = 0
 FLOOR_LOOK = 1
@@ -37,8 +38,11 @@ class Follows(NamedTuple):
     events: list[Event]
 
 
-def observe(session: Session | None, event: Event, renderer: Renderer) -> Follows:
-    """Return what follows from one more record of a session, of any topic that joining reads."""
+def observe(session: Session | None, event: Event, renderer: Renderer, *, forgets: bool = True) -> Follows:
+    """Return what follows from one more record of a session, of any topic that joining reads.
+
+    A session that is done and joined is then forgotten, where `forgets` says so.
+    """
     before = session if session is not None else Session()
     after = learn(before, event)
     if after is before:
@@ -46,41 +50,66 @@ def observe(session: Session | None, event: Event, renderer: Renderer) -> Follow
     events: list[Event] = []
     if isinstance(event, TurnsSettled) and after.marks[-1].start == len(after.turns):
         events.append(_refused(event.session_id, None, None, RefusalReason.NO_NEXT_STATE))
-    ready = [key for key in after.verdicts if key not in after.joined and _is_ready(after, key)]
-    events += [_join(after, key, renderer) for key in ready]
-    return Follows(_rest(replace(after, joined=after.joined | set(ready))), events)
+    ready = [key for key in _completed(after, event) if key not in after.joined and _is_ready(after, key)]
+    for key in ready:
+        joined = _join(after, key, renderer)
+        events.append(joined.event)
+        after = after._replace(joined=after.joined | {key}, recalled=joined.recalled)
+    return Follows(_rest(after) if forgets else after, events)
+
+
+def _completed(session: Session, event: Event) -> list[Judged]:
+    """Return the verdicts that `event`, the newest, may be the last fact for."""
+    match event:
+        case VerdictReached() | HintFound() | HintAbsent():
+            return [judged_of(event)]
+        case ExchangeCompleted():
+            return [key for key in session.verdicts if key.turn_id == event.exchange_id]
+    return []
 
 
 def _is_ready(session: Session, key: Judged) -> bool:
-    return key.turn_id in session.answers and (key.revision == FLOOR_LOOK or key in session.hints)
+    hinted = key.revision == FLOOR_LOOK or key in session.hints
+    return hinted and key in session.verdicts and key.turn_id in session.answers
 
 
-def _join(session: Session, key: Judged, renderer: Renderer) -> SampleAssembled | SampleRefused:
+class _Joined(NamedTuple):
+    event: SampleAssembled | SampleRefused
+    recalled: Recalled
+
+
+def _join(session: Session, key: Judged, renderer: Renderer) -> _Joined:
     answer, verdict = session.answers[key.turn_id], session.verdicts[key]
     found = session.hints.get(key)
     hint = found.hint if isinstance(found, HintFound) else None
     reward = verdict.score if verdict.score in (-1, 1) else None
     if hint is None and reward is None:
-        if key.revision == FLOOR_LOOK:
-            return _refused(verdict.session_id, None, key, RefusalReason.FLOOR_UNDECIDED)
-        return _refused(verdict.session_id, key.turn_id, key, RefusalReason.NO_SIGNAL)
+        floor = key.revision == FLOOR_LOOK
+        reason = RefusalReason.FLOOR_UNDECIDED if floor else RefusalReason.NO_SIGNAL
+        return _Joined(_refused(verdict.session_id, None if floor else key.turn_id, key, reason), session.recalled)
     return _sample(session, answer, key, reward=reward, hint=hint, renderer=renderer)
 
 
 def _sample(
     session: Session, answer: Answer, key: Judged, *, reward: int | None, hint: str | None, renderer: Renderer
-) -> SampleAssembled | SampleRefused:
+) -> _Joined:
     exchange = answer.exchange
+
+    def refused(reason: RefusalReason, recalled: Recalled = session.recalled) -> _Joined:
+        return _Joined(_refused(exchange.session_id, key.turn_id, key, reason), recalled)
+
     trained = mask(exchange)
     if isinstance(trained, RefusalReason):
-        return _refused(exchange.session_id, key.turn_id, key, trained)
+        return refused(trained)
     request = _request(session, answer)
     if request is None:
-        return _refused(exchange.session_id, key.turn_id, key, RefusalReason.PROMPT_UNKNOWN)
-    hinted = None if hint is None else hinted_prompt(session, answer, request, hint, renderer)
-    if hint is not None and hinted is None:
-        return _refused(exchange.session_id, key.turn_id, key, RefusalReason.HINT_UNRENDERABLE)
-    return SampleAssembled(
+        return refused(RefusalReason.PROMPT_UNKNOWN)
+    hinted = Hinted(None, session.recalled)
+    if hint is not None:
+        hinted = hinted_prompt(session, answer, request, hint, renderer)
+        if hinted.token_ids is None:
+            return refused(RefusalReason.HINT_UNRENDERABLE, hinted.recalled)
+    sample = SampleAssembled(
         session_id=exchange.session_id,
         turn_id=key.turn_id,
         judge=key.judge,
@@ -89,7 +118,7 @@ def _sample(
         reward=reward,
         hint=hint,
         prompt_ids=request.token_ids,
-        hinted_prompt_ids=hinted,
+        hinted_prompt_ids=hinted.token_ids,
         response_ids=exchange.output_ids,
         response_logprobs=exchange.output_logprobs,
         trained=trained,
@@ -99,6 +128,7 @@ def _sample(
         versions=exchange.versions,
         num_earlier_turns=answer.num_earlier_turns,
     )
+    return _Joined(sample, hinted.recalled)
 
 
 def _request(session: Session, answer: Answer) -> WholeRequest | None:

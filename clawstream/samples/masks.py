@@ -17,7 +17,7 @@ def mask(answer: ExchangeCompleted) -> Mask | RefusalReason:
         return RefusalReason.EMPTY_ANSWER
     if answer.finish_reason is FinishReason.LENGTH:
         return RefusalReason.TRUNCATED
-    trained = tuple(int(value is not None and math.isfinite(value)) for value in answer.output_logprobs)
+    trained = tuple([int(value is not None and math.isfinite(value)) for value in answer.output_logprobs])
     if len(trained) != len(answer.output_ids) or not any(trained):
         return RefusalReason.MISALIGNED
     return trained

@@ -4,7 +4,6 @@ The one rule: of two facts with one identity the first counts, so reading a reco
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -23,6 +22,8 @@ from clawstream.events import (
     VerdictReached,
 )
 from clawstream.events.floor import Mark, marked
+from clawstream.inference.continuing import Continued
+from clawstream.inference.echoes import Answered
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -51,6 +52,13 @@ class Answer(NamedTuple):
     num_earlier_turns: int
 
 
+class Recalled(NamedTuple):
+    """What hinted prompts were made of, for the next to go on from; it would be made again, and be the same."""
+
+    given: Mapping[str, Answered] = MappingProxyType({})  # by the exchange that answered
+    prompts: tuple[Continued, ...] = ()  # the newest that was rendered again, if any
+
+
 class Judged(NamedTuple):
     """What verdicts and hints are collected under."""
 
@@ -60,19 +68,19 @@ class Judged(NamedTuple):
     turn_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """All of it; nothing in here depends on how the topics interleave."""
+class Session(NamedTuple):
+    """All of it; nothing in here depends on how the topics interleave, but for `recalled`."""
 
     era: int = 0
     ended_after: frozenset[str | None] = frozenset()  # the exchanges after which an era ended
-    requests: Mapping[str, Asked] = field(default_factory=lambda: MappingProxyType({}))
-    answers: Mapping[str, Answer] = field(default_factory=lambda: MappingProxyType({}))
-    turns: Mapping[str, TurnPaired] = field(default_factory=lambda: MappingProxyType({}))  # in topic order
-    verdicts: Mapping[Judged, VerdictReached] = field(default_factory=lambda: MappingProxyType({}))
-    hints: Mapping[Judged, HintFound | HintAbsent] = field(default_factory=lambda: MappingProxyType({}))
+    requests: Mapping[str, Asked] = MappingProxyType({})
+    answers: Mapping[str, Answer] = MappingProxyType({})
+    turns: Mapping[str, TurnPaired] = MappingProxyType({})  # in topic order
+    verdicts: Mapping[Judged, VerdictReached] = MappingProxyType({})
+    hints: Mapping[Judged, HintFound | HintAbsent] = MappingProxyType({})
     marks: tuple[Mark, ...] = ()
     joined: frozenset[Judged] = frozenset()  # what a sample or a refusal was written for
+    recalled: Recalled = Recalled()
 
 
 def learn(session: Session, event: Event) -> Session:
@@ -84,19 +92,19 @@ def learn(session: Session, event: Event) -> Session:
             if not session.requests or event.after_exchange_id in session.ended_after:
                 return session
             ended_after = session.ended_after | {event.after_exchange_id}
-            return replace(session, era=session.era + 1, ended_after=ended_after)
+            return session._replace(era=session.era + 1, ended_after=ended_after)
         case TurnPaired():
             turns = _with(session.turns, event.turn_id, event)
-            return session if turns is session.turns else replace(session, turns=turns)
+            return session if turns is session.turns else session._replace(turns=turns)
         case TurnsSettled():
             marks = marked(session.marks, event, len(session.turns))
-            return session if marks is session.marks else replace(session, marks=marks)
+            return session if marks is session.marks else session._replace(marks=marks)
         case VerdictReached():
-            verdicts = _with(session.verdicts, _key(event), event)
-            return session if verdicts is session.verdicts else replace(session, verdicts=verdicts)
+            verdicts = _with(session.verdicts, judged_of(event), event)
+            return session if verdicts is session.verdicts else session._replace(verdicts=verdicts)
         case HintFound() | HintAbsent():
-            hints = _with(session.hints, _key(event), event)
-            return session if hints is session.hints else replace(session, hints=hints)
+            hints = _with(session.hints, judged_of(event), event)
+            return session if hints is session.hints else session._replace(hints=hints)
     return session
 
 
@@ -105,15 +113,16 @@ def _learn_exchange(session: Session, event: ExchangeCompleted | ExchangeFailed)
     requests = _with(session.requests, event.exchange_id, Asked(session.era, event.request, sampled))
     if requests is session.requests:
         return session
-    session = replace(session, requests=requests)
+    session = session._replace(requests=requests)
     if isinstance(event, ExchangeFailed) or event.turn_type is TurnType.SIDE:
         return session
     before = {answer.exchange.request_sha256 for answer in session.answers.values() if answer.era == session.era}
     answer = Answer(event, session.era, len(before - {event.request_sha256}))
-    return replace(session, answers=_with(session.answers, event.exchange_id, answer))
+    return session._replace(answers=_with(session.answers, event.exchange_id, answer))
 
 
-def _key(event: VerdictReached | HintFound | HintAbsent) -> Judged:
+def judged_of(event: VerdictReached | HintFound | HintAbsent) -> Judged:
+    """Return what the verdict or the hint is collected under."""
     return Judged(event.judge, event.prompt_version, event.revision, event.turn_id)
 
 

@@ -11,10 +11,13 @@ from clawstream.stream.stage import Record, Stage, Step
 READS = ("clawstream.exchanges.v1", "clawstream.turns.v1", "clawstream.verdicts.v1", "clawstream.hints.v1")
 
 
-def samples_stage(renderer: Renderer) -> Stage[Session, None]:
-    """Return the stage that joins what a trainer needs."""
+def samples_stage(renderer: Renderer, *, forgets: bool = True) -> Stage[Session, None]:
+    """Return the stage that joins what a trainer needs.
+
+    It forgets a session that is done once every judge that has spoken is done with it, unless told not to.
+    """
 
     def step(session: Session | None, record: Record) -> Step[Session, None]:
-        return Step(*observe(session, record.event, renderer))
+        return Step(*observe(session, record.event, renderer, forgets=forgets))
 
     return Stage(name="samples", reads=READS, step=step)

@@ -4,6 +4,7 @@ The one rule: nothing that a person said stands here.
 """
 
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from clawstream.events import Event
 
@@ -13,18 +14,18 @@ TRACEPARENT = "traceparent"
 
 def headers_of(event: Event, *, source: str, now_ms: int, traceparent: str | None) -> Headers:
     """Return the record's headers; `source` names the process that writes."""
-    attributes = {
-        "ce_specversion": "1.0",
-        "ce_id": event.event_id,
-        "ce_type": f"clawstream.{type(event).__name__}",
-        "ce_source": source,
-        "ce_time": datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds"),
-        "ce_subject": event.key,
-        "content-type": "application/avro",
-    }
+    headers = [
+        ("ce_specversion", b"1.0"),
+        ("ce_id", event.event_id.encode("ascii")),
+        ("ce_type", f"clawstream.{type(event).__name__}".encode()),
+        ("ce_source", key_bytes(source)),
+        ("ce_time", _time(now_ms)),
+        ("ce_subject", key_bytes(event.key)),
+        ("content-type", b"application/avro"),
+    ]
     if traceparent is not None:
-        attributes[TRACEPARENT] = traceparent
-    return [(name, key_bytes(value)) for name, value in attributes.items()]
+        headers.append((TRACEPARENT, key_bytes(traceparent)))
+    return headers
 
 
 def traceparent_of(headers: tuple[tuple[str, bytes], ...]) -> str | None:
@@ -38,3 +39,8 @@ def traceparent_of(headers: tuple[tuple[str, bytes], ...]) -> str | None:
 def key_bytes(text: str) -> bytes:
     """Return text as keys and headers have it; lone surrogates survive."""
     return text.encode("utf-8", "surrogatepass")
+
+
+@lru_cache(maxsize=1024)  # what follows from one record is said at one time
+def _time(now_ms: int) -> bytes:
+    return datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds").encode("ascii")

@@ -165,11 +165,11 @@ class Log(Protocol):
         """Return the oldest offset that each partition still has."""
 
     def replay(
-        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
     ) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second, in order.
 
-        With a `key` only its records; the others are not decoded.
+        With a `key` only its records; the others are not decoded. Without `digest` they are not hashed.
         """
 
     def join(

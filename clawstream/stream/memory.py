@@ -186,12 +186,12 @@ class MemoryLog:
                 await self.broker.changed()
 
     async def replay(
-        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
     ) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second, in order."""
         async with aclosing(self.replay_raw(ranges, key=key)) as reading:
             async for raws in reading:
-                yield [arrived(raw, codec()) for raw in raws]
+                yield [arrived(raw, codec(), digest=digest) for raw in raws]
 
     async def replay_raw(
         self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None

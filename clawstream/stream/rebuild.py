@@ -49,8 +49,10 @@ async def in_clock_order(streams: Sequence[AsyncIterator[Sequence[Arrived]]]) ->
                     heads[number].extend(record for record in more if isinstance(record, Record))
         merged: list[Record] = []
         while any(heads) and all(heads[number] for number in running):
-            first = min((head for head in heads if head), key=lambda head: head[0].timestamp_ms)
-            merged.append(first.popleft())
+            (_, first), *others = sorted((head[0].timestamp_ms, number) for number, head in enumerate(heads) if head)
+            head = heads[first]
+            while head and (not others or (head[0].timestamp_ms, first) < others[0]):
+                merged.append(head.popleft())
         if not merged:
             return
         yield merged

@@ -185,7 +185,7 @@ class _Worker(Generic[S, C]):
     async def _remember(self, share: Share[S, C]) -> None:
         async with contextlib.AsyncExitStack() as stack:
             streams = [
-                await stack.enter_async_context(contextlib.aclosing(self._log.replay({place: ends})))
+                await stack.enter_async_context(contextlib.aclosing(self._log.replay({place: ends}, digest=False)))
                 for place, ends in share.to_rebuild().items()
             ]
             async for records in in_clock_order(streams):

@@ -5,8 +5,9 @@ it is pending; a history that has something else in its place makes it an orphan
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
@@ -35,14 +36,13 @@ class Pending:
     finished_at_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class Session(NamedTuple):
     """What pairing knows of a session."""
 
     session_id: str
     newest_exchange_id: str
     newest_at_ms: int  # when the broker appended it
-    requests: Mapping[str, RequestDelta] = field(default_factory=lambda: MappingProxyType({}))  # without tokens
+    requests: Mapping[str, RequestDelta] = MappingProxyType({})  # without tokens
     pending: tuple[Pending, ...] = ()  # in answer order
     answered: bool = False  # a main answer was seen
     idle_after: str | None = None  # the exchange after which the session was said to be idle
@@ -72,7 +72,7 @@ def observe(
     left = tuple(item for item in session.pending if item.turn_id not in fates)
     given_up = [_orphan(item, arrived, OrphanReason.REGENERATED) for item in left[: 1 - MAX_PENDING]]
     kept = (*left[1 - MAX_PENDING :], asked)
-    return replace(session, pending=kept, answered=True), [*fates.values(), *given_up]
+    return session._replace(pending=kept, answered=True), [*fates.values(), *given_up]
 
 
 def _remember(session: Session | None, arrived: ExchangeCompleted | ExchangeFailed, at_ms: int) -> Session:
@@ -80,8 +80,7 @@ def _remember(session: Session | None, arrived: ExchangeCompleted | ExchangeFail
     delta = replace(arrived.request, kept_tokens=0, token_ids=())
     if session is None:
         session = Session(session_id=arrived.session_id, newest_exchange_id=arrived.exchange_id, newest_at_ms=at_ms)
-    return replace(
-        session,
+    return session._replace(
         newest_exchange_id=arrived.exchange_id,
         newest_at_ms=at_ms,
         requests=MappingProxyType({**session.requests, arrived.exchange_id: delta}),

@@ -3,8 +3,6 @@
 The one rule: what the log says ends a session, a record or its own clock; never this machine's.
 """
 
-from dataclasses import replace
-
 from clawstream.config import TurnsSettings
 from clawstream.events import (
     Event,
@@ -43,7 +41,7 @@ def step(session: Session | None, record: Record) -> Step[Session, None]:
         return Step(None, _settled(session, done=True))
     # A mark that a newer exchange overtook on its way to the log says nothing.
     if isinstance(event, SessionIdle) and event.after_exchange_id == session.newest_exchange_id:
-        idle = replace(session, idle_after=event.after_exchange_id)
+        idle = session._replace(idle_after=event.after_exchange_id)
         return Step(idle, _settled(session, done=False))
     return Step(session)
 
@@ -54,7 +52,7 @@ def tick(session: Session, now_ms: int, idle_s: int) -> Step[Session, None]:
     if session.idle_after == newest or now_ms - session.newest_at_ms < idle_s * 1000:
         return Step(session)
     idle = SessionIdle(session_id=session.session_id, after_exchange_id=newest, idle_s=idle_s)
-    return Step(replace(session, idle_after=newest), [idle])
+    return Step(session._replace(idle_after=newest), [idle])
 
 
 def _settled(session: Session, *, done: bool) -> list[Event]:

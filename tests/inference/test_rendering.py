@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.errors import ConfigError
+from clawstream.errors import ConfigError, UnrenderableRequest
 from clawstream.inference.encoding import RememberingTokenizer
-from clawstream.inference.rendering import CalledTool, PromptRenderer, UnrenderableRequest
+from clawstream.inference.rendering import CalledTool, PromptRenderer
 from tests.engine.tiny_model import make_tokenizer
 
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}

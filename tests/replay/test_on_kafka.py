@@ -1,6 +1,7 @@
 """Replays on a real broker, with worker processes and a judge over HTTP."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,23 @@ pytestmark = pytest.mark.timeout(300)  # each worker is a process that loads a t
 @pytest.fixture
 async def recorded(kafka_bootstrap: str, topic_prefix: str, tmp_path: Path) -> AsyncIterator[tuple[Settings, KafkaLog]]:
     """An installation's settings and its log, with sessions that were judged."""
-    await admin.apply(kafka_bootstrap, topic_prefix, partitions=3)
-    model_path = demo_model(tmp_path / "model")
+    async with lived(kafka_bootstrap, topic_prefix, demo_model(tmp_path / "model"), partitions=3) as installation:
+        yield installation
+
+
+@asynccontextmanager
+async def lived(
+    bootstrap: str, prefix: str, model_path: Path, *, partitions: int
+) -> AsyncIterator[tuple[Settings, KafkaLog]]:
+    """The same sessions, on so many partitions."""
+    await admin.apply(bootstrap, prefix, partitions=partitions)
     settings = Settings(
-        data_dir=tmp_path,
-        kafka=KafkaSettings(bootstrap=kafka_bootstrap, prefix=topic_prefix),
+        data_dir=model_path.parent / prefix,
+        kafka=KafkaSettings(bootstrap=bootstrap, prefix=prefix),
         engine=EngineSettings(model_path=model_path),
         judge=JudgeSettings(votes=3),
     )
-    async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log:
+    async with KafkaLog.connect(bootstrap, prefix=prefix) as log:
         for exchanges, votes in Maker(model_path, DEMO).sessions(NUM_SESSIONS):
             await log.write([Outgoing(event) for event in [*exchanges, *votes]])
         yield settings, log
@@ -67,6 +76,20 @@ async def test_recorded_votes_give_the_same_bytes_by_one_process_and_by_two(
     assert await log.end_offsets(live) == before
     samples = await log.end_offsets(["clawstream.replay.two.samples.v1"])
     assert sum(samples.values()) == two.num_samples + two.num_refused
+
+
+async def test_partitions_and_processes_make_no_difference_to_a_byte(
+    kafka_bootstrap: str, topic_prefix: str, tmp_path: Path
+) -> None:
+    model_path = demo_model(tmp_path / "model")
+    found: set[str] = set()
+    for partitions, workers in ((1, 1), (12, 4)):
+        prefix = f"{topic_prefix}{partitions}."
+        async with lived(kafka_bootstrap, prefix, model_path, partitions=partitions) as (settings, log):
+            ended = await start(settings, log, "again", workers=workers)
+            assert ended.num_samples == NUM_SESSIONS * (DEMO.num_exchanges - 1)
+            found.add(ended.samples_sha256)
+    assert len(found) == 1
 
 
 async def test_a_judge_asked_anew_over_http_can_be_compared_and_promoted(

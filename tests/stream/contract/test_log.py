@@ -9,7 +9,7 @@ import pytest
 from clawstream.errors import UnusableEvent
 from clawstream.events import Event, PolicyPublished
 from clawstream.stream.codec import codec
-from clawstream.stream.log import Arrived, Batch, Place
+from clawstream.stream.log import Arrived, Batch, Place, Put, Start
 from clawstream.stream.stage import Record
 from tests.stream import toys
 from tests.stream.contract.conftest import AnyLog
@@ -106,6 +106,42 @@ async def test_replay_reads_ranges_and_ends(log: AnyLog) -> None:
     raws = [raw async for some in log.replay_raw({Place(POLICY, 0): (3, 6)}) for raw in some]
     assert [codec().decode(raw.value) for raw in raws] == [published(n) for n in (3, 4, 5)]
     assert [raw async for some in log.replay_raw({Place(POLICY, 0): (3, 6)}, key=b"nobody") for raw in some] == []
+
+
+async def test_a_replay_that_keeps_no_chain_hashes_nothing(log: AnyLog) -> None:
+    await log.append([published(0)])
+    for digest in (True, False):
+        found = [one async for one in log.replay({Place(POLICY, 0): (0, 1)}, digest=digest)]
+        assert [isinstance(record, Record) and (record.digest is not None) for [record] in found] == [digest]
+
+
+async def test_records_that_were_put_stand_in_order_on_the_partitions_that_were_chosen(log: AnyLog) -> None:
+    events = [toys.done("one key", number) for number in range(600)]
+    places = [Place(toys.EXCHANGES, number % 3) for number in range(600)]
+    sealed = [log.seal(event) for event in events]
+    await log.put([Put(place, one.key, one.value, one.headers) for place, one in zip(places, sealed, strict=True)])
+    read = await toys.read(log, toys.EXCHANGES)
+    for number in range(3):
+        assert [record.event for record in read if record.partition == number] == events[number::3]
+
+
+async def test_offsets_are_told_of_a_time_of_either_end_and_of_what_was_said(log: AnyLog) -> None:
+    await log.append([published(0), published(1)])
+    await asyncio.sleep(0.01)  # so that the broker's clock has another millisecond
+    await log.append([published(2)])
+    third = (await toys.read(log, POLICY))[2]
+    place = Place(POLICY, 0)
+    starts: list[tuple[Start, int]] = [
+        ("earliest", 0),
+        ("latest", 3),
+        ({place: 1}, 1),
+        ({}, 0),
+        (third.timestamp_ms, 2),
+        (third.timestamp_ms + 60_000, 3),
+        (0, 0),
+    ]
+    for start, offset in starts:
+        assert await log.offsets_at([POLICY], start) == {place: offset}, start
 
 
 async def test_a_subscriber_reads_from_where_its_own_books_say(log: AnyLog) -> None:

@@ -1,0 +1,101 @@
+"""What the votes on a turn come to, whoever cast them. Pure.
+
+The one rule: the vote that makes the ballots of a question complete concludes it, and no other; so the same votes come
+to the same, in any order and however often they are read.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from clawstream.events import (
+    Event,
+    HintAbsence,
+    HintAbsent,
+    HintFound,
+    Question,
+    VerdictReached,
+    VoteCast,
+)
+from clawstream.judging.hints import choose, offers
+from clawstream.judging.votes import outcome, tally
+
+
+class Asked(NamedTuple):
+    """What one judge's votes are collected under."""
+
+    judge: str
+    prompt_version: str
+    turn_id: str
+    question: Question
+    revision: int
+
+
+Cast = Mapping[Asked, Mapping[int, VoteCast]]  # of a session, by ballot
+
+
+class Counted(NamedTuple):
+    """A session's votes after one more, and what they come to."""
+
+    cast: Cast
+    events: list[Event]
+
+
+def count(cast: Cast, vote: VoteCast, *, num_votes: int, quorum: int) -> Counted:
+    """Return the votes with `vote` among them; of two on one ballot the first counts."""
+    asked = Asked(vote.judge, vote.prompt_version, vote.turn_id, vote.question, vote.revision)
+    known = cast.get(asked, {})
+    if vote.ballot in known:
+        return Counted(cast, [])
+    votes = MappingProxyType({**known, vote.ballot: vote})
+    events = conclusions(votes, vote, num_votes=num_votes, quorum=quorum)
+    return Counted(MappingProxyType({**cast, asked: votes}), events)
+
+
+def conclusions(cast: Mapping[int, VoteCast], vote: VoteCast, *, num_votes: int, quorum: int) -> list[Event]:
+    """Return what the votes on a question come to if `vote`, one of them, was the last."""
+    if vote.ballot >= num_votes or len(cast) < num_votes or any(number not in cast for number in range(num_votes)):
+        return []
+    votes = [cast[number] for number in range(num_votes)]
+    return [_verdict(votes, quorum) if vote.question is Question.SCORE else _hint(votes)]
+
+
+def _verdict(votes: list[VoteCast], quorum: int) -> VerdictReached:
+    first, counts = votes[0], tally(votes)
+    result = outcome(counts, quorum=quorum)
+    return VerdictReached(
+        session_id=first.session_id,
+        turn_id=first.turn_id,
+        judge=first.judge,
+        prompt_version=first.prompt_version,
+        revision=first.revision,
+        status=result.status,
+        score=result.score,
+        num_positive=counts.num_positive,
+        num_neutral=counts.num_neutral,
+        num_negative=counts.num_negative,
+        num_unreadable=counts.num_unreadable,
+        num_failed=counts.num_failed,
+    )
+
+
+def _hint(votes: list[VoteCast]) -> HintFound | HintAbsent:
+    first, chosen = votes[0], choose(votes)
+    if isinstance(chosen, HintAbsence):
+        return HintAbsent(
+            session_id=first.session_id,
+            turn_id=first.turn_id,
+            judge=first.judge,
+            prompt_version=first.prompt_version,
+            revision=first.revision,
+            reason=chosen,
+        )
+    return HintFound(
+        session_id=first.session_id,
+        turn_id=first.turn_id,
+        judge=first.judge,
+        prompt_version=first.prompt_version,
+        revision=first.revision,
+        hint=chosen,
+        num_offered=len(offers(votes)),
+    )
