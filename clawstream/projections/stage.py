@@ -136,8 +136,9 @@ class _Share:
     async def assigned(self, committed: Mapping[Place, Commit | None]) -> Mapping[Place, int]:
         """Start where the tables end, or where the log begins if retention has taken more than they have."""
         begins = await self._offsets.begin_offsets(TOPICS)
-        ends = await self._offsets.end_offsets(TOPICS)
         claimed = await self._projector.claim(committed)
+        # After the claim, which may take as long as the database is away: another projector may write meanwhile.
+        ends = await self._offsets.end_offsets(TOPICS)
         refuse_another_log(claimed, ends)
         for place, offset in claimed.items():
             if offset < begins[place]:

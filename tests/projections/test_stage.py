@@ -104,6 +104,24 @@ async def test_a_database_of_another_log_is_refused(emptied: Engine, migrated_ur
         await project(migrated_url, log, stop=asyncio.Event())
 
 
+async def test_what_another_projector_wrote_while_this_one_waited_for_its_claim_is_of_this_log(
+    emptied: Engine, migrated_url: str, log: KafkaLog
+) -> None:
+    waiting = text("SELECT 1 FROM pg_locks WHERE relation = 'offsets'::regclass AND NOT granted")
+    with emptied.connect() as rival:
+        rival.execute(text("LOCK TABLE offsets"))
+        async with projecting(migrated_url, log):
+            while rival.execute(waiting).first() is None:
+                await _tick()
+            await log.append(story.STORY)
+            for place, end in (await log.end_offsets(TOPICS)).items():
+                row = {"topic": place.topic, "partition": place.partition, "end": end}
+                rival.execute(text("INSERT INTO offsets VALUES (:topic, :partition, :end, 1)"), row)
+            rival.commit()
+            while await log.lag(GROUP) != 0:
+                await _tick()
+
+
 async def test_a_database_without_the_tables_is_refused(fresh_database_url: str, log: KafkaLog) -> None:
     with pytest.raises(DatabaseMismatch, match="clawstream db upgrade"):
         await project(fresh_database_url, log, stop=asyncio.Event())
