@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.chaos.rig import NAMES
+from tests.chaos.plan import NAMES
 from tests.chaos.schedule import OF_PARTS, SESSION_TIMEOUT_S, Kind, schedule
 
 SEEDS = range(1, 6)
