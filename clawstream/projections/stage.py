@@ -25,7 +25,7 @@ GROUP = "project"
 POLL_S = 0.2
 POLL_RECORDS = 1000
 NOTE_EVERY_S = 0.5
-RETRY_S = 0.1
+RETRY_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -55,30 +55,26 @@ async def project(url: str, log: GroupLog, *, stop: asyncio.Event) -> None:
     try:
         await asyncio.to_thread(database.check, engine)
         projector = Projector(Writer(engine), stop)
-        async with log.join(GROUP, TOPICS, _Share(projector, log)) as member:
-            await _follow(member, projector, log, stop)
-    except TryLater:
-        if not stop.is_set():
-            raise
+        while not stop.is_set():
+            try:
+                async with log.join(GROUP, TOPICS, _Share(projector, log)) as member:
+                    await _follow(member, projector, log, stop)
+            except TryLater as error:
+                # A member that was not given its partitions never will be: the next one is.
+                projector.release(projector.positions())
+                _log.warning("state=waiting_for_kafka reason=%r", str(error))
+                await _pause(stop, RETRY_S)
     finally:
         engine.dispose()
 
 
 async def _follow(member: Member, projector: Projector, log: GroupLog, stop: asyncio.Event) -> None:
+    """Raises TryLater where the broker does not let this member read or have its partitions."""
     noted: dict[Place, int] = {}
     noted_at_s = 0.0
-    refused = False
     clock = asyncio.get_running_loop().time
     while not stop.is_set():
-        try:
-            found = await member.poll(max_records=POLL_RECORDS, timeout_s=POLL_S)
-        except TryLater as error:
-            if not refused:
-                _log.warning("state=waiting_for_kafka reason=%r", str(error))
-            refused = True
-            await _pause(stop, RETRY_S)
-            continue
-        refused = False
+        found = await member.poll(max_records=POLL_RECORDS, timeout_s=POLL_S)
         if found:
             await _set_aside(log, [record for records in found.values() for record in records], stop)
             await projector.take([_batch(place, records) for place, records in found.items()])

@@ -25,6 +25,7 @@ _DURABLE = ".durable"
 def launch(stage: str, *, config: Path, disk: Path, log: Path, without: Guard | None) -> None:
     """Run a stage of clawstream to its end; what it says goes to `log`."""
     die_with_parent()
+    os.setsid()  # as `clawstream up` starts its parts
     words = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(words, stream)

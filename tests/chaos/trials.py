@@ -57,7 +57,7 @@ def _killed_while_spooling() -> Sequence[Fault]:
 
 
 def _trainer_killed() -> Sequence[Fault]:
-    return tuple(Fault(at_s=at_s, kind=Kind.KILL, part="train") for at_s in (8.0, 14.0))
+    return tuple(Fault(at_s=at_s, kind=Kind.KILL, part="train") for at_s in (12.0, 20.0))
 
 
 def _frozen(part: str, *, at_s: float) -> Sequence[Fault]:
