@@ -105,4 +105,5 @@ async def _ready(http: aiohttp.ClientSession, door: Door) -> bool:
         return False
 
 
-logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what it says of a broker that we stop is no news
+for name in ("aiokafka", "clawstream"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)  # what they say of a broker that we stop is no news

@@ -28,7 +28,7 @@ def _run(folder: Path, option: str, guard: Guard) -> tuple[int, dict[str, int]]:
     report = folder / "report.json"
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos", option, guard, "--keep", str(folder / "run"),
-         "--json", str(report)],
+         "--json", str(report), "--patience-s", "30"],
         check=False, capture_output=True, text=True, timeout=450,
     )  # fmt: skip
     assert report.exists(), done.stderr[-2000:]
