@@ -149,7 +149,9 @@ async def _streamed(answer: aiohttp.ClientResponse) -> tuple[str, str]:
             continue
         chunk = json.loads(line.removeprefix(b"data: "))
         if "error" in chunk:
-            raise _NoAnswer(str(chunk["error"])[:300], began=True)
+            # The status was sent before anything was wrong, so here a 503 is stated by its code.
+            status = 503 if chunk["error"]["code"] == "service_unavailable" else None
+            raise _NoAnswer(str(chunk["error"])[:300], status=status, began=True)
         for choice in chunk["choices"]:
             said.append(choice["delta"].get("content") or "")
             if choice["finish_reason"] is not None:
