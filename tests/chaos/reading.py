@@ -30,11 +30,11 @@ _NEWEST_COMMIT_KEY = 1  # versions above are of a group's members
 _AUDIT_WITHIN_S = 300.0
 
 
-async def everything(log: KafkaLog) -> tuple[list[Record], list[str]]:
-    """Return every record of the sessions' and the policy's topics, and what can't be read, each partition in order."""
+async def everything(log: KafkaLog, topics: Sequence[str] = TOPICS) -> tuple[list[Record], list[str]]:
+    """Return every record of the topics, and what can't be read, each partition in order."""
     records: list[Record] = []
     bad: list[str] = []
-    async for found in log.follow(TOPICS, until_end=True):
+    async for found in log.follow(topics, until_end=True):
         for one in found:
             if isinstance(one, Record):
                 records.append(one)
