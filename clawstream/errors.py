@@ -83,7 +83,10 @@ class UnrenderableRequest(ClawstreamError):
 
 
 class TryLater(ClawstreamError):
-    """A peer refused, failed or did not answer in time; the same call may succeed later."""
+    """A peer refused, failed or did not answer in time; the same call may succeed later.
+
+    Where nobody calls again, the command line prints the message and exits with 2.
+    """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)

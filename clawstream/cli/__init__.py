@@ -16,7 +16,7 @@ from rich.markup import escape
 from clawstream import __version__
 from clawstream.cli import audit, demo, dlq, keys, launch, openclaw, read, replay, stages, status, topics, up
 from clawstream.cli.process import Context
-from clawstream.errors import OperatorError
+from clawstream.errors import OperatorError, TryLater
 
 app = typer.Typer(
     name="clawstream",
@@ -62,11 +62,13 @@ _EXTRAS = {"torch": "train", "peft": "train", "safetensors": "train", "faust": "
 
 
 def main() -> None:
-    """Run a command; an operator's error is one message and its exit code."""
+    """Run a command; an operator's error, or a peer that is away, is one message and its exit code."""
     try:
         app()
     except OperatorError as error:
         _fail(str(error), error.exit_status)
+    except TryLater as error:
+        _fail(str(error), OperatorError.exit_status)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").split(".")[0])
         if extra is None:

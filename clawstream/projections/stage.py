@@ -26,7 +26,7 @@ GROUP = "project"
 POLL_S = 0.2
 POLL_RECORDS = 1000
 NOTE_EVERY_S = 0.5
-RETRY_S = 0.1
+RETRY_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -59,31 +59,29 @@ async def project(url: str, log: GroupLog, *, stop: asyncio.Event, instance_id: 
     try:
         await asyncio.to_thread(database.check, engine)
         projector = Projector(Writer(engine), stop)
-        async with log.join(GROUP, TOPICS, _Share(projector, log), instance_id=instance_id) as member:
-            await _follow(member, projector, log, stop)
-    except TryLater:
-        if not stop.is_set():
-            raise
+        failures = FailureRate(asyncio.get_running_loop().time)
+        while not stop.is_set():
+            try:
+                async with log.join(GROUP, TOPICS, _Share(projector, log), instance_id=instance_id) as member:
+                    await _follow(member, projector, log, stop, failures)
+            except TryLater as error:
+                # A member that was not given its partitions never will be: the next one is.
+                projector.release(projector.positions())
+                _log.warning("state=waiting_for_kafka reason=%r", str(error))
+                await _pause(stop, RETRY_S)
     finally:
         engine.dispose()
 
 
-async def _follow(member: Member, projector: Projector, log: GroupLog, stop: asyncio.Event) -> None:
+async def _follow(
+    member: Member, projector: Projector, log: GroupLog, stop: asyncio.Event, failures: FailureRate
+) -> None:
+    """Raises TryLater where the broker does not let this member read or have its partitions."""
     noted: dict[Place, int] = {}
     noted_at_s = 0.0
-    refused = False
     clock = asyncio.get_running_loop().time
-    failures = FailureRate(clock)
     while not stop.is_set():
-        try:
-            found = await member.poll(max_records=POLL_RECORDS, timeout_s=POLL_S)
-        except TryLater as error:
-            if not refused:
-                _log.warning("state=waiting_for_kafka reason=%r", str(error))
-            refused = True
-            await _pause(stop, RETRY_S)
-            continue
-        refused = False
+        found = await member.poll(max_records=POLL_RECORDS, timeout_s=POLL_S)
         if found:
             await _set_aside(log, [record for records in found.values() for record in records], stop, failures)
             await projector.take([_batch(place, records) for place, records in found.items()])
@@ -148,8 +146,9 @@ class _Share:
     async def assigned(self, committed: Mapping[Place, Commit | None]) -> Mapping[Place, int]:
         """Start where the tables end, or where the log begins if retention has taken more than they have."""
         begins = await self._offsets.begin_offsets(TOPICS)
-        ends = await self._offsets.end_offsets(TOPICS)
         claimed = await self._projector.claim(committed)
+        # After the claim, which may take as long as the database is away: another projector may write meanwhile.
+        ends = await self._offsets.end_offsets(TOPICS)
         refuse_another_log(claimed, ends)
         for place, offset in claimed.items():
             if offset < begins[place]:

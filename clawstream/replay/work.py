@@ -82,6 +82,7 @@ class Worker:
         self.caller: Caller[Any, Any] | None = None
         self.output = Output(started.replay)
         self.progress = Progress()
+        self._write_fails = False
 
     async def run(self, numbers: Iterable[int]) -> Outcome:
         """Replay these partitions; return once all that they say is acknowledged."""
@@ -126,10 +127,13 @@ class Worker:
             try:
                 await self.log.put(records)
             except TryLater as error:
-                log.warning("replay=%s write=failed records=%d reason=%s", self.started.replay, len(records), error)
+                if not self._write_fails:  # thousands of calls may be writing: one says it for all
+                    log.warning("replay=%s write=failed state=retrying reason=%s", self.started.replay, error)
+                self._write_fails = True
                 await asyncio.sleep(wait_before(attempt, RETRY_S))
                 attempt += 1
             else:
+                self._write_fails = False
                 return
 
 

@@ -38,7 +38,7 @@ from clawstream.stream.topics import topic_of
 from tests import servers
 from tests.bench.processes import usage
 from tests.bench.report import report
-from tests.chaos.parts import Part
+from tests.bench.slot import Slot
 from tests.chaos.peers import engine
 from tests.engine.tiny_model import make_model
 
@@ -104,7 +104,7 @@ class House:
 
     log: KafkaLog
     dsn: str
-    parts: dict[str, Part]
+    parts: dict[str, Slot]
     people: Iterator[Person]
 
     async def away(self, stage: str, number: signal.Signals) -> dict[str, float]:
@@ -112,10 +112,10 @@ class House:
         part = self.parts[stage]
         ends = await self.log.end_offsets([topic_of(kind) for kind in (TurnPaired, VerdictReached, SampleAssembled)])
         policy_ends = await self.log.end_offsets([topic_of(StepTaken)])
-        lives = len(part.lives)
+        lives = len(part.pids)
         began_s = time.monotonic()
         part.send(number)
-        while len(part.lives) == lives:
+        while len(part.pids) == lives:
             await asyncio.sleep(0.01)
         ended_s = time.monotonic()
         person = next(self.people)
@@ -123,11 +123,10 @@ class House:
         async with asyncio.timeout(LIVE_WITHIN_S):
             await self._done(stage, person.session_id, exchange_id, {**ends, **policy_ends})
         live_s = time.monotonic()
-        assert part._process is not None
         return {
             "until_gone_s": round(ended_s - began_s, 2),
             "until_live_s": round(live_s - began_s, 2),
-            "cpu_s": round(usage(part._process.pid).cpu_s, 2),  # of the new process, however busy the machine is
+            "cpu_s": round(usage(part.pids[-1]).cpu_s, 2),  # of the new process, however busy the machine is
         }
 
     async def _done(self, stage: str, session_id: str, exchange_id: str, ends: Any) -> None:
@@ -266,12 +265,11 @@ async def _house(
             await asyncio.gather(*keepers, return_exceptions=True)
 
 
-def _part(stage: str, settings: Settings, folder: Path) -> Part:
+def _part(stage: str, settings: Settings, folder: Path) -> Slot:
     kafka = settings.kafka.model_copy(update={"instance": "bench"})
     config = folder / f"{stage}.json"
     config.write_text(dump(settings.model_copy(update={"kafka": kafka})))
-    return Part(
-        name=stage,
+    return Slot(
         argv=(sys.executable, "-m", "clawstream", "--config", str(config), stage),
         log=folder / f"{stage}.log",
     )

@@ -5,56 +5,48 @@ import json
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clawstream.cli.process import hide_torch
-from tests.chaos.guards import Guard, directed, needed
-from tests.chaos.oracle import STAGES, counts, findings
-from tests.chaos.schedule import schedule
+from tests.chaos.guards import Guard
+from tests.chaos.oracle import counts, findings
+from tests.chaos.plan import random_faults
+from tests.chaos.trials import directed
 
 if TYPE_CHECKING:
     from tests.chaos.rig import Run
 
 _SHOWN = 40
 _SECONDS = 60.0
-_AFTERWARDS_S = 5.0  # under load, when the last fault of a directed run has passed
 
 
 def chaos(
     seconds: Annotated[float | None, typer.Option(min=1, help="If unsaid, 60, or as the directed faults take.")] = None,
     seed: Annotated[int, typer.Option(help="Of the schedule of faults.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
-    clients: Annotated[int, typer.Option(min=1)] = 24,
-    drain_s: Annotated[float, typer.Option(min=1, help="How long the parts have to come to an end afterwards.")] = 240,
+    clients: Annotated[int | None, typer.Option(min=1, help="If unsaid, as many as the run is made for.")] = None,
+    patience_s: Annotated[float, typer.Option(min=1, help="How long nothing may move before the drain ends.")] = 90,
     broken: Annotated[Guard | None, typer.Option("--break", help="Take this guard out; the run must fail.")] = None,
     faults_of: Annotated[Guard | None, typer.Option(help="Have the faults that reach this guard, and keep it.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep the run's folder here.")] = None,
 ) -> None:
     """Run the whole pipeline under faults; exit with 1 where a promise was not kept."""
     guard = broken or faults_of
-    stages = STAGES if guard is None else needed(guard)
-    if "train" not in stages:
+    plan = random_faults(seed, seconds or _SECONDS) if guard is None else directed(guard)
+    plan = replace(plan, without=broken, seconds=seconds or plan.seconds, clients=clients or plan.clients)
+    if "train" not in plan.stages:
         hide_torch()
-    from tests.chaos.rig import NAMES, Plan, perform
+    from tests.chaos.rig import perform
 
-    if guard is None:
-        seconds = seconds or _SECONDS
-        faults = schedule(seed, seconds, NAMES)
-    else:
-        faults = directed(guard)
-        seconds = seconds or max(fault.at_s + fault.lasts_s for fault in faults) + _AFTERWARDS_S
-    typer.echo(f"seed {seed}, {len(faults)} faults", err=True)
+    typer.echo(f"seed {seed}, {len(plan.faults)} faults", err=True)
     folder = Path(tempfile.mkdtemp(prefix="chaos-")) if keep is None else keep
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        plan = Plan(
-            folder=folder, seconds=seconds, faults=faults, clients=clients, drain_s=drain_s, without=broken,
-            stages=stages,
-        )  # fmt: skip
-        run = asyncio.run(perform(plan))
+        run = asyncio.run(perform(plan, folder, patience_s=patience_s))
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -63,7 +55,7 @@ def chaos(
     typer.echo(text)
     if json_file is not None:
         json_file.write_text(text + "\n")
-    if any(value for value in list(report.values())[3:]) or run.drained is not None or run.crashes:
+    if any(value for value in list(report.values())[3:]) or run.drained.left or run.crashes:
         sys.exit(1)
 
 
@@ -75,7 +67,7 @@ def judged(run: "Run", seed: int) -> dict[str, object]:
     tally = run.tally
     typer.echo(
         f"cut {tally.cut}, stated 503 {tally.unavailable}, no room {tally.refused_for_want_of_room}; "
-        f"records {len(run.collected.records)}; drained in {run.drain_s:.0f} s: {run.drained or 'all'}; "
+        f"records {len(run.collected.records)}; drained in {run.drained.took_s:.0f} s: {run.drained.left or 'all'}; "
         f"crashed: {run.crashes or 'none'}",
         err=True,
     )

@@ -4,16 +4,18 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from aiokafka.partitioner import DefaultPartitioner
 
 from tests.chaos.oracle import Seen
 from tests.chaos.parts import Part
 
 _TURNS = 6
+PARTITIONS = 12  # of each topic about sessions
 _AGAIN_AFTER_S = 0.3
 _ANSWER_WITHIN_S = 90.0  # longer than any part is stopped for
 _SLACK_S = 1.0  # between a signal and what a client notices of it
@@ -54,24 +56,29 @@ class Clients:
     doors: Sequence[Door]
     http: aiohttp.ClientSession
     has_room: Callable[[float, float], bool]  # whether the spools had room all the time between
-    pause_s: float = 0.0
+    partition: int | None = None  # where all sessions are; None: anywhere
     tally: Tally = field(default_factory=Tally)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def talk(self, number: int) -> None:
         """Hold one session after the other until told to stop; a turn that was begun is brought to its end."""
         door = self.doors[number % len(self.doors)]
-        for session in itertools.count():
+        for session in self._names(number):
             messages: list[dict[str, Any]] = []
             for turn in range(_TURNS):
                 if self.stop.is_set():
                     return
-                messages.append({"role": "user", "content": f"Turn {turn} of {number}.{session}?"})
-                said = await self._until_answered(door, f"c{number}-{session}", turn, messages)
+                messages.append({"role": "user", "content": f"Turn {turn} of {session}?"})
+                said = await self._until_answered(door, session, turn, messages)
                 if said is None:
                     return
                 messages.append({"role": "assistant", "content": said})
-                await asyncio.sleep(self.pause_s)
+
+    def _names(self, number: int) -> Iterator[str]:
+        for session in itertools.count():
+            name = f"c{number}-{session}"
+            if self.partition in (None, _partition_of(name)):
+                yield name
 
     async def _until_answered(
         self, door: Door, session: str, turn: int, messages: Sequence[dict[str, Any]]
@@ -125,6 +132,11 @@ class Clients:
             raise _NoAnswer(repr(error), began=began) from error
 
 
+def _partition_of(session: str) -> int:
+    place: int = DefaultPartitioner()(session.encode(), range(PARTITIONS), ())
+    return place
+
+
 def _whole(body: dict[str, Any]) -> tuple[str, str]:
     return body["id"].removeprefix("chatcmpl-"), body["choices"][0]["message"]["content"]
 
@@ -137,7 +149,9 @@ async def _streamed(answer: aiohttp.ClientResponse) -> tuple[str, str]:
             continue
         chunk = json.loads(line.removeprefix(b"data: "))
         if "error" in chunk:
-            raise _NoAnswer(str(chunk["error"])[:300], began=True)
+            # The status was sent before anything was wrong, so here a 503 is stated by its code.
+            status = 503 if chunk["error"]["code"] == "service_unavailable" else None
+            raise _NoAnswer(str(chunk["error"])[:300], status=status, began=True)
         for choice in chunk["choices"]:
             said.append(choice["delta"].get("content") or "")
             if choice["finish_reason"] is not None:

@@ -1,4 +1,4 @@
-"""The guards that the rig can take out of a process, and the faults that reach what each keeps.
+"""The guards that the rig can take out of a process.
 
 No production code knows of this: a guard is taken out by replacing it in the process that is under test.
 """
@@ -8,8 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
-
-from tests.chaos.schedule import Fault, Kind
 
 
 class Guard(StrEnum):
@@ -101,6 +99,7 @@ def _write_without_the_books() -> None:
         UPDATE offsets SET next_offset = %s, chain = %s, chain_from = coalesce(chain_from, %s)
         WHERE topic = %s AND partition = %s AND (%s, %s) IS NOT NULL
     """
+    writer._COMMITTED += "ON CONFLICT DO NOTHING"  # its key is a second lock on the same door
 
 
 def _go_on_where_we_were() -> None:
@@ -120,63 +119,8 @@ def _go_on_where_we_were() -> None:
             self._shares[number].end()
             self._shares[number] = share
             self.member.resume(share.places)
-            starts |= {place: share.read_up_to(place) for place in share.places}
+            starts |= {place: max(starts[place], share.read_up_to(place)) for place in share.places}
         return starts
 
     _Worker.revoked = revoked  # type: ignore[method-assign, assignment]
     _Worker.assigned = assigned  # type: ignore[method-assign]
-
-
-def directed(guard: Guard) -> tuple[Fault, ...]:
-    """Return the faults that reach what the guard keeps, in a minute or less."""
-    match guard:
-        case Guard.COMMIT_LATE:
-            return (
-                Fault(at_s=4.0, kind=Kind.JUDGES_SLEEP, lasts_s=8.0),
-                *(Fault(at_s=at_s, kind=Kind.KILL, part=f"judging-{at_s % 2:.0f}") for at_s in (6.0, 7.0, 10.0, 11.0)),
-            )
-        case Guard.DEDUPE:
-            # What it had delivered without hearing of it, the next one that has its partitions delivers again.
-            return tuple(
-                fault
-                for at_s in (6.0, 14.0)
-                for fault in (
-                    Fault(at_s=at_s, kind=Kind.ACKS_DROPPED, lasts_s=3.0),
-                    Fault(at_s=at_s + 2.5, kind=Kind.KILL, part="samples-0"),
-                    Fault(at_s=at_s + 2.5, kind=Kind.KILL, part="samples-1"),
-                )
-            )
-        case Guard.FSYNC:
-            return (
-                Fault(at_s=4.0, kind=Kind.BROKER_STOP, lasts_s=5.0),
-                *(Fault(at_s=at_s, kind=Kind.KILL, part=f"gateway-{at_s % 2:.0f}") for at_s in (8.0, 9.0)),
-            )
-        case Guard.MANIFEST:
-            return tuple(Fault(at_s=at_s, kind=Kind.KILL, part="train") for at_s in (12.0, 20.0))
-        case Guard.BUFFERS:
-            # It wakes to slow judges, so that it is far behind its successor when it is given its partitions again.
-            return (
-                Fault(at_s=4.0, kind=Kind.FREEZE, part="judging-0", lasts_s=14.0),
-                Fault(at_s=17.0, kind=Kind.JUDGES_SLEEP, lasts_s=8.0),
-            )
-        case Guard.FENCE:
-            return (
-                Fault(at_s=5.0, kind=Kind.FREEZE, part="project-0", lasts_s=13.0),
-                Fault(at_s=22.0, kind=Kind.FREEZE, part="project-1", lasts_s=13.0),
-            )
-
-
-def needed(guard: Guard) -> frozenset[str]:
-    """Return the stages that its directed faults need; the others would only take time."""
-    joined = {"gateway", "turns", "judging", "samples"}
-    match guard:
-        case Guard.COMMIT_LATE:
-            return frozenset(joined)
-        case Guard.DEDUPE | Guard.MANIFEST:
-            return frozenset(joined | {"train"})
-        case Guard.FSYNC:
-            return frozenset({"gateway"})
-        case Guard.FENCE:
-            return frozenset({"gateway", "turns", "project"})
-        case Guard.BUFFERS:
-            return frozenset({"gateway", "turns", "judging"})

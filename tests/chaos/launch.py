@@ -1,7 +1,10 @@
-"""clawstream's command line in a process that can be broken: `python -m tests.chaos.launch --disk FILE -- ARGUMENTS`.
+"""clawstream's command line in a process that can be broken; what `parts.py` starts.
 
-A gateway's spool is on a disk that is full while FILE is there, and that keeps of a killed process what was fsynced and
-no more, as a loss of power would. `--without GUARD` takes one guard out of the process (guards.py).
+A gateway's spool is on a disk that is full while `disk` is there, and that keeps of a killed process what was fsynced
+and no more, as a loss of power would. A guard can be taken out of the process (guards.py).
+
+Python's imports take seconds each, and a run starts dozens of processes. So all of them are forked from one that has
+imported everything and done nothing: preloading.py.
 """
 
 import errno
@@ -9,40 +12,40 @@ import functools
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from clawstream.cli import main as clawstream
 from clawstream.cli.process import hide_torch
 from clawstream.gateway.spool import FOLDER, Fsync
+from clawstream.local.leash import die_with_parent
 from tests.chaos.guards import Guard, remove
 
 _DURABLE = ".durable"
 
 
-def launch(
-    arguments: list[str],
-    disk: Annotated[Path, typer.Option()],
-    without: Annotated[Guard | None, typer.Option()] = None,
-) -> None:
-    """Run clawstream with these arguments."""
-    stage = arguments[-1]
+def launch(stage: str, *, config: Path, disk: Path, log: Path, without: Guard | None) -> None:
+    """Run a stage of clawstream to its end; what it says goes to `log`."""
+    die_with_parent()
+    os.setsid()  # as `clawstream up` starts its parts
+    words = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(words, stream)
+    os.close(words)
     if stage == "gateway":
         hide_torch()
-        _put_on_disk(disk)
+        _put_on_disk(disk, disk.parent / FOLDER / f"slot-{config.stem}.spool")
     if without is not None:
         remove(without, stage)
-    sys.argv = ["clawstream", *arguments]
+    sys.argv = ["clawstream", "--config", str(config), stage]
     clawstream()
 
 
-def _put_on_disk(disk: Path) -> None:
-    """Have every gateway of this process trust our disk."""
+def _put_on_disk(disk: Path, spool: Path) -> None:
+    """Have the gateway of this process trust our disk; of others' spools nothing is lost, they may be running."""
     from clawstream.gateway import app
 
-    for kept in (disk.parent / FOLDER).glob(f"*.spool{_DURABLE}"):
-        _lose_power(kept.with_suffix(""), int(kept.read_text() or 0))
+    kept = spool.with_name(spool.name + _DURABLE)
+    if kept.exists():
+        _lose_power(spool, int(kept.read_text() or 0))
     app.serve = functools.partial(app.serve, fsync=_fsync_unless(disk))
 
 
@@ -61,7 +64,3 @@ def _fsync_unless(full: Path) -> Fsync:
         path.with_name(path.name + _DURABLE).write_text(str(size))
 
     return fsync
-
-
-if __name__ == "__main__":
-    typer.run(launch)

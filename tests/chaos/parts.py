@@ -1,21 +1,25 @@
 """The processes of the installation under test: each is started again when it ends, however it ended."""
 
 import asyncio
-import contextlib
+import multiprocessing
 import os
 import signal
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 from clawstream.config import inherited_environment
-from clawstream.local.leash import die_with_parent
+from tests.chaos.launch import launch
 
 _OPERATOR = 2  # the exit status for something that a person has to change, or that passes
 _STOPS_WITHIN_S = 45.0
-_AGAIN_AFTER_S = 0.5  # one that ends at once, as a part may while the broker is away
+_TRAINING = ("torch._dynamo", "clawstream.training.loop", "clawstream.training.torch_model")
+_FORKED = multiprocessing.get_context("forkserver")
+_AGAIN_AFTER_S = 0.5  # one that ends at once
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,10 +43,24 @@ class Part:
     """A slot of the installation; `keep` runs it."""
 
     name: str
-    argv: Sequence[str]
-    log: Path
+    stage: str
+    arguments: Mapping[str, Any]  # of `launch`
+    port: int  # where it serves; 0: nowhere
+    may_start: asyncio.Event  # again, once it has ended of itself
     lives: list[Life] = field(default_factory=list)
-    _process: asyncio.subprocess.Process | None = None
+    _process: ForkServerProcess | None = None
+
+    @property
+    def log(self) -> Path:
+        """What its processes said."""
+        path: Path = self.arguments["log"]
+        return path
+
+    @property
+    def config(self) -> Path:
+        """Its settings."""
+        path: Path = self.arguments["config"]
+        return path
 
     async def keep(self) -> None:
         """Run the process, again and again, until cancelled; it is gone afterwards."""
@@ -50,16 +68,18 @@ class Part:
             while True:
                 await self._live()
                 life = self.lives[-1]
-                asked = life.killed_s is not None or life.told_to_stop_s is not None
-                await asyncio.sleep(0 if asked else _AGAIN_AFTER_S)
+                if life.killed_s is None and life.told_to_stop_s is None:
+                    await asyncio.sleep(_AGAIN_AFTER_S)
+                    await self.may_start.wait()
         finally:
             await self._end()
 
     def send(self, number: signal.Signals) -> bool:
         """Send the process a signal; False: there is none."""
         process = self._process
-        if process is None or process.returncode is not None:
+        if process is None or not process.is_alive():
             return False
+        assert process.pid is not None
         if number is signal.SIGKILL:
             self.lives[-1].killed_s = time.monotonic()
         elif number is signal.SIGTERM:
@@ -89,35 +109,49 @@ class Part:
         return sum(status > 0 and status != _OPERATOR for status in statuses)
 
     async def _live(self) -> None:
-        with self.log.open("ab") as words:
-            self._process = await asyncio.create_subprocess_exec(
-                *self.argv,
-                stdin=asyncio.subprocess.DEVNULL, stdout=words, stderr=words,
-                env=inherited_environment() | {"OMP_NUM_THREADS": "1"}, preexec_fn=die_with_parent,
-            )  # fmt: skip
+        process = _FORKED.Process(target=launch, args=(self.stage,), kwargs=dict(self.arguments), daemon=True)
+        process.start()
+        self._process = process
         self.lives.append(Life(began_s=time.monotonic()))
-        self.lives[-1].status = await self._process.wait()
+        await _ended(process)
+        self.lives[-1].status = process.exitcode
         self.lives[-1].ended_s = time.monotonic()
 
     async def _end(self) -> None:
         process = self._process
-        if process is None or process.returncode is not None:
+        if process is None or not process.is_alive():
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGCONT)
-            process.terminate()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGCONT)
+        process.terminate()
         try:
             async with asyncio.timeout(_STOPS_WITHIN_S):
-                await process.wait()
+                await _ended(process)
         except TimeoutError:
             process.kill()
-            await process.wait()
+            await _ended(process)
 
 
-def command(config: Path, *arguments: str, without: str | None, disk: Path) -> tuple[str, ...]:
-    """Return how a part is started: the command line of clawstream in a process that the rig can break."""
-    guard = ("--without", without) if without is not None else ()
-    return (
-        sys.executable, "-m", "tests.chaos.launch", "--disk", str(disk), *guard, "--", "--config", str(config),
-        *arguments,
-    )  # fmt: skip
+async def preload(*, training: bool) -> None:
+    """Have the process ready that parts are forks of; call it once, from the main thread, before the first part."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in os.environ.keys() - inherited_environment().keys():
+        del os.environ[name]
+    _FORKED.set_forkserver_preload([*(_TRAINING if training else ()), "tests.chaos.preloading"])
+    forkserver.ensure_running()  # here: it ends with the thread that starts it
+    first = _FORKED.Process(target=int)
+    await asyncio.to_thread(first.start)
+    await _ended(first)
+    assert first.exitcode == 0, "the process that all others are forks of has not come up"
+
+
+async def _ended(process: ForkServerProcess) -> None:
+    """Return when the process is gone."""
+    gone = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(process.sentinel, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(process.sentinel)
+    process.join()

@@ -55,7 +55,6 @@ class Judges:
     """One address with judges behind it; `mood` is how they are now."""
 
     mood: Mood = Mood.SOUND
-    delay_s: float = 0.0
     num_asked: int = 0
     port: int = 0
 
@@ -83,7 +82,6 @@ class Judges:
         self.num_asked += 1
         raw = await request.read()
         body = orjson.loads(raw)
-        await asyncio.sleep(self.delay_s)
         if self.mood is not Mood.SOUND and drawn("mood", raw.decode(), self.num_asked) < _SHARE:
             if self.mood is Mood.BUSY:
                 return web.json_response({"error": {"message": "busy"}}, status=429, headers={"Retry-After": "1"})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer
 from psycopg import sql
 from sqlalchemy.engine import make_url
 
@@ -30,11 +30,11 @@ _NEWEST_COMMIT_KEY = 1  # versions above are of a group's members
 _AUDIT_WITHIN_S = 300.0
 
 
-async def everything(log: KafkaLog) -> tuple[list[Record], list[str]]:
-    """Return every record of the sessions' and the policy's topics, and what can't be read, each partition in order."""
+async def everything(log: KafkaLog, topics: Sequence[str] = TOPICS) -> tuple[list[Record], list[str]]:
+    """Return every record of the topics, and what can't be read, each partition in order."""
     records: list[Record] = []
     bad: list[str] = []
-    async for found in log.follow(TOPICS, until_end=True):
+    async for found in log.follow(topics, until_end=True):
         for one in found:
             if isinstance(one, Record):
                 records.append(one)
@@ -45,13 +45,12 @@ async def everything(log: KafkaLog) -> tuple[list[Record], list[str]]:
 
 async def moved(bootstrap: str, groups: Container[str] = GROUPS) -> list[Moved]:
     """Return every commit of these groups that took an offset back, by the broker's own log of commits."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest")
+    consumer = AIOKafkaConsumer(
+        _COMMITS, bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest"
+    )
     await consumer.start()
     try:
-        await consumer.topics()
-        places = [TopicPartition(_COMMITS, number) for number in consumer.partitions_for_topic(_COMMITS) or ()]
-        consumer.assign(places)
-        ends = await consumer.end_offsets(places)
+        ends = await consumer.end_offsets(consumer.assignment())
         newest: dict[_Committed, int] = {}
         back: list[Moved] = []
         for place, end in ends.items():
@@ -64,6 +63,7 @@ async def moved(bootstrap: str, groups: Container[str] = GROUPS) -> list[Moved]:
                     if offset < newest.get(where, 0):
                         back.append(Moved(**where._asdict(), was=newest[where], found=offset))
                     newest[where] = offset
+        assert newest, f"{_COMMITS} has no commit of a stage: what it holds is not what is looked for here"
         return back
     finally:
         await consumer.stop()

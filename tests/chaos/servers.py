@@ -55,6 +55,7 @@ class Proxy:
     def __init__(self) -> None:
         self.port = 0
         self.to_port: int | None = None  # None: connections are refused
+        self.leads = asyncio.Event()  # somewhere
         self.drops_acks = False
         self.num_acks_dropped = 0
         self._lossy: set[asyncio.StreamWriter] = set()
@@ -69,11 +70,16 @@ class Proxy:
             yield self
         finally:
             server.close()
-            self.cut()
+            self.lead(None)
             await server.wait_closed()
 
-    def cut(self) -> None:
-        """End every connection."""
+    def lead(self, to_port: int | None) -> None:
+        """Lead there from now on; None: nowhere, and every connection ends."""
+        self.to_port = to_port
+        if to_port is not None:
+            self.leads.set()
+            return
+        self.leads.clear()
         for writer in list(self._open):
             writer.transport.abort()
 
@@ -154,15 +160,14 @@ class Broker:
         self._server = server
         with mock.patch.object(kafka, "server_properties", advertised):
             await asyncio.to_thread(server.__enter__)
-        self._proxy.to_port = int(server.bootstrap.rpartition(":")[2])
+        self._proxy.lead(int(server.bootstrap.rpartition(":")[2]))
 
     async def stop(self) -> None:
         """End as an operator ends it."""
         server, self._server = self._server, None
         if server is not None:
             await asyncio.to_thread(server.__exit__, None, None, None)
-        self._proxy.to_port = None
-        self._proxy.cut()
+        self._proxy.lead(None)
 
     async def kill(self) -> None:
         """End as the kernel ends it."""
@@ -194,12 +199,11 @@ class Database:
         server = EmbeddedPostgres(self._folder)
         self._server = server
         await asyncio.to_thread(server.__enter__)
-        self._proxy.to_port = make_url(server.url).port
+        self._proxy.lead(make_url(server.url).port)
 
     async def stop(self) -> None:
         """End; transactions under way are rolled back."""
+        self._proxy.lead(None)
         server, self._server = self._server, None
         if server is not None:
             await asyncio.to_thread(server.__exit__, None, None, None)
-        self._proxy.to_port = None
-        self._proxy.cut()

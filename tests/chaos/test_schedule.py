@@ -2,8 +2,10 @@
 
 import pytest
 
-from tests.chaos.rig import NAMES
+from tests.chaos.guards import Guard
+from tests.chaos.plan import NAMES
 from tests.chaos.schedule import OF_PARTS, SESSION_TIMEOUT_S, Kind, schedule
+from tests.chaos.trials import directed
 
 SEEDS = range(1, 6)
 
@@ -38,3 +40,10 @@ def test_every_part_and_every_kind_has_its_turn() -> None:
     faults = schedule(1, 900, NAMES)
     assert {fault.part for fault in faults} == {*NAMES, None}
     assert {fault.kind for fault in faults} == set(Kind)
+
+
+@pytest.mark.parametrize("guard", Guard)
+def test_the_faults_that_reach_a_guard_are_of_parts_that_run_and_over_within_half_a_minute(guard: Guard) -> None:
+    plan = directed(guard)
+    assert {fault.part for fault in plan.faults} <= {*plan.parts, None}
+    assert all(fault.at_s + fault.lasts_s < plan.seconds <= 30 for fault in plan.faults)

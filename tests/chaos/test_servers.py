@@ -38,7 +38,7 @@ async def test_a_writers_acknowledgement_is_lost_after_delivery_and_a_readers_an
 
     server = await asyncio.start_server(serve, HOST, 0)
     async with server, Proxy().running() as proxy:
-        proxy.to_port = server.sockets[0].getsockname()[1]
+        proxy.lead(server.sockets[0].getsockname()[1])
         async with proxy.dropping_acks():
             fetch_reader, fetch_writer = await asyncio.open_connection(HOST, proxy.port)
             fetch_writer.write(_request(FETCH, b"f"))

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from clawstream import cli
 from clawstream.cli.demo import _shown
 from clawstream.cli.up import connecting
 from clawstream.config import EngineSettings, GatewaySettings, Settings, dump, load
-from clawstream.errors import ConfigError
+from clawstream.errors import ConfigError, TryLater
 from clawstream.simulation.demo import Progress
 
 
@@ -36,6 +37,20 @@ def test_an_unknown_key_in_the_settings_is_named_with_exit_code_two(tmp_path: Pa
 
     assert (found.returncode, found.stdout) == (2, "")
     assert "unknown key gateway.prot" in found.stderr
+
+
+def test_a_peer_that_is_away_is_one_message_with_exit_code_two(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def away() -> None:
+        raise TryLater("Kafka did not let us read: it stops")
+
+    monkeypatch.setattr(cli, "app", away)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "clawstream: Kafka did not let us read: it stops\n"
 
 
 def test_the_graph_of_topics_goes_to_stdout_and_says_nothing_else() -> None:

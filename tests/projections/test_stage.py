@@ -1,14 +1,14 @@
 """From the real broker to the real database: started, killed, shared and begun anew, the tables are the log."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine, text
 
-from clawstream.errors import DatabaseMismatch, OperatorError
+from clawstream.errors import DatabaseMismatch, OperatorError, TryLater
 from clawstream.projections import database
 from clawstream.projections.stage import GROUP, project
 from clawstream.projections.tables import EXCHANGES, TOPICS
@@ -16,6 +16,7 @@ from clawstream.stream.desk import letters, rule
 from clawstream.stream.failures import FEWEST
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.letters import Fate, Reason
+from clawstream.stream.log import Place
 from tests.projections import story
 from tests.projections.reading import contents
 from tests.stream.raw import append_bytes
@@ -103,6 +104,41 @@ async def test_a_database_of_another_log_is_refused(emptied: Engine, migrated_ur
         )
     with pytest.raises(DatabaseMismatch, match=r"up to offset 99, and this log ends at 0"):
         await project(migrated_url, log, stop=asyncio.Event())
+
+
+async def test_what_another_projector_wrote_while_this_one_waited_for_its_claim_is_of_this_log(
+    emptied: Engine, migrated_url: str, log: KafkaLog
+) -> None:
+    waiting = text("SELECT 1 FROM pg_locks WHERE relation = 'offsets'::regclass AND NOT granted")
+    with emptied.connect() as rival:
+        rival.execute(text("LOCK TABLE offsets"))
+        async with projecting(migrated_url, log):
+            while rival.execute(waiting).first() is None:
+                await _tick()
+            await log.append(story.STORY)
+            for place, end in (await log.end_offsets(TOPICS)).items():
+                row = {"topic": place.topic, "partition": place.partition, "end": end}
+                rival.execute(text("INSERT INTO offsets VALUES (:topic, :partition, :end, 1)"), row)
+            rival.commit()
+            while await log.lag(GROUP) != 0:
+                await _tick()
+
+
+async def test_a_projector_that_kafka_did_not_answer_when_it_got_its_partitions_gets_them_again(
+    emptied: Engine, migrated_url: str, log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_offsets, asked = log.begin_offsets, iter((1, 2))
+
+    async def stumbling(topics: Sequence[str]) -> dict[Place, int]:
+        if next(asked, None) is not None:
+            raise TryLater("Kafka is away")
+        return await begin_offsets(topics)
+
+    monkeypatch.setattr(log, "begin_offsets", stumbling)
+    await log.append(story.STORY)
+    async with projecting(migrated_url, log):
+        await caught_up(emptied, log)
+    assert next(asked, None) is None
 
 
 async def test_a_database_without_the_tables_is_refused(fresh_database_url: str, log: KafkaLog) -> None:
