@@ -219,7 +219,8 @@ async def test_rows_of_a_log_with_both_versions_differ_only_in_what_the_older_on
     assert set(differing) == {"sampling"}
     was, now = differing["sampling"]
     assert was == NULL
-    assert json.loads(now) == golden["means"]["sampling"]
+    copied = now.replace("\\\\", "\\")  # a cell is as COPY reads it
+    assert json.loads(copied) == golden["means"]["sampling"]
 
 
 async def test_turns_of_a_log_with_both_versions_are_those_of_a_log_with_one() -> None:
