@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
-from clawstream.cli.process import Context
+from clawstream.cli.process import Context, log_to_stderr
 from clawstream.cli.servers import broker
 
 if TYPE_CHECKING:
@@ -44,10 +45,11 @@ def list_letters(
     if as_json:
         typer.echo(json.dumps([plain(one) for one in wanted]))
         return
-    table = Table("letter", "session", "reason", "fate", "attempt", "set aside", "error")
+    columns = {"letter": "letter", "key": "session", "reason": "reason", "fate": "fate"}
+    whole = [Column(title, no_wrap=name != "key") for name, title in columns.items()]
+    table = Table(*whole)  # a letter that is cut short can't be typed; `show` has the rest
     for row in map(plain, wanted):
-        columns = ("letter", "key", "reason", "fate", "attempt", "set_aside_at", "error")
-        table.add_row(*(str(row[column]) for column in columns))
+        table.add_row(*(Text(_said(row[column])) for column in columns))
     Console().print(table)
 
 
@@ -61,7 +63,7 @@ def show(context: typer.Context, letter: _ID, as_json: _JSON = False) -> None:
         typer.echo(json.dumps(found))
         return
     for name, value in found.items():
-        typer.echo(f"{name}: {json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value}")
+        typer.echo(f"{name}: {json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else _said(value)}")
 
 
 @dlq.command()
@@ -88,6 +90,10 @@ def discard(
     from clawstream.stream.letters import Fate
 
     _ruled(context, letter, None, Fate.DISCARD, reason, as_json)
+
+
+def _said(value: object) -> str:
+    return "-" if value is None else str(value)
 
 
 def _ruled(
@@ -117,5 +123,6 @@ def _with_log(context: typer.Context, main: "Callable[[KafkaLog], Awaitable[T]]"
         async with connected(kafka, client_id="dlq") as log:
             return await main(log)
 
+    log_to_stderr("dlq", level=30)
     with broker(context.obj.settings()) as kafka:
         return asyncio.run(connected_main(kafka))

@@ -32,6 +32,7 @@ def log_to_stderr(stage: str, *, level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for chatty in ("aiokafka", "faust", "httpx", "httpx2", "uvicorn.error", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("aiokafka.producer").setLevel(logging.ERROR)  # it warns of each retry; what fails is raised
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
