@@ -126,7 +126,11 @@ def goes_on(before: Exchange, now: Exchange) -> bool:
 
 
 def num_new(played: Played, before: Exchange, now: Exchange) -> int:
-    """The tokens of the messages that follow the answer, the client's block among them, and of what asks for more."""
+    """The tokens of the messages that follow the answer, the client's block among them, and of what asks for more.
+
+    The markup around the answer is new too: the block that stood before it is gone, and all moves up.
+    """
     num_kept = sum(not is_ephemeral(message) for message in before.messages)
     texts = [f"<|im_start|>{role_of(one)}\n{text_of(one)}<|im_end|>\n" for one in now.messages[num_kept + 1 :]]
-    return len(played.script.renderer.encode("".join(texts) + "<|im_start|>assistant\n"))
+    ask = "<|im_start|>assistant\n"
+    return len(played.script.renderer.encode(f"<|im_end|>\n{ask}<|im_end|>\n" + "".join(texts) + ask))
