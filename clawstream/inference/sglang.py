@@ -96,10 +96,13 @@ class SglangEngine:
             tokens = [entry[1] for entry in answer["meta_info"]["input_token_logprobs"]][1:]
         except (KeyError, TypeError, IndexError) as error:
             raise TryLater(f"engine {self._url}: a score without input_token_logprobs: {error!r}") from error
-        if tokens != list(input_ids[start:]) or any(value is None for value in values):
+        expected = list(input_ids[start:])
+        if tokens != expected or None in values:
+            found = zip(tokens, values, expected, strict=False)
+            wrong = next((entry[:2] for entry in found if entry[0] != entry[2] or entry[1] is None), None)
             raise TryLater(
-                f"engine {self._url}: scores for {len(values)} tokens, expected values for exactly the "
-                f"{len(input_ids) - start} tokens from position {start}; the scores are not used"
+                f"engine {self._url}: scores for {len(values)} tokens, the first wrong one being {wrong}; expected a "
+                f"value for each of the {len(expected)} tokens from position {start}; the scores are not used"
             )
         return tuple(values)
 
