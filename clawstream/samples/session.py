@@ -72,7 +72,7 @@ class Session(NamedTuple):
     """All of it; nothing in here depends on how the topics interleave, but for `recalled`."""
 
     era: int = 0
-    ended_after: frozenset[str | None] = frozenset()  # the exchanges after which an era ended
+    ended_after: frozenset[str] = frozenset()  # the exchanges after which an era ended
     requests: Mapping[str, Asked] = MappingProxyType({})
     answers: Mapping[str, Answer] = MappingProxyType({})
     turns: Mapping[str, TurnPaired] = MappingProxyType({})  # in topic order
@@ -89,10 +89,13 @@ def learn(session: Session, event: Event) -> Session:
         case ExchangeCompleted() | ExchangeFailed():
             return _learn_exchange(session, event)
         case SessionDone():
-            if not session.requests or event.after_exchange_id in session.ended_after:
+            if not session.requests:
                 return session
-            ended_after = session.ended_after | {event.after_exchange_id}
-            return session._replace(era=session.era + 1, ended_after=ended_after)
+            # A gateway that was just started knows no newest one; what stands before it on the topic is what ended.
+            newest = event.after_exchange_id or tuple(session.requests)[-1]
+            if newest in session.ended_after:
+                return session
+            return session._replace(era=session.era + 1, ended_after=session.ended_after | {newest})
         case TurnPaired():
             turns = _with(session.turns, event.turn_id, event)
             return session if turns is session.turns else session._replace(turns=turns)

@@ -19,7 +19,7 @@ from aiokafka.structs import RecordMetadata
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.stream.client import MAX_RECORD_BYTES, Broker, describe
 from clawstream.stream.codec import Codec
-from clawstream.stream.headers import Headers, headers_of, key_bytes
+from clawstream.stream.headers import headers_of, key_bytes
 from clawstream.stream.log import Outgoing, Sealed
 from clawstream.stream.topics import topic_of
 
@@ -36,7 +36,7 @@ class Bytes(NamedTuple):
     topic: str
     key: bytes | None
     value: bytes | None
-    headers: Headers
+    headers: Sequence[tuple[str, bytes | None]]
     what: str  # for messages
     partition: int | None = None  # None: by the key
 

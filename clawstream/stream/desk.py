@@ -45,7 +45,7 @@ async def shown(log: Queues, name: str) -> dict[str, Any]:
         event: str | None = repr(codec().decode(raw.value))
     except UndecodableRecord:
         event = None
-    headers = {header: value.decode("utf-8", "replace") for header, value in raw.headers}
+    headers = {header: None if value is None else value.decode("utf-8", "replace") for header, value in raw.headers}
     return plain(letter) | {"headers": headers, "value_hex": (raw.value or b"").hex(), "event": event}
 
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from clawstream.events import Event
 
 Headers = list[tuple[str, bytes]]
+ReadHeaders = tuple[tuple[str, bytes | None], ...]  # anybody may have written them
 TRACEPARENT = "traceparent"
 
 
@@ -28,10 +29,10 @@ def headers_of(event: Event, *, source: str, now_ms: int, traceparent: str | Non
     return headers
 
 
-def traceparent_of(headers: tuple[tuple[str, bytes], ...]) -> str | None:
+def traceparent_of(headers: ReadHeaders) -> str | None:
     """Return the trace that a record belongs to."""
     for name, value in headers:
-        if name == TRACEPARENT:
+        if name == TRACEPARENT and value is not None:
             return value.decode("ascii", "replace")
     return None
 

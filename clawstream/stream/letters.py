@@ -114,29 +114,13 @@ class Letters:
         if raw.offset < self.positions.get(queue, 0):
             return
         self.positions[queue] = raw.offset + 1
-        said = {name: value.decode("utf-8", "surrogatepass") for name, value in raw.headers if name.startswith("dlq.")}
-        if "dlq.group" not in said:
-            return  # not one of ours
-        letter_id = LetterId(said["dlq.group"], said["dlq.topic"], int(said["dlq.partition"]), int(said["dlq.offset"]))
-        if self._group not in (None, letter_id.group):
+        found = _written(raw)
+        if found is None or self._group not in (None, found.id.group):
             return
-        attempt = int(said.get("dlq.attempt", "1"))
-        if "dlq.fate" in said:
-            self.mark(letter_id, attempt, Fate(said["dlq.fate"]), said.get("dlq.because"), raw.timestamp_ms)
-            return
-        self.add(
-            Letter(
-                id=letter_id,
-                key=raw.key,
-                timestamp_ms=int(said["dlq.timestamp"]),
-                reason=Reason(said.get("dlq.reason", Reason.UNUSABLE)),
-                error=f"{said['dlq.error.class']}: {said['dlq.error.message']}",
-                attempt=attempt,
-                story=json.loads(said.get("dlq.story", "{}")),
-                set_aside_at_ms=raw.timestamp_ms,
-                copy_offset=raw.offset,
-            )
-        )
+        if isinstance(found, Mark):
+            self.mark(found.id, found.attempt, found.fate, found.because, raw.timestamp_ms)
+        else:
+            self.add(found)
 
     def add(self, letter: Letter) -> None:
         """A record is set aside."""
@@ -213,6 +197,34 @@ def letter_headers(
             "dlq.story": json.dumps(dict(story)),
         }
     )
+
+
+def _written(raw: Raw) -> "Letter | Mark | None":
+    """Return what a record of a queue says; None: it is not one of ours, whoever wrote it."""
+    try:
+        said = {
+            name: value.decode("utf-8", "surrogatepass")
+            for name, value in raw.headers
+            if name.startswith("dlq.") and value is not None
+        }
+        letter_id = LetterId(said["dlq.group"], said["dlq.topic"], int(said["dlq.partition"]), int(said["dlq.offset"]))
+        attempt = int(said.get("dlq.attempt", "1"))
+        if "dlq.fate" in said:
+            fate = Fate(said["dlq.fate"])
+            return Mark(id=letter_id, key=raw.key, attempt=attempt, fate=fate, because=said.get("dlq.because"))
+        return Letter(
+            id=letter_id,
+            key=raw.key,
+            timestamp_ms=int(said["dlq.timestamp"]),
+            reason=Reason(said.get("dlq.reason", Reason.UNUSABLE)),
+            error=f"{said['dlq.error.class']}: {said['dlq.error.message']}",
+            attempt=attempt,
+            story=json.loads(said.get("dlq.story", "{}")),
+            set_aside_at_ms=raw.timestamp_ms,
+            copy_offset=raw.offset,
+        )
+    except (KeyError, ValueError):
+        return None
 
 
 def mark_headers(mark: Mark) -> Headers:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from clawstream.events import Event
+from clawstream.stream.headers import ReadHeaders
 from clawstream.stream.stage import Record
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Raw:
     timestamp_ms: int  # when the broker appended it, since the epoch, UTC
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes], ...]
+    headers: ReadHeaders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from clawstream.errors import TryLater
 from clawstream.events import Event
 from clawstream.stream.codec import codec
 from clawstream.stream.cut import Cut
-from clawstream.stream.headers import Headers, headers_of, key_bytes
+from clawstream.stream.headers import headers_of, key_bytes
 from clawstream.stream.letters import LetterId, Mark, letter_headers, mark_headers, needed_queue
 from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Put, Raw, Sealed, Start, StartAt
 from clawstream.stream.memory_group import Group, MemoryMember
@@ -35,13 +35,17 @@ class MemoryBroker:
         self._groups: dict[str, Group] = {}
         self._waiting: set[asyncio.Future[None]] = set()
 
-    def write(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> Place:
+    def write(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
+    ) -> Place:
         """Append a record to the partition of its key."""
         place = Place(topic, crc32(key or b"") % self._counts[topic])
         self.put(place, key, value, headers)
         return place
 
-    def put(self, place: Place, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> None:
+    def put(
+        self, place: Place, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
+    ) -> None:
         """Append a record to a partition."""
         records = self._partitions[place]
         now_ms = self._clock_ms()

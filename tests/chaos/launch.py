@@ -45,7 +45,7 @@ def _put_on_disk(disk: Path, spool: Path) -> None:
 
     kept = spool.with_name(spool.name + _DURABLE)
     if kept.exists():
-        _lose_power(spool, int(kept.read_text() or 0))
+        _lose_power(spool, int(kept.read_text()))
     app.serve = functools.partial(app.serve, fsync=_fsync_unless(disk))
 
 
@@ -61,6 +61,8 @@ def _fsync_unless(full: Path) -> Fsync:
         size = os.fstat(fd).st_size
         os.fsync(fd)
         path = Path(f"/proc/self/fd/{fd}").readlink()
-        path.with_name(path.name + _DURABLE).write_text(str(size))
+        written = path.with_name(path.name + ".writing")
+        written.write_text(str(size))
+        written.rename(path.with_name(path.name + _DURABLE))  # at once: a kill in between must not lose all of it
 
     return fsync

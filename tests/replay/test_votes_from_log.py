@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clawstream.errors import ConfigError
@@ -28,6 +28,7 @@ def people(moves: list[list[str]]) -> list[Event]:
 
 @settings(max_examples=60)
 @given(SESSIONS, SEEDS)
+@example([["ask", "done", "done", "ask", "forget", "done", "ask", "ask", "ask", "ask"]], 0)  # two ends with one id
 def test_votes_from_the_log_give_what_they_gave_live(moves: list[list[str]], seed: int) -> None:
     events = [*people(moves), *conversation(["ask", "ask"], "more")]
     flow = lived(events, seed)

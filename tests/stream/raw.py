@@ -1,12 +1,18 @@
 """Bytes onto a log, as somebody else's producer would put them there."""
 
+from collections.abc import Sequence
+
 from clawstream.stream.appending import Bytes
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.memory import MemoryLog
 
 
 async def append_bytes(
-    log: KafkaLog | MemoryLog, topic: str, key: bytes, value: bytes | None, headers: list[tuple[str, bytes]]
+    log: KafkaLog | MemoryLog,
+    topic: str,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes | None]],
 ) -> None:
     if isinstance(log, MemoryLog):
         log.broker.write(topic, key, value, headers)
