@@ -98,10 +98,12 @@ def rebuild(
         typer.echo(json.dumps(asdict(made)))
     console = Console(stderr=True)
     console.print(f"the tables are made of {made.records:,} records of the log")
-    if made.records_unread:
+    if made.records_set_aside:
         console.print(
-            f"{made.records_unread:,} of them can't be read and have no row; `clawstream dlq list` names them"
+            f"{made.records_set_aside:,} of them are set aside and have no row; `clawstream dlq list` names them"
         )
+    if made.records_unread:
+        console.print(f"{made.records_unread:,} of them can't be read and have no row")
     if made.kept_schema is not None:
         console.print(f"the old ones are in the schema {made.kept_schema}: {made.kept_because}", highlight=False)
 
@@ -137,8 +139,10 @@ def _show(found: "Audit") -> None:
     facts.add_row("records read", f"{found.records:,}")
     facts.add_row("compared with the chain", f"{found.records_chained:,}")
     facts.add_row("hash chain", _chain(found))
+    if found.records_set_aside:
+        facts.add_row("set aside", f"{found.records_set_aside:,}")
     if found.records_unread:
-        facts.add_row("set aside: they can't be read", f"{found.records_unread:,}")
+        facts.add_row("others that can't be read", f"{found.records_unread:,}")
     if found.keys is not None:
         facts.add_row("sessions and policies in the sample", f"{found.keys:,}")
     facts.add_row("rows compared", f"{found.rows:,}")

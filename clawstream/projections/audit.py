@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 
-from clawstream.projections.books import Book, blocks_of, books, refuse_another_log
+from clawstream.projections.books import Book, blocks_of, books, left_out, refuse_another_log
 from clawstream.projections.cells import indexable
 from clawstream.projections.chain import Break, ChainCheck, chain_check
 from clawstream.projections.comparing import COMPARED, Difference, Scratch, scratch
@@ -33,7 +33,8 @@ class Audit:
 
     records: int  # read of the log
     records_chained: int  # of these compared with the chain; others are older than the chain, or its start expired
-    records_unread: int | None  # that can't be read and have no row; None: a sample does not tell
+    records_set_aside: int  # that have no row, as the projector says; what they would be is not compared
+    records_unread: int | None  # others that can't be read and have no row; None: a sample does not tell
     unchained: Mapping[Place, int]  # partitions without a chain, and how many records of each were read
     breaks: Sequence[Break]
     rows: int  # made of the log and compared
@@ -75,6 +76,7 @@ class Audit:
         return {
             "records": self.records,
             "records_chained": self.records_chained,
+            "records_set_aside": self.records_set_aside,
             "records_unread": self.records_unread,
             "unchained": {f"{place.topic}-{place.partition}": number for place, number in self.unchained.items()},
             "chain_ok": self.chain_ok,
@@ -107,9 +109,11 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
     async with makers(total if sample is None else 0) as made_by:
         make = made_by.make
         told = lambda done: tell("reading the log", done, total)  # noqa: E731
-        records = await read_again(log, ranges, reading.take, told, make=make if sample is None else None)
+        records = await read_again(
+            log, ranges, reading.take, told, make=make if sample is None else None, left_out=reading.left_out
+        )
         if sample is not None:
-            await asyncio.to_thread(beside.put, await make(telling(reading.of_sample())))
+            await asyncio.to_thread(beside.put, await make(telling(reading.of_sample(), reading.left_out)))
     await asyncio.to_thread(reading.finish)
     differences: list[Difference] = []
     rows = rows_differ = 0
@@ -123,6 +127,7 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
     return Audit(
         records=records,
         records_chained=sum(check.num_records for check in reading.checks.values()),
+        records_set_aside=sum(map(len, reading.left_out.values())),
         records_unread=reading.num_unread,
         unchained={place: number for place, number in reading.num_read.items() if reading.books[place].chain is None},
         breaks=[one for check in reading.checks.values() for one in check.breaks],
@@ -145,6 +150,7 @@ class _Reading:
             place: chain_check(place, recorded.get(place, ()), chain_from=book.chain_from, log_begin=begins[place])
             for place, book in self.books.items()
         }
+        self.left_out = left_out(beside.cursor)
         self.num_read: Counter[Place] = Counter()
         self.num_unread = None if sample else 0
         self._choice = None if sample is None else _Choice(sample, beside.keys())

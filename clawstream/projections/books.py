@@ -1,5 +1,6 @@
 """What the projector has on record of each partition, as of the reader's transaction."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -7,6 +8,8 @@ import psycopg
 
 from clawstream.errors import DatabaseMismatch
 from clawstream.projections.chain import Block
+from clawstream.projections.lines import LeftOut
+from clawstream.stream.letters import Fate, Letter, LetterId, Reason
 from clawstream.stream.log import Place
 
 
@@ -37,6 +40,38 @@ def blocks_of(cursor: psycopg.Cursor) -> dict[Place, list[Block]]:
         block = Block(number=number, next_offset=next_offset, chain=chain, marks=marks)
         made.setdefault(Place(topic, partition), []).append(block)
     return made
+
+
+def left_out(cursor: psycopg.Cursor) -> LeftOut:
+    """Return the offsets that were read and have no row as they are set aside, or were discarded."""
+    found: defaultdict[Place, set[int]] = defaultdict(set)
+    for topic, partition, offset in cursor.execute("SELECT topic, partition, source_offset FROM set_aside"):
+        found[Place(topic, partition)].add(offset)
+    return {place: frozenset(offsets) for place, offsets in found.items()}
+
+
+def waiting(cursor: psycopg.Cursor, group: str) -> list[Letter]:
+    """Return the letters of what is set aside and waits, in order per partition."""
+    return [
+        Letter(
+            id=LetterId(group, topic, partition, offset),
+            key=key,
+            timestamp_ms=log_time_ms,
+            reason=Reason(reason),
+            error=error,
+            attempt=attempt,
+            story={},
+            set_aside_at_ms=log_time_ms,
+            copy_offset=-1,
+        )
+        for topic, partition, offset, log_time_ms, key, reason, error, attempt in cursor.execute(_WAITING, (Fate.OPEN,))
+    ]
+
+
+_WAITING = """
+    SELECT topic, partition, source_offset, log_time_ms, record_key, reason, error, attempt
+    FROM set_aside WHERE fate = %s ORDER BY topic, partition, source_offset
+"""
 
 
 def refuse_another_log(offsets: Mapping[Place, int], ends: Mapping[Place, int]) -> None:

@@ -29,6 +29,7 @@ class Told(NamedTuple):
 
 
 Telling = Sequence[tuple[Place, Sequence[Told]]]
+LeftOut = Mapping[Place, frozenset[int]]  # offsets of records that have no row as they are set aside
 
 
 class Unread(NamedTuple):
@@ -47,10 +48,17 @@ class Lines:
     unread: Sequence[Unread]
 
 
-def telling(batches: Iterable[RawBatch]) -> Telling:
-    """Return what `lines` needs of the batches."""
+def telling(batches: Iterable[RawBatch], left_out: LeftOut) -> Telling:
+    """Return what `lines` needs of the batches, without the records that are left out."""
     return [
-        (batch.place, [Told(raw.offset, raw.timestamp_ms, raw.key, raw.value) for raw in batch.records])
+        (
+            batch.place,
+            [
+                Told(raw.offset, raw.timestamp_ms, raw.key, raw.value)
+                for raw in batch.records
+                if raw.offset not in left_out.get(batch.place, ())
+            ],
+        )
         for batch in batches
     ]
 

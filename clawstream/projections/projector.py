@@ -8,15 +8,17 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 from clawstream.errors import OperatorError, TryLater
 from clawstream.projections.chain import Link, blocks, seed
-from clawstream.projections.rows import Row, row
+from clawstream.projections.sorting import Release, rows_of
 from clawstream.projections.writer import Claim, Slice, Writer
+from clawstream.stream.letters import Letter
 from clawstream.stream.log import Arrived, Batch, Place, Undecodable
 from clawstream.stream.records import digest_of
 
@@ -26,6 +28,7 @@ FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 5.0
 LOST_GRACE_S = 60.0  # a rebalance tells a member within that time that a partition is not its own
 
+_NOTHING: Mapping[Place, Sequence[Letter]] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
@@ -56,27 +59,54 @@ class Projector:
         """Return the first offset that is not in the tables, of each partition that is ours."""
         return {place: claim.next_offset for place, claim in self._claims.items()}
 
-    async def take(self, batches: Sequence[Batch]) -> None:
-        """Put what was read of partitions that are ours into the tables. Raises TryLater only once `stop` is set.
+    def missing(self, batches: Iterable[Batch]) -> list[Batch]:
+        """Return what the tables lack of the batches of partitions that are ours."""
+        ours = [(batch, self._claims[batch.place].next_offset) for batch in batches if batch.place in self._claims]
+        return [
+            replace(batch, records=[record for record in batch.records if record.offset >= start])
+            for batch, start in ours
+            if batch.next_offset > start
+        ]
 
-        Raises OperatorError where somebody else keeps writing a partition that the group says is ours.
+    async def take(self, batches: Sequence[Batch], set_aside: Mapping[Place, Sequence[Letter]] = _NOTHING) -> None:
+        """Put what was read of partitions that are ours into the tables, and what of it is set aside into their books.
+
+        Raises TryLater only once `stop` is set, UnusableRecords as `Writer.write` does, and OperatorError where
+        somebody else keeps writing a partition that the group says is ours.
         """
         self._refuse_rivals(batch.place for batch in batches)
-        ours = [batch for batch in batches if batch.place in self._claims]
-        parts = await asyncio.to_thread(_slices, ours, dict(self._claims))
+        parts = await asyncio.to_thread(_slices, self.missing(batches), dict(self._claims), set_aside)
         while parts:
             lost = await self._until_taken(partial(self._writer.write, parts))
             if not lost:
                 break
             for part in parts:
-                if part.place in lost and self._claims.get(part.place) == part.claim:
-                    _log.warning("partition=%s-%s state=lost reason=claimed_by_another_projector", *part.place)
-                    del self._claims[part.place]
-                    self._lost_at_s[part.place] = time.monotonic()
+                if part.place in lost:
+                    self._lose(part.place, part.claim)
             parts = [part for part in parts if part.place not in lost]
         for part in parts:
             if self._claims.get(part.place) == part.claim:
                 self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
+
+    async def waiting(self) -> list[Letter]:
+        """Return the letters that the tables say wait. Raises TryLater only once `stop` is set."""
+        return await self._until_taken(self._writer.waiting)
+
+    async def use(self, place: Place, release: Release) -> bool:
+        """Write what becomes of letters of the partition; return whether it was ours to. Raises as `take` does."""
+        claim = self._claims.get(place)
+        if claim is None:
+            return False
+        ours = await self._until_taken(partial(self._writer.release, place, claim, release))
+        if not ours:
+            self._lose(place, claim)
+        return ours
+
+    def _lose(self, place: Place, claim: Claim) -> None:
+        if self._claims.get(place) == claim:
+            _log.warning("partition=%s-%s state=lost reason=claimed_by_another_projector", *place)
+            del self._claims[place]
+            self._lost_at_s[place] = time.monotonic()
 
     def _refuse_rivals(self, places: Iterable[Place]) -> None:
         for place in places:
@@ -102,11 +132,16 @@ class Projector:
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
-def _slices(batches: Sequence[Batch], claims: Mapping[Place, Claim]) -> list[Slice]:
-    """Return what the tables lack of the batches; on a thread, since it takes a while."""
-    return [
-        slice_of(batch, claim) for batch in batches if batch.next_offset > (claim := claims[batch.place]).next_offset
-    ]
+def _slices(
+    batches: Sequence[Batch], claims: Mapping[Place, Claim], set_aside: Mapping[Place, Sequence[Letter]]
+) -> list[Slice]:
+    """Return what is to be written of the batches; on a thread, since it takes a while."""
+    found = []
+    for batch in batches:
+        letters = set_aside.get(batch.place, ())
+        part = slice_of(batch, claims[batch.place], {letter.id.offset for letter in letters})
+        found.append(replace(part, set_aside=letters))
+    return found
 
 
 def in_batches(records: Iterable[Arrived]) -> list[Batch]:
@@ -117,14 +152,20 @@ def in_batches(records: Iterable[Arrived]) -> list[Batch]:
     return [Batch(place=place, records=some, next_offset=some[-1].offset + 1) for place, some in placed.items()]
 
 
-def slice_of(batch: Batch, claim: Claim) -> Slice:
-    """Return what the tables of the claim lack of the batch."""
+def slice_of(batch: Batch, claim: Claim, left_out: Container[int] = ()) -> Slice:
+    """Return what the tables of the claim lack of the batch, without rows of the records at the offsets `left_out`.
+
+    Raises UnusableRecords where a record can't be made a row.
+    """
     records = [record for record in batch.records if record.offset >= claim.next_offset]
+    for record in records:
+        if isinstance(record, Undecodable) and record.offset not in left_out:
+            _log.warning("record=%s-%s-%s state=skipped reason=%r", *batch.place, record.offset, record.reason)
     return Slice(
         place=batch.place,
         claim=claim,
         next_offset=batch.next_offset,
-        rows=rows_of(records),
+        rows=rows_of(record for record in records if record.offset not in left_out),
         blocks=blocks(claim.chain or seed(batch.place), map(link_of, records)),
         first_offset=records[0].offset if records else None,
     )
@@ -135,15 +176,3 @@ def link_of(record: Arrived) -> Link:
     digest = digest_of(record.raw) if isinstance(record, Undecodable) else record.digest
     assert digest is not None, "the record was read from a log"
     return Link(record.offset, digest)
-
-
-def rows_of(records: Iterable[Arrived]) -> list[Row]:
-    """Return the rows of records; what can't be decoded has none, and that is said."""
-    found = []
-    for record in records:
-        if isinstance(record, Undecodable):
-            at = (record.topic, record.partition, record.offset)
-            _log.warning("record=%s-%s-%s state=skipped reason=%r", *at, record.reason)
-        elif (made := row(record)) is not None:
-            found.append(made)
-    return found

@@ -17,12 +17,15 @@ from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import OperatorError
 from clawstream.projections import database, schemas
-from clawstream.projections.books import Book, books, refuse_another_log
+from clawstream.projections.books import Book, books, left_out, refuse_another_log
 from clawstream.projections.filling import filling
+from clawstream.projections.lines import LeftOut
 from clawstream.projections.makers import Make, makers, num_processes
 from clawstream.projections.projector import in_batches, slice_of
 from clawstream.projections.replaying import ReplayedLog, Tell, on_a_thread, read_again
+from clawstream.projections.rows import Row
 from clawstream.projections.schemas import BUILDING
+from clawstream.projections.sorting import Release, rows_of
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.writer import Claim, Writer
 from clawstream.stream.log import Arrived, Place, Undecodable
@@ -39,11 +42,20 @@ class Rebuilt:
     """What was made."""
 
     records: int
-    records_unread: int  # of these: they can't be read and have no row
+    records_set_aside: int  # that have no row, as the projector says
+    records_unread: int  # others that can't be read and have no row
     processes: int  # that made rows, beside this one
     seconds: Mapping[str, float]  # by phase
     kept_schema: str | None  # where the old tables are; None: they are gone
     kept_because: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What the projector has read, and which records of that have no row, as they are set aside."""
+
+    books: Mapping[Place, Book]
+    left_out: LeftOut
 
 
 async def rebuild(url: str, log: ReplayedLog, *, keep: bool, forget_expired: bool, tell: Tell) -> Rebuilt:
@@ -59,7 +71,7 @@ async def rebuild(url: str, log: ReplayedLog, *, keep: bool, forget_expired: boo
             build = _Build(engine, building, log, tell)
             recorded = await asyncio.to_thread(build.recorded)
             # Their processes start while all else is prepared.
-            async with makers(sum(book.next_offset for book in recorded.values())) as made_by:
+            async with makers(sum(book.next_offset for book in recorded.books.values())) as made_by:
                 with build.phase("preparing"):
                     await build.begin(recorded, forget_expired=forget_expired)
                     missing = await asyncio.to_thread(_prepared, engine, building, url)
@@ -72,6 +84,7 @@ async def rebuild(url: str, log: ReplayedLog, *, keep: bool, forget_expired: boo
                 because = "--keep" if keep else await asyncio.to_thread(schemas.dropped, engine, old)
             return Rebuilt(
                 records=build.records,
+                records_set_aside=build.num_left_out,
                 records_unread=build.num_unread,
                 processes=made_by.processes,
                 seconds=build.seconds,
@@ -115,6 +128,7 @@ class _Build:
         self._claims: dict[Place, Claim] = {}
         self._begins: dict[Place, int] = {}
         self._filled: Sequence[Place] = ()
+        self._left_out: LeftOut = {}
         self.records = 0
         self.num_unread = 0
         self.seconds: dict[str, float] = {}
@@ -126,16 +140,21 @@ class _Build:
         yield
         self.seconds[name] = round(time.perf_counter() - begun, 2)
 
-    def recorded(self) -> dict[Place, Book]:
+    @property
+    def num_left_out(self) -> int:
+        """How many records have no row as they are set aside."""
+        return sum(map(len, self._left_out.values()))
+
+    def recorded(self) -> Recorded:
         """Return what the projector has read by now; blocks."""
         with schemas.session(self._engine) as cursor:
-            return books(cursor)
+            return _recorded(cursor)
 
-    async def begin(self, recorded: Mapping[Place, Book], *, forget_expired: bool) -> None:
+    async def begin(self, recorded: Recorded, *, forget_expired: bool) -> None:
         """Refuse a log that the tables can't be made of."""
         ends, self._begins = await asyncio.gather(self._log.end_offsets(TOPICS), self._log.begin_offsets(TOPICS))
-        refuse_another_log(_offsets(recorded), ends)
-        lost = [place for place in recorded if self._begins[place] > 0]
+        refuse_another_log({place: book.next_offset for place, book in recorded.books.items()}, ends)
+        lost = [place for place in recorded.books if self._begins[place] > 0]
         if lost and not forget_expired:
             first = lost[0]
             raise OperatorError(
@@ -144,14 +163,16 @@ class _Build:
                 "--forget-expired rebuilds without them"
             )
 
-    async def fill(self, recorded: Mapping[Place, Book], make: Make) -> None:
+    async def fill(self, recorded: Recorded, make: Make) -> None:
         """Fill the tables, empty and without keys, with all of that."""
         ranges, left = self._ranges(recorded), self.left(recorded)
+        self._left_out = recorded.left_out
         self._filled = list(ranges)
         with self.phase("reading"):
             async with on_a_thread(filling(self._building)) as tables:
+                told = lambda done: self._tell("reading the log", done, left)  # noqa: E731
                 self.records += await read_again(
-                    self._log, ranges, tables.take, lambda done: self._tell("reading the log", done, left), make=make
+                    self._log, ranges, tables.take, told, make=make, left_out=recorded.left_out
                 )
                 await asyncio.to_thread(tables.finish, {place: end for place, (_, end) in ranges.items()})
                 self.num_unread += tables.num_unread
@@ -177,6 +198,7 @@ class _Build:
         """Read until little is left of what the projector has read, or until it reads as fast as we do."""
         before = None
         recorded = await asyncio.to_thread(self.recorded)
+        await self._use_released(recorded.left_out)
         while (left := self.left(recorded)) > HELD_RECORDS and (before is None or left < before):
             await self._read_to(recorded, left)
             before, recorded = left, await asyncio.to_thread(self.recorded)
@@ -186,9 +208,9 @@ class _Build:
         for _ in range(SWAP_TRIES):
             try:
                 async with on_a_thread(schemas.projector_held(self._engine)) as cursor:
-                    recorded = await asyncio.to_thread(books, cursor)
+                    recorded = await asyncio.to_thread(_recorded, cursor)
                     await self._read_to(recorded, self.left(recorded))
-                    self._refuse_other_records(recorded)
+                    self._refuse_other_records(recorded.books)
                     await asyncio.to_thread(schemas.swap, cursor, old)
                     return old
             except _IN_USE:
@@ -200,23 +222,26 @@ class _Build:
             "long queries, which pg_stat_activity shows, and rebuild again"
         )
 
-    def left(self, recorded: Mapping[Place, Book]) -> int:
+    def left(self, recorded: Recorded) -> int:
         """Return how many records of these are not in the tables."""
         return sum(max(0, end - start) for start, end in self._ranges(recorded).values())
 
-    def _ranges(self, recorded: Mapping[Place, Book]) -> dict[Place, tuple[int, int]]:
+    def _ranges(self, recorded: Recorded) -> dict[Place, tuple[int, int]]:
         return {
-            place: (max(self._begins[place], self._read(place)), book.next_offset) for place, book in recorded.items()
+            place: (max(self._begins[place], self._read(place)), book.next_offset)
+            for place, book in recorded.books.items()
         }
 
     def _read(self, place: Place) -> int:
         claim = self._claims.get(place)
         return 0 if claim is None else claim.next_offset
 
-    async def _read_to(self, recorded: Mapping[Place, Book], left: int) -> None:
-        new = [place for place in recorded if place not in self._claims]
+    async def _read_to(self, recorded: Recorded, left: int) -> None:
+        new = [place for place in recorded.books if place not in self._claims]
         if new:
             self._claims |= await asyncio.to_thread(self._writer.claim, new)
+        # First, so that the rows of each key are made in order: nothing after these was used before they were.
+        await self._use_released(recorded.left_out)
         if not left:
             return
         ranges = {place: range_ for place, range_ in self._ranges(recorded).items() if range_[0] < range_[1]}
@@ -225,15 +250,40 @@ class _Build:
             async for records in arriving:
                 await asyncio.to_thread(self._take, records)
                 done += len(records)
-                self.num_unread += sum(isinstance(record, Undecodable) for record in records)
+                self.num_unread += sum(
+                    isinstance(record, Undecodable) and not self._is_left_out(record) for record in records
+                )
                 self._tell("catching up", done, left)
         self.records += done
 
+    async def _use_released(self, left_out: LeftOut) -> None:
+        """Make the rows of what was left out and is not any more; what is left out now is known from here on."""
+        before, self._left_out = self._left_out, left_out
+        for place, offsets in before.items():
+            wanted = offsets - left_out.get(place, frozenset())
+            if not wanted:
+                continue
+            async with aclosing(self._log.replay({place: (min(wanted), max(wanted) + 1)})) as arriving:
+                async for records in arriving:
+                    rows = rows_of(record for record in records if record.offset in wanted)
+                    await asyncio.to_thread(self._put, place, rows)
+
+    def _put(self, place: Place, rows: Sequence[Row]) -> None:
+        release = Release(rows=rows, used=(), discarded=(), again=None, closed=())
+        if not self._writer.release(place, self._claims[place], release):
+            raise _rivalled()
+
+    def _is_left_out(self, record: Arrived) -> bool:
+        return record.offset in self._left_out.get(Place(record.topic, record.partition), ())
+
     def _take(self, records: Sequence[Arrived]) -> None:
-        parts = [slice_of(batch, self._claims[batch.place]) for batch in in_batches(records)]
+        parts = [
+            slice_of(batch, self._claims[batch.place], self._left_out.get(batch.place, frozenset()))
+            for batch in in_batches(records)
+        ]
         lost = self._writer.write(parts)
         if lost:
-            raise OperatorError(f"somebody else writes to the schema {BUILDING}; the tables are as they were")
+            raise _rivalled()
         for part in parts:
             self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
 
@@ -247,5 +297,10 @@ class _Build:
                 )
 
 
-def _offsets(recorded: Mapping[Place, Book]) -> dict[Place, int]:
-    return {place: book.next_offset for place, book in recorded.items()}
+def _recorded(cursor: psycopg.Cursor) -> Recorded:
+    # In this order: of what was read then, less and less is left out.
+    return Recorded(books=books(cursor), left_out=left_out(cursor))
+
+
+def _rivalled() -> OperatorError:
+    return OperatorError(f"somebody else writes to the schema {BUILDING}; the tables are as they were")

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from typing import Protocol, TypeVar
 
-from clawstream.projections.lines import Lines, RawBatch, telling
+from clawstream.projections.lines import LeftOut, Lines, RawBatch, telling
 from clawstream.projections.makers import Make, num_processes
 from clawstream.stream.log import Arrived, Place, Raw
 
@@ -42,10 +42,11 @@ async def read_again(
     tell: Callable[[int], None],
     *,
     make: Make | None,
+    left_out: LeftOut,
 ) -> int:
     """Give all records of the ranges to `take`, on a thread and in order per partition; return how many there are.
 
-    With `make` it has their lines too. `tell` is told how many were taken so far.
+    With `make` it has their lines too, but for those that are left out. `tell` is told how many were taken so far.
     """
     taken = 0
     wanted = {place: range_ for place, range_ in ranges.items() if range_[0] < range_[1]}
@@ -64,7 +65,7 @@ async def read_again(
         async with aclosing(log.replay_raw(wanted)) as arriving, aclosing(_gathered(arriving)) as gathered:
             async for raws in gathered:
                 batches = batches_of(raws)
-                making.append((batches, asyncio.create_task(_made(batches, make))))
+                making.append((batches, asyncio.create_task(_made(batches, make, left_out))))
                 if len(making) > num_processes() + 1:
                     await take_first()
             while making:
@@ -97,8 +98,8 @@ def batches_of(raws: Sequence[Raw]) -> list[RawBatch]:
     return [RawBatch(place=place, records=some) for place, some in placed.items()]
 
 
-async def _made(batches: Sequence[RawBatch], make: Make | None) -> Lines | None:
-    return None if make is None else await make(telling(batches))
+async def _made(batches: Sequence[RawBatch], make: Make | None, left_out: LeftOut) -> Lines | None:
+    return None if make is None else await make(telling(batches, left_out))
 
 
 async def _gathered(arriving: AsyncGenerator[Sequence[Raw], None]) -> AsyncGenerator[list[Raw], None]:

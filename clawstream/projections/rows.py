@@ -78,6 +78,12 @@ class Row(NamedTuple):
     cells: tuple[str, ...]
 
     @property
+    def source(self) -> tuple[str, int, int]:
+        """Topic, partition and offset of its record."""
+        _, topic, partition, offset, *_ = self.cells
+        return topic, int(partition), int(offset)
+
+    @property
     def line(self) -> str:
         """The row as COPY reads it, its end included."""
         return "\t".join(self.cells) + "\n"

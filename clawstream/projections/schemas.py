@@ -167,7 +167,8 @@ def dropped(engine: Engine, old: str) -> str | None:
 
 # When a row could first be read is not on the log.
 _BOOKS = (
-    sql.SQL("TRUNCATE {new}.commits"),
+    sql.SQL("TRUNCATE {new}.commits, {new}.set_aside"),
+    sql.SQL("INSERT INTO {new}.set_aside SELECT * FROM {live}.set_aside"),
     sql.SQL("INSERT INTO {new}.commits SELECT * FROM {live}.commits"),
     sql.SQL("""
         INSERT INTO {new}.offsets (topic, partition, next_offset, epoch)

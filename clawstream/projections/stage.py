@@ -1,8 +1,8 @@
 """The projector's process: a member of a consumer group whose offsets are kept in Postgres, beside the rows.
 
 What the group notes is for people who look at its lag; where to read from is what the tables say. A record that can't
-be read is in its dead-letter queue before the tables move past it. It holds up nothing: a record is a row, whatever
-stood before it. A flood of them stops the projector, as it does any stage.
+be used is in its dead-letter queue before the tables move past it, and what follows of its key waits there behind it,
+as quarantine.py says. A flood of them stops the projector, as it does any stage.
 """
 
 import asyncio
@@ -11,18 +11,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from clawstream.errors import TryLater, UndecodableRecord
+from clawstream.errors import TryLater
 from clawstream.projections import database
 from clawstream.projections.books import refuse_another_log
 from clawstream.projections.projector import Projector
+from clawstream.projections.quarantine import LetterLog, Quarantine
+from clawstream.projections.sorting import GROUP
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.writer import Writer
 from clawstream.stream.failures import FailureRate, flooded
-from clawstream.stream.letters import LetterId
-from clawstream.stream.log import Arrived, Batch, Commit, Listener, Member, Place, Undecodable
-from clawstream.stream.topics import dead_letter_topic
+from clawstream.stream.log import Arrived, Batch, Commit, Listener, Member, Place
 
-GROUP = "project"
 POLL_S = 0.2
 POLL_RECORDS = 1000
 NOTE_EVERY_S = 0.5
@@ -31,16 +30,13 @@ RETRY_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-class GroupLog(Protocol):
+class GroupLog(LetterLog, Protocol):
     """What the projector needs of a log."""
 
     def join(
         self, group: str, topics: Sequence[str], listener: Listener, *, instance_id: str | None = None
     ) -> AbstractAsyncContextManager[Member]:
         """Be a member of `group` for the length of the block."""
-
-    async def set_aside(self, letter_id: LetterId, *, error: Exception) -> None:
-        """Copy the record to its topic's dead-letter queue, acknowledged."""
 
     async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
         """Return the oldest offset that each partition still has."""
@@ -56,25 +52,29 @@ async def project(url: str, log: GroupLog, *, stop: asyncio.Event, instance_id: 
     Raises DatabaseMismatch for a database of another revision, or one that has read further than this log goes.
     """
     engine = database.connect(url, application="clawstream project")
+    projector = Projector(Writer(engine), stop)
+    failures = FailureRate(asyncio.get_running_loop().time)
+    quarantine = Quarantine(projector, log, stop, failures)
+    listener = _Share(projector, quarantine, log)
     try:
         await asyncio.to_thread(database.check, engine)
-        projector = Projector(Writer(engine), stop)
-        failures = FailureRate(asyncio.get_running_loop().time)
         while not stop.is_set():
             try:
-                async with log.join(GROUP, TOPICS, _Share(projector, log), instance_id=instance_id) as member:
-                    await _follow(member, projector, log, stop, failures)
+                async with log.join(GROUP, TOPICS, listener, instance_id=instance_id) as member:
+                    await _follow(member, projector, quarantine, stop, failures)
             except TryLater as error:
                 # A member that was not given its partitions never will be: the next one is.
+                quarantine.end()
                 projector.release(projector.positions())
                 _log.warning("state=waiting_for_kafka reason=%r", str(error))
                 await _pause(stop, RETRY_S)
     finally:
+        quarantine.end()
         engine.dispose()
 
 
 async def _follow(
-    member: Member, projector: Projector, log: GroupLog, stop: asyncio.Event, failures: FailureRate
+    member: Member, projector: Projector, quarantine: Quarantine, stop: asyncio.Event, failures: FailureRate
 ) -> None:
     """Raises TryLater where the broker does not let this member read or have its partitions."""
     noted: dict[Place, int] = {}
@@ -83,33 +83,17 @@ async def _follow(
     while not stop.is_set():
         found = await member.poll(max_records=POLL_RECORDS, timeout_s=POLL_S)
         if found:
-            await _set_aside(log, [record for records in found.values() for record in records], stop, failures)
-            await projector.take([_batch(place, records) for place, records in found.items()])
+            for _ in (record for records in found.values() for record in records):
+                failures.read()
+            await quarantine.take([_batch(place, records) for place, records in found.items()])
             too_many = failures.too_many()
             if too_many is not None:
                 await _note(member, projector.positions(), noted)
-                raise flooded(GROUP, *too_many, then="clawstream projection rebuild")
+                raise flooded(GROUP, *too_many)
+        await quarantine.release()
         if not found or clock() - noted_at_s > NOTE_EVERY_S:
             noted = await _note(member, projector.positions(), noted)
             noted_at_s = clock()
-
-
-async def _set_aside(log: GroupLog, records: Sequence[Arrived], stop: asyncio.Event, failures: FailureRate) -> None:
-    """Copy what can't be read to its queue, where its topic has one. Raises TryLater only once `stop` is set."""
-    for record in records:
-        failures.read()
-        if isinstance(record, Undecodable):
-            failures.set_aside()
-        while isinstance(record, Undecodable) and dead_letter_topic(record.topic) is not None:
-            letter_id = LetterId(GROUP, record.topic, record.partition, record.offset)
-            try:
-                await log.set_aside(letter_id, error=UndecodableRecord(record.reason))
-                break
-            except TryLater as error:
-                if stop.is_set():
-                    raise
-                _log.warning("state=waiting_for_kafka reason=%r", str(error))
-                await _pause(stop, RETRY_S)
 
 
 def _batch(place: Place, records: Sequence[Arrived]) -> Batch:
@@ -139,17 +123,20 @@ async def _pause(stop: asyncio.Event, wait_s: float) -> None:
 class _Share:
     """Tells the projector which partitions are ours."""
 
-    def __init__(self, projector: Projector, log: GroupLog) -> None:
+    def __init__(self, projector: Projector, quarantine: Quarantine, log: GroupLog) -> None:
         self._projector = projector
+        self._quarantine = quarantine
         self._offsets = log
 
     async def assigned(self, committed: Mapping[Place, Commit | None]) -> Mapping[Place, int]:
         """Start where the tables end, or where the log begins if retention has taken more than they have."""
+        self._quarantine.end()
         begins = await self._offsets.begin_offsets(TOPICS)
         claimed = await self._projector.claim(committed)
         # After the claim, which may take as long as the database is away: another projector may write meanwhile.
         ends = await self._offsets.end_offsets(TOPICS)
         refuse_another_log(claimed, ends)
+        await self._quarantine.begin()
         for place, offset in claimed.items():
             if offset < begins[place]:
                 _log.warning("partition=%s-%s state=gap from=%d to=%d reason=retention", *place, offset, begins[place])
@@ -157,4 +144,5 @@ class _Share:
 
     async def revoked(self, places: frozenset[Place]) -> None:
         """What is under way fails at the books, if its partition is claimed before it is written."""
+        self._quarantine.end()
         self._projector.release(places)

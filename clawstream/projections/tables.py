@@ -2,8 +2,7 @@
 
 A fact's row stands under its event id, beside the place and the time at which the log holds it. No table refers to
 another: topics are read at different speeds, so joins live in the views. Text and JSON are stored as
-clawstream/projections/text.py says. `offsets`, `chain_blocks` and
-`commits` are the projector's own books.
+clawstream/projections/text.py says. `offsets`, `chain_blocks`, `set_aside` and `commits` are the projector's own books.
 """
 
 from sqlalchemy import (
@@ -367,6 +366,21 @@ chain_blocks = Table(
     _must("chain", LargeBinary),
     _must("marks", LargeBinary),
     PrimaryKeyConstraint("topic", "partition", "block"),
+)
+
+set_aside = Table(
+    "set_aside",  # records that were read and have no row; see clawstream/projections/sorting.py
+    metadata,
+    _must("topic", Text),
+    _must("partition", Integer),
+    _must("source_offset", BigInteger),
+    _must("log_time_ms", BigInteger),
+    _may("record_key", LargeBinary),
+    _must("reason", Text),  # undecodable, unusable, failed, parked
+    _must("error", Text),
+    _must("attempt", BigInteger),
+    _must("fate", Text),  # open: it waits; discarded
+    PrimaryKeyConstraint("topic", "partition", "source_offset"),
 )
 
 commits = Table(

@@ -15,11 +15,15 @@ import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from clawstream.errors import TryLater
+from clawstream.errors import TryLater, UnusableEvent
+from clawstream.projections.books import waiting
 from clawstream.projections.chain import Block
 from clawstream.projections.merge import merge
 from clawstream.projections.rows import Row
+from clawstream.projections.sorting import GROUP, Release, UnusableRecords
 from clawstream.projections.tables import metadata
+from clawstream.projections.text import escape
+from clawstream.stream.letters import MESSAGE_CHARACTERS, Fate, Letter, LetterId
 from clawstream.stream.log import Place
 
 STATEMENT_TIMEOUT_MS = 60_000
@@ -45,6 +49,7 @@ class Slice:
     rows: Sequence[Row]
     blocks: Sequence[Block]  # what the records add to the chain
     first_offset: int | None  # of the first of the records; None: there is none
+    set_aside: Sequence[Letter] = ()  # of records that have no row
 
     @property
     def chain(self) -> bytes | None:
@@ -72,19 +77,65 @@ class Writer:
         """Write all of the batch and return nothing, or write none of it and return the partitions that were lost.
 
         Raises TryLater while the database is away; to write the same batch again is safe whatever happened to it.
+        Raises UnusableRecords, with nothing written, for rows that the database refuses.
         """
-        with _transaction(self._engine) as cursor:
+        with self._refusals([row for part in batch for row in part.rows]), _transaction(self._engine) as cursor:
             states = {part.place: _advance(cursor, part) for part in sorted(batch, key=lambda part: part.place)}
             lost = frozenset(place for place, state in states.items() if state is _State.LOST)
             if lost:
                 cursor.connection.rollback()
                 return lost
             fresh = [part for part in batch if states[part.place] is _State.ADVANCED]
-            for name, rows in sorted(_by_table(fresh).items()):
-                merge(cursor, metadata.tables[name], rows)
+            _merge(cursor, [row for part in fresh for row in part.rows])
+            cursor.executemany(_SET_ASIDE, [_noted(letter) for part in fresh for letter in part.set_aside])
             cursor.executemany(_LINKED, [_linked(part.place, block) for part in fresh for block in part.blocks])
             cursor.executemany(_COMMITTED, [(*part.place, part.next_offset, part.claim.next_offset) for part in fresh])
         return lost
+
+    def waiting(self) -> list[Letter]:
+        """Return the letters of what is set aside and waits; raises TryLater while the database is away."""
+        with _transaction(self._engine) as cursor:
+            return waiting(cursor, GROUP)
+
+    def release(self, place: Place, claim: Claim, release: Release) -> bool:
+        """Write what becomes of letters of the partition, and return whether it is still ours; else nothing is written.
+
+        Raises as `write` does, and is as safe to do again.
+        """
+        with self._refusals(release.rows), _transaction(self._engine) as cursor:
+            # An update, as a rebuild that swaps the tables lets nobody make one.
+            cursor.execute(_HELD, (*place, claim.epoch))
+            if cursor.rowcount != 1:
+                return False
+            _merge(cursor, release.rows)
+            cursor.execute(_USED, (*place, list(release.used)))
+            cursor.execute(_DISCARDED, (Fate.DISCARDED, *place, list(release.discarded)))
+            if release.again is not None:
+                cursor.execute(_SET_ASIDE, _noted(release.again.letter))
+            return True
+
+    @contextmanager
+    def _refusals(self, rows: Sequence[Row]) -> Iterator[None]:
+        """Say which of the rows it is where the database refuses what they hold."""
+        try:
+            yield
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            found = self._refused(rows)
+            if not found:
+                raise
+            raise UnusableRecords(found) from error
+
+    def _refused(self, rows: Sequence[Row]) -> dict[LetterId, Exception]:
+        found: dict[LetterId, Exception] = {}
+        with _transaction(self._engine) as cursor:
+            for row in rows:
+                try:
+                    with cursor.connection.transaction():
+                        merge(cursor, metadata.tables[row.table], [row])
+                        raise psycopg.Rollback
+                except (psycopg.DataError, psycopg.IntegrityError) as error:
+                    found[LetterId(GROUP, *row.source)] = UnusableEvent(f"Postgres refuses its row: {_what(error)}")
+        return found
 
 
 class _State(Enum):
@@ -108,6 +159,16 @@ _LINKED = """
     ON CONFLICT (topic, partition, block) DO UPDATE
     SET next_offset = excluded.next_offset, chain = excluded.chain, marks = b.marks || excluded.marks
 """
+_SET_ASIDE = """
+    INSERT INTO set_aside
+        (topic, partition, source_offset, log_time_ms, record_key, reason, error, attempt, fate)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
+    ON CONFLICT (topic, partition, source_offset) DO UPDATE
+    SET reason = excluded.reason, error = excluded.error, attempt = excluded.attempt, fate = excluded.fate
+"""
+_HELD = "UPDATE offsets SET epoch = epoch WHERE topic = %s AND partition = %s AND epoch = %s"
+_USED = "DELETE FROM set_aside WHERE topic = %s AND partition = %s AND source_offset = ANY(%s)"
+_DISCARDED = "UPDATE set_aside SET fate = %s WHERE topic = %s AND partition = %s AND source_offset = ANY(%s)"
 _COMMITTED = """
     INSERT INTO commits (topic, partition, next_offset, first_offset, committed_at)
     VALUES (%s, %s, %s, %s, clock_timestamp())
@@ -135,12 +196,26 @@ def _advance(cursor: psycopg.Cursor, part: Slice) -> _State:
     return _State.WRITTEN if booked == (part.next_offset, part.claim.epoch) else _State.LOST
 
 
-def _by_table(parts: Sequence[Slice]) -> dict[str, list[Row]]:
-    found: defaultdict[str, list[Row]] = defaultdict(list)
-    for part in parts:
-        for row in part.rows:
-            found[row.table].append(row)
-    return found
+def _what(error: psycopg.Error) -> str:
+    """Return what a refusal is about; the database's own words quote the row."""
+    about = error.diag.constraint_name or error.diag.column_name
+    return f"{type(error).__name__}{f' ({about})' if about else ''}"
+
+
+def _noted(letter: Letter) -> tuple[object, ...]:
+    """A letter as the table has it; what is asked of it, and not done, is in its queue alone."""
+    fate = Fate.DISCARDED if letter.fate is Fate.DISCARDED else Fate.OPEN
+    error = escape(letter.error[:MESSAGE_CHARACTERS])
+    _, *at = letter.id
+    return (*at, letter.timestamp_ms, letter.key, letter.reason, error, letter.attempt, fate)
+
+
+def _merge(cursor: psycopg.Cursor, rows: Sequence[Row]) -> None:
+    by_table: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_table[row.table].append(row)
+    for name, some in sorted(by_table.items()):
+        merge(cursor, metadata.tables[name], some)
 
 
 @contextmanager

@@ -15,9 +15,6 @@ from clawstream.stream.letters import Fate, Letter, LetterId, Letters, Mark, Rea
 from clawstream.stream.log import Raw
 from clawstream.stream.topics import DLQ_SUFFIX, all_topics
 
-# Tables are rebuilt, and not replayed into: there a record is a row, whatever stood before it.
-_NOT_REPLAYED = frozenset({"project"})
-
 
 class Queues(Protocol):
     """What is needed of a log."""
@@ -52,7 +49,7 @@ async def shown(log: Queues, name: str) -> dict[str, Any]:
 async def rule(log: Queues, fate: Fate, *, letter: str | None, stage: str | None, because: str | None) -> list[Letter]:
     """Ask for a fate of one letter, or of all of a stage that wait to be ruled about; return them.
 
-    Raises OperatorError for a letter that is not there, is parked or done with, or that no stage replays.
+    Raises OperatorError for a letter that is not there, or is parked or done with.
     """
     if (letter is None) == (stage is None):
         raise OperatorError("name one letter, or all of a stage with --stage; see `clawstream dlq list`")
@@ -64,15 +61,10 @@ async def rule(log: Queues, fate: Fate, *, letter: str | None, stage: str | None
         if letter is not None
         else [one for one in found if one.id.group == stage and _open(one)]
     )
-    refused = sorted({one.id.group for one in chosen} & _NOT_REPLAYED)
-    if refused and fate is Fate.REPLAY:
-        raise OperatorError(f"{refused[0]} replays no records: a rebuild of the tables reads them again")
-    marks = [
-        Mark(id=one.id, key=one.key, attempt=one.attempt, fate=_fate(one, fate), because=because) for one in chosen
-    ]
+    marks = [Mark(id=one.id, key=one.key, attempt=one.attempt, fate=fate, because=because) for one in chosen]
     if marks:
         await log.mark(marks)
-    return [replace(one, fate=mark.fate, because=because) for one, mark in zip(chosen, marks, strict=True)]
+    return [replace(one, fate=fate, because=because) for one in chosen]
 
 
 def letter_id_of(name: str) -> LetterId:
@@ -103,11 +95,6 @@ def plain(letter: Letter) -> dict[str, Any]:
         "set_aside_at": _time(letter.set_aside_at_ms),
         "ruled_at": None if letter.ruled_at_ms is None else _time(letter.ruled_at_ms),
     }
-
-
-def _fate(letter: Letter, fate: Fate) -> Fate:
-    """A stage that replays nothing has nothing to do for a discard either: it is done at once."""
-    return Fate.DISCARDED if letter.id.group in _NOT_REPLAYED and fate is Fate.DISCARD else fate
 
 
 def _ruleable(found: Letters, letter_id: LetterId) -> Letter:

@@ -15,13 +15,13 @@ FEWEST = 10  # bad records, below which no share of them means anything
 _SLOT_S = 1.0
 
 
-def flooded(stage: str, bad: int, read: int, *, then: str) -> TooManyFailures:
-    """Return why the stage stops; `then` says how the records are used once it is mended."""
+def flooded(stage: str, bad: int, read: int) -> TooManyFailures:
+    """Return why the stage stops."""
     return TooManyFailures(
         f"{stage} set {bad} of the last {read} records aside within {WINDOW_S / 60:g} minutes, more than "
         f"{LARGEST_SHARE:.0%}: it stops, as then it is not the records that are at fault. Nothing is lost: they are in "
         f"the dead-letter queues. Look at `clawstream dlq list --stage {stage}`, mend what it says, start the stage, "
-        f"and have them used with `{then}`"
+        "and have them used with `clawstream dlq replay`"
     )
 
 

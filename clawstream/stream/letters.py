@@ -174,6 +174,12 @@ class Letters:
         ]
 
 
+def parked(letters: Letters, place: Place, key: bytes | None, offset: int) -> ParkedRecord | None:
+    """Return why the record there has to wait; None: it need not."""
+    first = letters.blocks(place, key, offset)
+    return None if first is None else ParkedRecord(f"it waits behind {first.topic}-{first.partition}-{first.offset}")
+
+
 def reason_of(error: Exception) -> Reason:
     """Return what kind of trouble an error is."""
     if isinstance(error, ParkedRecord):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from clawstream.events import Event
-from clawstream.stream.headers import ReadHeaders
+from clawstream.stream.headers import ReadHeaders, key_bytes
 from clawstream.stream.stage import Record
 
 if TYPE_CHECKING:
@@ -65,6 +65,13 @@ class Undecodable:
 
 
 Arrived = Record | Undecodable
+
+
+def key_of(record: Arrived) -> bytes | None:
+    """Return the record's key as the log has it."""
+    return record.raw.key if isinstance(record, Undecodable) else key_bytes(record.key)
+
+
 Start = Mapping[tuple[str, int], int] | Literal["earliest", "latest"] | int
 
 

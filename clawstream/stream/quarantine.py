@@ -13,12 +13,11 @@ from typing import Generic, TypeVar
 
 from clawstream.errors import ParkedRecord, TryLater, UndecodableRecord, UnusableEvent
 from clawstream.stream.calling import wait_before
+from clawstream.stream.dead_letters import DeadLetters
 from clawstream.stream.errands import Errands
-from clawstream.stream.headers import key_bytes
-from clawstream.stream.letters import Fate, Letter, LetterId, Letters, Mark, Reason
-from clawstream.stream.log import Arrived, Log, Place, Raw, Undecodable
+from clawstream.stream.letters import Fate, Letter, LetterId, Mark, Reason, parked
+from clawstream.stream.log import Arrived, Log, Place, Undecodable, key_of
 from clawstream.stream.stage import Stage, Step
-from clawstream.stream.topics import dead_letter_topic
 from clawstream.stream.work import Errand, Share
 
 log = logging.getLogger(__name__)
@@ -35,37 +34,17 @@ class Quarantine(Generic[S, C]):
         self._log = to
         self._errands = errands
         self._retry_s = retry_s
-        queues = [dead_letter_topic(topic) for topic in stage.reads]
-        self._queues = [queue for queue in queues if queue is not None]
-        self.letters = Letters(stage.name)
-        self._current = asyncio.Event()
+        self._dead = DeadLetters(stage.name, stage.reads, to, retry_s=retry_s)
+        self.letters = self._dead.letters
         self._released_at: dict[int, int] = {}  # by partition: how many changes of the letters are dealt with
 
     async def follow(self) -> None:
         """Read the queues, and what comes, until cancelled."""
-        attempt = 0
-        while self._queues:
-            try:
-                async with aclosing(self._log.follow_raw(self._queues, until_end=True)) as there:
-                    async for raws in there:
-                        self._take(raws)
-                self._current.set()
-                async with aclosing(self._log.follow_raw(self._queues)) as coming:
-                    async for raws in coming:
-                        self._take(raws)
-            except TryLater as error:
-                log.warning("stage=%s dead_letters=unread reason=%s", self._stage.name, error)
-                await asyncio.sleep(wait_before(attempt, self._retry_s))
-                attempt += 1
-        self._current.set()
+        await self._dead.follow()
 
     async def current(self) -> None:
         """Return when all that stood in the queues when `follow` began is known."""
-        await self._current.wait()
-
-    def _take(self, raws: Sequence[Raw]) -> None:
-        for raw in raws:
-            self.letters.read(raw)
+        await self._dead.current.wait()
 
     def held(self, number: int) -> frozenset[str]:
         """Return the keys that nothing may be said of for now."""
@@ -80,10 +59,7 @@ class Quarantine(Generic[S, C]):
         """Return why the record has to wait; None: it need not."""
         if not self._stage.ordered:
             return None
-        first = self.letters.blocks(place, _key(record), record.offset)
-        return (
-            None if first is None else ParkedRecord(f"it waits behind {first.topic}-{first.partition}-{first.offset}")
-        )
+        return parked(self.letters, place, key_of(record), record.offset)
 
     def set_aside(self, share: Share[S, C], errand: Errand, record: Arrived, error: Exception) -> None:
         """Copy the record to its queue; in an ordered stage what follows of its key waits from now on."""
@@ -92,7 +68,7 @@ class Quarantine(Generic[S, C]):
         self.letters.add(
             Letter(
                 id=LetterId(self._stage.name, *place, record.offset),
-                key=_key(record),
+                key=key_of(record),
                 timestamp_ms=record.timestamp_ms,
                 reason=Reason.PARKED if isinstance(error, ParkedRecord) else Reason.UNUSABLE,
                 error=str(error),
@@ -213,10 +189,6 @@ class Quarantine(Generic[S, C]):
                     attempt += 1
                 else:
                     return
-
-
-def _key(record: Arrived) -> bytes | None:
-    return record.raw.key if isinstance(record, Undecodable) else key_bytes(record.key)
 
 
 def _key_text(record: Arrived) -> str:

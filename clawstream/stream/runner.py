@@ -253,7 +253,7 @@ class _Worker(Generic[S, C]):
             return
         await self._let_go(list(self._shares.values()))
         bad, read = flood
-        raise flooded(self._stage.name, bad, read, then="clawstream dlq replay")
+        raise flooded(self._stage.name, bad, read)
 
     def _tick(self) -> None:
         for share in self._shares.values():

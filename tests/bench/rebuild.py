@@ -35,7 +35,8 @@ from clawstream.projections import database
 from clawstream.projections.audit import verify
 from clawstream.projections.makers import num_processes
 from clawstream.projections.rebuild import rebuild as rebuild_tables
-from clawstream.projections.stage import GROUP, project
+from clawstream.projections.sorting import GROUP
+from clawstream.projections.stage import project
 from clawstream.stream import admin
 from clawstream.stream.kafka import KafkaLog
 from tests import servers

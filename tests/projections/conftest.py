@@ -36,6 +36,15 @@ def emptied(migrated: Engine) -> Engine:
 
 
 @pytest.fixture
+def live(fresh_database_url: str) -> Iterator[Engine]:
+    """A database of the test's own, with the tables."""
+    database.upgrade(fresh_database_url)
+    engine = database.connect(fresh_database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
 async def log(kafka_bootstrap: str, topic_prefix: str) -> AsyncIterator[KafkaLog]:
     """A log of its own, with three partitions where there are many."""
     await admin.apply(kafka_bootstrap, topic_prefix, partitions=logs.NUM_PARTITIONS)

@@ -4,7 +4,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import psycopg
@@ -26,15 +26,6 @@ from clawstream.stream.memory import MemoryLog
 from tests.projections.reading import contents
 from tests.projections.test_audit import MANY, audited, projected, session, tampered
 from tests.projections.test_stage import caught_up, projecting
-
-
-@pytest.fixture
-def live(fresh_database_url: str) -> Iterator[Engine]:
-    """A database of the test's own, with the tables."""
-    database.upgrade(fresh_database_url)
-    engine = database.connect(fresh_database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

@@ -10,20 +10,22 @@ from sqlalchemy import Engine, text
 
 from clawstream.errors import DatabaseMismatch, OperatorError, TryLater
 from clawstream.projections import database
-from clawstream.projections.stage import GROUP, project
+from clawstream.projections.sorting import GROUP
+from clawstream.projections.stage import project
 from clawstream.projections.tables import EXCHANGES, TOPICS
 from clawstream.stream.desk import letters, rule
 from clawstream.stream.failures import FEWEST
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.letters import Fate, Reason
 from clawstream.stream.log import Place
+from clawstream.stream.memory import MemoryLog
 from tests.projections import story
 from tests.projections.reading import contents
 from tests.stream.raw import append_bytes
 
 
 @asynccontextmanager
-async def projecting(url: str, log: KafkaLog) -> AsyncIterator[None]:
+async def projecting(url: str, log: KafkaLog | MemoryLog) -> AsyncIterator[None]:
     """A projector runs for the length of the block."""
     stop = asyncio.Event()
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
@@ -35,7 +37,7 @@ async def projecting(url: str, log: KafkaLog) -> AsyncIterator[None]:
         await running
 
 
-async def caught_up(engine: Engine, log: KafkaLog) -> None:
+async def caught_up(engine: Engine, log: KafkaLog | MemoryLog) -> None:
     """Return when the tables have all that is on the log now."""
     ends = {place: end for place, end in (await log.end_offsets(TOPICS)).items() if end}
     while True:
@@ -146,23 +148,27 @@ async def test_a_database_without_the_tables_is_refused(fresh_database_url: str,
         await project(fresh_database_url, log, stop=asyncio.Event())
 
 
-async def test_a_record_that_can_not_be_read_is_in_its_queue_and_the_rows_go_on(
+async def test_what_follows_a_record_that_can_not_be_read_waits_and_other_sessions_go_on(
     emptied: Engine, migrated_url: str, log: KafkaLog
 ) -> None:
-    await append_bytes(log, "clawstream.exchanges.v1", story.SESSION.encode(), b"nonsense", [])
+    await append_bytes(log, EXCHANGES, story.SESSION.encode(), b"nonsense", [])
     async with projecting(migrated_url, log):
-        await log.append(story.STORY)
+        await log.append([*story.STORY, replace(story.EXCHANGES[0], session_id="other")])
         await caught_up(emptied, log)
-    found = await letters(log)
-    assert [(letter.id.group, letter.key, letter.reason) for letter in found] == [
-        (GROUP, story.SESSION.encode(), Reason.UNDECODABLE)
-    ]
-    with emptied.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM exchanges")).scalar_one() == len(story.EXCHANGES)
-    with pytest.raises(OperatorError, match="project replays no records: a rebuild of the tables"):
-        await rule(log, Fate.REPLAY, letter=None, stage=GROUP, because=None)
-    [done] = await rule(log, Fate.DISCARD, letter="/".join(map(str, found[0].id)), stage=None, because="noise")
-    assert done.fate is Fate.DISCARDED
+        head, *parked = await letters(log)
+        assert (head.id.group, head.key, head.reason) == (GROUP, story.SESSION.encode(), Reason.UNDECODABLE)
+        assert [letter.reason for letter in parked] == [Reason.PARKED] * 4
+        assert _sessions(emptied) == ["other"]
+        await rule(log, Fate.DISCARD, letter="/".join(map(str, head.id)), stage=None, because="noise")
+        while any(letter.waits for letter in await letters(log)):
+            await _tick()
+    assert _sessions(emptied) == ["other", story.SESSION]
+    assert [letter.fate for letter in await letters(log)] == [Fate.DISCARDED] + [Fate.REPLAYED] * 4
+
+
+def _sessions(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(text("SELECT session_id FROM sessions ORDER BY 1")).scalars())
 
 
 async def test_a_flood_of_records_that_can_not_be_read_stops_the_projector_with_all_of_them_in_their_queue(

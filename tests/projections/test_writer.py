@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 from clawstream.events import Event, SessionDone, TurnOrphaned, TurnPaired
 from clawstream.events.turns import OrphanReason
 from clawstream.projections.rows import TABLE_OF
+from clawstream.projections.sorting import UnusableRecords
 from clawstream.projections.writer import Claim, Writer
 from tests.projections import logs
 from tests.projections.reading import contents, empty, rest, slice_of, write_all
@@ -118,7 +119,7 @@ def test_rows_and_offset_stand_or_fall_together(emptied: Engine) -> None:
     claim = writer.claim([place])[place]
     part = slice_of(place, claim, records)
     broken = part.rows[0]._replace(cells=("not a uuid", *part.rows[0].cells[1:]))
-    with pytest.raises(Exception, match="not a uuid"):
+    with pytest.raises(UnusableRecords, match="InvalidTextRepresentation"):
         writer.write([dataclasses.replace(part, rows=[part.rows[0], broken])])
     assert writer.claim([place])[place] == Claim(next_offset=0, epoch=claim.epoch + 1)
     assert contents(emptied)["turns"] == []
