@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from clawstream.cli.process import Context, hide_torch, log_to_stderr, run_until_stopped
+from clawstream.cli.process import Context, log_to_stderr, run_until_stopped
 from clawstream.cli.servers import broker
 from clawstream.config import Settings
 from clawstream.errors import ConfigError, OperatorError
@@ -168,7 +168,7 @@ async def work_on(
     settings: Settings, log: "KafkaLog", wanted: "Wanted", *, num_workers: int, rate: float | None
 ) -> ReplayEnded:
     """Begin the replay, or find it begun, and return how it ended."""
-    from clawstream.replay.processes import in_processes
+    from clawstream.replay.processes import in_processes, prepare
     from clawstream.replay.ranges import EXCHANGES, num_records
     from clawstream.replay.running import begin, work_through
     from clawstream.stream import admin
@@ -180,6 +180,7 @@ async def work_on(
     if ended is not None:
         say(f"replay {wanted.name} has ended before; nothing was done")
         return ended
+    prepare("clawstream.cli.replay_worker")
     partitions = 1 + max(part.partition for part in started.ranges)
     assert settings.kafka.bootstrap is not None
     await admin.create(
@@ -191,17 +192,9 @@ async def work_on(
     news = _News(num_records(started.ranges, EXCHANGES), say)
 
     async def work(begun: ReplayStarted) -> "list[Outcome]":
-        return await in_processes(
-            settings, begun, num_workers=num_workers, exchanges_per_s=rate, prepare=prepare, on_progress=news.tell
-        )
+        return await in_processes(settings, begun, num_workers=num_workers, exchanges_per_s=rate, on_progress=news.tell)
 
     return await work_through(log, started, work)
-
-
-def prepare() -> None:
-    """Make a worker's process like any other stage's."""
-    hide_torch()
-    log_to_stderr("replay")
 
 
 class _News:

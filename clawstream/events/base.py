@@ -13,7 +13,7 @@ from enum import Enum
 from hashlib import sha1
 from typing import Annotated, ClassVar
 
-_NAMESPACE = uuid.UUID("9d1f6c1e-6f0e-5c58-9a53-0d7b3c1f4a10")
+_NAMESPACE = uuid.UUID("9d1f6c1e-6f0e-5c58-9a53-0d7b3c1f4a10").bytes
 
 
 class Packed(Enum):
@@ -74,7 +74,7 @@ def derived_id(kind: str, *parts: object) -> str:
     """Return a uuid5 of `kind` and `parts`; None and "" give different ids."""
     name = "\x1f".join([kind, *map(repr, parts)]).encode()
     # As uuid.uuid5 does it, in a third of its time: every record that is read has its id made.
-    number = bytearray(sha1(_NAMESPACE.bytes + name, usedforsecurity=False).digest()[:16])
+    number = bytearray(sha1(_NAMESPACE + name, usedforsecurity=False).digest()[:16])
     number[6] = number[6] & 0x0F | 0x50
     number[8] = number[8] & 0x3F | 0x80
     made = number.hex()

@@ -6,12 +6,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from typing import TypeVar
 
 from clawstream.errors import UnusableExchange
 from clawstream.events.base import TokenIds
 from clawstream.events.exchanges import ExchangeCompleted, RequestDelta
 
+_T = TypeVar("_T")
 WHOLE_EVERY = 32  # so that no chain of parents is longer
 
 
@@ -138,11 +139,19 @@ def _joined(deltas: Sequence[RequestDelta], exchange_id: str) -> WholeRequest:
             tokens.append(delta.token_ids[: num_tokens - delta.kept_tokens])
             num_tokens = delta.kept_tokens
     return WholeRequest(
-        messages=tuple(chain.from_iterable(reversed(messages))),
-        token_ids=tuple(chain.from_iterable(reversed(tokens))),
+        messages=_in_order(messages),
+        token_ids=_in_order(tokens),
         options=options,
         num_parents=len(deltas) - 1,
     )
+
+
+def _in_order(newest_first: Sequence[tuple[_T, ...]]) -> tuple[_T, ...]:
+    """Return the parts as one, the last first."""
+    found: list[_T] = []
+    for part in reversed(newest_first):
+        found += part
+    return tuple(found)
 
 
 def _common(left: tuple[object, ...], right: tuple[object, ...]) -> int:

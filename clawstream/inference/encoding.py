@@ -2,6 +2,9 @@
 
 The one rule: ids are those of the tokenizer underneath. It has no character offsets, which only training masks need,
 so renderers skip the work of attributing tokens to messages.
+
+A template's code goes over each id of a prompt several times, and looks at none that a text is encoded as. So a long
+text goes through it as one id, a LongText, and its ids take that place afterwards (`spread`).
 """
 
 import threading
@@ -10,6 +13,36 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_TOKENS = 2_000_000  # remembered; a token takes 8 bytes here
+LONG_TOKENS = 64
+_NO_TOKEN = -1  # what a long text is equal to; templates compare ids with those of their marks
+
+
+class LongText(int):
+    """The ids of a text, in the place of one id."""
+
+    ids: Sequence[int]
+
+    @classmethod
+    def of(cls, ids: Sequence[int]) -> "LongText":
+        """Return what stands for `ids`."""
+        found = cls(_NO_TOKEN)
+        found.ids = ids
+        return found
+
+
+def spread(ids: Sequence[int]) -> tuple[int, ...]:
+    """Return the ids, and those of each LongText in its place."""
+    found: list[int] = []
+    start = 0
+    for _ in range(ids.count(_NO_TOKEN)):
+        at = ids.index(_NO_TOKEN, start)
+        long = ids[at]
+        assert isinstance(long, LongText), f"a template wrote the id {long}"
+        found += ids[start:at]
+        found += long.ids
+        start = at + 1
+    found += ids[start:]
+    return tuple(found)
 
 
 class RememberingTokenizer:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from itertools import chain, pairwise
 from typing import Any
 
+from clawstream.inference.encoding import LONG_TOKENS, LongText
+
 # What the families' templates put into the text that they encode, in headers and around tool calls.
 WRITTEN_AS_TEXT = frozenset(
     {
@@ -70,7 +72,7 @@ class TemplateTokenizer:
     """What one renderer asks of a tokenizer: until `seal`, `marked` encodes, then `plain`.
 
     Some renderers find their marks' ids by encoding them when they are made. `always_marked` are whole texts that
-    `marked` encodes for ever; nobody else may write them.
+    `marked` encodes for ever; nobody else may write them. Sealed, it gives a long text's ids as one LongText.
     """
 
     def __init__(self, marked: Any, plain: Any, always_marked: frozenset[str] = frozenset()) -> None:
@@ -89,7 +91,8 @@ class TemplateTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the ids of `text`."""
         encoder = self._marked if text in self._always_marked else self._encoder
-        return list(encoder.encode(text, add_special_tokens=add_special_tokens))
+        ids = list(encoder.encode(text, add_special_tokens=add_special_tokens))
+        return [LongText.of(ids)] if encoder is self._plain and len(ids) >= LONG_TOKENS else ids
 
     def decode(self, token_ids: Sequence[int], **options: Any) -> str:
         """Return the text of the ids."""

@@ -20,7 +20,7 @@ from tokenizers.decoders import ByteLevel
 from clawstream.config import PolicySettings
 from clawstream.errors import ConfigError, UnrenderableRequest
 from clawstream.inference import mistral
-from clawstream.inference.encoding import RememberingTokenizer
+from clawstream.inference.encoding import RememberingTokenizer, spread
 from clawstream.inference.history import UNPRINTABLE, placed, probed, shown
 from clawstream.inference.markup import ANSWER_HEADERS, PlainText, TemplateTokenizer
 from clawstream.inference.tokenizer import load_tokenizer
@@ -175,7 +175,7 @@ class PromptRenderer:
         except _REFUSALS as error:
             said = str(error).rstrip(".")
             raise UnrenderableRequest(f"the {self.family} template can't render this conversation: {said}") from error
-        return tuple(ids)
+        return spread(ids)
 
     @property
     def bridges(self) -> bool:
@@ -205,7 +205,7 @@ class PromptRenderer:
             bridged = bridger and bridger.bridge_to_next_turn(tail, list(output_ids), new, tools=_tools(options))
         except (UnrenderableRequest, *_REFUSALS):
             return None
-        following = tuple(bridged.token_ids[len(tail) :]) if bridged is not None else ()
+        following = spread(bridged.token_ids[len(tail) :]) if bridged is not None else ()
         return following if output_ids and following[: len(output_ids)] == output_ids else None
 
     def parse(
@@ -280,7 +280,7 @@ class PromptRenderer:
         if not self.bridges:
             return None
         keeping = self._config.model_copy(update={"thinking_retention": "all"})
-        tokenizer = TemplateTokenizer(self._marked, self._plain, always_marked=ANSWER_HEADERS)
+        tokenizer = TemplateTokenizer(self._marked, self._plain, ANSWER_HEADERS)
         try:
             bridger = create_renderer(self._marked if self._plain is self._marked else tokenizer, keeping, **kwargs)
         except ValueError:  # the request's own options say that reasoning is dropped

@@ -3,7 +3,6 @@
 The one rule: only readable votes count for a score, and a score needs a quorum of them; without it there is none.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,14 +30,14 @@ class Outcome:
 
 def tally(votes: Sequence[VoteCast]) -> Tally:
     """Return how many votes say what."""
-    scores = Counter(vote.score for vote in votes if vote.status is VoteStatus.READABLE)
-    statuses = Counter(vote.status for vote in votes)
+    scores = [vote.score for vote in votes if vote.status is VoteStatus.READABLE]
+    statuses = [vote.status for vote in votes]
     return Tally(
-        num_positive=scores[1],
-        num_neutral=scores[0],
-        num_negative=scores[-1],
-        num_unreadable=statuses[VoteStatus.UNREADABLE],
-        num_failed=statuses[VoteStatus.FAILED],
+        num_positive=scores.count(1),
+        num_neutral=scores.count(0),
+        num_negative=scores.count(-1),
+        num_unreadable=statuses.count(VoteStatus.UNREADABLE),
+        num_failed=statuses.count(VoteStatus.FAILED),
     )
 
 

@@ -34,12 +34,13 @@ class Output:
         """
         kind = type(event)
         value = codec().encode(event)
+        headers = headers_of(event, source=self._source, now_ms=at_ms, traceparent=traceparent)
         self.counts[kind.__name__] += 1
         if kind is SampleAssembled:
-            self.digests.setdefault(uuid.UUID(event.event_id).bytes, hashlib.sha256(value).digest())
+            event_id = uuid.UUID(dict(headers)["ce_id"].decode("ascii"))
+            self.digests.setdefault(event_id.bytes, hashlib.sha256(value).digest())
         if kind not in self._topics:
             self._topics[kind] = replay_topic(topic_of(kind), self._replay)
-        headers = headers_of(event, source=self._source, now_ms=at_ms, traceparent=traceparent)
         return Put(Place(self._topics[kind], partition), key_bytes(event.key), value, headers)
 
 

@@ -7,12 +7,11 @@ same.
 import asyncio
 import gc
 import logging
-import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -41,7 +40,12 @@ class Job:
     started: ReplayStarted
     numbers: Sequence[int]
     exchanges_per_s: float | None
-    prepare: Callable[[], None]  # what the process does before all else; a function of a module
+
+
+def prepare(module: str) -> None:
+    """Have workers be forks of a process that has imported `module`, which begins to do so."""
+    get_context("forkserver").set_forkserver_preload([module])
+    forkserver.ensure_running()
 
 
 async def in_processes(
@@ -50,7 +54,6 @@ async def in_processes(
     *,
     num_workers: int,
     exchanges_per_s: float | None,
-    prepare: Callable[[], None],
     on_progress: Callable[[Progress], None],
 ) -> list[Outcome]:
     """Return what each worker has done; `on_progress` is told what all have done together."""
@@ -65,11 +68,11 @@ async def in_processes(
 
         return tell
 
-    jobs = [
-        Job(settings=settings, started=started, numbers=share, exchanges_per_s=rate, prepare=prepare) for share in dealt
-    ]
-    running = [_start(job) for job in jobs]
+    running: list[tuple[BaseProcess, Connection[object, object]]] = []
     try:
+        for share in dealt:
+            job = Job(settings=settings, started=started, numbers=share, exchanges_per_s=rate)
+            running.append(await asyncio.to_thread(_start, job))
         hearing = [
             asyncio.to_thread(_hear, process, heard, telling(number)) for number, (process, heard) in enumerate(running)
         ]
@@ -81,7 +84,7 @@ async def in_processes(
 
 
 def _start(job: Job) -> tuple[BaseProcess, "Connection[object, object]"]:
-    context = get_context("spawn")
+    context = get_context("forkserver")
     heard, tell = context.Pipe(duplex=False)
     process = context.Process(target=_main, args=(job, tell), daemon=True)
     process.start()
@@ -109,8 +112,6 @@ def _hear(process: BaseProcess, heard: "Connection[object, object]", on_news: Ca
 
 def _main(job: Job, tell: "Connection[object, object]") -> None:
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches whoever started us, who ends us
-    job.prepare()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             outcome: object = runner.run(_work(job, tell))
@@ -149,12 +150,13 @@ async def _work(job: Job, tell: "Connection[object, object]") -> Outcome:
         began_s, cpu_s = time.perf_counter(), time.process_time()
         outcome = await worker.run(job.numbers)
         log.info(
-            "worker=done replay=%s partitions=%s exchanges=%d seconds=%.2f cpu_s=%.2f",
+            "worker=done replay=%s partitions=%s exchanges=%d seconds=%.2f cpu_s=%.2f starting_cpu_s=%.2f",
             job.started.replay,
             ",".join(map(str, job.numbers)),
             outcome.progress.num_exchanges,
             time.perf_counter() - began_s,
             time.process_time() - cpu_s,
+            cpu_s,
         )
         return outcome
 

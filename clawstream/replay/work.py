@@ -7,7 +7,7 @@ each reply that something rests on, and concludes the same.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from clawstream.stream.topics import replay_topic
 
 log = logging.getLogger(__name__)
 
+AT_ONCE = 2  # partitions
 GROUP_RECORDS = 1000
 GROUP_BYTES = 4 * 2**20
 BREATHE_EVERY = 100  # records; fetching goes on meanwhile
@@ -61,7 +62,11 @@ class Outcome:
 
 
 class Worker:
-    """Replays partitions, one after the other; `judging` is the stage that makes calls, None where votes are known."""
+    """Replays partitions; `judging` is the stage that makes calls, None where votes are known.
+
+    One partition after the other where calls are made; else two at once, of which one is worked on while the broker is
+    asked for the other.
+    """
 
     def __init__(
         self,
@@ -90,13 +95,22 @@ class Worker:
         self._began_s = self._told_s = self._now()
         if self.judging is not None:
             self.caller = Caller(self.judging, retry_s=RETRY_S, on_retry=_retried)
+        left = iter(numbers)
+        if self.judging is not None:
+            await self._work_through(left)
+        else:
+            async with asyncio.TaskGroup() as lanes:
+                for _ in range(AT_ONCE):
+                    lanes.create_task(self._work_through(left))
+        self.progress.num_samples = len(self.output.digests)
+        self._on_progress(self.progress)
+        return Outcome(progress=self.progress, counts=dict(self.output.counts), digests=self.output.digests)
+
+    async def _work_through(self, numbers: Iterator[int]) -> None:
         for number in numbers:
             known = await self._known_votes(number) if self.judging is not None else {}
             async with asyncio.TaskGroup() as tasks:
                 await _Partition(self, number, tasks, known).run()
-        self.progress.num_samples = len(self.output.digests)
-        self._on_progress(self.progress)
-        return Outcome(progress=self.progress, counts=dict(self.output.counts), digests=self.output.digests)
 
     async def _known_votes(self, number: int) -> dict[tuple[object, ...], VoteCast]:
         """Return what the judge replied to an earlier run of this replay, the first reply to each ballot."""

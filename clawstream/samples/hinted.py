@@ -56,6 +56,7 @@ def hinted_prompt(session: Session, answer: Answer, asked: WholeRequest, hint: s
         again = continue_prompt(renderer, request, echoes, recalled.prompts)
         if again.token_ids != asked.token_ids:
             return Hinted(None, recalled)
+        again = replace(again, token_ids=asked.token_ids)  # equal; those are kept, and the next compares the sooner
         recalled = recalled._replace(prompts=(again,))
         with_it = with_hint(messages, hint)
         raw = [known if new is old else dump(new) for known, old, new in zip_longest(asked.messages, messages, with_it)]

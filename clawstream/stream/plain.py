@@ -34,7 +34,7 @@ def to_plain(kind: type) -> Convert:
 
 
 def from_plain(kind: type) -> Convert:
-    """Return what makes a `kind` of such a dict; raises ValueError for a value that the type does not have."""
+    """Return what makes a `kind` of such a dict; raises KeyError for a value that the type does not have."""
     hints = get_type_hints(kind, include_extras=True)
     changed = tuple((field.name, convert) for field in fields(kind) if (convert := _reads(hints[field.name])))
 
@@ -85,7 +85,7 @@ def _reads(hint: Any) -> Convert | None:
         assert isinstance(hint, type)
         return from_plain(hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint
+        return {member.value: member for member in hint}.__getitem__
     return None
 
 

@@ -26,8 +26,7 @@ C = TypeVar("C")
 DAY_MS = 86_400_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(NamedTuple):
     """An event as it stands on the log."""
 
     topic: str  # without the installation's prefix

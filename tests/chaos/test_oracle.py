@@ -86,7 +86,7 @@ def _first(found: Collected, kind: type[Event]) -> Record:
 def _again(kind: type[Event], found: Collected, **other: object) -> Collected:
     """Another record of an event's, at the end of its topic, that says something else."""
     first = _first(found, kind)
-    return _and(found, replace(first, offset=1000, event=replace(first.event, **other)))
+    return _and(found, first._replace(offset=1000, event=replace(first.event, **other)))
 
 
 def _failed_too(found: Collected) -> Collected:
@@ -122,7 +122,7 @@ def _swapped(kind: type[Event], found: Collected) -> Collected:
     some = [one for one in found.records if isinstance(one.event, kind)]
     others = [one for one in found.records if not isinstance(one.event, (kind, TurnPaired))]
     places = reversed([one.offset for one in some])
-    return replace(found, records=[*(replace(one, offset=at) for one, at in zip(some, places, strict=True)), *others])
+    return replace(found, records=[*(one._replace(offset=at) for one, at in zip(some, places, strict=True)), *others])
 
 
 def _row_gone(found: Collected) -> Collected:
@@ -139,7 +139,7 @@ def test_a_run_that_kept_every_promise_has_no_findings() -> None:
 
 def test_what_is_written_again_as_it_was_breaks_nothing() -> None:
     found = kept()
-    again = [replace(one, offset=one.offset + 1000) for one in found.records]
+    again = [one._replace(offset=one.offset + 1000) for one in found.records]
     assert findings(replace(found, records=[*found.records, *again])) == []
 
 

@@ -72,6 +72,18 @@ def six_turns(renderer: PromptRenderer, form: Format) -> Session:
 
 
 @names(BRIDGED)
+def test_a_long_text_behind_an_answer_is_written_like_a_short_one(name: str, renderers: Renderers) -> None:
+    session, form = Session(renderers[name], FORMATS[name]), FORMATS[name]
+    long = "The agent reads a file, and says what stands in it. 😀\n" * 40 + "Is it so?"
+    for asked in ("Weather?", "Short?", long):
+        session.turn([user(asked)], form.write("", "Sunny.", ()))
+    first, short, prompt = session.prompts
+    assert prompt.made is short.made is Made.CONTINUED
+    added = session.renderer.decode(prompt.token_ids[len(short.token_ids) :])
+    assert added == session.renderer.decode(short.token_ids[len(first.token_ids) :]).replace("Short?", long)
+
+
+@names(BRIDGED)
 def test_six_turns_are_one_sequence(name: str, renderers: Renderers) -> None:
     session = six_turns(renderers[name], FORMATS[name])
     assert [prompt.made for prompt in session.prompts] == [Made.RENDERED] + [Made.CONTINUED] * 5

@@ -80,6 +80,23 @@ def test_a_prompt_has_the_ids_that_the_family_s_renderer_gives(
     assert renderers[name].prompt_ids(messages, {"tools": TOOLS}) == tuple(theirs)
 
 
+@names((*TYPED, "glm-5", "glm-5.1"))
+def test_a_long_text_has_the_ids_that_the_family_s_renderer_gives_wherever_it_stands(
+    folders: dict[str, Path], name: str
+) -> None:
+    folder = folders[FORMATS["glm-4.5" if name.startswith("glm-5") else name].folder]
+    tokenizer, config = AutoTokenizer.from_pretrained(str(folder)), config_from_name(name)
+    assert config is not None
+    long = "The agent reads a file, and says what stands in it. 😀\n" * 40
+    system, hello, hi, *rest = conversation(long, "functions.get_weather:0")
+    rest[-1] = {**rest[-1], "content": f"{long}?"}
+    messages = [{**system, "content": f" {long}"}, hello, {**hi, "content": long, "reasoning_content": long}, *rest]
+    described = {"type": "function", "function": {"name": "t", "description": long, "parameters": {}}}
+    for tools in ([*TOOLS, described], None):
+        theirs = create_renderer(tokenizer, config).render_ids(messages, tools=tools, add_generation_prompt=True)
+        assert PromptRenderer.load(folder, name).prompt_ids(messages, {"tools": tools}) == tuple(theirs)
+
+
 @names((*TYPED, "gpt-oss"))
 def test_a_mark_that_a_user_writes_is_text(renderers: dict[str, PromptRenderer], name: str) -> None:
     renderer = renderers[name]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.errors import ConfigError, UnrenderableRequest
-from clawstream.inference.encoding import RememberingTokenizer
+from clawstream.inference.encoding import LONG_TOKENS, RememberingTokenizer, spread
+from clawstream.inference.markup import PlainText, TemplateTokenizer
 from clawstream.inference.rendering import CalledTool, PromptRenderer
 from tests.engine.tiny_model import make_tokenizer
 
@@ -145,6 +146,16 @@ def test_a_remembered_text_is_not_changed_by_who_got_it(folder: Path) -> None:
     remembering.encode("abc").append(7)
     remembering.encode("abc").append(7)
     assert remembering.decode(remembering.encode("abc")) == "abc"
+
+
+def test_a_long_text_goes_through_a_template_as_one_id_and_a_short_one_as_it_is(folder: Path) -> None:
+    plain = PlainText(make_tokenizer(folder))
+    template = TemplateTokenizer(plain, plain)
+    template.seal()
+    for text in ("ab " * LONG_TOKENS, "ab"):
+        ids = plain.encode(text)
+        assert len(template.encode(text)) == (1 if len(ids) >= LONG_TOKENS else len(ids))
+        assert spread([7, *template.encode(text), 7, *template.encode(text)]) == (7, *ids, 7, *ids)
 
 
 def test_a_template_of_its_own_goes_before_the_architecture(tmp_path: Path) -> None:
