@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -50,6 +51,7 @@ class Appender:
         self._codec = codec
         self._source = f"/clawstream/{broker.client_id}"
         self._entering = asyncio.Lock()
+        self._turns: defaultdict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
         self._producer: AIOKafkaProducer | None = None
         self._watch: asyncio.Task[None] | None = None
         self._healthy = True
@@ -136,7 +138,10 @@ class Appender:
                     break
                 waiting.pop()
             batch.close()
-            await (await producer.send_batch(batch, topic, partition=number))
+            # One at a time: the producer gives up on who waits for a partition's turn by the waits of all before it.
+            async with self._turns[topic, number]:
+                acknowledged = await producer.send_batch(batch, topic, partition=number)
+            await acknowledged
 
     async def _enter(self, record: Bytes) -> "tuple[asyncio.Future[RecordMetadata], Bytes, AIOKafkaProducer]":
         producer = await self._ready()

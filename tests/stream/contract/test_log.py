@@ -125,6 +125,13 @@ async def test_records_that_were_put_stand_in_order_on_the_partitions_that_were_
         assert [record.event for record in read if record.partition == number] == events[number::3]
 
 
+async def test_many_who_put_on_one_partition_at_once_are_all_acknowledged(log: AnyLog) -> None:
+    sealed = [log.seal(toys.done("one key", number)) for number in range(600)]
+    place = Place(toys.EXCHANGES, 0)
+    await asyncio.gather(*(log.put([Put(place, one.key, one.value, one.headers)]) for one in sealed))
+    assert len(await toys.read(log, toys.EXCHANGES)) == 600
+
+
 async def test_offsets_are_told_of_a_time_of_either_end_and_of_what_was_said(log: AnyLog) -> None:
     await log.append([published(0), published(1)])
     await asyncio.sleep(0.01)  # so that the broker's clock has another millisecond
