@@ -108,7 +108,10 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
     total = sum(max(0, end - begin) for begin, end in ranges.values())
     async with makers(total if sample is None else 0) as made_by:
         make = made_by.make
-        told = lambda done: tell("reading the log", done, total)  # noqa: E731
+
+        def told(done: int) -> None:
+            tell("reading the log", done, total)
+
         records = await read_again(
             log, ranges, reading.take, told, make=make if sample is None else None, left_out=reading.left_out
         )

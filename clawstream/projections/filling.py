@@ -54,8 +54,9 @@ class Chaining:
             self._begins.setdefault(place, batch.records[0].offset)
             for block in blocks(before.chain if before else seed(place), links_of(batch)):
                 if before is not None and before.number == block.number:
-                    block = replace(block, marks=before.marks + block.marks)  # noqa: PLW2901
-                elif before is not None:
+                    before = replace(block, marks=before.marks + block.marks)
+                    continue
+                if before is not None:
                     self._whole.append((place, before))
                 before = block
             assert before is not None, "a batch has records"

@@ -4,6 +4,7 @@ Broker, database and this process share the machine's cores, as they do on a lap
 """
 
 import asyncio
+import contextlib
 import os
 import tempfile
 import time
@@ -118,8 +119,9 @@ def _cpu_s() -> dict[str, float]:
     """The processor time of this process and of each kind of server, in s: wall time also has what others took."""
     used: defaultdict[str, float] = defaultdict(float)
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        times = process.cpu_times()
-        used[process.name()] += times.user + times.system + times.children_user + times.children_system
+        with contextlib.suppress(psutil.NoSuchProcess):  # what has ended meanwhile is in its parent's times
+            name, times = process.name(), process.cpu_times()
+            used[name] += times.user + times.system + times.children_user + times.children_system
     return dict(used)
 
 
