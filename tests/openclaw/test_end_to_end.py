@@ -133,4 +133,4 @@ def num_new(played: Played, before: Exchange, now: Exchange) -> int:
     num_kept = sum(not is_ephemeral(message) for message in before.messages)
     texts = [f"<|im_start|>{role_of(one)}\n{text_of(one)}<|im_end|>\n" for one in now.messages[num_kept + 1 :]]
     ask = "<|im_start|>assistant\n"
-    return len(played.script.renderer.encode(f"<|im_end|>\n{ask}<|im_end|>\n" + "".join(texts) + ask))
+    return len(played.script.renderer.encode(f"{ask}<|im_end|>\n" + "".join(texts) + ask))
