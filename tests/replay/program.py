@@ -13,15 +13,16 @@ from clawstream.replay.running import Wanted
 from clawstream.stream.kafka import KafkaLog
 
 
-async def main(settings_file: Path, name: str, num_workers: int) -> None:
-    """Replay all there is with the votes that were cast, and print how it ended."""
+async def main(settings_file: Path, name: str, num_workers: int, judge: str | None = None) -> None:
+    """Replay all there is, with the votes that were cast or those of `judge`, and print how it ended."""
     settings = load(settings_file)
     assert settings.kafka.bootstrap is not None
     async with KafkaLog.connect(settings.kafka.bootstrap, prefix=settings.kafka.prefix) as log:
-        wanted = Wanted(name=name, since=None, until=None, session_id=None, votes_from=VotesFrom.LOG, judge=None)
+        votes_from = VotesFrom.LOG if judge is None else VotesFrom.NEW
+        wanted = Wanted(name=name, since=None, until=None, session_id=None, votes_from=votes_from, judge=judge)
         ended = await work_on(settings, log, wanted, num_workers=num_workers, rate=None)
     sys.stdout.write(json.dumps(asdict(ended)))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:]))

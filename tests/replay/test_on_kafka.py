@@ -1,5 +1,9 @@
 """Replays on a real broker, with worker processes and a judge over HTTP."""
 
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,13 +12,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from clawstream.cli.replay import work_on
-from clawstream.config import EngineSettings, JudgeSettings, KafkaSettings, Settings
-from clawstream.events import ReplayEnded, VotesFrom
+from clawstream.config import EngineSettings, JudgeSettings, KafkaSettings, Settings, dump
+from clawstream.events import ReplayEnded
 from clawstream.inference.judge_client import judge_name
 from clawstream.replay.registry import Registry, promote
 from clawstream.replay.reporting import compared
-from clawstream.replay.running import Wanted
 from clawstream.stream import admin
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.log import Outgoing
@@ -52,12 +54,22 @@ async def lived(
         yield settings, log
 
 
-async def start(
-    settings: Settings, log: KafkaLog, name: str, *, workers: int = 1, judge: str | None = None
-) -> ReplayEnded:
-    votes_from = VotesFrom.LOG if judge is None else VotesFrom.NEW
-    wanted = Wanted(name=name, since=None, until=None, session_id=None, votes_from=votes_from, judge=judge)
-    return await work_on(settings, log, wanted, num_workers=workers, rate=None)
+async def start(settings: Settings, name: str, *, workers: int = 1, judge: str | None = None) -> ReplayEnded:
+    """In a process of its own, as what workers are forks of is one for a whole process."""
+    file = settings.data_dir / f"{name}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(dump(settings))
+    arguments = [str(file), name, str(workers), *([] if judge is None else [judge])]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.replay.program", *arguments, stdout=PIPE, stderr=PIPE
+    )
+    try:
+        said, words = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0, words.decode()[-2000:]
+    return ReplayEnded(**json.loads(said))
 
 
 async def test_recorded_votes_give_the_same_bytes_by_one_process_and_by_two(
@@ -66,8 +78,8 @@ async def test_recorded_votes_give_the_same_bytes_by_one_process_and_by_two(
     settings, log = recorded
     live = [topic for topic in event_topics() if topic != "clawstream.control.v1"]
     before = await log.end_offsets(live)
-    one = await start(settings, log, "one")
-    two = await start(settings, log, "two", workers=2)
+    one = await start(settings, "one")
+    two = await start(settings, "two", workers=2)
     assert one.samples_sha256 == two.samples_sha256
     assert one.num_exchanges == NUM_SESSIONS * DEMO.num_exchanges
     assert one.num_samples == one.num_turns == NUM_SESSIONS * (DEMO.num_exchanges - 1)
@@ -85,8 +97,8 @@ async def test_partitions_and_processes_make_no_difference_to_a_byte(
     found: set[str] = set()
     for partitions, workers in ((1, 1), (12, 4)):
         prefix = f"{topic_prefix}{partitions}."
-        async with lived(kafka_bootstrap, prefix, model_path, partitions=partitions) as (settings, log):
-            ended = await start(settings, log, "again", workers=workers)
+        async with lived(kafka_bootstrap, prefix, model_path, partitions=partitions) as (settings, _):
+            ended = await start(settings, "again", workers=workers)
             assert ended.num_samples == NUM_SESSIONS * (DEMO.num_exchanges - 1)
             found.add(ended.samples_sha256)
     assert len(found) == 1
@@ -104,7 +116,7 @@ async def test_a_judge_asked_anew_over_http_can_be_compared_and_promoted(
     async with endpoint(answer) as judge:
         asking = settings.judge.model_copy(update={"url": judge.url, "model": "new"})
         settings = settings.model_copy(update={"judge": asking})
-        ended = await start(settings, log, "asked", workers=2, judge=judge_name("new", judge.url))
+        ended = await start(settings, "asked", workers=2, judge=judge_name("new", judge.url))
         assert ended.num_calls == len(judge.bodies) == 6 * ended.num_turns
     assert ended.num_samples == ended.num_turns == ended.num_verdicts == NUM_SESSIONS * (DEMO.num_exchanges - 1)
     registry = await Registry.read(log)
