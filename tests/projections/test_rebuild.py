@@ -16,10 +16,12 @@ from clawstream.errors import OperatorError, PartUnavailable
 from clawstream.events import ExchangeCompleted
 from clawstream.projections import database, makers, replaying, schemas
 from clawstream.projections import rebuild as rebuilding
+from clawstream.projections.projector import Projector, in_batches
 from clawstream.projections.rebuild import Rebuilt, rebuild
 from clawstream.projections.schemas import BUILDING
 from clawstream.projections.snapshot import ask, snapshot
 from clawstream.projections.tables import TOPICS, VOTES
+from clawstream.projections.writer import Writer
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.log import Place
 from clawstream.stream.memory import MemoryLog
@@ -237,6 +239,25 @@ async def test_a_log_that_is_not_the_one_that_was_projected_is_no_source_of_tabl
     ):
         await rebuilt(live, changed)
     assert contents(live) == before
+
+
+async def test_a_projector_does_not_go_on_from_a_chain_that_a_rebuild_has_made_anew(
+    live: Engine, told: MemoryLog
+) -> None:
+    """As on tables from before there were chains; the one that is started next goes on."""
+    done(live, "UPDATE offsets SET chain = NULL, chain_from = NULL", "DELETE FROM chain_blocks")
+    running = Projector(Writer(live), asyncio.Event())
+    starts = await running.claim(await told.end_offsets(TOPICS))
+    made = await rebuilt(live, told)
+    assert made.overruled == []
+    assert len(made.fenced) == len([end for end in (await told.end_offsets(TOPICS)).values() if end])
+    await told.append(more := session(1000))
+    ranges = {place: (starts[place], end) for place, end in (await told.end_offsets(TOPICS)).items()}
+    await running.take(in_batches([one async for some in told.replay(ranges) for one in some]))
+    assert (await audited(url_of(live), told)).records == len(MANY)
+    await projected(live, told)
+    found = await audited(url_of(live), told)
+    assert (found.ok, found.records_chained) == (True, len(MANY) + len(more))
 
 
 async def test_two_rebuilds_at_once_are_refused(live: Engine, told: MemoryLog) -> None:
