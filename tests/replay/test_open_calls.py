@@ -41,7 +41,9 @@ def stage(
     def step(number: int | None, record: Record) -> Step[int, Call]:
         event = record.event
         if isinstance(event, VoteCast):
-            return Step(number, [toys.paired(record.key, number)] if event.turn_id == f"slow-{number}" else [])
+            if number is None or event.turn_id != f"slow-{number}":
+                return Step(number)
+            return Step(number, [toys.paired(record.key, number)])
         number = toys.number_of(event)
         if asking and record.key == "slow":
             return Step(number, [], [Call(session_id="slow", asked=number)])

@@ -20,7 +20,7 @@ class _SlowCopies(MemoryLog):
         self.marked: list[Mark] = []
 
     async def set_aside(
-        self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int]
+        self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
     ) -> None:
         if isinstance(error, ParkedRecord):
             self.copying.set()
