@@ -331,6 +331,7 @@ replay_ends = _facts(
     _must("num_unusable", BigInteger),
     _must("samples_sha256", Text),
     _must("ended_at_ms", BigInteger),
+    _may("num_votes_cast", BigInteger),
 )
 
 promotions = _facts(

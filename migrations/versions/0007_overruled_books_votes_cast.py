@@ -1,4 +1,4 @@
-"""Books of the projector that a rebuild did not follow, since a person said that the log is right."""
+"""Books that a rebuild did not follow, since a person said that the log is right; votes cast by all runs of a replay."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,8 @@ down_revision = "0006"
 
 
 def upgrade() -> None:
-    """Add the table; nothing was overruled before."""
+    """Add the table and the column; nothing was overruled before, and those votes were not counted."""
+    op.add_column("replay_ends", sa.Column("num_votes_cast", sa.BigInteger))
     op.create_table(
         "overruled",
         sa.Column("topic", sa.Text, nullable=False),
