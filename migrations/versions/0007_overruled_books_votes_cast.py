@@ -1,4 +1,4 @@
-"""Books that a rebuild did not follow, since a person said that the log is right; votes cast by all runs of a replay."""
+"""Books that a rebuild did not follow, as a person said; votes that all runs of a replay have cast."""
 
 import sqlalchemy as sa
 from alembic import op
