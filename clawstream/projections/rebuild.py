@@ -179,7 +179,8 @@ class _Build:
             raise OperatorError(
                 f"the log begins at offset {self._begins[first]} of {first.topic} partition {first.partition}, and the "
                 "tables may have rows of records before it, which a rebuild would lose. Nothing was changed; "
-                "--forget-expired rebuilds without them"
+                f"`clawstream projection rebuild --forget-expired{' --trust-log' if self._trust_log else ''}` rebuilds "
+                "without them"
             )
         return recorded
 

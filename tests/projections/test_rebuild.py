@@ -223,6 +223,8 @@ async def test_a_log_that_lost_its_beginning_is_said_to_and_what_it_lost_is_not_
     assert found.records_chained < found.records
     with pytest.raises(OperatorError, match=r"begins at offset 1 of clawstream.*--forget-expired"):
         await rebuilt(live, log)
+    with pytest.raises(OperatorError, match="`clawstream projection rebuild --forget-expired --trust-log`"):
+        await rebuild(url_of(live), log, keep=False, forget_expired=False, trust_log=True, tell=lambda *_: None)
     assert contents(live) == before
     await rebuilt(live, log, forget=True)
     assert (await audited(url_of(live), log)).ok
