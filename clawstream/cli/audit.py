@@ -83,16 +83,22 @@ def rebuild(
     forget_expired: Annotated[
         bool, typer.Option("--forget-expired", help="Go on where the log has lost its beginning; those rows are lost.")
     ] = False,
+    trust_log: Annotated[
+        bool, typer.Option("--trust-log", help="Go on where the log contradicts the books; the old tables are kept.")
+    ] = False,
     as_json: _JSON = False,
 ) -> None:
     """Make every table anew of the log beside those that are read, then let them change places.
 
     Readers and the projector go on meanwhile; the projector goes on with the new tables.
+    `audit verify` says ever after of which partitions the books were overruled with --trust-log, and when.
     """
     from clawstream.projections.rebuild import rebuild as make
 
     made = _with_both(
-        context, "rebuild", lambda url, log, tell: make(url, log, keep=keep, forget_expired=forget_expired, tell=tell)
+        context,
+        "rebuild",
+        lambda url, log, tell: make(url, log, keep=keep, forget_expired=forget_expired, trust_log=trust_log, tell=tell),
     )
     if as_json:
         typer.echo(json.dumps(asdict(made)))
@@ -104,6 +110,15 @@ def rebuild(
         )
     if made.records_unread:
         console.print(f"{made.records_unread:,} of them can't be read and have no row")
+    if made.overruled:
+        console.print(
+            f"the books of {', '.join(made.overruled)} were overruled; the table `overruled` has what they said"
+        )
+    if made.fenced:
+        console.print(
+            f"{len(made.fenced)} partitions have another chain now, and a projector that goes on from the old one "
+            "can't write them: it says `state=lost` and stops within a minute. Start it again, if nothing does so"
+        )
     if made.kept_schema is not None:
         console.print(f"the old ones are in the schema {made.kept_schema}: {made.kept_because}", highlight=False)
 
@@ -149,6 +164,11 @@ def _show(found: "Audit") -> None:
     facts.add_row(
         "rows that differ", f"{found.rows_differ:,}" if not found.rows_differ else f"[red]{found.rows_differ:,}[/]"
     )
+    for book in found.overruled:
+        facts.add_row(
+            f"{book.place.topic} partition {book.place.partition}",
+            f"its books were overruled on {book.at:%Y-%m-%d %H:%M:%S}; the tables of before: {book.kept_schema}",
+        )
     for place, offset in found.expired.items():
         facts.add_row(
             f"{place.topic} partition {place.partition}", f"the log begins at {offset}; not checked before it"

@@ -1,7 +1,6 @@
 """`clawstream replay`: the log read again, by other judges or with the votes that were cast; the live topics stay."""
 
 import asyncio
-import fcntl
 import json
 import os
 import time
@@ -21,6 +20,7 @@ from clawstream.cli.servers import broker
 from clawstream.config import Settings
 from clawstream.errors import ConfigError, OperatorError
 from clawstream.events import ReplayEnded, ReplayStarted, VotesFrom
+from clawstream.locks import locked
 
 if TYPE_CHECKING:
     from clawstream.replay.comparing import Comparison
@@ -221,13 +221,8 @@ def _alone(settings: Settings, name: str) -> Iterator[None]:
     """Keep others from working on the same replay for the length of the block."""
     folder = folder_of(settings, name)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OperatorError(f"replay {name!r} is being worked on by another process; wait for it, or end it") from (
-                error
-            )
+    words = f"replay {name!r} is being worked on by another process; wait for it, or end it"
+    with locked(folder / "lock", within_s=0, in_use=words):
         yield
 
 

@@ -67,6 +67,7 @@ class ReplayEnded(ReplayEvent):
     num_unusable: int  # records, passed over
     samples_sha256: str  # over the sha256 of each sample's bytes, in the order of the samples' ids
     ended_at_ms: int  # since the epoch, UTC
+    num_votes_cast: int | None  # by the judge, over all of its runs; None: it ended before these were counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from clawstream import locks
 from clawstream.errors import PartUnavailable
-from clawstream.local import places
 
 POM = Path(__file__).parent / "broker" / "pom.xml"
 FETCH_WITHIN_S = 900.0
@@ -27,7 +27,7 @@ def broker_jars(cache: Path) -> Path:
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
-    with places.locked(cache / f"{folder.name}.lock", within_s=FETCH_WITHIN_S):
+    with locks.locked(cache / f"{folder.name}.lock", within_s=FETCH_WITHIN_S):
         if not folder.is_dir():
             _fetch(folder)
     return folder

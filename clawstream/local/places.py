@@ -4,10 +4,7 @@ One server at a time: a folder is claimed by a lock that lasts until the server 
 clawstream made is ever emptied.
 """
 
-import fcntl
-import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +12,10 @@ from pathlib import Path
 import platformdirs
 
 from clawstream.errors import PartUnavailable
+from clawstream.locks import locked
 
 _LOCK = ".clawstream-lock"
 _ADDRESS = "address"
-_LOOK_EVERY_S = 0.05
 CLAIM_WITHIN_S = 30.0  # a server whose owner was killed needs a moment to end
 
 
@@ -85,32 +82,6 @@ def in_use(lock: Path) -> bool:
         return False
     except PartUnavailable:
         return True
-
-
-@contextmanager
-def locked(path: Path, *, within_s: float, shared: bool = False, create: bool = True) -> Iterator[int]:
-    """Hold the lock file `path`; raise PartUnavailable if another process keeps it for longer than `within_s`."""
-    lock_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
-    try:
-        deadline = time.monotonic() + within_s
-        while not _lock(lock_fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
-            if time.monotonic() >= deadline:
-                raise PartUnavailable(
-                    f"{path.parent} is in use by another clawstream, since more than {within_s:g} s. "
-                    "Nothing was started. Stop that one, or choose another folder"
-                )
-            time.sleep(_LOOK_EVERY_S)
-        yield lock_fd
-    finally:
-        os.close(lock_fd)
-
-
-def _lock(lock_fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(lock_fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _empty(folder: Path) -> None:

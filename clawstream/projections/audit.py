@@ -14,6 +14,7 @@ from clawstream.projections.comparing import COMPARED, Difference, Scratch, scra
 from clawstream.projections.filling import links_of
 from clawstream.projections.lines import Lines, RawBatch, telling
 from clawstream.projections.makers import makers
+from clawstream.projections.overruling import Overruled, overruled_of
 from clawstream.projections.replaying import ReplayedLog, Tell, batches_of, on_a_thread, read_again
 from clawstream.projections.tables import TOPICS
 from clawstream.stream.log import Place, Raw
@@ -42,6 +43,7 @@ class Audit:
     differences: Sequence[Difference]  # the first of each table
     expired: Mapping[Place, int]  # where the log has lost its beginning: the first offset that it has
     keys: int | None  # compared; None: all
+    overruled: Sequence[Overruled]  # books that a person had rebuilds not follow, the oldest first
 
     @property
     def chain_ok(self) -> bool | None:
@@ -61,9 +63,12 @@ class Audit:
         wrong = [f"{len(self.breaks)} breaks of the hash chain"] if self.breaks else []
         wrong += [f"{self.rows_differ} rows differ"] if self.rows_differ else []
         if wrong:
+            trust = " --trust-log" if self.breaks else ""
+            kept = " and keeps the old ones" if self.breaks else ""
             return (
                 f"the database does not say what the log says: {', '.join(wrong)}. Nothing was changed. Where the log "
-                "is right, `clawstream projection rebuild` makes the tables anew; find out first who wrote there"
+                f"is right, `clawstream projection rebuild{trust}` makes the tables anew{kept}; find out first who "
+                "wrote there"
             )
         return (
             f"{sum(self.unchained.values())} records in {len(self.unchained)} partitions stand in no hash chain, so "
@@ -86,6 +91,7 @@ class Audit:
             "differences": [asdict(one) for one in self.differences],
             "expired": {f"{place.topic}-{place.partition}": offset for place, offset in self.expired.items()},
             "keys": self.keys,
+            "overruled": [one.as_dict() for one in self.overruled],
         }
 
 
@@ -102,8 +108,7 @@ async def verify(url: str, log: ReplayedLog, *, sample: Sample | None, tell: Tel
 async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell: Tell) -> Audit:
     begins = await log.begin_offsets(TOPICS)
     ends = await log.end_offsets(TOPICS)
-    reading = await asyncio.to_thread(_Reading, beside, begins, sample)
-    refuse_another_log({place: book.next_offset for place, book in reading.books.items()}, ends)
+    reading = await asyncio.to_thread(_Reading, beside, begins, ends, sample)
     ranges = {place: (begins[place], book.next_offset) for place, book in reading.books.items()}
     total = sum(max(0, end - begin) for begin, end in ranges.values())
     async with makers(total if sample is None else 0) as made_by:
@@ -139,21 +144,26 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
         differences=differences,
         expired={place: begin for place, begin in begins.items() if begin > 0},
         keys=None if reading.chosen is None else len(reading.chosen),
+        overruled=reading.overruled,
     )
 
 
 class _Reading:
     """What is known while the log is read; blocking."""
 
-    def __init__(self, beside: Scratch, begins: Mapping[Place, int], sample: Sample | None) -> None:
+    def __init__(
+        self, beside: Scratch, begins: Mapping[Place, int], ends: Mapping[Place, int], sample: Sample | None
+    ) -> None:
         self._beside = beside
         self.books: dict[Place, Book] = books(beside.cursor)
+        refuse_another_log({place: book.next_offset for place, book in self.books.items()}, ends)
         recorded = blocks_of(beside.cursor)
         self.checks: dict[Place, ChainCheck] = {
             place: chain_check(place, recorded.get(place, ()), chain_from=book.chain_from, log_begin=begins[place])
             for place, book in self.books.items()
         }
         self.left_out = left_out(beside.cursor)
+        self.overruled = overruled_of(beside.cursor)
         self.num_read: Counter[Place] = Counter()
         self.num_unread = None if sample else 0
         self._choice = None if sample is None else _Choice(sample, beside.keys())

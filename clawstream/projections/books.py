@@ -76,10 +76,16 @@ _WAITING = """
 
 def refuse_another_log(offsets: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
     """Raise DatabaseMismatch where the database has read further than the log goes."""
-    for place, offset in offsets.items():
-        if offset > ends.get(place, 0):
-            raise DatabaseMismatch(
-                f"the database has read {place.topic} partition {place.partition} up to offset {offset}, and this "
-                f"log ends at {ends.get(place, 0)}: it is not the log that the database was filled from. Nothing was "
-                "written: name the right broker and prefix, or an empty database"
-            )
+    for place in past_the_end(offsets, ends):
+        raise DatabaseMismatch(
+            f"the database has read {place.topic} partition {place.partition} up to offset {offsets[place]}, and this "
+            f"log ends at {ends.get(place, 0)}: it is not the log that the database was filled from, or it has lost "
+            "its end. Nothing was written: name the right broker and prefix, or an empty database. Where this log is "
+            "the right one, `clawstream projection rebuild --trust-log` makes the tables of what it has, and keeps the "
+            "old ones"
+        )
+
+
+def past_the_end(offsets: Mapping[Place, int], ends: Mapping[Place, int]) -> list[Place]:
+    """Return the partitions of which the database has read what the log does not have."""
+    return [place for place, offset in offsets.items() if offset > ends.get(place, 0)]

@@ -2,6 +2,7 @@
 
 Readers and the projector go on meanwhile; what they name stays. At the swap the projector waits at the books until the
 new tables have exactly what the old ones have, and goes on with the new ones where it was; readers wait a moment.
+Where the log and the books contradict each other nothing is changed, unless a person says that the log is right.
 """
 
 import asyncio
@@ -17,10 +18,11 @@ from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import OperatorError
 from clawstream.projections import database, schemas
-from clawstream.projections.books import Book, books, left_out, refuse_another_log
+from clawstream.projections.books import Book, books, left_out, past_the_end, refuse_another_log
 from clawstream.projections.filling import filling
 from clawstream.projections.lines import LeftOut
 from clawstream.projections.makers import Make, makers, num_processes
+from clawstream.projections.overruling import fence, overrule
 from clawstream.projections.projector import in_batches, slice_of
 from clawstream.projections.replaying import ReplayedLog, Tell, on_a_thread, read_again
 from clawstream.projections.rows import Row
@@ -48,6 +50,8 @@ class Rebuilt:
     seconds: Mapping[str, float]  # by phase
     kept_schema: str | None  # where the old tables are; None: they are gone
     kept_because: str | None
+    overruled: Sequence[str]  # partitions whose books were not followed; the table of that name says what they said
+    fenced: Sequence[str]  # that are written again by a projector that was started since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,22 +62,26 @@ class Recorded:
     left_out: LeftOut
 
 
-async def rebuild(url: str, log: ReplayedLog, *, keep: bool, forget_expired: bool, tell: Tell) -> Rebuilt:
+async def rebuild(
+    url: str, log: ReplayedLog, *, keep: bool, forget_expired: bool, trust_log: bool = False, tell: Tell
+) -> Rebuilt:
     """Make the tables anew and swap them in; without `keep` the old ones are dropped.
 
     Raises OperatorError, with the tables as they were, where another rebuild runs, where the log has lost records that
-    the tables have and `forget_expired` does not allow for that, or where the log is not what was projected.
+    the tables have and `forget_expired` does not allow for that, or where the log is not what was projected. With
+    `trust_log` that is no error: the new tables are of the log as it is, the old ones are kept, and what their books
+    said of it is noted.
     """
     engine = database.connect(url, application="clawstream rebuild")
     building = database.connect(url, application="clawstream rebuild", schema=BUILDING)
     try:
         async with on_a_thread(_alone(engine)):
-            build = _Build(engine, building, log, tell)
+            build = _Build(engine, building, log, tell, trust_log=trust_log)
             recorded = await asyncio.to_thread(build.recorded)
             # Their processes start while all else is prepared.
             async with makers(sum(book.next_offset for book in recorded.books.values())) as made_by:
                 with build.phase("preparing"):
-                    await build.begin(recorded, forget_expired=forget_expired)
+                    recorded = await build.begin(recorded, forget_expired=forget_expired)
                     missing = await asyncio.to_thread(_prepared, engine, building, url)
                 await build.fill(recorded, made_by.make)
             await build.make_indexes(missing)
@@ -81,7 +89,8 @@ async def rebuild(url: str, log: ReplayedLog, *, keep: bool, forget_expired: boo
                 await build.catch_up()
             with build.phase("swapping"):
                 old = await build.swap_in(f"clawstream_before_{datetime.now(UTC):%Y%m%d_%H%M%S}")
-                because = "--keep" if keep else await asyncio.to_thread(schemas.dropped, engine, old)
+                because = "--keep" if keep else "--trust-log" if trust_log else None
+                because = because or await asyncio.to_thread(schemas.dropped, engine, old)
             return Rebuilt(
                 records=build.records,
                 records_set_aside=build.num_left_out,
@@ -90,6 +99,8 @@ async def rebuild(url: str, log: ReplayedLog, *, keep: bool, forget_expired: boo
                 seconds=build.seconds,
                 kept_schema=old if because else None,
                 kept_because=because,
+                overruled=[f"{place.topic}-{place.partition}" for place in build.overruled],
+                fenced=[f"{place.topic}-{place.partition}" for place in build.fenced],
             )
     except OperationalError as error:
         raise database.unreachable(engine, error) from error
@@ -119,18 +130,22 @@ def _prepared(engine: Engine, building: Engine, url: str) -> list[schemas.Missin
 class _Build:
     """Tables in a schema of their own, and how far they have read."""
 
-    def __init__(self, engine: Engine, building: Engine, log: ReplayedLog, tell: Tell) -> None:
+    def __init__(self, engine: Engine, building: Engine, log: ReplayedLog, tell: Tell, *, trust_log: bool) -> None:
         self._engine = engine
         self._writer = Writer(building)
         self._building = building
         self._log = log
         self._tell = tell
         self._claims: dict[Place, Claim] = {}
+        self._trust_log = trust_log
         self._begins: dict[Place, int] = {}
+        self._cut: dict[Place, int] = {}  # the log's end where the books go further
         self._filled: Sequence[Place] = ()
         self._left_out: LeftOut = {}
         self.records = 0
         self.num_unread = 0
+        self.overruled: Sequence[Place] = ()
+        self.fenced: Sequence[Place] = ()
         self.seconds: dict[str, float] = {}
 
     @contextmanager
@@ -148,20 +163,26 @@ class _Build:
     def recorded(self) -> Recorded:
         """Return what the projector has read by now; blocks."""
         with schemas.session(self._engine) as cursor:
-            return _recorded(cursor)
+            return _without(_recorded(cursor), self._cut)
 
-    async def begin(self, recorded: Recorded, *, forget_expired: bool) -> None:
-        """Refuse a log that the tables can't be made of."""
+    async def begin(self, recorded: Recorded, *, forget_expired: bool) -> Recorded:
+        """Refuse a log that the tables can't be made of; return what of the records is to be read."""
         ends, self._begins = await asyncio.gather(self._log.end_offsets(TOPICS), self._log.begin_offsets(TOPICS))
-        refuse_another_log({place: book.next_offset for place, book in recorded.books.items()}, ends)
+        offsets = {place: book.next_offset for place, book in recorded.books.items()}
+        if not self._trust_log:
+            refuse_another_log(offsets, ends)
+        self._cut = {place: ends.get(place, 0) for place in past_the_end(offsets, ends)}
+        recorded = _without(recorded, self._cut)
         lost = [place for place in recorded.books if self._begins[place] > 0]
         if lost and not forget_expired:
             first = lost[0]
             raise OperatorError(
                 f"the log begins at offset {self._begins[first]} of {first.topic} partition {first.partition}, and the "
                 "tables may have rows of records before it, which a rebuild would lose. Nothing was changed; "
-                "--forget-expired rebuilds without them"
+                f"`clawstream projection rebuild --forget-expired{' --trust-log' if self._trust_log else ''}` rebuilds "
+                "without them"
             )
+        return recorded
 
     async def fill(self, recorded: Recorded, make: Make) -> None:
         """Fill the tables, empty and without keys, with all of that."""
@@ -208,10 +229,14 @@ class _Build:
         for _ in range(SWAP_TRIES):
             try:
                 async with on_a_thread(schemas.projector_held(self._engine)) as cursor:
-                    recorded = await asyncio.to_thread(_recorded, cursor)
+                    found = await asyncio.to_thread(_recorded, cursor)
+                    recorded = _without(found, self._cut)
                     await self._read_to(recorded, self.left(recorded))
-                    self._refuse_other_records(recorded.books)
+                    self._settle(found.books)
                     await asyncio.to_thread(schemas.swap, cursor, old)
+                    wrong = {place: found.books[place] for place in self.overruled}
+                    await asyncio.to_thread(overrule, cursor, wrong, self._claims, old)
+                    await asyncio.to_thread(fence, cursor, self.fenced)
                     return old
             except _IN_USE:
                 self._tell("waiting for a long query to end, to swap", 0, 0)
@@ -287,19 +312,38 @@ class _Build:
         for part in parts:
             self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
 
-    def _refuse_other_records(self, recorded: Mapping[Place, Book]) -> None:
-        for place, book in recorded.items():
-            whole = book.chain_from == self._begins[place] == 0
-            if whole and book.chain != self._claims[place].chain:
-                raise OperatorError(
-                    f"the log of {place.topic} partition {place.partition} is not the one that was projected: their "
-                    "hash chains differ. The tables are as they were; `clawstream audit verify` names the records"
-                )
+    def _settle(self, found: Mapping[Place, Book]) -> None:
+        """Say which books are wrong, or refuse; and which partitions a projector can't just go on with."""
+        other = [place for place, book in found.items() if self._is_other(place, book)]
+        if other and not self._trust_log:
+            first = other[0]
+            raise OperatorError(
+                f"the log of {first.topic} partition {first.partition} is not the one that was projected: their "
+                "hash chains differ. The tables are as they were; `clawstream audit verify` names the records. Where "
+                "the log is right, `clawstream projection rebuild --trust-log` makes the tables and the chain of it, "
+                "keeps the old tables and notes what their books said"
+            )
+        self.overruled = sorted({*other, *self._cut})
+        changed = [place for place, claim in self._claims.items() if claim.chain != found[place].chain]
+        self.fenced = sorted({*changed, *self.overruled})
+
+    def _is_other(self, place: Place, book: Book) -> bool:
+        whole = book.chain_from == self._begins[place] == 0
+        return whole and book.chain != self._claims[place].chain
 
 
 def _recorded(cursor: psycopg.Cursor) -> Recorded:
     # In this order: of what was read then, less and less is left out.
     return Recorded(books=books(cursor), left_out=left_out(cursor))
+
+
+def _without(recorded: Recorded, cut: Mapping[Place, int]) -> Recorded:
+    """Return what of that the log has, which ends where `cut` says."""
+    books, left_out = dict(recorded.books), dict(recorded.left_out)
+    for place, end in cut.items():
+        books[place] = replace(books[place], next_offset=end)
+        left_out[place] = frozenset(offset for offset in left_out.get(place, ()) if offset < end)
+    return Recorded(books=books, left_out=left_out)
 
 
 def _rivalled() -> OperatorError:

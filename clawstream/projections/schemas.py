@@ -170,6 +170,7 @@ _BOOKS = (
     sql.SQL("TRUNCATE {new}.commits, {new}.set_aside"),
     sql.SQL("INSERT INTO {new}.set_aside SELECT * FROM {live}.set_aside"),
     sql.SQL("INSERT INTO {new}.commits SELECT * FROM {live}.commits"),
+    sql.SQL("INSERT INTO {new}.overruled SELECT * FROM {live}.overruled"),
     sql.SQL("""
         INSERT INTO {new}.offsets (topic, partition, next_offset, epoch)
         SELECT topic, partition, next_offset, epoch FROM {live}.offsets

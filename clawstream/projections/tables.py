@@ -2,7 +2,8 @@
 
 A fact's row stands under its event id, beside the place and the time at which the log holds it. No table refers to
 another: topics are read at different speeds, so joins live in the views. Text and JSON are stored as
-clawstream/projections/text.py says. `offsets`, `chain_blocks`, `set_aside` and `commits` are the projector's own books.
+clawstream/projections/text.py says. `offsets`, `chain_blocks`, `set_aside` and `commits` are the projector's own books,
+`overruled` is what they said where a rebuild did not follow them.
 """
 
 from sqlalchemy import (
@@ -330,6 +331,7 @@ replay_ends = _facts(
     _must("num_unusable", BigInteger),
     _must("samples_sha256", Text),
     _must("ended_at_ms", BigInteger),
+    _may("num_votes_cast", BigInteger),
 )
 
 promotions = _facts(
@@ -381,6 +383,20 @@ set_aside = Table(
     _must("attempt", BigInteger),
     _must("fate", Text),  # open: it waits; discarded
     PrimaryKeyConstraint("topic", "partition", "source_offset"),
+)
+
+overruled = Table(
+    "overruled",  # what the books said where a person had the tables rebuilt with `--trust-log`
+    metadata,
+    _must("topic", Text),
+    _must("partition", Integer),
+    _must("overruled_at", DateTime(timezone=True)),
+    _must("next_offset", BigInteger),
+    _may("chain", LargeBinary),
+    _must("made_next_offset", BigInteger),  # what the log gave in place of it
+    _may("made_chain", LargeBinary),
+    _must("kept_schema", Text),  # where the old tables were left
+    PrimaryKeyConstraint("topic", "partition", "overruled_at"),
 )
 
 commits = Table(

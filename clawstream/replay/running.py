@@ -109,6 +109,7 @@ def _ended(started: ReplayStarted, outcomes: Sequence[Outcome]) -> ReplayEnded:
         num_unusable=sum(outcome.progress.num_unusable for outcome in outcomes),
         samples_sha256=samples_sha256(digests),
         ended_at_ms=time.time_ns() // 1_000_000,
+        num_votes_cast=sum(outcome.progress.num_votes_cast for outcome in outcomes),
     )
 
 

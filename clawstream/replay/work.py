@@ -49,6 +49,7 @@ class Progress:
     num_exchanges: int = 0
     num_samples: int = 0
     num_calls: int = 0
+    num_votes_cast: int = 0  # those that calls of earlier runs brought too
     num_unusable: int = 0
 
 
@@ -269,6 +270,7 @@ class _Partition:
             worker.progress.num_calls += 1
             votes = await worker.caller.until_done(call)
             await worker.put([self._record(cause, vote) for vote in votes])
+        worker.progress.num_votes_cast += len(votes)
         for vote in votes:
             record = following(cause, VOTES, vote)
             self._follow_up(record, self._feed(record))

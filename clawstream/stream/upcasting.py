@@ -16,6 +16,7 @@ from clawstream.events import (
     FeedbackGiven,
     PolicyActivated,
     PolicyPublished,
+    ReplayEnded,
     SampleAssembled,
 )
 
@@ -38,6 +39,7 @@ UPCASTERS: Upcasters = MappingProxyType(
         (FeedbackGiven, 1): unsaid("key_name"),
         (PolicyActivated, 1): unsaid("adapter"),
         (PolicyPublished, 1): unsaid("adapter"),
+        (ReplayEnded, 1): unsaid("num_votes_cast"),
         (SampleAssembled, 1): unsaid("sampling"),
     }
 )

@@ -1,10 +1,13 @@
 """`clawstream audit` and `projection` from outside, on the real broker and database."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,6 +19,7 @@ from clawstream.stream import admin
 from clawstream.stream.kafka import KafkaLog
 from tests.flow import Flow
 from tests.projections import story
+from tests.projections.test_audit import session
 from tests.projections.test_stage import caught_up, projecting
 from tests.samples.test_flow import conversation
 from tests.stream.raw import append_bytes
@@ -52,11 +56,15 @@ async def config(tmp_path: Path, kafka_bootstrap: str, topic_prefix: str, fresh_
         await caught_up(engine, log)
     engine.dispose()
     path = tmp_path / "clawstream.toml"
-    path.write_text(
-        f'data_dir = "{tmp_path}"\n[kafka]\nbootstrap = "{kafka_bootstrap}"\nprefix = "{topic_prefix}"\n'
-        f'[postgres]\nurl = "{fresh_database_url}"\n'
-    )
+    settings(path, kafka_bootstrap, topic_prefix, fresh_database_url)
     return path
+
+
+def settings(path: Path, kafka_bootstrap: str, topic_prefix: str, database_url: str) -> None:
+    path.write_text(
+        f'data_dir = "{path.parent}"\n[kafka]\nbootstrap = "{kafka_bootstrap}"\nprefix = "{topic_prefix}"\n'
+        f'[postgres]\nurl = "{database_url}"\n'
+    )
 
 
 def test_an_edit_by_hand_is_named_with_exit_code_two_and_a_rebuild_undoes_it(
@@ -90,3 +98,74 @@ def test_an_edit_by_hand_is_named_with_exit_code_two_and_a_rebuild_undoes_it(
     sampled = run(config, "audit", "verify", "--sample", "3", "--seed", "5")
     assert sampled.returncode == 0, sampled.stderr
     assert "--seed 5" in sampled.stderr
+
+
+def trusted(config: Path, database_url: str) -> dict[str, Any]:
+    """Rebuild as the message says that is there first, and return what an audit says then, which must be content."""
+    for command in (("audit", "verify"), ("projection", "rebuild")):
+        refused = run(config, *command)
+        assert refused.returncode == 2, refused.stderr
+        assert "`clawstream projection rebuild --trust-log`" in " ".join(refused.stderr.split())
+    rebuilt = run(config, "projection", "rebuild", "--trust-log", "--json")
+    assert rebuilt.returncode == 0, rebuilt.stderr
+    kept = json.loads(rebuilt.stdout)["kept_schema"]
+    with psycopg.connect(database_url.replace("+psycopg", "")) as connection:
+        assert connection.execute(f"SELECT count(*) FROM {kept}.offsets").fetchone() != (0,)
+        ahead = (
+            "SELECT count(*) FROM commits c JOIN offsets o USING (topic, partition) WHERE c.next_offset > o.next_offset"
+        )
+        assert connection.execute(ahead).fetchone() == (0,), "these were of records that are not there"
+    verified = run(config, "audit", "verify", "--json")
+    assert verified.returncode == 0, verified.stderr
+    told: dict[str, Any] = json.loads(verified.stdout)
+    assert {one["kept_schema"] for one in told["overruled"]} == {kept}
+    return told
+
+
+async def test_a_chain_that_was_edited_by_hand_is_made_anew_on_a_persons_word_and_that_is_noted(
+    config: Path, kafka_bootstrap: str, topic_prefix: str, fresh_database_url: str
+) -> None:
+    edit = "UPDATE offsets SET chain = %s WHERE topic = %s AND next_offset > 0 RETURNING partition, next_offset"
+    with psycopg.connect(fresh_database_url.replace("+psycopg", "")) as connection:
+        edited = connection.execute(edit, (b"\0" * 32, VOTES)).fetchall()
+    engine = database.connect(fresh_database_url)
+    async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log, AsyncExitStack() as stack:
+        await stack.enter_async_context(projecting(fresh_database_url, log))  # goes on from the chain that was edited
+        await caught_up(engine, log)
+        told = await asyncio.to_thread(trusted, config, fresh_database_url)
+        await log.append(more := session(1))
+        await stack.enter_async_context(projecting(fresh_database_url, log))
+        await caught_up(engine, log)
+    engine.dispose()
+    assert [(one["place"], one["next_offset"], one["made_next_offset"]) for one in told["overruled"]] == [
+        (f"{VOTES}-{partition}", next_offset, next_offset) for partition, next_offset in sorted(edited)
+    ]
+    assert all(one["chain_differed"] for one in told["overruled"])
+    later = run(config, "audit", "verify", "--json")
+    assert later.returncode == 0, later.stderr
+    assert json.loads(later.stdout)["records"] == told["records"] + len(more)
+    assert json.loads(later.stdout)["overruled"] == told["overruled"]
+    assert "its books were overruled on" in run(config, "audit", "verify").stdout
+
+
+async def test_tables_that_have_read_past_the_end_of_the_log_are_made_of_the_log_that_is_there(
+    config: Path, kafka_bootstrap: str, topic_prefix: str, fresh_database_url: str
+) -> None:
+    """As where a log was restored from an older copy; what comes then stands where others stood."""
+    shorter = f"{topic_prefix}restored."
+    await admin.apply(kafka_bootstrap, shorter)
+    await asyncio.to_thread(settings, config, kafka_bootstrap, shorter, fresh_database_url)
+    engine = database.connect(fresh_database_url)
+    async with KafkaLog.connect(kafka_bootstrap, prefix=shorter) as log:
+        await log.append(story.STORY)
+        told = await asyncio.to_thread(trusted, config, fresh_database_url)
+        assert told["records"] <= len(story.STORY)
+        assert any(one["next_offset"] > one["made_next_offset"] == 0 for one in told["overruled"])
+        async with projecting(fresh_database_url, log):
+            await log.append(PIPELINE)
+            await caught_up(engine, log)
+    engine.dispose()
+    later = run(config, "audit", "verify", "--json")
+    assert later.returncode == 0, later.stderr
+    found = json.loads(later.stdout)
+    assert (found["records"], found["records_set_aside"]) == (len(story.STORY) + len(PIPELINE), 0)

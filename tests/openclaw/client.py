@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from clawstream import locks
 from clawstream.local import places
 from clawstream.local.leash import die_with_parent
 from clawstream.local.ports import reserved
@@ -30,7 +31,7 @@ def openclaw_installation() -> Path:
     folder = places.cache_folder() / f"openclaw-{VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
     package = folder / "node_modules" / "openclaw" / "package.json"
-    with places.locked(folder.with_suffix(".lock"), within_s=INSTALL_WITHIN_S):
+    with locks.locked(folder.with_suffix(".lock"), within_s=INSTALL_WITHIN_S):
         if not (package.is_file() and json.loads(package.read_text())["version"] == VERSION):
             print(f"tests: installing OpenClaw {VERSION} into {folder} (770 MB, once)", file=sys.stderr, flush=True)
             # Node first: OpenClaw refuses to be installed by an older one.

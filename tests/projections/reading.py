@@ -10,7 +10,7 @@ from clawstream.projections.writer import Claim, Slice, Writer
 from clawstream.stream.log import Batch, Place
 from clawstream.stream.stage import Record
 
-OWN_BOOKS = {"offsets", "commits"}  # say when and by whom, which is not in the log
+OWN_BOOKS = {"offsets", "commits", "overruled"}  # say when and by whom, which is not in the log
 
 
 def empty(engine: Engine) -> None:

@@ -16,10 +16,12 @@ from clawstream.errors import OperatorError, PartUnavailable
 from clawstream.events import ExchangeCompleted
 from clawstream.projections import database, makers, replaying, schemas
 from clawstream.projections import rebuild as rebuilding
+from clawstream.projections.projector import Projector, in_batches
 from clawstream.projections.rebuild import Rebuilt, rebuild
 from clawstream.projections.schemas import BUILDING
 from clawstream.projections.snapshot import ask, snapshot
 from clawstream.projections.tables import TOPICS, VOTES
+from clawstream.projections.writer import Writer
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.log import Place
 from clawstream.stream.memory import MemoryLog
@@ -221,6 +223,8 @@ async def test_a_log_that_lost_its_beginning_is_said_to_and_what_it_lost_is_not_
     assert found.records_chained < found.records
     with pytest.raises(OperatorError, match=r"begins at offset 1 of clawstream.*--forget-expired"):
         await rebuilt(live, log)
+    with pytest.raises(OperatorError, match="`clawstream projection rebuild --forget-expired --trust-log`"):
+        await rebuild(url_of(live), log, keep=False, forget_expired=False, trust_log=True, tell=lambda *_: None)
     assert contents(live) == before
     await rebuilt(live, log, forget=True)
     assert (await audited(url_of(live), log)).ok
@@ -237,6 +241,25 @@ async def test_a_log_that_is_not_the_one_that_was_projected_is_no_source_of_tabl
     ):
         await rebuilt(live, changed)
     assert contents(live) == before
+
+
+async def test_a_projector_does_not_go_on_from_a_chain_that_a_rebuild_has_made_anew(
+    live: Engine, told: MemoryLog
+) -> None:
+    """As on tables from before there were chains; the one that is started next goes on."""
+    done(live, "UPDATE offsets SET chain = NULL, chain_from = NULL", "DELETE FROM chain_blocks")
+    running = Projector(Writer(live), asyncio.Event())
+    starts = await running.claim(await told.end_offsets(TOPICS))
+    made = await rebuilt(live, told)
+    assert made.overruled == []
+    assert len(made.fenced) == len([end for end in (await told.end_offsets(TOPICS)).values() if end])
+    await told.append(more := session(1000))
+    ranges = {place: (starts[place], end) for place, end in (await told.end_offsets(TOPICS)).items()}
+    await running.take(in_batches([one async for some in told.replay(ranges) for one in some]))
+    assert (await audited(url_of(live), told)).records == len(MANY)
+    await projected(live, told)
+    found = await audited(url_of(live), told)
+    assert (found.ok, found.records_chained) == (True, len(MANY) + len(more))
 
 
 async def test_two_rebuilds_at_once_are_refused(live: Engine, told: MemoryLog) -> None:

@@ -49,7 +49,7 @@ async def test_another_judge_gives_what_it_would_have_given_live() -> None:
     found = await said(log, [own(topic, "new") for topic in OUTPUTS])
     for topic in OUTPUTS:
         assert found[own(topic, "new")] == other.log.first_by_id(topic), topic
-    assert ended.num_calls == len(other.log.first_by_id(VOTES))
+    assert ended.num_calls == ended.num_votes_cast == len(other.log.first_by_id(VOTES))
 
 
 async def test_a_killed_replay_asks_for_no_vote_twice_and_keeps_to_those_it_has() -> None:
@@ -70,6 +70,8 @@ async def test_a_killed_replay_asks_for_no_vote_twice_and_keeps_to_those_it_has(
     assert {id_: all_verdicts[id_] for id_ in verdicts} == verdicts
 
     silent = Fickle(patience=0)
+    ended = await asked(log, silent)
+    assert (ended.num_calls, ended.num_votes_cast) == (0, len(votes))
     outcomes = [await work(log, started, judge=silent) for _ in range(2)]
     assert outcomes[0] == outcomes[1]
     samples = (await said(log, [own(SAMPLES, "new")]))[own(SAMPLES, "new")]

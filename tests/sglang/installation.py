@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clawstream import locks
 from clawstream.local import places
 
 VERSION = "0.5.23"
@@ -34,7 +35,7 @@ def sglang_installation() -> SglangInstallation:
     folder = places.cache_folder() / f"sglang-{VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
     found = SglangInstallation(python=folder / "venv" / "bin" / "python", stub=folder / "stub")
-    with places.locked(folder.with_suffix(".lock"), within_s=INSTALL_WITHIN_S):
+    with locks.locked(folder.with_suffix(".lock"), within_s=INSTALL_WITHIN_S):
         if not _is_installed(found.python):
             print(f"tests: installing SGLang {VERSION} into {folder} (10 GB, once)", file=sys.stderr, flush=True)
             uv = ("uv",) if shutil.which("uv") else (sys.executable, "-m", "uv")

@@ -1,19 +1,27 @@
 """What becomes of records that can't be used, and of what follows them, on either log."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
 from clawstream.errors import TooManyFailures, UnusableEvent
-from clawstream.events import Event, SessionDone
+from clawstream.events import Event, SessionDone, SessionIdle
 from clawstream.stream.failures import FEWEST
 from clawstream.stream.letters import Fate, Reason
 from clawstream.stream.stage import Record, Stage, Step
 from tests.stream import queues, toys
 from tests.stream.contract.conftest import AnyLog, Connect
 from tests.stream.raw import append_bytes
+
+
+class Moment(NamedTuple):
+    """A session, and when it last said something."""
+
+    session_id: str
+    at_ms: int
 
 
 async def test_a_session_waits_behind_its_bad_record_and_others_go_on(log: AnyLog) -> None:
@@ -86,6 +94,50 @@ async def test_a_discarded_record_is_left_out_and_what_waited_follows_in_order(l
     async with toys.running(queues.chain(), log):
         await toys.settled(log, "chain")
     assert (await queues.chained(log))["a"] == [0, 1, 3, 4]
+
+
+async def test_a_discarded_record_stays_left_out_after_a_restart(log: AnyLog) -> None:
+    await log.append([toys.done("a", number) for number in range(3)])
+    async with toys.running(queues.chain({("a", 2)}), log):
+        await toys.settled(log, "chain")
+        await queues.rule(log, Fate.DISCARD, "a test of ours")
+        await toys.until(queues.closed(log))
+    # Whoever comes next finds nothing wrong with the record, and folds what was done before.
+    await log.append([toys.done("a", 3)])
+    async with toys.running(queues.chain(), log):
+        await toys.settled(log, "chain")
+    assert await queues.chained(log) == {"a": [0, 1]}  # 1 and 3 meet
+
+
+async def test_a_session_that_waits_is_not_asked_as_the_clock_goes(log: AnyLog) -> None:
+    def step(_: Moment | None, record: Record) -> Step[Moment, None]:
+        if isinstance(record.event, SessionIdle):
+            return Step(None)
+        if (record.key, toys.number_of(record.event)) == ("a", 1):
+            raise UnusableEvent("bad")
+        return Step(Moment(record.key, record.timestamp_ms))
+
+    def tick(since: Moment, now_ms: int) -> Step[Moment, None]:
+        if now_ms - since.at_ms < 200:
+            return Step(since)
+        return Step(None, [SessionIdle(session_id=since.session_id, after_exchange_id=str(since.at_ms), idle_s=0)])
+
+    def said_idle(session_id: str, times: int) -> Callable[[], Awaitable[bool]]:
+        async def said() -> bool:
+            events = [record.event for record in await toys.read(log, toys.EXCHANGES)]
+            return sum(isinstance(event, SessionIdle) and event.key == session_id for event in events) == times
+
+        return said
+
+    stage = Stage(name="chain", reads=(toys.EXCHANGES,), step=step, tick=tick, ordered=True)
+    await log.append([toys.done("a", 0), toys.done("a", 1), toys.done("b", 0)])
+    async with toys.running(stage, log):
+        await toys.until(said_idle("b", 1))
+        await log.append([toys.done("b", 1)])
+        await toys.until(said_idle("b", 2))
+        assert await said_idle("a", 0)()
+        await queues.rule(log, Fate.DISCARD, "a test of ours")
+        await toys.until(said_idle("a", 1))
 
 
 async def test_a_replay_that_fails_again_leaves_the_session_waiting(log: AnyLog) -> None:

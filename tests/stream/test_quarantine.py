@@ -1,0 +1,58 @@
+"""The order in which a worker writes to its dead-letter queues."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from clawstream.errors import ParkedRecord
+from clawstream.stream.letters import Fate, LetterId, Mark
+from clawstream.stream.memory import MemoryLog
+from clawstream.stream.runner import Progress
+from tests.stream import queues, toys
+
+
+class _SlowCopies(MemoryLog):
+    """A log that acknowledges the copy of a parked record once it may."""
+
+    def __init__(self, like: MemoryLog) -> None:
+        super().__init__(like.broker)
+        self.may = asyncio.Event()
+        self.copying = asyncio.Event()
+        self.marked: list[Mark] = []
+
+    async def set_aside(
+        self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
+    ) -> None:
+        if isinstance(error, ParkedRecord):
+            self.copying.set()
+            await self.may.wait()
+        await super().set_aside(letter_id, error=error, attempt=attempt, story=story)
+
+    async def mark(self, marks: Sequence[Mark]) -> None:
+        self.marked += marks
+        await super().mark(marks)
+
+
+async def test_nothing_is_said_of_a_letter_in_its_queue_before_its_copy_stands_there() -> None:
+    log, bad = MemoryLog(), {("a", 1)}
+    slow = _SlowCopies(log)
+    progress: list[Progress] = []
+
+    async def is_used() -> bool:
+        return await queues.chained(log) == {"a": [0, 1]}
+
+    await log.append([toys.done("a", number) for number in range(3)])
+    async with toys.running(queues.chain(bad), slow, progress=progress):
+        await slow.copying.wait()
+        bad.clear()
+        await queues.rule(log, Fate.REPLAY)
+        await toys.until(is_used)
+        before = len(progress)
+
+        async def went_on() -> bool:
+            return len(progress) > before + 1
+
+        await toys.until(went_on)
+        assert slow.marked == []
+        slow.may.set()
+        await toys.until(queues.closed(log))
+    assert {letter.fate for letter in await queues.letters(log)} == {Fate.REPLAYED}
