@@ -5,6 +5,7 @@ ClawstreamError
 |   +-- ConfigError        the settings file or an override
 |   +-- TopicMismatch      a topic is missing, or is not as topics/*.yaml says
 |   +-- UnusableCheckpoint a checkpoint folder is incomplete or of another model
+|   +-- SamplesGone        a plan names samples that are not on the log any more
 |   +-- TrainingDiverged   a step's gradient is not a finite number
 |   +-- DatabaseMismatch   the database's schema is not the one this version writes
 |   +-- PartUnavailable    a server that is needed is not there (broker, database, engine, Java)
@@ -42,6 +43,10 @@ class TopicMismatch(OperatorError):
 
 class UnusableCheckpoint(OperatorError):
     """A checkpoint folder is incomplete, damaged or of another model."""
+
+
+class SamplesGone(OperatorError):
+    """Samples that a plan names are past their topic's retention, so its step can't be taken."""
 
 
 class TrainingDiverged(OperatorError):

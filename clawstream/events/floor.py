@@ -1,17 +1,23 @@
 """Which turn of a session without a sample gets a second look, and when that is known. Pure.
 
 The one rule: a session is judged by the turns that stood on the topic when it was said to be settled, so that the same
-turn is chosen whatever else has arrived by then.
+turn is chosen whatever else has arrived by then. What is written again of a life that is over, as by a stage that was
+killed, is nothing to the session's next life.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
-from clawstream.events.judging import HintAbsent, HintFound, VerdictReached
-from clawstream.events.turns import TurnsSettled
+from clawstream.events.base import Event
+from clawstream.events.judging import HintAbsent, HintFound, VerdictReached, VoteCast
+from clawstream.events.turns import TurnPaired, TurnsSettled
 
 Hint = HintFound | HintAbsent
+Over = Mapping[str, None]  # ids of a session's turns, and of exchanges that it was settled after, the oldest first
+
+REMEMBERED_OVER = 1024  # ids; a stage writes again what it had not committed, and that is as much at most
 
 
 class Mark(NamedTuple):
@@ -38,6 +44,22 @@ class SecondLooks:
 
     due: tuple[SecondLook, ...]
     settled: bool
+
+
+def buried(over: Over, marks: Iterable[Mark], turn_ids: Iterable[str]) -> Over:
+    """Return what is over once the life with these marks and turns is; the newest `REMEMBERED_OVER` of it."""
+    ids = [*over, *turn_ids, *(mark.settled.after_exchange_id for mark in marks)]
+    return MappingProxyType(dict.fromkeys(list(dict.fromkeys(ids))[-REMEMBERED_OVER:]))
+
+
+def is_over(over: Over, event: Event) -> bool:
+    """Return whether the event is of a life that is over, and so was read before."""
+    match event:
+        case TurnsSettled():
+            return event.after_exchange_id in over
+        case TurnPaired() | VoteCast() | VerdictReached() | HintFound() | HintAbsent():
+            return event.turn_id in over
+    return False
 
 
 def gives_sample(verdict: VerdictReached, hint: Hint) -> bool:

@@ -19,7 +19,7 @@ from clawstream.events import (
     derived_id,
 )
 from clawstream.events.conversation import Message, parse, role_of
-from clawstream.events.floor import SecondLooks, second_looks
+from clawstream.events.floor import SecondLooks, buried, second_looks
 from clawstream.events.history import rebuild
 from clawstream.judging.concluding import conclusions
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
@@ -162,8 +162,8 @@ def _seed(turn_id: str, question: Question, revision: int, number: int) -> int:
     return int(derived_id("seed", turn_id, question.value, revision, number)[:7], 16)
 
 
-def _rest(session: Session) -> Session | None:
-    """Return what is still needed of a session: once it is done and judged, what is of a later life of it, if any."""
+def _rest(session: Session) -> Session:
+    """Return what is still needed of a session: once it is done and judged, its ids and what is of a later life."""
     newest = session.marks[-1] if session.marks else None
     if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
         return session
@@ -171,13 +171,13 @@ def _rest(session: Session) -> Session | None:
     if end not in session.requests or not _second_looks(session).settled or not _all_judged(session):
         return session
     order = list(session.requests)
-    later = Session(
+    return Session(
         requests=MappingProxyType({id_: session.requests[id_] for id_ in order[order.index(end) + 1 :]}),
         votes=MappingProxyType({box: cast for box, cast in session.votes.items() if box.turn_id not in session.turns}),
         verdicts=MappingProxyType({key: said for key, said in session.verdicts.items() if key[0] not in session.turns}),
         hints=MappingProxyType({key: said for key, said in session.hints.items() if key[0] not in session.turns}),
+        over=buried(session.over, session.marks, session.turns),
     )
-    return later if later != Session() else None
 
 
 def _all_judged(session: Session) -> bool:

@@ -21,7 +21,7 @@ from clawstream.events import (
     VerdictReached,
     VoteCast,
 )
-from clawstream.events.floor import Mark, marked
+from clawstream.events.floor import Mark, Over, is_over, marked
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -46,10 +46,13 @@ class Session:
     verdicts: Mapping[tuple[str, int], VerdictReached] = field(default_factory=lambda: MappingProxyType({}))
     hints: Mapping[tuple[str, int], HintFound | HintAbsent] = field(default_factory=lambda: MappingProxyType({}))
     marks: tuple[Mark, ...] = ()
+    over: Over = field(default_factory=lambda: MappingProxyType({}))
 
 
 def learn(session: Session, event: Event, *, judge: str, prompt_version: str) -> Session:
     """Return the session with the fact in it; itself where that is no news, or of another judge."""
+    if is_over(session.over, event):
+        return session
     match event:
         case ExchangeCompleted() | ExchangeFailed():
             delta = replace(event.request, kept_tokens=0, token_ids=())

@@ -20,7 +20,7 @@ from clawstream.events import (
     TurnsSettled,
     VerdictReached,
 )
-from clawstream.events.floor import second_looks
+from clawstream.events.floor import buried, second_looks
 from clawstream.events.history import WholeRequest, rebuild
 from clawstream.inference.continuing import Renderer
 from clawstream.samples.hinted import Hinted, hinted_prompt
@@ -151,8 +151,8 @@ def _refused(session_id: str, turn_id: str | None, key: Judged | None, reason: R
     )
 
 
-def _rest(session: Session) -> Session | None:
-    """Return what is still needed of a session: once it is done and joined, what is of a later life of it, if any."""
+def _rest(session: Session) -> Session:
+    """Return what is still needed of a session: once it is done and joined, its ids and what is of a later life."""
     newest = session.marks[-1] if session.marks else None
     if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
         return session
@@ -163,8 +163,9 @@ def _rest(session: Session) -> Session | None:
     later = order[order.index(end) + 1 :]
     verdicts = {key: said for key, said in session.verdicts.items() if key.turn_id not in session.turns}
     hints = {key: said for key, said in session.hints.items() if key.turn_id not in session.turns}
+    over = buried(session.over, session.marks, session.turns)
     if not (later or verdicts or hints):
-        return None
+        return Session(over=over)
     return Session(
         era=session.era,
         ended_after=session.ended_after,
@@ -173,6 +174,7 @@ def _rest(session: Session) -> Session | None:
         verdicts=MappingProxyType(verdicts),
         hints=MappingProxyType(hints),
         joined=frozenset(key for key in session.joined if key.turn_id not in session.turns),
+        over=over,
     )
 
 

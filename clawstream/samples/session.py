@@ -21,7 +21,7 @@ from clawstream.events import (
     TurnType,
     VerdictReached,
 )
-from clawstream.events.floor import Mark, marked
+from clawstream.events.floor import Mark, Over, is_over, marked
 from clawstream.inference.continuing import Continued
 from clawstream.inference.echoes import Answered
 
@@ -81,10 +81,13 @@ class Session(NamedTuple):
     marks: tuple[Mark, ...] = ()
     joined: frozenset[Judged] = frozenset()  # what a sample or a refusal was written for
     recalled: Recalled = Recalled()
+    over: Over = MappingProxyType({})
 
 
 def learn(session: Session, event: Event) -> Session:
     """Return the session with the fact in it; itself where that is no news."""
+    if is_over(session.over, event):
+        return session
     match event:
         case ExchangeCompleted() | ExchangeFailed():
             return _learn_exchange(session, event)

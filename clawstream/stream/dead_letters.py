@@ -5,7 +5,7 @@ The one rule: what a reader sets aside itself it adds at once, and the queue tha
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -26,12 +26,21 @@ class Queues(Protocol):
 
 
 class DeadLetters:
-    """The letters of the stage `name`, which reads `topics`."""
+    """The letters of the stage `name`, which reads `topics`; `on_change` is called when a queue said more."""
 
-    def __init__(self, name: str, topics: Iterable[str], to: Queues, *, retry_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        topics: Iterable[str],
+        to: Queues,
+        *,
+        retry_s: float,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self._name = name
         self._log = to
         self._retry_s = retry_s
+        self._on_change = on_change
         self._queues = [queue for queue in map(dead_letter_topic, topics) if queue is not None]
         self.letters = Letters(name)
         self.current = asyncio.Event()  # all that stood in the queues when `follow` began is known
@@ -45,6 +54,7 @@ class DeadLetters:
                     async for raws in there:
                         self._take(raws)
                 self.current.set()
+                self._on_change()
                 async with aclosing(self._log.follow_raw(self._queues)) as coming:
                     async for raws in coming:
                         self._take(raws)
@@ -57,3 +67,4 @@ class DeadLetters:
     def _take(self, raws: Sequence[Raw]) -> None:
         for raw in raws:
             self.letters.read(raw)
+        self._on_change()

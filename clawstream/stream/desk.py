@@ -13,7 +13,7 @@ from clawstream.errors import OperatorError, UndecodableRecord
 from clawstream.stream.codec import codec
 from clawstream.stream.letters import Fate, Letter, LetterId, Letters, Mark, Reason
 from clawstream.stream.log import Raw
-from clawstream.stream.topics import DLQ_SUFFIX, all_topics
+from clawstream.stream.topics import DLQ_SUFFIX, all_topics, dead_letter_topic
 
 
 class Queues(Protocol):
@@ -127,7 +127,11 @@ async def _read(log: Queues, wanted: LetterId | None) -> tuple[Letters, Raw | No
         for raw in raws:
             found.read(raw)
             letter = None if wanted is None else found.get(wanted)
-            if letter is not None and raw.topic == letter.id.topic + DLQ_SUFFIX and raw.offset == letter.copy_offset:
+            if (
+                letter is not None
+                and raw.topic == dead_letter_topic(letter.id.topic)
+                and raw.offset == letter.copy_offset
+            ):
                 copy = raw
     return found, copy
 

@@ -5,6 +5,7 @@ only that would mend is a `Refused`, and stays a person's to decide.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,8 @@ DLQ_SUFFIX = ".dlq"
 SCHEMAS_TOPIC = "clawstream.schemas.v1"
 FOR_EVER_MS = -1
 REPLAYED = ("turns", "votes", "verdicts", "hints", "samples")  # what a replay has topics of its own for
+
+_REPLAY = re.compile(r"^clawstream\.replay\.[^.]+\.")
 
 # What a topic is to those who read it; a start-up refuses a broker that differs here. The rest is tuning.
 _PROMISES = ("cleanup.policy", "retention.ms", "retention.bytes", "message.timestamp.type")
@@ -153,8 +156,11 @@ def event_topics() -> tuple[str, ...]:
 
 
 def dead_letter_topic(topic: str) -> str | None:
-    """Return where undecodable records of `topic` go; None: nobody who reads it sets any aside."""
-    name = topic + DLQ_SUFFIX
+    """Return where unusable records of `topic` go; None: nobody who reads it sets any aside.
+
+    Those of a replay go where those of the topic do whose place it takes.
+    """
+    name = _REPLAY.sub("clawstream.", topic) + DLQ_SUFFIX
     return name if any(other.name == name for other in all_topics()) else None
 
 

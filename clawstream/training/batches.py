@@ -6,10 +6,11 @@ the log, is executed as it stands, and what it or an earlier plan names is taken
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from clawstream.events import BatchPlanned, SampleAssembled, TopicOffset
+from clawstream.training.trainable import ModelLimits, flaw
 
 
 class DropReason(StrEnum):
@@ -19,6 +20,7 @@ class DropReason(StrEnum):
     STALE = "stale"  # sampled too many versions ago
     NO_SIGNAL = "no_signal"  # it has only what this method gives no weight to
     OTHER_POLICY = "other_policy"
+    UNTRAINABLE = "untrainable"  # no step can be taken on it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,7 @@ class Arrival:
     offset: int
     timestamp_ms: int  # when the broker appended it
     sample: SampleAssembled
+    again: bool = False  # it was set aside and is to be used after all: reading has nothing to do with where it stands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,7 @@ class Rules:
     max_versions_behind: int | None = None  # None: however old
     rewards_count: bool = True
     hints_count: bool = True
+    limits: ModelLimits = field(default_factory=ModelLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,8 @@ class Batcher:
     def receive(self, arrival: Arrival) -> DropReason | None:
         """Take in one record of the samples topic; return why it will be in no new batch, None where it will be."""
         where = (arrival.topic, arrival.partition)
-        self._read[where] = max(self._read.get(where, 0), arrival.offset + 1)
+        if not arrival.again:
+            self._read[where] = max(self._read.get(where, 0), arrival.offset + 1)
         reason = self._refusal(arrival.sample)
         name = arrival.sample.sample_id
         if name in self._wanted:
@@ -88,14 +93,31 @@ class Batcher:
             self.dropped[reason] += 1
         return reason
 
+    def flaw(self, sample: SampleAssembled) -> str | None:
+        """Return why a sample that we would train on can't be; None: it can, or it is none of ours."""
+        ours = self.wants(sample.sample_id) or self._refusal(sample) in (None, DropReason.UNTRAINABLE)
+        return flaw(sample, self._rules.limits) if ours else None
+
+    def wants(self, sample_id: str) -> bool:
+        """Return whether a plan that is still to be executed names the sample."""
+        return sample_id in self._wanted
+
+    def holds(self, sample_id: str) -> bool:
+        """Return whether the sample is still to be trained on: it waits, or a pending plan names it."""
+        return sample_id in self._waiting or sample_id in self._wanted
+
     def pending(self) -> tuple[BatchPlanned, tuple[SampleAssembled, ...] | None] | None:
         """Return the oldest plan that is still to be executed, with its samples once all of them are read again."""
         if not self._pending:
             return None
         plan = self._pending[0]
-        if any(name not in self._found for name in plan.sample_ids):
+        if self.missing(plan):
             return plan, None
         return plan, tuple(self._found[name] for name in plan.sample_ids)
+
+    def missing(self, plan: BatchPlanned) -> list[str]:
+        """Return which samples of a pending plan were not read."""
+        return [name for name in plan.sample_ids if name not in self._found]
 
     def executed(self, plan: BatchPlanned) -> None:
         """The step of the oldest pending plan is taken: let go of its samples."""
@@ -148,7 +170,9 @@ class Batcher:
             return DropReason.OTHER_POLICY
         rewarded = sample.reward is not None and rules.rewards_count
         hinted = sample.hinted_prompt_ids is not None and rules.hints_count
-        return None if rewarded or hinted else DropReason.NO_SIGNAL
+        if not (rewarded or hinted):
+            return DropReason.NO_SIGNAL
+        return DropReason.UNTRAINABLE if flaw(sample, rules.limits) is not None else None
 
     def _drop_stale(self, parent_version: int) -> None:
         bound = self._rules.max_versions_behind
@@ -165,7 +189,8 @@ class Batcher:
         next_offsets = dict(self._read)
         for arrival in list(self._waiting.values())[without:]:
             where = (arrival.topic, arrival.partition)
-            next_offsets[where] = min(next_offsets[where], arrival.offset)
+            if not arrival.again:
+                next_offsets[where] = min(next_offsets[where], arrival.offset)
         return tuple(
             TopicOffset(topic=topic, partition=partition, next_offset=offset)
             for (topic, partition), offset in sorted(next_offsets.items())

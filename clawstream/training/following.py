@@ -5,18 +5,19 @@ They are read from where the newest executed plan ends, so what a plan still to 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from clawstream.config import Settings
-from clawstream.events import Event, SampleAssembled, SamplesPromoted
+from clawstream.events import BatchPlanned, Event, SamplesPromoted
 from clawstream.events.control import promotions
-from clawstream.stream.log import Arrived, Start
-from clawstream.stream.stage import Record
+from clawstream.stream.log import Arrived, Place, Start
 from clawstream.stream.topics import replay_topic
-from clawstream.training.batches import Arrival, Batcher, Rules, resume_offsets
+from clawstream.training.batches import Batcher, Rules, resume_offsets
 from clawstream.training.lived import Lived, of_policy
+from clawstream.training.quarantine import LetterLog, Quarantine
 from clawstream.training.retraining import Retraining
+from clawstream.training.trainable import ModelLimits
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +25,14 @@ SAMPLES_TOPIC = "clawstream.samples.v1"
 CONTROL_TOPIC = "clawstream.control.v1"
 
 
-class TrainingLog(Protocol):
+class TrainingLog(LetterLog, Protocol):
     """The part of a log that training needs."""
 
     async def append(self, events: Sequence[Event]) -> None: ...
     def follow(
         self, topics: Sequence[str], start: Start, *, until_end: bool = False
     ) -> AsyncIterator[Sequence[Arrived]]: ...
+    async def begin_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]: ...
 
 
 class Following:
@@ -39,17 +41,27 @@ class Following:
     batcher: Batcher
 
     def __init__(
-        self, settings: Settings, training_log: TrainingLog, lived: Lived, retraining: Retraining | None
+        self,
+        settings: Settings,
+        training_log: TrainingLog,
+        lived: Lived,
+        retraining: Retraining | None,
+        limits: ModelLimits,
     ) -> None:
         self._settings = settings
         self._log = training_log
         self._lived = lived
         self._retraining = retraining
+        self._limits = limits
         self._promoted: list[SamplesPromoted] = []
         self.replay: str | None = None  # whose samples are read; None: the live ones
         self.all_read = False  # of a replay that is read to its end
         self.arrived = asyncio.Event()
         self.reading: list[asyncio.Task[None]] = []
+        self.quarantine = Quarantine(SAMPLES_TOPIC, training_log, on_change=self.arrived.set)
+        self._positions: dict[
+            tuple[str, int], int
+        ] = {}  # the next offset to read of each partition; empty: not known yet
 
     @property
     def wanted(self) -> str | None:
@@ -72,25 +84,54 @@ class Following:
             task.cancel()
         of = self._settings.policy.id if self._retraining is None else self._retraining.of
         self.replay = replay
-        self.batcher = Batcher(rules(self._settings, of=of), self._lived.plans, executed_version=executed_version)
+        these = rules(self._settings, of=of, limits=self._limits)
+        self.batcher = Batcher(these, self._lived.plans, executed_version=executed_version)
         self.all_read = False
-        self.reading.append(asyncio.create_task(self._read(replay, self.batcher, executed_version)))
+        self._positions = {}
+        self.quarantine.turn()
+        self.reading.append(asyncio.create_task(self._read(self._topic, self.batcher, executed_version)))
         log.info("samples_from replay=%s version=%d", replay, executed_version)
 
-    async def _read(self, replay: str | None, batcher: Batcher, executed_version: int) -> None:
-        topic = SAMPLES_TOPIC if replay is None else replay_topic(SAMPLES_TOPIC, replay)
-        start = resume_offsets(self._lived.plans, executed_version)
-        start = {place: offset for place, offset in start.items() if place[0] == topic}
+    async def rule(self) -> None:
+        """Do what was said about samples that are set aside."""
+        await self.quarantine.rule(self._topic, self.batcher)
+
+    def is_past(self, plan: BatchPlanned) -> bool:
+        """Return whether all of the log is read where the plan's samples stood."""
+        ends = {Place(o.topic, o.partition): o.next_offset for o in plan.offsets if o.topic == self._topic}
+        return bool(ends) and all(self._positions.get(place, -1) >= end for place, end in ends.items())
+
+    @property
+    def _topic(self) -> str:
+        return SAMPLES_TOPIC if self.replay is None else replay_topic(SAMPLES_TOPIC, self.replay)
+
+    async def _read(self, topic: str, batcher: Batcher, executed_version: int) -> None:
+        await self.quarantine.current()
+        start = self._start(await self._log.begin_offsets([topic]), resume_offsets(self._lived.plans, executed_version))
+        self._positions = dict(start)
+        self.arrived.set()
         async for records in self._log.follow([topic], start, until_end=self._retraining is not None):
             for record in records:
-                if isinstance(record, Record) and isinstance(record.event, SampleAssembled):
-                    batcher.receive(_arrival(record, record.event))
+                await self.quarantine.receive(record, batcher)
+                self._positions[Place(record.topic, record.partition)] = record.offset + 1
             self.arrived.set()
         self.all_read = True
         self.arrived.set()
 
+    def _start(
+        self, begins: Mapping[Place, int], executed: Mapping[tuple[str, int], int]
+    ) -> dict[tuple[str, int], int]:
+        """Return where to read from, saying where that is not where the newest executed plan ends."""
+        for place, begin in begins.items():
+            if executed.get(place, begin) < begin:
+                log.warning(
+                    "samples_unread partition=%s-%s from=%d to=%d reason=past the topic's retention",
+                    *place, executed[place], begin,
+                )  # fmt: skip
+        return {place: max(begin, executed.get(place, begin)) for place, begin in begins.items()}
 
-def rules(settings: Settings, *, of: str) -> Rules:
+
+def rules(settings: Settings, *, of: str, limits: ModelLimits) -> Rules:
     """Return when a batch is made and of what, as the settings say; `of` names the policy that answered."""
     training = settings.training
     w_binary, w_opd = training.weights
@@ -101,14 +142,5 @@ def rules(settings: Settings, *, of: str) -> Rules:
         max_versions_behind=training.max_versions_behind,
         rewards_count=w_binary > 0,
         hints_count=w_opd > 0,
-    )
-
-
-def _arrival(record: Record, sample: SampleAssembled) -> Arrival:
-    return Arrival(
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        timestamp_ms=record.timestamp_ms,
-        sample=sample,
+        limits=limits,
     )

@@ -64,8 +64,8 @@ def of_policy(records: Sequence[Arrived], policy_id: str) -> list[PolicyEvent]:
 def step_taken(
     plan: BatchPlanned, samples: Sequence[SampleAssembled], update: Update, *, step_ms: int, now_ms: int
 ) -> StepTaken:
-    """Say what the plan's step did."""
-    behind = [versions_behind(sample, plan.parent_version) for sample in samples]
+    """Say what the plan's step did; `samples` are those of the plan that it was taken on."""
+    behind = [versions_behind(sample, plan.parent_version) for sample in samples] or [0]
     return StepTaken(
         policy_id=plan.policy_id,
         policy_version=plan.policy_version,

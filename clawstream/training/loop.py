@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from clawstream.config import Settings
+from clawstream.errors import SamplesGone
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled
 from clawstream.training.batches import Batch, Batcher, first_plans
 from clawstream.training.checkpoints import alone_on, latest, prune, read
@@ -20,6 +21,7 @@ from clawstream.training.following import Following, TrainingLog
 from clawstream.training.lived import Lived, of_policy
 from clawstream.training.retraining import Retraining, first_publication
 from clawstream.training.stepping import Stepper
+from clawstream.training.torch_model import limits_of
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +37,8 @@ async def train(
     Which samples are trained on is looked up before each plan: the live ones, or those of the replay that is promoted.
     A step that has begun is finished and published before this returns. Raises UnusableCheckpoint when the newest
     checkpoint belongs to another base or is not what was published, TrainingDiverged when a gradient is not finite,
-    PartUnavailable when another process trains this policy.
+    PartUnavailable when another process trains this policy, SamplesGone when a plan's samples are past their retention,
+    TooManyFailures when more than one in a hundred records can't be used.
     """
     with alone_on(settings.checkpoints_dir), ThreadPoolExecutor(1, "torch") as thread:
         loop = _Loop(settings, training_log, thread, retraining)
@@ -43,10 +46,14 @@ async def train(
         readers = [
             asyncio.create_task(loop.read_policy()),
             asyncio.create_task(loop.samples.read_promotions(until_end=False)),
+            asyncio.create_task(loop.samples.quarantine.follow()),
         ]
         stopping = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
+                if loop.samples.reading[-1].done():
+                    loop.samples.reading[-1].result()
+                await loop.samples.rule()
                 if not await loop.advance():
                     if loop.used_up:
                         break
@@ -65,12 +72,13 @@ class _Loop:
     ) -> None:
         self._settings = settings
         self._log = training_log
-        self._stepper = Stepper(settings.engine.base_policy, settings.checkpoints_dir, thread)
+        limits = limits_of(settings.engine.base_policy)
+        self._stepper = Stepper(settings.engine.base_policy, settings.checkpoints_dir, thread, limits)
         self._lived = Lived()
         self._first_version = retraining.from_version if retraining is not None else 0
         self._start = read(retraining.start) if retraining is not None and retraining.start is not None else None
         self._checkpoint = latest(settings.checkpoints_dir)
-        self.samples = Following(settings, training_log, self._lived, retraining)
+        self.samples = Following(settings, training_log, self._lived, retraining, limits)
 
     async def open(self) -> None:
         """Read what was, and put on the log what a killed process did and did not say."""
@@ -107,6 +115,8 @@ class _Loop:
         if pending is not None:
             plan, samples = pending
             if samples is None:
+                if self.samples.is_past(plan):
+                    raise _gone(plan, self._batcher.missing(plan))
                 return False
             await self._execute(plan, samples)
             return True
@@ -192,6 +202,17 @@ class _Loop:
             await self._log.append(events)
         for event in events:
             self._lived.learn(event)
+
+
+def _gone(plan: BatchPlanned, missing: Sequence[str]) -> SamplesGone:
+    places = ", ".join(f"{o.topic}-{o.partition} before {o.next_offset}" for o in plan.offsets)
+    return SamplesGone(
+        f"the plan of version {plan.policy_version} of {plan.policy_id} names {len(missing)} samples of "
+        f"{len(plan.sample_ids)} that are not on the log any more, {missing[0]} first. They stood in {places}, and are "
+        "past their topic's retention. Its step is not taken, nor any later one. Restore the topic from a backup; or "
+        "derive the samples again with `clawstream replay start --votes-from log --name again` and go on with "
+        f"`clawstream train --samples again --from-policy {plan.parent_version}`, as a policy of its own"
+    )
 
 
 def _now_ms() -> int:

@@ -16,12 +16,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.training.microbatches import micro_batches
+from clawstream.training.trainable import ModelLimits
 
+GREEDY_BELOW = 1e-6  # as engines have it: the most likely token is sampled, and logits are not divided
 HEAD_TOKENS = 4096  # logits exist for so many tokens at once; a longer piece computes them again in the backward pass
 NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".md"})  # weights, words
 
@@ -33,7 +35,7 @@ class Suffix(NamedTuple):
 
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
-    temperature: float  # 0, which is greedy, is scored as 1: engines report it so
+    temperature: float  # below GREEDY_BELOW it is scored as 1: engines report it so
 
     @property
     def num_tokens(self) -> int:
@@ -103,7 +105,7 @@ class TorchModel:
         token_N = [t for s in suffixes for t in range(len(s.response_ids))]
         column_N = [len(suffixes[row].prompt_ids) - 1 + t for row, t in zip(row_N, token_N, strict=True)]
         target_N = torch.tensor([i for s in suffixes for i in s.response_ids], device=self.device)
-        scale_N = torch.tensor([suffixes[row].temperature or 1.0 for row in row_N], device=self.device)
+        scale_N = torch.tensor([_scale(suffixes[row].temperature) for row in row_N], device=self.device)
         logp_N = self._head_logprobs(hidden_BLH[row_N, column_N], target_N, scale_N)
         longest = max(len(s.response_ids) for s in suffixes)
         empty_BT = logp_N.new_full((len(suffixes), longest), torch.nan)
@@ -175,6 +177,35 @@ class TorchModel:
             )
 
 
+def limits_of(folder: Path) -> ModelLimits:
+    """Return what the model in the folder can take, by its configuration; raises UnusableCheckpoint."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+    except (OSError, ValueError) as error:
+        raise _unloadable(folder, error) from error
+    positions = getattr(config, "max_position_embeddings", None)
+    return ModelLimits(vocabulary_tokens=config.vocab_size, context_tokens=_stretched(config, positions))
+
+
+def _stretched(config: Any, positions: int | None) -> int | None:
+    """Return the context in tokens as engines have it: what rotary embeddings were stretched to counts."""
+    scaling = getattr(config, "rope_scaling", None) or {}
+    if positions is None or "original_max_position_embeddings" in scaling:
+        return positions
+    return int(positions * (scaling.get("factor") or 1))
+
+
+def _scale(temperature: float) -> float:
+    return 1.0 if temperature < GREEDY_BELOW else temperature
+
+
+def _unloadable(folder: Path, error: Exception) -> UnusableCheckpoint:
+    return UnusableCheckpoint(
+        f"{folder}: no causal model that transformers can load: {error}. Nothing is trained. Name a Hugging Face "
+        "folder with config.json and safetensors."
+    )
+
+
 def _core(folder: Path, device: str) -> Any:
     transformers_logging.disable_progress_bar()
     try:
@@ -182,10 +213,7 @@ def _core(folder: Path, device: str) -> Any:
             folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, trust_remote_code=False
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UnusableCheckpoint(
-            f"{folder}: no causal model that transformers can load: {error}. Nothing is trained. Name a Hugging Face "
-            "folder with config.json and safetensors."
-        ) from error
+        raise _unloadable(folder, error) from error
     if info["missing_keys"]:
         raise UnusableCheckpoint(
             f"{folder}: {len(info['missing_keys'])} weights are missing, among them {min(info['missing_keys'])}. "

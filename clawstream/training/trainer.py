@@ -175,7 +175,7 @@ class Trainer:
                 total.backward()  # type: ignore[no-untyped-call]
             tally += part
             gaps.append(gap_N)
-        return tally, torch.cat(gaps)
+        return tally, torch.cat(gaps) if gaps else torch.empty(0)
 
     def _loss(self, batch: _Batch, group: Sequence[int]) -> tuple[Tensor, Tally, Tensor]:
         new_BT = self._model.logprobs([batch.plain[i] for i in group])

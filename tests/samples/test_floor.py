@@ -3,7 +3,7 @@
 import pytest
 
 from clawstream.events import HintAbsence, HintAbsent, HintFound, TurnsSettled, VerdictReached, VerdictStatus
-from clawstream.events.floor import Mark, SecondLook, SecondLooks, marked, second_looks
+from clawstream.events.floor import REMEMBERED_OVER, Mark, SecondLook, SecondLooks, buried, marked, second_looks
 
 TURNS = ("t0", "t1", "t2")
 
@@ -102,3 +102,12 @@ def test_a_verdict_of_one_or_a_hint_leaves_nothing_for_the_floor() -> None:
     decided = {"t0": verdict("t0", 1)}
     assert second_looks(["t0"], marks(1), decided, {"t0": no_hint("t0")}, {}) == due(True)
     assert second_looks(["t0"], marks(1), {"t0": verdict("t0", None)}, {"t0": hint}, {}) == due(True)
+
+
+def test_of_what_is_over_the_newest_ids_are_remembered_and_each_once() -> None:
+    settled = TurnsSettled(session_id="s", after_exchange_id="end", done=True)
+    before = buried({}, (), ("old", "older"))
+
+    assert list(buried(before, (Mark(settled, 0, 2),), ("t0", "t1"))) == ["old", "older", "t0", "t1", "end"]
+    many = [f"t{number}" for number in range(2 * REMEMBERED_OVER)]
+    assert list(buried(before, (), many)) == many[REMEMBERED_OVER:]

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from aiohttp import web
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from clawstream.config import JudgeSettings, TurnsSettings
 from clawstream.events import Event, TurnPaired
@@ -87,6 +87,7 @@ def calm(events: Sequence[Event], judge: Oracle) -> dict[str, dict[str, Event]]:
 
 @settings(max_examples=15)
 @given(MOVES, MOVES, SEEDS)
+@example([], ["reset", "ask", "side", "side", "done", "ask", "ask", "ask", "ask"], 87070)  # settled twice, once over
 def test_stages_that_die_at_any_operation_give_the_samples_of_a_calm_run(
     ann: list[str], ben: list[str], seed: int
 ) -> None:

@@ -1,6 +1,7 @@
 """Each sample in exactly one batch, whatever is delivered twice and wherever reading is cut off."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -168,6 +169,32 @@ def test_of_two_plans_for_one_version_the_first_counts() -> None:
     pending = batcher.pending()
     assert pending is not None
     assert pending[0] == first
+
+
+def test_where_a_sample_stands_that_is_used_after_all_moves_no_offset() -> None:
+    batcher = Batcher(RULES)
+    for offset, name in enumerate(["a", "b", "c"], start=5):
+        batcher.receive(arrival(name, offset=offset))
+    for name, offset in (("before", 2), ("behind", 50)):
+        batcher.receive(replace(arrival(name, offset=offset), again=True))
+
+    batch = batcher.due(parent_version=0, now_ms=0)
+
+    assert batch is not None
+    assert [offset.next_offset for offset in batch.offsets] == [8]
+
+
+def test_what_can_not_be_trained_on_is_dropped_unless_a_pending_plan_names_it() -> None:
+    bad = replace(sample("a"), trained=())
+    fresh = Batcher(RULES)
+    assert fresh.receive(of(bad)) is DropReason.UNTRAINABLE
+    assert fresh.receive(of(sample("a"), 1)) is None
+
+    planned = plan_of(Batch(samples=(bad,), offsets=()), 1)
+    resumed = Batcher(RULES, [planned])
+    resumed.receive(of(bad))
+    assert resumed.pending() == (planned, (bad,))
+    assert "trained has 0 values" in (resumed.flaw(bad) or "")
 
 
 def test_a_stale_sample_is_dropped_counted_and_does_not_come_back() -> None:

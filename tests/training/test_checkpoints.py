@@ -111,7 +111,7 @@ def test_a_cut_file_is_found_without_reading_it(root: Path, tmp_path: Path) -> N
 
 
 @given(name=st.sampled_from(sorted(CONTENT)), data=st.data())
-def test_a_changed_byte_is_found(
+def test_a_changed_byte_is_found_and_its_version_passed_over(
     root: Path, tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
 ) -> None:
     copy = tmp_path_factory.mktemp("changed")
@@ -123,6 +123,9 @@ def test_a_changed_byte_is_found(
 
     with pytest.raises(UnusableCheckpoint, match="sha256"):
         checkpoints.read(copy / "v000002")
+    found = checkpoints.latest(copy)
+    assert found is not None
+    assert found.version == 1
     shutil.rmtree(copy)
 
 
