@@ -4,7 +4,6 @@ A folder is written beside its place, every file of it forced to disk, its manif
 whose manifest agrees with its files is complete, whatever was cut off when; anything else is refused or passed over.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -17,8 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clawstream.errors import PartUnavailable, UnusableCheckpoint
+from clawstream.errors import UnusableCheckpoint
 from clawstream.events import BatchPlanned, StepTaken, TopicOffset
+from clawstream.locks import locked
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +63,12 @@ class Checkpoint:
 def alone_on(root: Path) -> Iterator[None]:
     """Be the one process that writes versions here; raises PartUnavailable where another one does."""
     root.mkdir(parents=True, exist_ok=True)
-    lock_fd = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        _lock(lock_fd, root)
+    in_use = (
+        f"{root}: another process trains this policy. Two would take different steps under one version's name, so "
+        "nothing is trained here. Stop that one, or give this policy an id of its own (policy.id)"
+    )
+    with locked(root / _LOCK, within_s=0, in_use=in_use):
         yield
-    finally:
-        os.close(lock_fd)
 
 
 def write(root: Path, plan: BatchPlanned, step: StepTaken, save: Callable[[Path], None]) -> Checkpoint:
@@ -138,16 +138,6 @@ def fingerprint(folder: Path) -> str:
     names = [p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin") or p.name == "config.json"]
     files = [_describe(folder, path) for path in sorted(names)]
     return hashlib.sha256(json.dumps([asdict(file) for file in files]).encode()).hexdigest()
-
-
-def _lock(lock_fd: int, root: Path) -> None:
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise PartUnavailable(
-            f"{root}: another process trains this policy. Two would take different steps under one version's name, so "
-            "nothing is trained here. Stop that one, or give this policy an id of its own (policy.id)"
-        ) from error
 
 
 def _name(version: int) -> str:
