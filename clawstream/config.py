@@ -125,7 +125,7 @@ class GatewaySettings(Section):
     default_temperature: float = Field(0.7, ge=0, le=2, description="where the client names none")
     heartbeat_s: float = Field(10.0, gt=0, description="between comments on a silent stream")
     ack_timeout_s: float = Field(
-        1.0, gt=0, description="how long the end of an answer waits for Kafka; then it goes to the spool on disk"
+        0.02, gt=0, description="how long the end of an answer waits for Kafka; then it goes to the spool on disk"
     )
     spool_bytes: int = Field(2**30, ge=2**16, description="may wait on disk for Kafka; beyond them requests are a 503")
     index_window_s: int = Field(86_400, ge=0, description="how far back sessions are read from the log at start")

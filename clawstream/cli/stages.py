@@ -46,8 +46,14 @@ def gateway(context: typer.Context) -> None:
     settings = _settings(context, "gateway")
     hide_torch()
     from clawstream.gateway.app import serve
+    from clawstream.stream.connect import connected_once_there
 
-    _with_log(settings, "gateway", lambda log, stop: serve(settings, log, stop=stop, started=leave_what_is_loaded))
+    async def main(stop: asyncio.Event) -> None:
+        async with connected_once_there(settings.kafka, client_id="gateway", stop=stop) as log:
+            if log is not None:
+                await serve(settings, log, stop=stop, started=leave_what_is_loaded)
+
+    run_until_stopped(main)
 
 
 def turns(context: typer.Context) -> None:

@@ -47,23 +47,22 @@ class ToolCall:
     arguments: str
 
 
-def parse(raw: bytes) -> Message:
+def parse(raw: bytes, what: str = "a message") -> Message:
     """Return the message that `raw` is the JSON of; lone surrogates survive. It is shared, and nobody changes it.
 
-    Raises UnusableExchange when it is none: the gateway lets none through, so the record is damaged.
+    Raises UnusableExchange, which calls it `what`, when it is none: the gateway lets none through, so the record is
+    damaged.
     """
-    return _parsed_before(raw) if len(raw) <= _REMEMBERED_BYTES else _parsed(raw)
+    return _parsed_before(raw, what) if len(raw) <= _REMEMBERED_BYTES else _parsed(raw, what)
 
 
-def _parsed(raw: bytes) -> Message:
+def _parsed(raw: bytes, what: str) -> Message:
     try:
         message = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise UnusableExchange(
-            f"a message of {len(raw)} bytes is not JSON ({error}); its exchange is skipped"
-        ) from error
+        raise UnusableExchange(f"{what} of {len(raw)} bytes is not JSON ({error}); its exchange is skipped") from error
     if not isinstance(message, dict):
-        raise UnusableExchange(f"a message is {type(message).__name__}, not an object; its exchange is skipped")
+        raise UnusableExchange(f"{what} is {type(message).__name__}, not an object; its exchange is skipped")
     return message
 
 

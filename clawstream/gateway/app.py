@@ -1,7 +1,7 @@
 """The gateway as a process: what it listens on, what it watches, and how it stops.
 
-The one rule: it serves from the first second and says on /readyz what is missing; a part that is away is a 503 that
-names it, never a process that does not start.
+The one rule: once it has read what the log knows of its sessions, it serves and says on /readyz what is missing; a part
+that is away is a 503 that names it, never a process that ends.
 """
 
 import asyncio
@@ -9,10 +9,10 @@ import logging
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 import uvicorn
@@ -84,9 +84,11 @@ async def serve(
             keys = _keys(settings)
             guard = Guard.of(settings.gateway, keys, admission.metrics)
             from_ms = epoch_ms() - settings.gateway.index_window_s * 1000
-            await learn_sessions(
+            learning = learn_sessions(
                 log, admission.sessions, admission.answers, from_ms=from_ms, spooled=delivery.waiting()
             )
+            if not await _done_unless(stop, learning):
+                return
             async with asyncio.TaskGroup() as group:
                 watching = (
                     group.create_task(follow_policy(log, admission.engines)),
@@ -98,6 +100,20 @@ async def serve(
                 finally:
                     for task in watching:
                         task.cancel()
+
+
+async def _done_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Return whether the work was done before `stop` was set."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        working.cancel()
+    with suppress(asyncio.CancelledError):
+        await working
+        return True
+    return False
 
 
 @asynccontextmanager

@@ -1,12 +1,15 @@
 """The spool's bytes: records one after another, each in a frame that says how long it is and whether it is whole. Pure.
 
 A frame is its body's length and CRC-32 (both uint32, little-endian), then the body. The first byte of a body says what
-it is: a record, or the place up to which all records before it are on the log. What the spool holds is a fold over its
-frames, so there is no second file that could disagree with the first.
+it is: a record, the place up to which all records before it are on the log, or bytes that a bad disk left and that say
+nothing any more. What the spool holds is a fold over its frames, so there is no second file that could disagree with
+the first.
 
-The one rule: a file cut at any byte holds every record whose frame ends before the cut, and nothing else.
+The one rule: a file cut at any byte holds every record whose frame ends before the cut, and nothing else; one with
+damaged bytes holds every record whose frame has none of them.
 """
 
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -15,11 +18,14 @@ from zlib import crc32
 from clawstream.stream.log import Sealed
 
 _HEAD = struct.Struct("<II")
-_RECORD, _TAKEN = b"r", b"t"
+_RECORD, _TAKEN, _DAMAGED = b"r", b"t", b"d"
 _SPOOLED_AT = struct.Struct("<q")
 _PLACE = struct.Struct("<Q")
 _NUM = struct.Struct("<I")
 MAX_BODY_BYTES = 2**26  # more is no length of ours
+# A record's length, checksum, kind, time and the length of its topic's name, at most Kafka's 249 bytes; or a note.
+_BEGINS = re.compile(rb"(?=.{3}[\x00-\x04].{4}r.{9}\x00{3}|\x09\x00{3}.{4}t)", re.DOTALL)
+BEGINS_BYTES = 21  # so many are looked at
 
 
 class Spooled(NamedTuple):
@@ -60,9 +66,23 @@ def contents(data: bytes, *, begins_at: int = 0) -> Contents:
     for body, end in _bodies(data):
         if body[:1] == _RECORD:
             found.append(_spooled(body, begins_at + end))
-        else:
+        elif body[:1] == _TAKEN:
             (taken,) = _PLACE.unpack_from(body, 1)
     return Contents(found, taken, begins_at + end)
+
+
+def beginnings(data: bytes) -> Iterator[int]:
+    """Yield where frames may begin in `data`: all places where one does, and few others."""
+    return (found.start() for found in _BEGINS.finditer(data))
+
+
+def damaged_frames(data: bytes) -> bytes:
+    """Return frames that are as long as `data`, and say nothing; as much of it as can be stands in them as it was."""
+    rest = data if len(data) <= MAX_BODY_BYTES else data[: MAX_BODY_BYTES // 2]
+    if len(rest) <= _HEAD.size:
+        return data  # too little for a frame
+    made = _frame(_DAMAGED + rest[_HEAD.size + len(_DAMAGED) :])
+    return made if len(rest) == len(data) else made + damaged_frames(data[len(rest) :])
 
 
 def frame_bytes(data: bytes) -> int:

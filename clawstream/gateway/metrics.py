@@ -58,6 +58,10 @@ class Metrics:
         )
         self.spool_records = Gauge("clawstream_spool_records", "Records in the spool.", registry=self.registry)
         self.spool_bytes = Gauge("clawstream_spool_bytes", "Size of the spool's file.", registry=self.registry)
+        self.spool_damaged_bytes = Gauge(
+            "clawstream_spool_damaged_bytes", "Bytes of the spool that its disk changed, put aside since the start.",
+            registry=self.registry,
+        )  # fmt: skip
         self.spool_oldest_s = Gauge(
             "clawstream_spool_oldest_seconds", "Age of the spool's oldest record; 0 when it is empty.",
             registry=self.registry,

@@ -125,6 +125,7 @@ class _Pages:
         spool = self._spool()
         metrics.spool_records.set(spool["records"] or 0)
         metrics.spool_bytes.set(spool["bytes"] or 0)
+        metrics.spool_damaged_bytes.set(self._admission.delivery.damaged_bytes)
         metrics.spool_oldest_s.set(spool["oldest_s"] or 0)
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 

@@ -4,10 +4,11 @@ One file a gateway, appended to while records wait. What the log has taken is no
 all, the file is emptied: no segments, no second file with a position. What is noted is not fsynced, so after a loss of
 power the log may get a record a second time; its id is the same, and the first counts.
 
+A record that a bad disk has changed is put aside, byte for byte (NAME.cut), and those behind it are handed on.
+
 The one rule: `append` returns when the bytes are on the disk, and where it raises the file is as it was before.
 """
 
-import errno
 import fcntl
 import logging
 import os
@@ -17,12 +18,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from clawstream.errors import PartUnavailable
-from clawstream.gateway.frames import Contents, Spooled, contents, frame_bytes, taken_frame
+from clawstream.gateway.frames import (
+    BEGINS_BYTES,
+    Contents,
+    Spooled,
+    beginnings,
+    contents,
+    damaged_frames,
+    frame_bytes,
+    taken_frame,
+)
 
 LOG = logging.getLogger(__name__)
 FOLDER = "spool"
 Fsync = Callable[[int], None]
 _GROUP_BYTES = 2**19  # handed to the log at a time
+_WINDOW_BYTES = 2**24  # looked through at a time
 _KEPT_FREE = 8  # one part in so many is for the answers under way
 
 
@@ -40,6 +51,7 @@ class Spool:
         self._fsync = fsync
         self._taken = 0
         self._end = 0
+        self.damaged_bytes = 0  # put aside since it was opened
         self._read()
 
     @classmethod
@@ -71,35 +83,39 @@ class Spool:
             return f"the disk of its spool is full: {free} bytes are free, and {reserve} are wanted"
         return None
 
-    def append(self, frames: Sequence[bytes]) -> list[bool]:
-        """Return, once they are on the disk, which of `frames` found room; raises OSError, and then none is kept."""
+    def append(self, frames: Sequence[bytes]) -> list[int | None]:
+        """Return, once they are on the disk, where each of `frames` ends; None: it found no room.
+
+        Raises OSError, and then none is kept.
+        """
         kept: list[bytes] = []
-        fits: list[bool] = []
-        left = self._max_bytes - self._end
+        ends: list[int | None] = []
+        end = self._end
         for frame in frames:
-            fits.append(len(frame) <= left)
-            if fits[-1]:
+            fits = end + len(frame) <= self._max_bytes
+            if fits:
                 kept.append(frame)
-                left -= len(frame)
+                end += len(frame)
+            ends.append(end if fits else None)
         if kept:
             self._keep(b"".join(kept), self._fsync)
-        return fits
+        return ends
 
     def next_group(self) -> Sequence[Spooled]:
-        """Return the oldest records that the log has not taken; empty when it has taken all."""
+        """Return the oldest records that the log has not taken; empty when it has taken all, and then the file is."""
         while self._taken < self._end:
-            found = self._whole_at(self._taken)
+            found = self._at(self._taken)
             if found.records:
                 return found.records
-            self._taken = found.end  # nothing but notes
+            self._taken = self._after(self._taken, found)  # nothing but notes
+        os.ftruncate(self._fd, 0)
+        self._taken = self._end = 0
         return ()
 
     def taken_to(self, place: int) -> None:
         """The log has every record up to `place`."""
         self._taken = place
         if not self.next_group():
-            os.ftruncate(self._fd, 0)
-            self._taken = self._end = 0
             return
         try:
             self._keep(taken_frame(place), lambda _fd: None)
@@ -110,16 +126,17 @@ class Spool:
         """Yield every record that the log has not taken."""
         place = self._taken
         while place < self._end:
-            found = self._whole_at(place)
+            found = self._at(place)
             yield from found.records
-            place = found.end
+            place = self._after(place, found)
 
-    def _whole_at(self, place: int) -> Contents:
-        """Return what stands at `place`; raises OSError where the disk has lost what it had: the next start cuts it."""
-        found = self._at(place)
-        if found.end == place:
-            raise OSError(errno.EIO, f"{self.path} is damaged at byte {place} of {self._end}")
-        return found
+    def _after(self, place: int, found: Contents) -> int:
+        """Return where to go on after what was `found` at `place`: behind what the disk has changed, if it has."""
+        if found.end > place:
+            return found.end
+        end = self._next_whole(place, self._end)
+        self._put_aside(place, end)
+        return end
 
     def _at(self, place: int) -> Contents:
         """Return what stands at `place`: one whole frame at least, unless the frame there is not whole."""
@@ -129,48 +146,85 @@ class Spool:
             data = os.pread(self._fd, size, place)
         return contents(data, begins_at=place)
 
+    def _next_whole(self, place: int, end: int) -> int:
+        """Return where the first whole frame behind `place` begins, or `end`."""
+        at = place + 1
+        while at < end:
+            window = os.pread(self._fd, min(_WINDOW_BYTES, end - at), at)
+            for offset in beginnings(window):
+                if self._at(at + offset).end > at + offset:
+                    return at + offset
+            at += max(1, len(window) - BEGINS_BYTES)
+        return end
+
+    def _put_aside(self, begin: int, end: int) -> None:
+        """Copy what can't be read, and let frames that say nothing stand in its place; raises OSError."""
+        data = self._copy_aside(begin, end)
+        self._write(damaged_frames(data), begin)
+        os.fsync(self._fd)
+        self.damaged_bytes += len(data)
+        LOG.error(
+            "spool=damaged path=%s at_byte=%d bytes=%d put_aside=%s; the records there are lost to the log, those "
+            "behind them are not. Look at the disk",
+            self.path, begin, len(data), self._aside,
+        )  # fmt: skip
+
+    def _copy_aside(self, begin: int, end: int) -> bytes:
+        """Return the bytes, once they are on the disk beside the spool."""
+        data = os.pread(self._fd, end - begin, begin)
+        with self._aside.open("ab") as target:
+            target.write(data)
+            target.flush()
+            os.fsync(target.fileno())
+        return data
+
+    @property
+    def _aside(self) -> Path:
+        return self.path.with_suffix(".cut")
+
     def _keep(self, data: bytes, fsync: Fsync) -> None:
         try:
-            self._write(data)
+            self._write(data, self._end)
             fsync(self._fd)
         except OSError:
             os.ftruncate(self._fd, self._end)
             raise
         self._end += len(data)
 
-    def _write(self, data: bytes) -> None:
-        at = self._end
+    def _write(self, data: bytes, at: int) -> None:
         view = memoryview(data)
         while view:
             written = os.pwrite(self._fd, view, at)
             at, view = at + written, view[written:]
 
     def _read(self) -> None:
-        """Learn what stands in the file; it ends with a whole frame from now on."""
+        """Learn what stands in the file; it consists of whole frames from now on."""
         num_bytes = os.fstat(self._fd).st_size
         while self._end < num_bytes:
             found = self._at(self._end)
-            if found.end == self._end:
-                self._cut(num_bytes)
-                return
-            self._end = found.end
-            self._taken = self._taken if found.taken is None else found.taken
+            if found.end > self._end:
+                self._end = found.end
+                self._taken = self._taken if found.taken is None else found.taken
+                continue
+            begins = self._next_whole(self._end, num_bytes)
+            try:
+                if begins == num_bytes:
+                    self._cut(num_bytes)
+                    return
+                self._put_aside(self._end, begins)
+            except OSError as error:
+                raise PartUnavailable(
+                    f"{self.path} has {begins - self._end} bytes at {self._end} that are no record, and they can't be "
+                    f"put into {self._aside} ({error.strerror}). Nothing was started. Make room on that disk"
+                ) from error
+            self._end = begins
 
     def _cut(self, num_bytes: int) -> None:
-        """Cut what follows the last whole frame: half an append that nobody was promised, or what a bad disk left."""
-        kept = self.path.with_suffix(".cut")
-        try:
-            with self.path.open("rb") as source, kept.open("ab") as target:
-                source.seek(self._end)
-                shutil.copyfileobj(source, target)
-        except OSError as error:
-            raise PartUnavailable(
-                f"{self.path} ends with {num_bytes - self._end} bytes that are no record, and they can't be put into "
-                f"{kept} ({error.strerror}). Nothing was started or changed. Make room on that disk"
-            ) from error
+        """Cut what follows the last whole record: half an append that nobody was promised, or what a bad disk left."""
+        self._copy_aside(self._end, num_bytes)
         os.ftruncate(self._fd, self._end)
         os.fsync(self._fd)
-        LOG.warning("spool=cut path=%s from_bytes=%d to_bytes=%d rest=%s", self.path, num_bytes, self._end, kept)
+        LOG.warning("spool=cut path=%s from_bytes=%d to_bytes=%d rest=%s", self.path, num_bytes, self._end, self._aside)
 
 
 def _lock(fd: int, path: Path) -> None:

@@ -1,10 +1,11 @@
 """What the gateway reads of the log: sessions at start, and policy versions as they come."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Protocol, TypeVar
 
 from clawstream.errors import OperatorError, TryLater, UnusableExchange
@@ -25,6 +26,7 @@ LOG = logging.getLogger(__name__)
 EXCHANGES_TOPIC = "clawstream.exchanges.v1"
 POLICY_TOPIC = "clawstream.policy.v1"
 AGAIN_AFTER_S = 1.0
+_SAID_EVERY_S = 5.0
 
 
 class Follows(Protocol):
@@ -41,52 +43,97 @@ async def learn_sessions(
 ) -> None:
     """Fold the exchanges since `from_ms` into what is known of sessions, so that they go on after a restart.
 
-    After the log come the events that are `spooled`, on their way to it.
+    After the log come the events that are `spooled`, on their way to it. A log that is away is waited for, as a session
+    that is not known here could be taken for another, or by another. Exchanges whose facts make no sense are left out,
+    and said in one line.
     """
-    known: dict[str, WholeRequest] = {}
-    num_unknown = 0
-    async with closing(log.follow((EXCHANGES_TOPIC,), start=from_ms, until_end=True)) as batches:
-        async for records in batches:
-            num_unknown += _learn(_events(records, Event), known, index, answers)
-    num_unknown += _learn(spooled, known, index, answers)
-    LOG.info("sessions=learned exchanges=%d unknown_parents=%d answers=%d", len(known), num_unknown, len(index))
+    learning = Learning(index, answers)
+    async with _saying_that_it_waits():
+        while not await _read_once(log, learning, from_ms):
+            pass
+    learning.learn(spooled)
+    if learning.odd:
+        (first, why), *_ = learning.odd.items()
+        LOG.warning(
+            "sessions=left_out exchanges=%d first=%s reason=%s; their sessions go on without them",
+            len(learning.odd), first, why,
+        )  # fmt: skip
+    LOG.info(
+        "sessions=learned exchanges=%d unknown_parents=%d answers=%d",
+        len(learning.known), learning.num_unknown, len(index),
+    )  # fmt: skip
 
 
-def _learn(
-    events: Iterable[Event], known: dict[str, WholeRequest], index: SessionIndex, answers: SampledAnswers
-) -> int:
-    """Fold the events in, in their order; return how many rest on a parent that is not known."""
-    num_unknown = 0
-    for event in events:
-        if isinstance(event, ExchangeCompleted | ExchangeFailed):
-            index.claim(event.session_id, event.key_name, event.received_at_ms)
-        if isinstance(event, SessionDone):
-            answers.forget(event.session_id)
-        elif isinstance(event, ExchangeCompleted):
-            num_unknown += not _learn_exchange(event, known, index, answers)
-    return num_unknown
-
-
-def _learn_exchange(
-    event: ExchangeCompleted, known: dict[str, WholeRequest], index: SessionIndex, answers: SampledAnswers
-) -> bool:
-    """Fold one exchange in; False where it rests on one that is older than the window."""
-    if event.exchange_id in known:
-        return True
+async def _read_once(log: Follows, learning: "Learning", from_ms: int) -> bool:
+    """Return whether all was read, after a while where it was not; what was read stays known."""
     try:
-        request = whole(replace(event.request, kept_tokens=0, token_ids=()), known)
+        async with closing(log.follow((EXCHANGES_TOPIC,), start=from_ms, until_end=True)) as batches:
+            async for records in batches:
+                learning.learn(_events(records, Event))
+    except TryLater as error:
+        LOG.warning("sessions=unread state=waiting again_in_s=%g reason=%s", AGAIN_AFTER_S, error)
+        await asyncio.sleep(AGAIN_AFTER_S)
+        return False
+    return True
+
+
+@asynccontextmanager
+async def _saying_that_it_waits() -> AsyncIterator[None]:
+    """While the block lasts, say so every five seconds: a broker that stops answering raises nothing."""
+
+    async def say() -> None:
+        for number in count(1):
+            await asyncio.sleep(_SAID_EVERY_S)
+            LOG.warning("sessions=reading state=waiting for_s=%g; nothing is served yet", number * _SAID_EVERY_S)
+
+    saying = asyncio.create_task(say())
+    try:
+        yield
+    finally:
+        saying.cancel()
+
+
+class Learning:
+    """What was read of the log so far."""
+
+    def __init__(self, index: SessionIndex, answers: SampledAnswers) -> None:
+        self._index = index
+        self._answers = answers
+        self.known: dict[str, WholeRequest] = {}
+        self.num_unknown = 0  # exchanges that rest on one which is older than the window, or was left out
+        self.odd: dict[str, UnusableExchange] = {}  # by exchange id
+
+    def learn(self, events: Iterable[Event]) -> None:
+        """Fold the events in, in their order."""
+        for event in events:
+            if isinstance(event, ExchangeCompleted | ExchangeFailed):
+                self._index.claim(event.session_id, event.key_name, event.received_at_ms)
+            if isinstance(event, SessionDone):
+                self._answers.forget(event.session_id)
+            elif isinstance(event, ExchangeCompleted) and event.exchange_id not in self.known:
+                self._learn_unless_odd(event)
+
+    def _learn_unless_odd(self, event: ExchangeCompleted) -> None:
+        parent = event.request.parent_exchange_id
+        if parent is not None and parent not in self.known:
+            self.num_unknown += 1
+            return
+        try:
+            self._learn_exchange(event)
+        except UnusableExchange as error:
+            self.odd.setdefault(event.exchange_id, error)
+
+    def _learn_exchange(self, event: ExchangeCompleted) -> None:
+        request = whole(replace(event.request, kept_tokens=0, token_ids=()), self.known)
+        options = parse(request.options, "its options")
         messages = tuple(map(parse, request.messages))
         answer = parse(event.message)
-    except UnusableExchange:
-        return False
-    known[event.exchange_id] = request
-    options = json.loads(request.options)
-    scope = scope_of(options, event.key_name)
-    index.asked(messages, scope, event.session_id, event.received_at_ms)
-    index.answered(messages, answer, scope, event.session_id, event.exchange_id, event.finished_at_ms)
-    sampled = answered(reversed(messages), options, answer, event.output_ids)
-    answers.answered(event.session_id, sampled, event.finished_at_ms)
-    return True
+        self.known[event.exchange_id] = request
+        scope = scope_of(options, event.key_name)
+        self._index.asked(messages, scope, event.session_id, event.received_at_ms)
+        self._index.answered(messages, answer, scope, event.session_id, event.exchange_id, event.finished_at_ms)
+        sampled = answered(reversed(messages), options, answer, event.output_ids)
+        self._answers.answered(event.session_id, sampled, event.finished_at_ms)
 
 
 async def follow_policy(log: Follows, engines: Engines) -> None:

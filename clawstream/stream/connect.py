@@ -1,13 +1,18 @@
 """The log that the settings name, with topics as they should be: how every process opens it."""
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from clawstream.config import KafkaSettings
-from clawstream.errors import ConfigError
+from clawstream.errors import ConfigError, PartUnavailable, TryLater
 from clawstream.stream import admin
 from clawstream.stream.client import KafkaSecurity
 from clawstream.stream.kafka import KafkaLog
+
+LOG = logging.getLogger(__name__)
+LOOK_AGAIN_S = 5.0
 
 
 @asynccontextmanager
@@ -26,6 +31,24 @@ async def connected(
         settings.bootstrap, prefix=settings.prefix, client_id=client_id, security=security
     ) as log:
         await log.publish_schemas()
+        yield log
+
+
+@asynccontextmanager
+async def connected_once_there(
+    settings: KafkaSettings, *, client_id: str, stop: asyncio.Event
+) -> AsyncIterator[KafkaLog | None]:
+    """Do as `connected` does, but wait for a broker that is away, and say so; None: `stop` was set before it came."""
+    async with AsyncExitStack() as stack:
+        log: KafkaLog | None = None
+        while log is None and not stop.is_set():
+            try:
+                log = await stack.enter_async_context(connected(settings, client_id=client_id))
+            except (PartUnavailable, TryLater) as error:
+                LOG.warning("kafka=away state=waiting again_in_s=%g reason=%s", LOOK_AGAIN_S, error)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_AGAIN_S):
+                        await stop.wait()
         yield log
 
 

@@ -71,7 +71,7 @@ def _acknowledge_before_fsync() -> None:
         spooling.add(task)
         await asyncio.sleep(0)  # its place is taken
 
-    def slowly(self: Spool, frames: Sequence[bytes]) -> list[bool]:
+    def slowly(self: Spool, frames: Sequence[bytes]) -> list[int | None]:
         time.sleep(_SLOW_FSYNC_S)  # on the disk's thread
         return append(self, frames)
 

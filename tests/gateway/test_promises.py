@@ -63,7 +63,7 @@ async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
 async def test_no_client_sees_a_finish_before_the_log_has_acknowledged(tokenizer_folder: Path) -> None:
     log = GatedLog()
     log.gate.clear()
-    async with house(tokenizer_folder, log=log) as gateway, gateway.asking(BODY) as answer:
+    async with house(tokenizer_folder, log=log, ack_timeout_s=30.0) as gateway, gateway.asking(BODY) as answer:
         seen = b""
         async with asyncio.timeout(WITHIN_S):
             await log.asked.wait()

@@ -18,7 +18,7 @@ from clawstream.stream import admin
 from clawstream.stream.kafka import KafkaLog
 from tests.engine.process import cpu_engine
 from tests.engine.tiny_model import make_model
-from tests.gateway.house import QUESTION, House, house, until
+from tests.gateway.house import QUESTION, WITHIN_S, House, house, until
 from tests.sessions import user
 
 
@@ -44,7 +44,7 @@ async def log(kafka_bootstrap: str, topic_prefix: str) -> AsyncIterator[KafkaLog
 
 @pytest.fixture
 async def gateway(models: tuple[Path, Path], engine_url: str, log: KafkaLog) -> AsyncIterator[House]:
-    async with house(models[0], log=log, engine_urls=(engine_url,)) as found:
+    async with house(models[0], log=log, engine_urls=(engine_url,), ack_timeout_s=WITHIN_S) as found:
         await until(found.ready)
         yield found
 
@@ -70,7 +70,7 @@ async def test_a_streamed_conversation_can_be_read_back_from_kafka(
     from_log = continue_prompt(renderer, Request(messages=asked, raw=whole.messages, options={}), echoes)
     assert (whole.token_ids, two.num_spliced) == (from_log.token_ids, from_log.num_spliced)
 
-    async with house(models[0], log=log, engine_urls=(engine_url,)) as again:
+    async with house(models[0], log=log, engine_urls=(engine_url,), ack_timeout_s=WITHIN_S) as again:
         await until(again.ready)
         third = await again.chat([*asked, second.body["choices"][0]["message"], user("And?")], max_tokens=2)
     assert third.headers["x-session-id"] == one.session_id

@@ -1,10 +1,12 @@
 """The spool's bytes and its file: cut anywhere, damaged, full, left behind; and what goes through it, in any order."""
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from clawstream.gateway.detours import Detours
-from clawstream.gateway.frames import contents, record_frame, taken_frame
+from clawstream.gateway.frames import contents, damaged_frames, record_frame, taken_frame
 from clawstream.gateway.spool import Spool, SpoolInUse, spools_in
 from clawstream.stream.log import Sealed
 from tests.gateway.house import full_disk
@@ -78,11 +80,59 @@ def test_every_cut_of_the_file_opens_with_what_is_whole_and_can_be_appended_to(t
         assert left_in(folder) == [*whole, sealed("c", 4)]
 
 
-def test_what_a_damaged_disk_left_after_the_whole_records_is_kept_aside(tmp_path: Path) -> None:
+def test_a_record_that_a_bad_disk_changed_is_put_aside_and_those_behind_it_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first, second, third = (frame(sealed("a", number)) for number in range(3))
     (tmp_path / "g.spool").write_bytes(first + b"\xff" + second[1:] + third)
-    assert left_in(tmp_path) == [sealed("a", 0)]
-    assert (tmp_path / "g.cut").read_bytes() == b"\xff" + second[1:] + third
+    assert left_in(tmp_path) == [sealed("a", 0), sealed("a", 2)]
+    assert "spool=damaged" in caplog.text
+    assert left_in(tmp_path) == [sealed("a", 0), sealed("a", 2)]
+    assert (tmp_path / "g.cut").read_bytes() == b"\xff" + second[1:]  # once
+
+
+@given(st.data())
+def test_whichever_byte_a_bad_disk_changes_every_other_record_is_handed_on_in_order(data: st.DataObject) -> None:
+    records = data.draw(st.lists(RECORDS, min_size=1, max_size=5))
+    frames = [frame(record) for record in records]
+    at = data.draw(st.integers(0, sum(map(len, frames)) - 1))
+    ends = [sum(map(len, frames[: number + 1])) for number in range(len(frames))]
+    [hit] = [number for number, end in enumerate(ends) if end - len(frames[number]) <= at < end]
+    others = records[:hit] + records[hit + 1 :]
+    changed = data.draw(st.integers(1, 255))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "g.spool"
+        with Spool.opened(Path(folder), "g", max_bytes=2**20) as spool:
+            spool.append(frames)
+            damaged = bytearray(path.read_bytes())
+            damaged[at] ^= changed
+            path.write_bytes(damaged)
+            if data.draw(st.booleans(), label="while it is open"):
+                assert handed_on(spool) == others
+                assert spool.num_bytes == 0
+                return
+        assert left_in(Path(folder)) == others
+        begin = ends[hit] - len(frames[hit])
+        assert (Path(folder) / "g.cut").read_bytes() == damaged[begin : ends[hit]]
+        with Spool.opened(Path(folder), "g", max_bytes=2**20) as spool:
+            spool.append([frame(sealed("z", 1))])
+            assert handed_on(spool) == [*others, sealed("z", 1)]
+
+
+def handed_on(spool: Spool) -> list[Sealed]:
+    """What the log is given until the spool is empty."""
+    log: list[Sealed] = []
+    while group := spool.next_group():
+        log += [spooled.record for spooled in group]
+        spool.taken_to(group[-1].end)
+    return log
+
+
+@pytest.mark.parametrize("size", [0, 5, 8, 9, 20, 2**26 + 1, 2**26 + 8, 2**26 + 9, 2**27 + 5])
+def test_frames_that_say_nothing_are_as_long_as_what_they_stand_for(size: int) -> None:
+    made = damaged_frames(bytes(size))
+    assert len(made) == size
+    assert contents(made) == ([], None, size if size > 8 else 0)
 
 
 def test_records_that_the_log_took_are_not_there_after_a_restart(tmp_path: Path) -> None:
@@ -130,8 +180,9 @@ def test_where_the_disk_fails_the_file_is_as_it_was(tmp_path: Path) -> None:
 
 def test_what_has_no_room_is_refused_and_what_has_is_kept(tmp_path: Path) -> None:
     with Spool.opened(tmp_path, "g", max_bytes=1000) as spool:
-        fits = spool.append([frame(sealed("a", 1, 500)), frame(sealed("b", 1, 500)), frame(sealed("c", 1, 50))])
-    assert fits == [True, False, True]
+        found = spool.append([frame(sealed("a", 1, 500)), frame(sealed("b", 1, 500)), frame(sealed("c", 1, 50))])
+    ends = [len(frame(sealed("a", 1, 500))), None, len(frame(sealed("a", 1, 500))) + len(frame(sealed("c", 1, 50)))]
+    assert found == ends
     assert left_in(tmp_path) == [sealed("a", 1, 500), sealed("c", 1, 50)]
 
 
@@ -141,7 +192,24 @@ def test_the_last_eighth_is_for_answers_under_way(tmp_path: Path) -> None:
         assert spool.problem() is None
         spool.append([frame(sealed("b", 1, 200))])
         assert "its spool is full" in str(spool.problem())
-        assert spool.append([frame(sealed("c", 1, 300))]) == [True]
+        assert None not in spool.append([frame(sealed("c", 1, 300))])
+
+
+def test_a_disk_with_less_than_an_eighth_free_takes_no_new_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_bytes = 1000
+
+    def disk_usage(path: Path) -> tuple[int, int, int]:
+        assert path == tmp_path
+        return usage(10**9, 10**9 - free_bytes, free_bytes)
+
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    with Spool.opened(tmp_path, "g", max_bytes=8000) as spool:
+        assert spool.problem() is None
+        free_bytes = 999
+        assert spool.problem() == "the disk of its spool is full: 999 bytes are free, and 1000 are wanted"
 
 
 def test_a_spool_has_one_gateway(tmp_path: Path) -> None:
@@ -173,7 +241,11 @@ class Gateways(RuleBasedStateMachine):
         self.detours = Detours()
         self.sessions = {key: _Session() for key in "ab"}
 
-    @rule(key=st.sampled_from("ab"), healthy=st.booleans(), fate=st.sampled_from(["acknowledged", "lost", "late"]))
+    @rule(
+        key=st.sampled_from("ab"),
+        healthy=st.booleans(),
+        fate=st.sampled_from(["acknowledged", "lost", "late", "heard late"]),
+    )
     def answer(self, key: str, healthy: bool, fate: str) -> None:
         session = self.sessions[key]
         record = sealed(key, session.next_number)
@@ -184,8 +256,12 @@ class Gateways(RuleBasedStateMachine):
                 self.late = []
                 session.acknowledged.append(record)
                 return
-            self.late += [record] * (fate == "late")
-            self.detours.failed()
+            if fate == "heard late":  # and nothing failed
+                self.log += [*self.late, record]
+                self.late = []
+            else:
+                self.late += [record] * (fate == "late")
+                self.detours.failed()
         self.detours.enter([record])
         self.file += frame(record)
         session.acknowledged.append(record)

@@ -1,0 +1,45 @@
+"""When the log counts as slow, and when as quick again."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawstream.gateway.pace import Pace
+
+BOUND_S = 0.02
+NEW = Pace(bound_s=BOUND_S)
+
+
+def after(pace: Pace, latencies_s: list[float]) -> Pace:
+    for latency_s in latencies_s:
+        pace = pace.after(latency_s)
+    return pace
+
+
+def test_one_late_acknowledgement_in_ten_is_no_slow_broker() -> None:
+    pace = NEW
+    for _ in range(20):
+        pace = after(pace, [0.006] * 9 + [5.0])
+        assert not pace.slow
+
+
+@given(st.lists(st.floats(0, 10), max_size=50), st.floats(2 * BOUND_S, 10))
+def test_acknowledgements_that_all_take_twice_the_bound_are_found_out_within_eight(
+    before: list[float], latency_s: float
+) -> None:
+    assert after(after(NEW, before), [latency_s] * 8).slow
+
+
+@given(st.lists(st.floats(0, 10), max_size=50))
+def test_a_broker_is_found_to_be_quick_again_within_twenty(before: list[float]) -> None:
+    assert not after(after(NEW, before), [0.006] * 20).slow
+
+
+def test_what_our_own_event_loop_adds_is_not_the_brokers() -> None:
+    busy = NEW.beside(0.1)
+    assert not after(busy, [0.106] * 100).slow
+    assert busy.patience_s == 0.1 + BOUND_S
+
+
+def test_while_one_is_overdue_nothing_else_waits_behind_it() -> None:
+    assert NEW.quick(BOUND_S)
+    assert not NEW.quick(BOUND_S * 1.01)
