@@ -144,6 +144,7 @@ class AnswerStream:
     _context: str = ""  # text of the last of them: some tokenizers decode a token by the one before
     _marked_at: int = 0  # tokens up to the last marker
     _read_again_at: int = 0
+    _thinking: bool = True  # reasoning grew last: content is no sign of its end, since some think again after it
 
     def __post_init__(self) -> None:
         self._content = _Text(self.stop, self.renderer.text_marks)
@@ -203,6 +204,8 @@ class AnswerStream:
         parsed = self._parse(len(self.ids), ended=ended)
         content_grew = self._content.read(parsed.content)
         reasoning_grew = self._reasoning.read(parsed.reasoning)
+        if content_grew or reasoning_grew:
+            self._thinking = reasoning_grew
         growth = min(len(self.ids) - self._marked_at, int(len(self.ids) * _READ_AGAIN_AFTER))
         self._read_again_at = len(self.ids) + max(growth, 1)
         self._place = _Place.UNKNOWN
@@ -243,7 +246,8 @@ class AnswerStream:
             self._place, self._num_shown, self._context = place, len(self.ids), last
 
     def _extend(self) -> None:
-        shown = self._content if self._place is _Place.CONTENT else self._reasoning
+        self._thinking = self._place is _Place.REASONING
+        shown = self._reasoning if self._thinking else self._content
         start = len(shown.text)
         shown.text += self._new_text()
         if any(shown.text.find(mark, max(start - len(mark) + 1, 0)) >= 0 for mark in self.renderer.text_marks):
@@ -281,7 +285,7 @@ class AnswerStream:
     def _release(self, *, ended: bool) -> Delta | None:
         if not ended and self._may_be_bare_call():
             return None
-        reasoning = self._reasoning.release(ended=ended or bool(self._content.text))
+        reasoning = self._reasoning.release(ended=ended or not self._thinking)
         content = "" if self._reasoning.stopped else self._content.release(ended=ended)
         if self.stopped and not ended:
             del self.tool_calls[self._num_calls_sent :]  # they come after the stop

@@ -260,7 +260,7 @@ async def test_no_stop_reason_is_seen_before_the_log_has_acknowledged(tokenizer_
     log = GatedLog()
     log.gate.clear()
     async with (
-        house(tokenizer_folder, log=log) as gateway,
+        house(tokenizer_folder, log=log, ack_timeout_s=30.0) as gateway,
         gateway.client.post(f"{gateway.url}/v1/messages", data=BODY) as answer,
         asyncio.timeout(WITHIN_S),
     ):

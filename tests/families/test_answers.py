@@ -160,6 +160,14 @@ def test_any_mixture_of_marks_and_text_is_one_message(
     kept(renderers[name], renderers[name].encode("".join(data.draw(st.lists(pieces, max_size=14), label="text"))), cuts)
 
 
+def test_a_character_in_two_chunks_is_whole_in_thoughts_that_come_after_content(
+    renderers: dict[str, PromptRenderer],
+) -> None:
+    ids = renderers["glm-4.5"].encode("<think></think></tool_call><think>é😀")
+    message = kept(renderers["glm-4.5"], ids, (2,))
+    assert message == {"role": "assistant", "content": "</tool_call>", "reasoning_content": "é😀"}
+
+
 @every_format
 def test_nothing_after_the_end_of_an_answer_is_shown(renderers: dict[str, PromptRenderer], name: str) -> None:
     renderer, form = renderers[name], FORMATS[name]

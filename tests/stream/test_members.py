@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from clawstream.events import Event, SessionDone
 from clawstream.stream import admin
 from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.runner import Progress, run
+from clawstream.stream.runner import Pace, Progress, run
 from clawstream.stream.stage import Stage
 from tests.chaos.reading import moved
 from tests.stream import toys
@@ -33,10 +34,13 @@ async def feed(kafka_bootstrap: str, topic_prefix: str) -> AsyncIterator[KafkaLo
 class Slot:
     """One place in a group, under its own instance id or under none."""
 
-    def __init__(self, bootstrap: str, prefix: str, stage: Stage[Any, Any], instance_id: str | None) -> None:
+    def __init__(
+        self, bootstrap: str, prefix: str, stage: Stage[Any, Any], instance_id: str | None, pace: Pace = toys.HASTE
+    ) -> None:
         self._connecting = KafkaLog.connect(bootstrap, prefix=prefix, client_id="member", patience=SHORT)
         self._stage = stage
         self._instance_id = instance_id
+        self._pace = pace
         self.progress: Progress | None = None
 
     @property
@@ -55,7 +59,7 @@ class Slot:
         stop = asyncio.Event()
         async with self._connecting as log, asyncio.TaskGroup() as tasks:
             tasks.create_task(
-                run(self._stage, log, stop=stop, instance_id=self._instance_id, pace=toys.HASTE, on_progress=self._note)
+                run(self._stage, log, stop=stop, instance_id=self._instance_id, pace=self._pace, on_progress=self._note)
             )
             yield self
             stop.set()
@@ -114,7 +118,8 @@ async def test_members_that_come_and_go_while_calls_are_under_way_make_none_twic
         return await toys.answered(call)
 
     stage = toys.asks(perform, calls_at_once=8, in_flight=16)
-    slots = [Slot(kafka_bootstrap, topic_prefix, stage, None) for _ in range(3)]
+    patient = replace(toys.HASTE, drain_s=20.0)  # what is cut off is called again
+    slots = [Slot(kafka_bootstrap, topic_prefix, stage, None, patient) for _ in range(3)]
     calls = some(range(6))
 
     async def at_least(share: float) -> None:
