@@ -16,6 +16,7 @@ from clawstream.stream.log import Place, Raw
 from clawstream.stream.topics import dead_letter_topic
 
 MESSAGE_CHARACTERS = 500
+EXPIRED = "its record is past its topic's retention"  # why a letter that is to be used is discarded
 
 
 class Reason(StrEnum):

@@ -16,7 +16,7 @@ from clawstream.events import SampleAssembled
 from clawstream.stream.calling import wait_before
 from clawstream.stream.dead_letters import DeadLetters
 from clawstream.stream.failures import FailureRate, flooded
-from clawstream.stream.letters import Fate, Letter, LetterId, Mark, reason_of
+from clawstream.stream.letters import EXPIRED, Fate, Letter, LetterId, Mark, reason_of
 from clawstream.stream.log import Arrived, Place, Raw, Undecodable, key_of
 from clawstream.training.batches import Arrival, Batcher, DropReason
 
@@ -108,7 +108,7 @@ class Quarantine:
         if letter.id not in self._asked_for:
             record = await self._read(letter.id)
             if record is None:
-                await self._close(letter, Fate.DISCARDED, "its record is past its topic's retention")
+                await self._close(letter, Fate.DISCARDED, EXPIRED)
                 return
             sample, error = _sample(record), _error(record, batcher)
             if error is not None:

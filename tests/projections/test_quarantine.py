@@ -27,8 +27,8 @@ from clawstream.stream.cut import Cut
 from clawstream.stream.desk import letters
 from clawstream.stream.failures import FailureRate
 from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.letters import Fate, LetterId, Mark, Reason
-from clawstream.stream.log import Place, Raw
+from clawstream.stream.letters import EXPIRED, Fate, LetterId, Mark, Reason
+from clawstream.stream.log import Arrived, Place, Raw
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record
 from tests.projections import story
@@ -414,6 +414,25 @@ async def test_what_waits_by_the_tables_and_is_in_no_queue_any_more_goes_on_wait
         await rule(waiting, True)
         await toys.until(queues.closed(waiting))
     assert _exchanges(emptied) == ["a0", "a2", "a3", "a4", "b0", "b1"]
+
+
+async def test_a_letter_whose_record_the_log_has_lost_is_discarded_and_what_waited_behind_it_is_used(
+    emptied: Engine, migrated_url: str, waiting: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def replay(
+        log: MemoryLog, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
+    ) -> AsyncGenerator[Sequence[Arrived], None]:
+        async for records in really(log, ranges, key=key, digest=digest):
+            yield [record for record in records if record.offset > 1]
+
+    really = MemoryLog.replay
+    monkeypatch.setattr(MemoryLog, "replay", replay)
+    async with projecting(migrated_url, waiting):
+        await queues.rule(waiting, Fate.REPLAY)
+        await toys.until(queues.closed(waiting))
+    assert _exchanges(emptied) == ["a0", "a2", "a3", "b0"]
+    assert fates(emptied) == {1: "discarded"}
+    assert (await queues.letters(waiting))[0].because == EXPIRED
 
 
 async def test_what_waits_on_one_topic_is_used_once_its_first_is_ruled_about_whatever_waits_on_another(
