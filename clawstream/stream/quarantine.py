@@ -92,7 +92,7 @@ class Quarantine(Generic[S, C]):
 
     async def _release(self, share: Share[S, C], key: bytes | None) -> bool:
         """Return whether it was done; False: the log is away, and it is to be tried again."""
-        ready = self.letters.ready(share.number, key)
+        ready: Sequence[Letter] = self.letters.ready(share.number, key)
         try:
             records = await self._read(share, key, ready)
             ready = await self._usable(ready, {LetterId(self._stage.name, *_at(record)) for record in records})
