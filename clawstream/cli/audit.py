@@ -116,8 +116,8 @@ def rebuild(
         )
     if made.fenced:
         console.print(
-            f"{len(made.fenced)} partitions have another chain now, and a projector that goes on from the old one "
-            "can't write them: it says `state=lost` and stops within a minute. Start it again, if nothing does so"
+            f"{len(made.fenced)} partitions have another chain now. A projector that runs says `state=lost` at their "
+            "next record, and goes on from the new tables; it need not be started again"
         )
     if made.kept_schema is not None:
         console.print(f"the old ones are in the schema {made.kept_schema}: {made.kept_because}", highlight=False)

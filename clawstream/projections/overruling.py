@@ -49,7 +49,7 @@ def overrule(
 
 
 def fence(cursor: psycopg.Cursor, places: Iterable[Place]) -> None:
-    """Let no projector that goes on from the chain that was there write these; one that is started anew may."""
+    """Let no projector that goes on from the chain that was there write these; it claims them again, and reads this."""
     cursor.executemany("UPDATE offsets SET epoch = epoch + 1 WHERE topic = %s AND partition = %s", list(places))
 
 

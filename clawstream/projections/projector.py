@@ -1,7 +1,7 @@
 """Owns partitions of the log and puts what is read of them into the tables.
 
 Nothing read is dropped: a batch that the database did not take is offered again until it does, or until the partition
-has another owner, who starts where the tables end.
+has another owner, who starts where the tables end; after a rebuild that may be ourselves.
 """
 
 import asyncio
@@ -41,6 +41,7 @@ class Projector:
         self._lost_grace_s = lost_grace_s
         self._claims: dict[Place, Claim] = {}
         self._lost_at_s: dict[Place, float] = {}
+        self.overtaken = False  # a rebuild has made the books of partitions of ours anew; `leave`, and claim them again
 
     async def claim(self, places: Iterable[Place]) -> dict[Place, int]:
         """Own these partitions; return where each is to be read from. Raises TryLater only once `stop` is set."""
@@ -54,6 +55,12 @@ class Projector:
         for place in places:
             self._claims.pop(place, None)
             self._lost_at_s.pop(place, None)
+
+    def leave(self) -> None:
+        """Own nothing any more; what was read and not written is for whoever claims next, as we may."""
+        self._claims.clear()
+        self._lost_at_s.clear()
+        self.overtaken = False
 
     def positions(self) -> dict[Place, int]:
         """Return the first offset that is not in the tables, of each partition that is ours."""
@@ -80,9 +87,7 @@ class Projector:
             lost = await self._until_taken(partial(self._writer.write, parts))
             if not lost:
                 break
-            for part in parts:
-                if part.place in lost:
-                    self._lose(part.place, part.claim)
+            await self._lose({part.place: part.claim for part in parts if part.place in lost})
             parts = [part for part in parts if part.place not in lost]
         for part in parts:
             if self._claims.get(part.place) == part.claim:
@@ -99,21 +104,28 @@ class Projector:
             return False
         ours = await self._until_taken(partial(self._writer.release, place, claim, release))
         if not ours:
-            self._lose(place, claim)
+            await self._lose({place: claim})
         return ours
 
-    def _lose(self, place: Place, claim: Claim) -> None:
-        if self._claims.get(place) == claim:
-            _log.warning("partition=%s-%s state=lost reason=claimed_by_another_projector", *place)
+    async def _lose(self, claims: Mapping[Place, Claim]) -> None:
+        overtaken = await self._until_taken(partial(self._writer.overtaken, claims))
+        for place, claim in claims.items():
+            if self._claims.get(place) != claim:
+                continue
             del self._claims[place]
-            self._lost_at_s[place] = time.monotonic()
+            if place in overtaken:
+                self.overtaken = True
+                _log.warning("partition=%s-%s state=lost reason=made_anew_by_a_rebuild", *place)
+            else:
+                self._lost_at_s[place] = time.monotonic()
+                _log.warning("partition=%s-%s state=lost reason=claimed_by_another_projector", *place)
 
     def _refuse_rivals(self, places: Iterable[Place]) -> None:
         for place in places:
             since_s = self._lost_at_s.get(place)
             if since_s is not None and time.monotonic() - since_s > self._lost_grace_s:
                 raise OperatorError(
-                    f"{place.topic} partition {place.partition} is written to this database by another projector that "
+                    f"{place.topic} partition {place.partition} of this database was claimed by another projector that "
                     "is not of our consumer group. This one stops: stop the other, or give each a database of its own"
                 )
 

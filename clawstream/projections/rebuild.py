@@ -51,7 +51,7 @@ class Rebuilt:
     kept_schema: str | None  # where the old tables are; None: they are gone
     kept_because: str | None
     overruled: Sequence[str]  # partitions whose books were not followed; the table of that name says what they said
-    fenced: Sequence[str]  # that are written again by a projector that was started since
+    fenced: Sequence[str]  # that a projector which runs has to claim again, and does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from clawstream.errors import UndecodableRecord, UnusableEvent
+from clawstream.errors import UndecodableRecord
 from clawstream.projections.rows import Row, row
-from clawstream.stream.letters import Fate, Letter, LetterId, Letters, Mark, parked, reason_of
+from clawstream.stream.letters import EXPIRED, Fate, Letter, LetterId, Letters, Mark, parked, reason_of
 from clawstream.stream.log import Arrived, Batch, Undecodable, key_of
 from clawstream.stream.topics import dead_letter_topic
 
@@ -88,17 +88,22 @@ def rows_of(records: Iterable[Arrived]) -> list[Row]:
 def released(
     ready: Sequence[Letter], records: Mapping[int, Arrived], unusable: Mapping[LetterId, Exception]
 ) -> Release:
-    """Return what becomes of letters of one key and partition, in order; `records` has what stands at an offset."""
+    """Return what becomes of letters of one key and partition, in order; `records` has what stands at an offset.
+
+    Of a record that the log has no more nothing can be made, now or later: its letter is discarded.
+    """
     rows: list[Row] = []
     used, discarded, closed = [], [], []
     again = None
     for letter in ready:
+        if letter.fate is not Fate.DISCARD and letter.id.offset not in records:
+            letter = replace(letter, fate=Fate.DISCARD, because=EXPIRED)  # noqa: PLW2901
         if letter.fate is Fate.DISCARD:
             discarded.append(letter.id.offset)
             closed.append(_closed(letter, Fate.DISCARDED))
             continue
         try:
-            rows += _usable(letter, records.get(letter.id.offset), unusable)
+            rows += _usable(letter, records[letter.id.offset], unusable)
         except Exception as error:  # noqa: BLE001  # as in `rows_of`
             again = SetAside(_again(letter, error), error)
             break
@@ -107,9 +112,7 @@ def released(
     return Release(rows=rows, used=used, discarded=discarded, again=again, closed=closed)
 
 
-def _usable(letter: Letter, record: Arrived | None, unusable: Mapping[LetterId, Exception]) -> list[Row]:
-    if record is None:
-        raise UnusableEvent("the record is not on its topic any more: it is past its retention")
+def _usable(letter: Letter, record: Arrived, unusable: Mapping[LetterId, Exception]) -> list[Row]:
     if isinstance(record, Undecodable):
         raise UndecodableRecord(record.reason)
     if letter.id in unusable:

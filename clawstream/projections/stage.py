@@ -48,6 +48,7 @@ class GroupLog(LetterLog, Protocol):
 async def project(url: str, log: GroupLog, *, stop: asyncio.Event, instance_id: str | None = None) -> None:
     """Keep the tables at `url` equal to the log until `stop`; a database or broker that goes away is waited for.
 
+    Where a rebuild has made the books of our partitions anew we leave the group and join it again, and go on from them.
     A projector that comes back under its `instance_id` has its partitions at once.
     Raises DatabaseMismatch for a database of another revision, or one that has read further than this log goes.
     """
@@ -64,10 +65,10 @@ async def project(url: str, log: GroupLog, *, stop: asyncio.Event, instance_id: 
                     await _follow(member, projector, quarantine, stop, failures)
             except TryLater as error:
                 # A member that was not given its partitions never will be: the next one is.
-                quarantine.end()
-                projector.release(projector.positions())
                 _log.warning("state=waiting_for_kafka reason=%r", str(error))
                 await _pause(stop, RETRY_S)
+            quarantine.end()
+            projector.leave()
     finally:
         quarantine.end()
         engine.dispose()
@@ -76,11 +77,14 @@ async def project(url: str, log: GroupLog, *, stop: asyncio.Event, instance_id: 
 async def _follow(
     member: Member, projector: Projector, quarantine: Quarantine, stop: asyncio.Event, failures: FailureRate
 ) -> None:
-    """Raises TryLater where the broker does not let this member read or have its partitions."""
+    """Return once `stop` is set, or where partitions are to be claimed again.
+
+    Raises TryLater where the broker does not let this member read or have its partitions.
+    """
     noted: dict[Place, int] = {}
     noted_at_s = 0.0
     clock = asyncio.get_running_loop().time
-    while not stop.is_set():
+    while not (stop.is_set() or projector.overtaken):
         found = await member.poll(max_records=POLL_RECORDS, timeout_s=POLL_S)
         if found:
             for _ in (record for records in found.values() for record in records):

@@ -6,7 +6,7 @@ partition one writes, and a batch is in the tables once, whole, or not at all.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import TryLater, UnusableEvent
-from clawstream.projections.books import waiting
+from clawstream.projections.books import Book, books, waiting
 from clawstream.projections.chain import Block
 from clawstream.projections.merge import merge
 from clawstream.projections.rows import Row
@@ -91,6 +91,16 @@ class Writer:
             cursor.executemany(_LINKED, [_linked(part.place, block) for part in fresh for block in part.blocks])
             cursor.executemany(_COMMITTED, [(*part.place, part.next_offset, part.claim.next_offset) for part in fresh])
         return lost
+
+    def overtaken(self, claims: Mapping[Place, Claim]) -> frozenset[Place]:
+        """Return which of these, which were lost, a rebuild took: the books say another chain, or less.
+
+        A projector that takes a partition changes neither before it has written more. Raises TryLater while the
+        database is away.
+        """
+        with _transaction(self._engine) as cursor:
+            found = books(cursor)
+        return frozenset(place for place, claim in claims.items() if _is_overtaken(claim, found.get(place)))
 
     def waiting(self) -> list[Letter]:
         """Return the letters of what is set aside and waits; raises TryLater while the database is away."""
@@ -180,6 +190,12 @@ def _claim(cursor: psycopg.Cursor, place: Place) -> Claim:
     assert found is not None, "RETURNING gives a row"
     next_offset, epoch, chain = found
     return Claim(next_offset=next_offset, epoch=epoch, chain=chain)
+
+
+def _is_overtaken(claim: Claim, book: Book | None) -> bool:
+    if book is None or book.next_offset != claim.next_offset:
+        return book is None or book.next_offset < claim.next_offset
+    return book.chain != claim.chain
 
 
 def _linked(place: Place, block: Block) -> tuple[str, int, int, int, bytes, bytes]:

@@ -16,6 +16,7 @@ from clawstream.stream.log import Place, Raw
 from clawstream.stream.topics import dead_letter_topic
 
 MESSAGE_CHARACTERS = 500
+EXPIRED = "its record is past its topic's retention"  # why a letter that is to be used is discarded
 
 
 class Reason(StrEnum):
@@ -164,13 +165,18 @@ class Letters:
         return [key for (number, key) in self._by_key if number == partition and self.ready(partition, key)]
 
     def ready(self, partition: int, key: bytes | None) -> list[Letter]:
-        """Return what is to be applied or closed of a key, in order: what was ruled about and what waited behind."""
+        """Return what is to be applied or closed of a key, in order: what was ruled about and what waited behind.
+
+        As in `blocks` a record waits behind those of its own topic alone.
+        """
         waiting = [letter for letter in self.of_key(partition, key) if letter.waits]
-        held = any(letter.fate is Fate.OPEN and letter.reason is not Reason.PARKED for letter in waiting)
+        held = {
+            letter.id.topic for letter in waiting if letter.fate is Fate.OPEN and letter.reason is not Reason.PARKED
+        }
         return [
             letter
             for letter in waiting
-            if letter.fate is not Fate.OPEN or (letter.reason is Reason.PARKED and not held)
+            if letter.fate is not Fate.OPEN or (letter.reason is Reason.PARKED and letter.id.topic not in held)
         ]
 
 

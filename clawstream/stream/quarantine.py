@@ -6,7 +6,7 @@ it, then it is applied, and after it what was parked behind it, in order and bef
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Generic, TypeVar
@@ -15,7 +15,7 @@ from clawstream.errors import ParkedRecord, TryLater, UndecodableRecord, Unusabl
 from clawstream.stream.calling import wait_before
 from clawstream.stream.dead_letters import DeadLetters
 from clawstream.stream.errands import Errands
-from clawstream.stream.letters import Fate, Letter, LetterId, Mark, Reason, parked
+from clawstream.stream.letters import EXPIRED, Fate, Letter, LetterId, Mark, Reason, parked
 from clawstream.stream.log import Arrived, Log, Place, Undecodable, key_of
 from clawstream.stream.stage import Stage, Step
 from clawstream.stream.work import Errand, Share
@@ -92,9 +92,10 @@ class Quarantine(Generic[S, C]):
 
     async def _release(self, share: Share[S, C], key: bytes | None) -> bool:
         """Return whether it was done; False: the log is away, and it is to be tried again."""
-        ready = self.letters.ready(share.number, key)
+        ready: Sequence[Letter] = self.letters.ready(share.number, key)
         try:
             records = await self._read(share, key, ready)
+            ready = await self._usable(ready, {LetterId(self._stage.name, *_at(record)) for record in records})
         except TryLater as error:
             log.warning("stage=%s partition=%d release=failed reason=%s", self._stage.name, share.number, error)
             return False
@@ -103,7 +104,7 @@ class Quarantine(Generic[S, C]):
         self._forget(share, records)
         if not self._stage.ordered:
             self._remember(share, records, above=-1)
-        by_id = {LetterId(self._stage.name, one.topic, one.partition, one.offset): at for at, one in enumerate(records)}
+        by_id = {LetterId(self._stage.name, *_at(one)): at for at, one in enumerate(records)}
         closing: list[Mark] = []
         errands: list[Errand] = []
         above = -1
@@ -145,6 +146,18 @@ class Quarantine(Generic[S, C]):
                         found += records
         return sorted(found, key=lambda record: record.timestamp_ms)
 
+    async def _usable(self, ready: Sequence[Letter], found: Collection[LetterId]) -> Sequence[Letter]:
+        """Return the letters, to be discarded where the log has lost the record: nothing can be made of it any more."""
+        if all(letter.id in found for letter in ready):
+            return ready
+        begins = await self._log.begin_offsets(self._stage.reads)
+        return [
+            replace(letter, fate=Fate.DISCARD, because=EXPIRED)
+            if letter.fate is not Fate.DISCARD and letter.id.offset < begins.get(letter.id.place, 0)
+            else letter
+            for letter in ready
+        ]
+
     def _forget(self, share: Share[S, C], records: Sequence[Arrived]) -> None:
         for key in {_key_text(record) for record in records}:
             share.fold.forget(key)
@@ -161,7 +174,7 @@ class Quarantine(Generic[S, C]):
         step: Step[S, C] | None = None
         try:
             if record is None:
-                raise UnusableEvent("the record is not on its topic any more: it is past its retention")  # noqa: TRY301
+                raise UnusableEvent("the record was not found on its topic")  # noqa: TRY301
             if isinstance(record, Undecodable):
                 raise UndecodableRecord(record.reason)  # noqa: TRY301
             errand.traceparent = record.traceparent
@@ -189,6 +202,10 @@ class Quarantine(Generic[S, C]):
                     attempt += 1
                 else:
                     return
+
+
+def _at(record: Arrived) -> tuple[str, int, int]:
+    return record.topic, record.partition, record.offset
 
 
 def _key_text(record: Arrived) -> str:

@@ -16,7 +16,7 @@ from clawstream.events import SampleAssembled
 from clawstream.stream.calling import wait_before
 from clawstream.stream.dead_letters import DeadLetters
 from clawstream.stream.failures import FailureRate, flooded
-from clawstream.stream.letters import Fate, Letter, LetterId, Mark, reason_of
+from clawstream.stream.letters import EXPIRED, Fate, Letter, LetterId, Mark, reason_of
 from clawstream.stream.log import Arrived, Place, Raw, Undecodable, key_of
 from clawstream.training.batches import Arrival, Batcher, DropReason
 
@@ -50,6 +50,8 @@ class Quarantine:
         self._dead = DeadLetters(GROUP, [topic], to, retry_s=RETRY_S, on_change=on_change)
         self._failures = FailureRate(time.monotonic)
         self._asked_for: dict[LetterId, str] = {}  # letters whose samples the batcher has, which they are
+        self._lent: set[LetterId] = set()  # refused again, and given to the batcher where a plan names them
+        self._told: set[LetterId] = set()
 
     async def follow(self) -> None:
         """Read the queue, and what comes, until cancelled."""
@@ -62,6 +64,7 @@ class Quarantine:
     def turn(self) -> None:
         """Another batcher is used from now on."""
         self._asked_for.clear()
+        self._lent.clear()
 
     async def receive(self, record: Arrived, batcher: Batcher) -> None:
         """Let the batcher have the sample, if it is one; what can't be used is in the queue when this returns.
@@ -83,25 +86,33 @@ class Quarantine:
             batcher.receive(arrival(record, sample))
 
     async def rule(self, topic: str, batcher: Batcher) -> None:
-        """Use and close what was ruled about on the topic that the batcher's samples are of."""
+        """Use and close what was ruled about on the topic that the batcher's samples are of.
+
+        A sample that was used once and is refused since is had by the batcher where a pending plan names it.
+        """
         if not self._dead.current.is_set():
             return
         for letter in self._dead.letters:
             if letter.id.topic != topic:
-                continue
-            if letter.fate is Fate.DISCARD:
+                self._tell(letter, topic)
+            elif letter.fate is Fate.DISCARD:
                 await self._close(letter, Fate.DISCARDED, letter.because)
             elif letter.fate is Fate.REPLAY:
                 await self._use(letter, batcher)
+            elif letter.waits and letter.attempt > 1 and letter.id not in self._lent:
+                record = await self._read(letter.id)
+                if record is not None:
+                    self._lend(record, batcher)
 
     async def _use(self, letter: Letter, batcher: Batcher) -> None:
         if letter.id not in self._asked_for:
             record = await self._read(letter.id)
             if record is None:
-                await self._close(letter, Fate.DISCARDED, "its record is past its topic's retention")
+                await self._close(letter, Fate.DISCARDED, EXPIRED)
                 return
             sample, error = _sample(record), _error(record, batcher)
             if error is not None:
+                self._lend(record, batcher)
                 await self._set_aside(record, error, attempt=letter.attempt + 1)
                 return
             if sample is not None:
@@ -110,6 +121,20 @@ class Quarantine:
                 self._asked_for[letter.id] = sample.sample_id
         if not batcher.holds(self._asked_for.get(letter.id, "")):
             await self._close(letter, Fate.REPLAYED, letter.because)
+
+    def _lend(self, record: Arrived, batcher: Batcher) -> None:
+        """Let a plan that names a sample which is refused have it: its step is taken without."""
+        sample = _sample(record)
+        self._lent.add(_letter_id(record))
+        if sample is not None and batcher.wants(sample.sample_id):
+            batcher.receive(arrival(record, sample, again=True))
+
+    def _tell(self, letter: Letter, topic: str) -> None:
+        """Say once that a ruling is not done now."""
+        if letter.fate in (Fate.REPLAY, Fate.DISCARD) and letter.id not in self._told:
+            self._told.add(letter.id)
+            why = f"only a trainer of these samples does it, and this one reads {topic}"
+            log.warning("record=%s-%s-%s fate=%s state=waiting reason=%r", *letter.id[1:], letter.fate.value, why)
 
     async def _read(self, letter_id: LetterId) -> Arrived | None:
         ranges = {letter_id.place: (letter_id.offset, letter_id.offset + 1)}

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +128,10 @@ async def test_a_chain_that_was_edited_by_hand_is_made_anew_on_a_persons_word_an
     with psycopg.connect(fresh_database_url.replace("+psycopg", "")) as connection:
         edited = connection.execute(edit, (b"\0" * 32, VOTES)).fetchall()
     engine = database.connect(fresh_database_url)
-    async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log, AsyncExitStack() as stack:
-        await stack.enter_async_context(projecting(fresh_database_url, log))  # goes on from the chain that was edited
+    async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log, projecting(fresh_database_url, log):
         await caught_up(engine, log)
         told = await asyncio.to_thread(trusted, config, fresh_database_url)
         await log.append(more := session(1))
-        await stack.enter_async_context(projecting(fresh_database_url, log))
         await caught_up(engine, log)
     engine.dispose()
     assert [(one["place"], one["next_offset"], one["made_next_offset"]) for one in told["overruled"]] == [

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine, text
@@ -142,6 +143,29 @@ async def test_of_two_projectors_the_newer_writes_and_the_older_gives_the_partit
     empty(emptied)
     write_all(emptied, PLACED)
     assert contents(emptied) == both
+
+
+@pytest.mark.parametrize("rebuilt", ["chain = '\\x00'", "next_offset = next_offset - 1"])
+async def test_a_partition_that_a_rebuild_took_is_known_from_one_that_a_rival_took(
+    emptied: Engine, rebuilt: str
+) -> None:
+    ours, rival = _projector(emptied), _projector(emptied)
+    await ours.claim(PLACED)
+    firsts = [_batch(place, records[:1]) for place, records in PLACED.items()]
+    await ours.take(firsts)
+    await rival.claim([min(PLACED)])
+    await ours.take(BATCHES)
+    assert (ours.overtaken, min(PLACED) in ours.positions()) == (False, False)
+    with emptied.begin() as connection:
+        connection.execute(text(f"UPDATE offsets SET epoch = 9, {rebuilt}"))
+    more = [replace(batch, records=[], next_offset=batch.next_offset + 1) for batch in BATCHES]
+    await ours.take(more)
+    assert (ours.overtaken, ours.positions()) == (True, {})
+    ours.leave()
+    assert not ours.overtaken
+    await ours.claim(PLACED)
+    await ours.take(more)
+    assert not ours.overtaken
 
 
 async def test_a_rival_that_keeps_a_partition_is_an_operators_error(emptied: Engine) -> None:

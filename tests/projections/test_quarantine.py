@@ -1,7 +1,7 @@
 """Records that no row can be made of hold up their session until somebody has ruled, and then leave no trace."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from clawstream.errors import TryLater
-from clawstream.events import ExchangeCompleted
+from clawstream.events import ExchangeCompleted, VoteCast
 from clawstream.projections import rebuild, sorting, stage
 from clawstream.projections.projector import Projector, in_batches
 from clawstream.projections.quarantine import Quarantine
 from clawstream.projections.rows import Row, row
 from clawstream.projections.sorting import GROUP, Release
 from clawstream.projections.stage import project
-from clawstream.projections.tables import EXCHANGES, set_aside
+from clawstream.projections.tables import EXCHANGES, VOTES, set_aside
 from clawstream.projections.writer import Writer
 from clawstream.stream import admin
 from clawstream.stream.cut import Cut
 from clawstream.stream.desk import letters
 from clawstream.stream.failures import FailureRate
 from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.letters import Fate, LetterId, Mark, Reason
-from clawstream.stream.log import Place, Raw
+from clawstream.stream.letters import EXPIRED, Fate, LetterId, Mark, Reason
+from clawstream.stream.log import Arrived, Place, Raw
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record
 from tests.projections import story
@@ -414,6 +414,50 @@ async def test_what_waits_by_the_tables_and_is_in_no_queue_any_more_goes_on_wait
         await rule(waiting, True)
         await toys.until(queues.closed(waiting))
     assert _exchanges(emptied) == ["a0", "a2", "a3", "a4", "b0", "b1"]
+
+
+async def test_a_letter_whose_record_the_log_has_lost_is_discarded_and_what_waited_behind_it_is_used(
+    emptied: Engine, migrated_url: str, waiting: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def replay(
+        log: MemoryLog, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
+    ) -> AsyncGenerator[Sequence[Arrived], None]:
+        async for records in really(log, ranges, key=key, digest=digest):
+            yield [record for record in records if record.offset > 1]
+
+    really = MemoryLog.replay
+    monkeypatch.setattr(MemoryLog, "replay", replay)
+    async with projecting(migrated_url, waiting):
+        await queues.rule(waiting, Fate.REPLAY)
+        await toys.until(queues.closed(waiting))
+    assert _exchanges(emptied) == ["a0", "a2", "a3", "b0"]
+    assert fates(emptied) == {1: "discarded"}
+    assert (await queues.letters(waiting))[0].because == EXPIRED
+
+
+async def test_what_waits_on_one_topic_is_used_once_its_first_is_ruled_about_whatever_waits_on_another(
+    emptied: Engine, migrated_url: str, waiting: MemoryLog
+) -> None:
+    votes = [replace(event, session_id="a") for event in story.STORY if isinstance(event, VoteCast)]
+    async with projecting(migrated_url, waiting):
+        await append_bytes(waiting, VOTES, b"a", b"nonsense", [])
+        await waiting.append(votes[:2])
+        await caught_up(emptied, waiting)
+        head = LetterId(GROUP, VOTES, 0, 0)
+        await waiting.mark([Mark(id=head, key=b"a", attempt=1, fate=Fate.DISCARD)])
+        await toys.until(_closed_on(VOTES, waiting))
+        await waiting.append(votes[2:])
+        await caught_up(emptied, waiting)
+        assert {letter.id.topic for letter in await queues.letters(waiting) if letter.waits} == {EXCHANGES}
+    assert len(contents(emptied)["votes"]) == len(votes)
+    assert _exchanges(emptied) == ["a0", "b0"]
+
+
+def _closed_on(topic: str, log: MemoryLog) -> Callable[[], Awaitable[bool]]:
+    async def closed() -> bool:
+        return not any(letter.waits for letter in await queues.letters(log) if letter.id.topic == topic)
+
+    return closed
 
 
 async def test_what_was_released_and_is_set_aside_in_tables_of_a_backup_is_released_again(

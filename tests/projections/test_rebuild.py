@@ -262,6 +262,22 @@ async def test_a_projector_does_not_go_on_from_a_chain_that_a_rebuild_has_made_a
     assert (found.ok, found.records_chained) == (True, len(MANY) + len(more))
 
 
+async def test_a_projector_that_a_rebuild_locked_out_goes_on_by_itself_and_drops_nothing(
+    live: Engine, told: MemoryLog
+) -> None:
+    done(live, "UPDATE offsets SET chain = NULL, chain_from = NULL", "DELETE FROM chain_blocks")
+    async with projecting(url_of(live), told):
+        for n in (1000, 1001):
+            await told.append(session(n))
+            await caught_up(live, told)
+            assert bool((await rebuilt(live, told)).fenced) == (n == 1000)
+        await told.append(session(1002))
+        await caught_up(live, told)
+    found = await audited(url_of(live), told)
+    num_records = len(MANY) + 3 * len(session(0))
+    assert (found.ok, found.records, found.records_chained) == (True, num_records, num_records)
+
+
 async def test_two_rebuilds_at_once_are_refused(live: Engine, told: MemoryLog) -> None:
     async with asyncio.timeout(30):
         found = await asyncio.gather(rebuilt(live, told), rebuilt(live, told), return_exceptions=True)

@@ -1,11 +1,12 @@
 """The order in which a worker writes to its dead-letter queues."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
-from clawstream.errors import ParkedRecord
-from clawstream.stream.letters import Fate, LetterId, Mark
-from clawstream.stream.memory import MemoryLog
+from clawstream.errors import ParkedRecord, TryLater
+from clawstream.stream.letters import EXPIRED, Fate, LetterId, Mark
+from clawstream.stream.log import Arrived, Place
+from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.stream.runner import Progress
 from tests.stream import queues, toys
 
@@ -30,6 +31,43 @@ class _SlowCopies(MemoryLog):
     async def mark(self, marks: Sequence[Mark]) -> None:
         self.marked += marks
         await super().mark(marks)
+
+
+class _Expired(MemoryLog):
+    """A log that has lost its first records, on which nobody can read or copy them."""
+
+    begin = 0
+
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        return dict.fromkeys(await super().begin_offsets(topics), self.begin)
+
+    async def replay(
+        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
+    ) -> AsyncGenerator[Sequence[Arrived], None]:
+        async for records in super().replay(ranges, key=key, digest=digest):
+            yield [record for record in records if record.offset >= self.begin]
+
+    async def set_aside(
+        self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
+    ) -> None:
+        if letter_id.offset < self.begin:
+            raise TryLater("the offset is out of range")
+        await super().set_aside(letter_id, error=error, attempt=attempt, story=story)
+
+
+async def test_a_replayed_letter_whose_record_is_past_its_retention_is_discarded_and_the_rest_is_used() -> None:
+    log = _Expired(MemoryBroker(partitions=1))
+    bad = {("a", 1)}
+    await log.append([toys.done("a", number) for number in range(4)])
+    async with toys.running(queues.chain(bad), log):
+        await toys.settled(log, "chain")
+        log.begin = 2
+        bad.clear()
+        await queues.rule(log, Fate.REPLAY)
+        await toys.until(queues.closed(log))
+    fates = [(letter.id.offset, letter.fate, letter.because) for letter in await queues.letters(log)]
+    assert fates == [(1, Fate.DISCARDED, EXPIRED), (2, Fate.REPLAYED, None), (3, Fate.REPLAYED, None)]
+    assert await queues.chained(log) == {"a": [2]}
 
 
 async def test_nothing_is_said_of_a_letter_in_its_queue_before_its_copy_stands_there() -> None:

@@ -271,6 +271,52 @@ async def test_a_replayed_sample_is_in_its_plan_after_the_trainer_was_killed_bef
     assert await planned(killed) == [name for plan in plans for name in plan.sample_ids]
 
 
+@pytest.mark.parametrize("refused_before", [False, True])
+async def test_a_plan_that_names_a_replayed_sample_which_is_refused_since_is_executed_without_it(
+    base: Path, tmp_path: Path, refused_before: bool
+) -> None:
+    older = await set_aside_by_hand(SAMPLES[:4])
+    await trained_until(older, settings(base, tmp_path / "older"), 1)
+    await desk.rule(older, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+    events = await trained_until(older, settings(base, tmp_path / "older", max_wait_s=0.1), 2)
+    plans = [event for event in events if isinstance(event, BatchPlanned)]
+    assert plans[1].sample_ids == (SAMPLES[0].sample_id,)
+
+    log = await set_aside_by_hand([replace(SAMPLES[0], **BAD[2]), *SAMPLES[1:4]])
+    newer = settings(base, tmp_path / "newer")
+
+    async def refused() -> bool:
+        return (await letters(log))[0].attempt == 2
+
+    await log.append(plans[:1])
+    await trained_until(log, newer, 1)
+    await desk.rule(log, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+    if refused_before:
+        await trained_while(log, newer, refused)
+    await log.append(plans[1:])
+    after = await trained_until(log, newer, 2)
+
+    assert [event.num_samples for event in after if isinstance(event, StepTaken)] == [3, 0]
+    [letter] = await letters(log)
+    assert (letter.fate, letter.attempt) == (Fate.OPEN, 2)
+
+
+async def test_a_ruling_about_samples_that_are_not_trained_on_is_said_to_wait_once(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = log_of(SAMPLES[:6])
+    log.broker.create(replay_topics("again", partitions=1, retention_ms=1000))
+    place = Place(replay_topic(SAMPLES_TOPIC, "again"), 0)
+    await log.put([Put(place, b"key", codec().encode(SAMPLES[6]), ())])
+    await log.set_aside(LetterId("train", *place, 0), error=UnusableEvent("an older version could not"))
+    await desk.rule(log, Fate.REPLAY, letter=letter_at(0, place.topic), stage=None, because=None)
+
+    await trained_until(log, settings(base, tmp_path), 2)
+
+    assert caplog.text.count(f"record={place.topic}-0-0 fate=replay state=waiting") == 1
+    assert await fate(log) is Fate.REPLAY
+
+
 async def test_a_letter_that_still_cannot_be_used_is_set_aside_again_and_one_that_is_left_out_is_closed(
     base: Path, tmp_path: Path
 ) -> None:
