@@ -263,3 +263,14 @@ def test_a_record_that_the_disk_changed_before_it_was_written_anew_costs_itself(
         assert path.stat().st_ino != inode
         assert spool.damaged_bytes == len(frame(records[17]))
     assert [*log, *left_in(tmp_path)] == records[:17] + records[18:]
+
+
+def test_no_note_of_the_file_that_was_counts_in_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "g.spool"
+    with Spool.opened(tmp_path, "g", max_bytes=MAX_BYTES) as spool:
+        inode = path.stat().st_ino
+        waiting = half_taken(spool, until=lambda: path.stat().st_ino != inode)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # of the only note that does
+    path.write_bytes(data)
+    assert left_in(tmp_path)[-len(waiting) :] == waiting
