@@ -34,7 +34,7 @@ class Steady(MemoryLog):
         """Write at once, and acknowledge later."""
         await super().append_sealed(records, timeout_s=timeout_s)
         acknowledged = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(self.ack_s, acknowledged.set_result, None)
+        asyncio.get_running_loop().call_later(self.ack_s, lambda: acknowledged.done() or acknowledged.set_result(None))
         self.asked.append(records)
         await acknowledged
         for _ in range(5):  # as many turns of the loop as a client needs between its socket and its caller
