@@ -33,10 +33,10 @@ class Steady(MemoryLog):
     async def append_sealed(self, records: Sequence[Sealed], *, timeout_s: float | None = None) -> None:
         """Write at once, and acknowledge later."""
         await super().append_sealed(records, timeout_s=timeout_s)
-        acknowledged = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(self.ack_s, lambda: acknowledged.done() or acknowledged.set_result(None))
+        acknowledged = asyncio.Event()
+        asyncio.get_running_loop().call_later(self.ack_s, acknowledged.set)
         self.asked.append(records)
-        await acknowledged
+        await acknowledged.wait()
         for _ in range(5):  # as many turns of the loop as a client needs between its socket and its caller
             await asyncio.sleep(0)
 
