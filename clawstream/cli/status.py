@@ -30,7 +30,7 @@ def status(
     assert isinstance(context.obj, Context)
     settings = context.obj.settings()
     log_to_stderr("status", level=40)
-    from clawstream.gateway.spool import spools_in
+    from clawstream.gateway.spool_file import spools_in
     from clawstream.local.running import addresses_of, read_parts
 
     addresses = addresses_of(settings.data_dir)

@@ -32,7 +32,8 @@ from clawstream.gateway.recorder import Recorder
 from clawstream.gateway.security import Guard
 from clawstream.gateway.served import ServedEngine
 from clawstream.gateway.sessions import SessionIndex
-from clawstream.gateway.spool import FOLDER, Fsync, Spool, SpoolInUse
+from clawstream.gateway.spool import Spool
+from clawstream.gateway.spool_file import FOLDER, Fsync, SpoolInUse
 from clawstream.gateway.watching import Follows, follow_policy, learn_sessions
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.inference.sglang import SglangEngine, engine_session

@@ -23,7 +23,7 @@ from clawstream.gateway.detours import Detours
 from clawstream.gateway.frames import record_frame
 from clawstream.gateway.metrics import Metrics
 from clawstream.gateway.pace import Pace
-from clawstream.gateway.spool import Spool
+from clawstream.gateway.spool import GROUP_BYTES, LARGE_GROUP_BYTES, Spool
 from clawstream.stream.log import Sealed
 
 LOG = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class SealedLog(Protocol):
 class _Append:
     """What one caller wants in the spool, as a whole or not at all."""
 
-    records: Sequence[Sealed]
+    keys: tuple[bytes, ...]  # of its records, which are in the frames
     frames: bytes
     done: asyncio.Future[None]
 
@@ -71,10 +71,10 @@ class Delivery:
         self._metrics = metrics
         self._now_ms = now_ms
         self._detours = Detours()
-        self._spooled: deque[tuple[int, Sequence[Sealed]]] = deque()  # by where each append ends in the spool
+        self._spooled: deque[tuple[int, tuple[bytes, ...]]] = deque()  # keys, by where each append ends in the spool
         for spooled in spool.waiting():
-            self._detours.enter((spooled.record,))
-            self._spooled.append((spooled.end, (spooled.record,)))
+            self._detours.enter((spooled.record.key,))
+            self._spooled.append((spooled.end, (spooled.record.key,)))
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spool")
         self._appends: list[_Append] = []
         self._keeping: list[_Append] = []  # those of them that the disk is busy with
@@ -97,7 +97,7 @@ class Delivery:
 
     @property
     def spool_bytes(self) -> int:
-        """How large the spool's file is."""
+        """How much of the spool waits."""
         return self._spool.num_bytes
 
     @property
@@ -241,8 +241,8 @@ class Delivery:
             raise TryLater("the gateway stops; it can't be recorded")
         started = perf_counter()
         frames = b"".join(record_frame(record, self._now_ms()) for record in records)
-        append = _Append(records, frames, asyncio.get_running_loop().create_future())
-        self._detours.enter(records)
+        append = _Append(tuple(record.key for record in records), frames, asyncio.get_running_loop().create_future())
+        self._detours.enter(append.keys)
         self._say_in_use(started)
         self._appends.append(append)
         self._more.set()
@@ -255,27 +255,30 @@ class Delivery:
         while True:
             await self._more.wait()
             self._more.clear()
-            self._keeping, self._appends = self._appends, []
-            frames = [append.frames for append in self._keeping]
-            try:
-                ends = await self._on_disk(lambda: self._spool.append(frames))  # noqa: B023
-                why = "the spool is full (gateway.spool_bytes)"
-            except OSError as error:
-                ends, why = [None] * len(frames), f"the spool's disk failed ({error.strerror})"
-            if None in ends:
-                LOG.error("spool=refused path=%s appends=%d reason=%s", self._spool.path, ends.count(None), why)
-            for append, end in zip(self._keeping, ends, strict=True):
-                if end is None:
-                    self._refuse(append, f"Kafka is away and {why}")
-                else:
-                    self._spooled.append((end, append.records))
-                    append.done.set_result(None)
-            self._keeping = []
+            await self._keep_together()
             if self._detours.num_records:
                 self._waits.set()
 
+    async def _keep_together(self) -> None:
+        self._keeping, self._appends = self._appends, []
+        frames = [append.frames for append in self._keeping]
+        try:
+            ends = await self._on_disk(lambda: self._spool.append(frames))
+            why = "the spool is full (gateway.spool_bytes)"
+        except OSError as error:
+            ends, why = [None] * len(frames), f"the spool's disk failed ({error.strerror})"
+        if None in ends:
+            LOG.error("spool=refused path=%s appends=%d reason=%s", self._spool.path, ends.count(None), why)
+        for append, end in zip(self._keeping, ends, strict=True):
+            if end is None:
+                self._refuse(append, f"Kafka is away and {why}")
+            else:
+                self._spooled.append((end, append.keys))
+                append.done.set_result(None)
+        self._keeping = []
+
     def _refuse(self, append: _Append, why: str) -> None:
-        self._detours.leave(append.records)
+        self._detours.leave(append.keys)
         append.done.set_exception(TryLater(f"{why}; it can't be recorded"))
 
     async def _drain(self) -> None:
@@ -284,7 +287,7 @@ class Delivery:
         while True:
             await self._waits.wait()
             try:
-                group = await self._on_disk(self._spool.next_group)
+                group = await self._on_disk(lambda: self._spool.next_group(self._group_bytes))
                 self.oldest_ms = group[0].at_ms if group else None
                 if not group:
                     self._waits.clear()
@@ -306,11 +309,16 @@ class Delivery:
             num_drained += len(group)
             self._stuck_by = None
 
+    @property
+    def _group_bytes(self) -> int:
+        """How much is handed to the log at a time: more where it is slow, as then nothing goes straight behind it."""
+        return LARGE_GROUP_BYTES if self._pace.slow else GROUP_BYTES
+
     def _taken_to(self, end: int | None) -> None:
         """What stands in the spool up to `end` is on the log, or the disk has lost it; None: all of it is."""
         while self._spooled and (end is None or self._spooled[0][0] <= end):
-            _, records = self._spooled.popleft()
-            self._detours.taken(records)
+            _, keys = self._spooled.popleft()
+            self._detours.taken(keys)
 
     def _say_in_use(self, now: float) -> None:
         if self._detour_since is None:

@@ -8,8 +8,6 @@ between the moment that the log failed one and the moment that it took something
 from collections import Counter
 from collections.abc import Iterable
 
-from clawstream.stream.log import Sealed
-
 
 class Detours:
     """What waits in the spool, by key."""
@@ -36,18 +34,18 @@ class Detours:
         """The log did not take what went straight to it."""
         self._failed = True
 
-    def enter(self, records: Iterable[Sealed]) -> None:
-        """The records are about to be in the spool."""
-        self._waiting.update(record.key for record in records)
+    def enter(self, keys: Iterable[bytes]) -> None:
+        """A record of each key is about to be in the spool."""
+        self._waiting.update(keys)
 
-    def leave(self, records: Iterable[Sealed]) -> None:
+    def leave(self, keys: Iterable[bytes]) -> None:
         """The records came to nothing: the spool did not take them."""
-        for record in records:
-            self._waiting[record.key] -= 1
-            if not self._waiting[record.key]:
-                del self._waiting[record.key]
+        for key in keys:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
 
-    def taken(self, records: Iterable[Sealed]) -> None:
+    def taken(self, keys: Iterable[bytes]) -> None:
         """The log has the records now."""
-        self.leave(records)
+        self.leave(keys)
         self._failed = False

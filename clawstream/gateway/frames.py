@@ -1,9 +1,9 @@
 """The spool's bytes: records one after another, each in a frame that says how long it is and whether it is whole. Pure.
 
 A frame is its body's length and CRC-32 (both uint32, little-endian), then the body. The first byte of a body says what
-it is: a record, the place up to which all records before it are on the log, or bytes that a bad disk left and that say
-nothing any more. What the spool holds is a fold over its frames, so there is no second file that could disagree with
-the first.
+it is: a record, the place up to which all records before it are on the log, or bytes that say nothing any more (those
+that a bad disk left, for one). What the spool holds is a fold over its frames, so there is no second file that could
+disagree with the first.
 
 The one rule: a file cut at any byte holds every record whose frame ends before the cut, and nothing else; one with
 damaged bytes holds every record whose frame has none of them.
@@ -12,7 +12,7 @@ damaged bytes holds every record whose frame has none of them.
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 from zlib import crc32
 
 from clawstream.stream.log import Sealed
@@ -74,6 +74,24 @@ def contents(data: bytes, *, begins_at: int = 0) -> Contents:
 def beginnings(data: bytes) -> Iterator[int]:
     """Yield where frames may begin in `data`: all places where one does, and few others."""
     return (found.start() for found in _BEGINS.finditer(data))
+
+
+def without_notes(data: bytes) -> bytes:
+    """Return the whole frames that `data` begins with; those that say what was taken are as long, and say nothing."""
+    return b"".join(
+        _frame(body if body[:1] != _TAKEN else _DAMAGED + body[len(_DAMAGED) :]) for body, _ in _bodies(data)
+    )
+
+
+def taken_up_to(file: BinaryIO) -> int:
+    """Return the place up to which the log has all, by the notes before the first frame that is none; not checked."""
+    taken = at = 0
+    while size := frame_bytes(head := file.read(_HEAD.size + len(_TAKEN))):
+        if head[_HEAD.size :] == _TAKEN and len(note := file.read(_PLACE.size)) == _PLACE.size:
+            (taken,) = _PLACE.unpack(note)
+        at += size
+        file.seek(at)
+    return taken
 
 
 def damaged_frames(data: bytes) -> bytes:

@@ -57,7 +57,7 @@ class Metrics:
             registry=self.registry,
         )
         self.spool_records = Gauge("clawstream_spool_records", "Records in the spool.", registry=self.registry)
-        self.spool_bytes = Gauge("clawstream_spool_bytes", "Size of the spool's file.", registry=self.registry)
+        self.spool_bytes = Gauge("clawstream_spool_bytes", "What waits in the spool.", registry=self.registry)
         self.spool_damaged_bytes = Gauge(
             "clawstream_spool_damaged_bytes", "Bytes of the spool that its disk changed, put aside since the start.",
             registry=self.registry,

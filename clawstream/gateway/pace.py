@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 _WEIGHT = 0.1  # of the newest acknowledgement
 _AT_MOST = 4  # times the bound
+_OURS_AT_MOST = 10  # times the bound; a process that was stopped measures the stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +36,8 @@ class Pace:
         return replace(self, mean_s=self.mean_s + _WEIGHT * (counted_s - self.mean_s))
 
     def beside(self, own_s: float) -> "Pace":
-        """Return the pace while this process adds so much to each acknowledgement."""
-        return replace(self, own_s=own_s)
+        """Return the pace while this process adds so much to each acknowledgement, or ten bounds where that is more."""
+        return replace(self, own_s=min(own_s, _OURS_AT_MOST * self.bound_s))
 
     def quick(self, waited_s: float) -> bool:
         """Return whether the log may be waited for, while its oldest missing acknowledgement is waited for so long."""

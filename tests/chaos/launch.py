@@ -15,7 +15,7 @@ from pathlib import Path
 
 from clawstream.cli import main as clawstream
 from clawstream.cli.process import hide_torch
-from clawstream.gateway.spool import FOLDER, Fsync
+from clawstream.gateway.spool_file import FOLDER, Fsync
 from clawstream.local.leash import die_with_parent
 from tests.chaos.guards import Guard, remove
 

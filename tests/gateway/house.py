@@ -16,7 +16,7 @@ import aiohttp
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, Settings
 from clawstream.events import Event, ExchangeCompleted
 from clawstream.gateway.app import GatewayLog, serve
-from clawstream.gateway.spool import Fsync
+from clawstream.gateway.spool_file import Fsync
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.inference.scripted import Answer, ScriptedBackend, serving
 from clawstream.stream.memory import MemoryLog

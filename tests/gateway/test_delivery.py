@@ -13,7 +13,8 @@ from clawstream.errors import TryLater
 from clawstream.events import SessionDone
 from clawstream.gateway.delivery import Delivery
 from clawstream.gateway.metrics import Metrics
-from clawstream.gateway.spool import Fsync, Spool
+from clawstream.gateway.spool import Spool
+from clawstream.gateway.spool_file import Fsync
 from clawstream.stream.log import Sealed
 from clawstream.stream.memory import MemoryLog
 from tests.gateway.house import WITHIN_S, everything, full_disk

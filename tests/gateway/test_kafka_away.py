@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from clawstream.events import ExchangeCompleted, FeedbackGiven
-from clawstream.gateway.spool import spools_in
+from clawstream.gateway.spool_file import spools_in
 from clawstream.local.kafka import EmbeddedKafka
 from clawstream.local.ports import reserved
 from clawstream.stream import admin

@@ -1,5 +1,6 @@
 """When the log counts as slow, and when as quick again."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,3 +44,11 @@ def test_what_our_own_event_loop_adds_is_not_the_brokers() -> None:
 def test_while_one_is_overdue_nothing_else_waits_behind_it() -> None:
     assert NEW.quick(BOUND_S)
     assert not NEW.quick(BOUND_S * 1.01)
+
+
+def test_a_slow_log_is_not_waited_for_though_nothing_is_overdue() -> None:
+    assert not after(NEW, [2.5 * BOUND_S] * 8).quick(0.0)
+
+
+def test_a_process_that_was_stopped_does_not_wait_for_as_long_afterwards() -> None:
+    assert NEW.beside(60.0).patience_s == pytest.approx(11 * BOUND_S)

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from clawstream.gateway.detours import Detours
 from clawstream.gateway.frames import contents, damaged_frames, record_frame, taken_frame
-from clawstream.gateway.spool import Spool, SpoolInUse, spools_in
+from clawstream.gateway.spool import Spool
+from clawstream.gateway.spool_file import SpoolInUse, spools_in
 from clawstream.stream.log import Sealed
 from tests.gateway.house import full_disk
 
@@ -262,7 +263,7 @@ class Gateways(RuleBasedStateMachine):
             else:
                 self.late += [record] * (fate == "late")
                 self.detours.failed()
-        self.detours.enter([record])
+        self.detours.enter([record.key])
         self.file += frame(record)
         session.acknowledged.append(record)
 
@@ -278,7 +279,7 @@ class Gateways(RuleBasedStateMachine):
         if left:
             emptied = left[-1].end == found.records[-1].end
             self.file = b"" if emptied else self.file + taken_frame(left[-1].end)
-            self.detours.taken(spooled.record for spooled in left)
+            self.detours.taken(spooled.record.key for spooled in left)
 
     @rule(torn=st.integers(0, 30))
     def crash(self, torn: int) -> None:
@@ -286,7 +287,7 @@ class Gateways(RuleBasedStateMachine):
         found = contents(self.file + unpromised)
         self.file = self.file[: found.end]
         self.detours = Detours()
-        self.detours.enter(spooled.record for spooled in found.records if spooled.end > (found.taken or 0))
+        self.detours.enter(spooled.record.key for spooled in found.records if spooled.end > (found.taken or 0))
 
     @invariant()
     def nothing_is_lost_and_sessions_keep_their_order(self) -> None:
