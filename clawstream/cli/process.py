@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvloop
 
+from clawstream.cli.log_lines import Seldom
 from clawstream.config import Settings, load, quiet_transformers
 
 
@@ -29,6 +30,7 @@ def log_to_stderr(stage: str, *, level: int = logging.INFO) -> None:
     """Let log lines of this process go to stderr as `time level stage key=value ...`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {stage} %(message)s", "%Y-%m-%dT%H:%M:%S"))
+    handler.addFilter(Seldom("aiokafka"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for chatty in ("aiokafka", "faust", "httpx", "httpx2", "uvicorn.error", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
