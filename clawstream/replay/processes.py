@@ -23,7 +23,7 @@ from clawstream.events import ReplayStarted, VotesFrom
 from clawstream.local.leash import die_with_parent
 from clawstream.replay.running import shares
 from clawstream.replay.stages import hosted, judge_settings
-from clawstream.replay.work import Outcome, Progress, Worker
+from clawstream.replay.work import GROUP_BYTES, Outcome, Progress, Worker
 from clawstream.stream.connect import security_of
 from clawstream.stream.kafka import KafkaLog
 
@@ -133,6 +133,7 @@ async def _work(job: Job, tell: "Connection[object, object]") -> Outcome:
                 prefix=settings.kafka.prefix,
                 client_id="replay",
                 security=security_of(settings.kafka),
+                batch_bytes=GROUP_BYTES,
             )
         )
         judge = None

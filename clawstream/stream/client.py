@@ -16,6 +16,7 @@ from aiokafka.structs import OffsetAndMetadata
 from clawstream.errors import PartUnavailable, TryLater
 
 MAX_RECORD_BYTES = 9 * 2**20  # 8 MiB, and room for what stands around them; topics/*.yaml say the same
+BATCH_BYTES = 2**18  # of one partition, in one request; compressing more would keep a gateway's streams waiting
 LINGER_MS = 2
 CONNECT_WITHIN_S = 15.0
 ASK_TIMES = 20
@@ -44,12 +45,13 @@ class Broker:
     bootstrap: str
     client_id: str
     security: KafkaSecurity
+    batch_bytes: int = BATCH_BYTES
 
     def producer(self) -> AIOKafkaProducer:
         """A producer that loses and repeats nothing while it lives."""
         return AIOKafkaProducer(
             **self._common(), acks="all", enable_idempotence=True, compression_type="zstd", linger_ms=LINGER_MS,
-            max_request_size=MAX_RECORD_BYTES, max_batch_size=2**18,
+            max_request_size=MAX_RECORD_BYTES, max_batch_size=self.batch_bytes,
         )  # fmt: skip
 
     def consumer(self, **more: Any) -> AIOKafkaConsumer:

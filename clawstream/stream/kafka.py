@@ -16,7 +16,14 @@ from aiokafka.errors import OffsetOutOfRangeError
 from clawstream.errors import TopicMismatch, TryLater
 from clawstream.events import Event
 from clawstream.stream.appending import Appender, Bytes
-from clawstream.stream.client import CONNECT_WITHIN_S, Broker, KafkaSecurity, committed_offsets, kafka_errors
+from clawstream.stream.client import (
+    BATCH_BYTES,
+    CONNECT_WITHIN_S,
+    Broker,
+    KafkaSecurity,
+    committed_offsets,
+    kafka_errors,
+)
 from clawstream.stream.codec import Codec, codec
 from clawstream.stream.letters import LetterId, Mark, letter_headers, mark_headers, needed_queue
 from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Put, Raw, Sealed, Start, StartAt
@@ -62,9 +69,15 @@ class KafkaLog:
         security: KafkaSecurity | None = None,
         written_by: Codec | None = None,
         patience: GroupPatience | None = None,
+        batch_bytes: int = BATCH_BYTES,
     ) -> "AsyncIterator[KafkaLog]":
-        """Yield the log; raises PartUnavailable where no broker answers."""
-        broker = Broker(bootstrap=bootstrap, client_id=client_id, security=security or KafkaSecurity())
+        """Yield the log; raises PartUnavailable where no broker answers.
+
+        `batch_bytes` is how much of a partition goes into one request, of which one is under way at a time.
+        """
+        broker = Broker(
+            bootstrap=bootstrap, client_id=client_id, security=security or KafkaSecurity(), batch_bytes=batch_bytes
+        )
         used = written_by or codec()
         async with AsyncExitStack() as stack:
             with broker.connecting():
