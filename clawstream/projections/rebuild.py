@@ -88,7 +88,7 @@ async def rebuild(
             with build.phase("catching_up"):
                 await build.catch_up()
             with build.phase("swapping"):
-                old = await build.swap_in(f"clawstream_before_{datetime.now(UTC):%Y%m%d_%H%M%S}")
+                old = await build.swap_in(f"clawstream_before_{datetime.now(UTC):%Y%m%d_%H%M%S_%f}")
                 because = "--keep" if keep else "--trust-log" if trust_log else None
                 because = because or await asyncio.to_thread(schemas.dropped, engine, old)
             return Rebuilt(
