@@ -62,7 +62,6 @@ def waiting(cursor: psycopg.Cursor, group: str) -> list[Letter]:
             attempt=attempt,
             story={},
             set_aside_at_ms=log_time_ms,
-            copy_offset=-1,
         )
         for topic, partition, offset, log_time_ms, key, reason, error, attempt in cursor.execute(_WAITING, (Fate.OPEN,))
     ]

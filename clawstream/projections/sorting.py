@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from clawstream.errors import UndecodableRecord
 from clawstream.projections.rows import Row, row
-from clawstream.stream.letters import EXPIRED, Fate, Letter, LetterId, Letters, Mark, parked, reason_of
+from clawstream.stream.letters import EXPIRED, Fate, Letter, LetterId, Letters, Mark, letter_of, parked, reason_of
 from clawstream.stream.log import Arrived, Batch, Undecodable, key_of
 from clawstream.stream.topics import dead_letter_topic
 
@@ -59,7 +59,7 @@ def sort_out(batch: Batch, letters: Letters, unusable: Mapping[LetterId, Excepti
         if error is None and isinstance(record, Undecodable) and dead_letter_topic(record.topic) is not None:
             error = UndecodableRecord(record.reason)
         if error is not None:
-            letter = _letter(letter_id, record, error, attempt=1 if known is None else known.attempt + 1)
+            letter = letter_of(letter_id, record, error, attempt=1 if known is None else known.attempt + 1)
             letters.add(letter)
             found.append(SetAside(letter, error))
     return found
@@ -95,9 +95,7 @@ def released(
     rows: list[Row] = []
     used, discarded, closed = [], [], []
     again = None
-    for letter in ready:
-        if letter.fate is not Fate.DISCARD and letter.id.offset not in records:
-            letter = replace(letter, fate=Fate.DISCARD, because=EXPIRED)  # noqa: PLW2901
+    for letter in (_expired(known) if known.id.offset not in records else known for known in ready):
         if letter.fate is Fate.DISCARD:
             discarded.append(letter.id.offset)
             closed.append(_closed(letter, Fate.DISCARDED))
@@ -121,18 +119,8 @@ def _usable(letter: Letter, record: Arrived, unusable: Mapping[LetterId, Excepti
     return [] if made is None else [made]
 
 
-def _letter(letter_id: LetterId, record: Arrived, error: Exception, *, attempt: int) -> Letter:
-    return Letter(
-        id=letter_id,
-        key=key_of(record),
-        timestamp_ms=record.timestamp_ms,
-        reason=reason_of(error),
-        error=f"{type(error).__name__}: {error}",
-        attempt=attempt,
-        story={},
-        set_aside_at_ms=record.timestamp_ms,
-        copy_offset=-1,
-    )
+def _expired(letter: Letter) -> Letter:
+    return letter if letter.fate is Fate.DISCARD else replace(letter, fate=Fate.DISCARD, because=EXPIRED)
 
 
 def _again(letter: Letter, error: Exception) -> Letter:

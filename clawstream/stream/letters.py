@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from clawstream.errors import ParkedRecord, TopicMismatch, UndecodableRecord, UnusableEvent
 from clawstream.stream.headers import Headers, key_bytes
-from clawstream.stream.log import Place, Raw
+from clawstream.stream.log import Arrived, Place, Raw, key_of
 from clawstream.stream.topics import dead_letter_topic
 
 MESSAGE_CHARACTERS = 500
@@ -64,7 +64,7 @@ class Letter:
     attempt: int  # 1: it was never replayed
     story: Mapping[str, int]  # by topic: the first record that the state of its key follows from
     set_aside_at_ms: int
-    copy_offset: int  # in the queue
+    copy_offset: int | None = None  # in the queue; None: it is not known to stand there
     fate: Fate = Fate.OPEN
     because: str | None = None  # what was said when it was discarded
     ruled_at_ms: int | None = None
@@ -193,6 +193,22 @@ def reason_of(error: Exception) -> Reason:
     if isinstance(error, UndecodableRecord):
         return Reason.UNDECODABLE
     return Reason.UNUSABLE if isinstance(error, UnusableEvent) else Reason.FAILED
+
+
+def letter_of(
+    letter_id: LetterId, record: Arrived, error: Exception, *, attempt: int, story: Mapping[str, int] | None = None
+) -> Letter:
+    """Return the letter of a record that is being set aside, before its copy is known to stand in the queue."""
+    return Letter(
+        id=letter_id,
+        key=key_of(record),
+        timestamp_ms=record.timestamp_ms,
+        reason=reason_of(error),
+        error=f"{type(error).__name__}: {error}",
+        attempt=attempt,
+        story=story or {},
+        set_aside_at_ms=record.timestamp_ms,
+    )
 
 
 def letter_headers(

@@ -15,7 +15,7 @@ from clawstream.errors import ParkedRecord, TryLater, UndecodableRecord, Unusabl
 from clawstream.stream.calling import wait_before
 from clawstream.stream.dead_letters import DeadLetters
 from clawstream.stream.errands import Errands
-from clawstream.stream.letters import EXPIRED, Fate, Letter, LetterId, Mark, Reason, parked
+from clawstream.stream.letters import EXPIRED, Fate, Letter, LetterId, Mark, Reason, letter_of, parked
 from clawstream.stream.log import Arrived, Log, Place, Undecodable, key_of
 from clawstream.stream.stage import Stage, Step
 from clawstream.stream.work import Errand, Share
@@ -65,19 +65,9 @@ class Quarantine(Generic[S, C]):
         """Copy the record to its queue; in an ordered stage what follows of its key waits from now on."""
         place = Place(record.topic, record.partition)
         errand.key = _key_text(record)
-        self.letters.add(
-            Letter(
-                id=LetterId(self._stage.name, *place, record.offset),
-                key=key_of(record),
-                timestamp_ms=record.timestamp_ms,
-                reason=Reason.PARKED if isinstance(error, ParkedRecord) else Reason.UNUSABLE,
-                error=str(error),
-                attempt=errand.attempt,
-                story=share.fold.story(errand.key),
-                set_aside_at_ms=record.timestamp_ms,
-                copy_offset=-1,
-            )
-        )
+        letter_id = LetterId(self._stage.name, *place, record.offset)
+        story = share.fold.story(errand.key)
+        self.letters.add(letter_of(letter_id, record, error, attempt=errand.attempt, story=story))
         self._errands.set_aside(share, errand, error)
 
     async def release(self, share: Share[S, C]) -> None:

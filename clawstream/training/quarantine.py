@@ -16,8 +16,8 @@ from clawstream.events import SampleAssembled
 from clawstream.stream.calling import wait_before
 from clawstream.stream.dead_letters import DeadLetters
 from clawstream.stream.failures import FailureRate, flooded
-from clawstream.stream.letters import EXPIRED, Fate, Letter, LetterId, Mark, reason_of
-from clawstream.stream.log import Arrived, Place, Raw, Undecodable, key_of
+from clawstream.stream.letters import EXPIRED, Fate, Letter, LetterId, Mark, letter_of
+from clawstream.stream.log import Arrived, Place, Raw, Undecodable
 from clawstream.training.batches import Arrival, Batcher, DropReason
 
 GROUP = "train"
@@ -144,17 +144,7 @@ class Quarantine:
         return None
 
     async def _set_aside(self, record: Arrived, error: UnusableEvent, *, attempt: int) -> None:
-        letter = Letter(
-            id=_letter_id(record),
-            key=key_of(record),
-            timestamp_ms=record.timestamp_ms,
-            reason=reason_of(error),
-            error=f"{type(error).__name__}: {error}",
-            attempt=attempt,
-            story={},
-            set_aside_at_ms=record.timestamp_ms,
-            copy_offset=-1,
-        )
+        letter = letter_of(_letter_id(record), record, error, attempt=attempt)
         log.error("record=%s-%s-%s dead_letter=%r", *letter.id[1:], letter.error)
         self._failures.set_aside()
         await _until_done(lambda: self._log.set_aside(letter.id, error=error, attempt=attempt))
