@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
@@ -300,7 +301,7 @@ class Delivery:
                     await self._log.append_sealed([spooled.record for spooled in group])
                 # Noted before the sessions go straight again: a gateway that is killed now leaves nothing to be
                 # repeated.
-                await self._on_disk(lambda: self._spool.taken_to(group[-1].end))  # noqa: B023
+                await self._on_disk(partial(self._spool.taken_to, group[-1].end))
             except (TryLater, UnusableEvent, OSError) as error:
                 self._say_stuck(error)
                 await asyncio.sleep(_AGAIN_AFTER_S)

@@ -175,7 +175,6 @@ class Spool:
         self._file.become(anew)
         self._anew = None
         self._end += len(note)
-        self._file.sync(self._fsync)
 
     def _leave_anew(self) -> None:
         anew, self._anew = self._anew, None

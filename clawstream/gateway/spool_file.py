@@ -8,7 +8,7 @@ the disk: after a kill at any point one of the two is there, and it has all that
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from clawstream.errors import PartUnavailable
@@ -86,7 +86,7 @@ class SpoolFile:
         """Be the successor from now on, which is on the disk; raises OSError where it does not get the name."""
         successor.path.replace(self.path)
         self.close()
-        self._fd, self.begin = successor._fd, successor.begin  # noqa: SLF001
+        self._fd, self.begin = successor._fd, successor.begin  # noqa: SLF001 - of the same class
         self._renamed = True
 
     def close(self) -> None:
@@ -127,16 +127,14 @@ def _beside(path: Path) -> Path:
 def _locked(path: Path) -> int:
     """Return the file's descriptor, with its lock."""
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with ExitStack() as closing:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            closing.callback(os.close, fd)
             _lock(fd, path)
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # or another has the name since
                 if os.path.samestat(os.fstat(fd), path.stat()):
+                    closing.pop_all()
                     return fd
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)  # another has the name since
 
 
 def _lock(fd: int, path: Path) -> None:
