@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from clawstream.errors import TryLater
+from clawstream.events import SessionDone
 from clawstream.gateway.delivery import Delivery
 from clawstream.gateway.metrics import Metrics
 from clawstream.gateway.spool import Spool
@@ -20,6 +19,7 @@ from tests.gateway.house import WITHIN_S
 from tests.stream.toys import done
 
 ACK_TIMEOUT_S = 0.02
+LARGE_BYTES = 2**17
 
 
 class Steady(MemoryLog):
@@ -106,13 +106,11 @@ def num_in_memory() -> int:
     return sum(type(found) is Sealed and len(found.value) > 10_000 for found in gc.get_objects())
 
 
-async def test_what_waits_on_the_disk_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_on_the_disk_takes_no_memory(tmp_path: Path) -> None:
     log = Away()
-    seal = log.seal
-    monkeypatch.setattr(log, "seal", lambda event, _parent=None: seal(event)._replace(value=bytes(2**17)))
     async with delivering(log, tmp_path) as delivery:
         for number in range(50):
-            await delivery.append([done(f"s{number % 7}", number)])
+            await delivery.append([large(number)])
         gc.collect()
         assert num_in_memory() <= 5  # one group, for the next attempt
     async with delivering(log, tmp_path) as delivery:
@@ -121,25 +119,20 @@ async def test_what_waits_on_the_disk_takes_no_memory(tmp_path: Path, monkeypatc
         assert num_in_memory() <= 5
 
 
-async def test_a_slow_log_is_given_as_much_at_a_time_as_it_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_log_is_given_as_much_at_a_time_as_it_takes(tmp_path: Path) -> None:
     log = Steady(2.5 * ACK_TIMEOUT_S)
-    seal = log.seal
-    size = 2**17
     async with delivering(log, tmp_path) as delivery:
         for number in range(10):
             await delivery.append([done("a", number)])
             await until_empty(delivery)
-        monkeypatch.setattr(log, "seal", lambda event, _parent=None: seal(event)._replace(value=bytes(size)))
         log.asked.clear()
-        monkeypatch.setattr(MemoryLog, "append_sealed", nothing)
         for number in range(100):
-            await delivery.append([done(f"s{number}", number)])
+            await delivery.append([large(number)])
         await until_empty(delivery)
     assert sum(map(len, log.asked)) == 100
     assert max(map(len, log.asked)) > 20
 
 
-async def nothing(_log: MemoryLog, _records: Sequence[Sealed], *, timeout_s: float | None = None) -> None:
-    """Take what no schema of ours explains."""
+def large(number: int) -> SessionDone:
+    """An event of as many bytes as a long conversation's."""
+    return SessionDone(session_id=f"s{number}", after_exchange_id="x" * LARGE_BYTES)
