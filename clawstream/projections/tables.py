@@ -3,7 +3,8 @@
 A fact's row stands under its event id, beside the place and the time at which the log holds it. No table refers to
 another: topics are read at different speeds, so joins live in the views. Text and JSON are stored as
 clawstream/projections/text.py says. `offsets`, `chain_blocks`, `set_aside` and `commits` are the projector's own books,
-`overruled` is what they said where a rebuild did not follow them.
+`overruled` is what they said where a rebuild did not follow them. All in one file, as this is where people look a
+column up.
 """
 
 from sqlalchemy import (
@@ -351,9 +352,7 @@ offsets = Table(
     _must("partition", Integer),
     _must("next_offset", BigInteger),
     _must("epoch", BigInteger),  # counts the projectors that owned the partition; the newest alone may write
-    _may(
-        "chain", LargeBinary
-    ),  # as clawstream/projections/chain.py says; NULL: nothing was read since there are chains
+    _may("chain", LargeBinary),  # see clawstream/projections/chain.py; NULL: nothing was read since there are chains
     _may("chain_from", BigInteger),  # the offset of its first record
     PrimaryKeyConstraint("topic", "partition"),
 )
