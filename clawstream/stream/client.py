@@ -57,7 +57,7 @@ class Broker:
     def consumer(self, **more: Any) -> AIOKafkaConsumer:
         """A consumer that commits and jumps nowhere of its own accord."""
         options: dict[str, Any] = {"enable_auto_commit": False, "auto_offset_reset": "none", "check_crcs": True}
-        return AIOKafkaConsumer(**self._common(), **(options | more))
+        return _Consumer(**self._common(), **(options | more))
 
     def admin(self) -> AIOKafkaAdminClient:
         """An administrator."""
@@ -91,6 +91,34 @@ class Broker:
                 "sasl_plain_password": security.sasl_password,
             }
         return options
+
+
+class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]
+    """A consumer that can be stopped at any time.
+
+    aiokafka's own awaits tasks that it has cancelled, and one that waits to fetch again from a broker that is away ends
+    as cancelled: so would our caller, with connections left open (aiokafka issue 647).
+    """
+
+    async def stop(self) -> None:
+        """End every task and connection; where the caller is cancelled meanwhile, what is left is not waited for."""
+        if self._closed:
+            return
+        self._closed: bool = True
+        for part in (self._coordinator, self._fetcher, self._client):
+            if part is not None:
+                await _ended(asyncio.create_task(part.close()))
+        fetches = () if self._fetcher is None else self._fetcher._pending_tasks  # noqa: SLF001
+        for fetch in fetches:
+            fetch.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Return when it is, also by being cancelled from within; raises what it raised."""
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
 
 
 async def committed_offsets(
