@@ -190,7 +190,8 @@ class TrainingSettings(Section):
     max_wait_s: float = Field(3600.0, gt=0, description="since the oldest waiting sample; then a smaller batch fires")
     max_versions_behind: int | None = Field(None, ge=0, description="older samples are dropped; none: never")
     max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
-    method: Literal["combined", "binary", "opd"] = "combined"
+    method: Literal["combined", "binary", "opd", "topk"] = "combined"
+    loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
     w_binary: float = Field(1.0, ge=0)
     w_opd: float = Field(1.0, ge=0)
     gap_clip_nats: float = Field(5.0, gt=0)
@@ -200,6 +201,10 @@ class TrainingSettings(Section):
     clip_high: float = Field(0.28, gt=0)
     importance_cap: float = Field(2.0, gt=0)
     kl: float = Field(0.02, ge=0)
+    topk_tokens: int = Field(50, ge=1, description="of the teacher, at each place; all others are one more")
+    topk_divergence: Literal["reverse", "forward"] = "reverse"
+    epochs: int = Field(1, ge=1, description="passes over each batch")
+    minibatches: int = Field(1, ge=1, description="optimizer steps a pass")
     average: Literal["sequence", "token"] = "sequence"
     teacher: Literal["reference", "ema", "current"] = "reference"
     ema_decay: float = Field(0.99, gt=0, lt=1)
@@ -216,10 +221,19 @@ class TrainingSettings(Section):
     device: str | None = Field(None, description="torch's name for it; none: the first GPU, or the CPU where none is")
     save_dir: Path | None = Field(None, description="where versions are kept; none: in the data folder")
 
+    @model_validator(mode="after")
+    def _known_together(self) -> "TrainingSettings":
+        if self.method == "topk" and self.loss != "ppo":
+            raise ValueError(
+                f"loss = {self.loss!r} says how advantages act, and method = 'topk' has none: it brings whole "
+                "distributions together. Leave loss out, or take another method"
+            )
+        return self
+
     @property
     def weights(self) -> tuple[float, float]:
         """(binary, opd), as the method says."""
-        binary = 0.0 if self.method == "opd" else self.w_binary
+        binary = 0.0 if self.method in ("opd", "topk") else self.w_binary
         opd = 0.0 if self.method == "binary" else self.w_opd
         return binary, opd
 

@@ -27,11 +27,14 @@ class Method(StrEnum):
     COMBINED = "combined"
     BINARY = "binary"
     OPD = "opd"
+    TOPK = "topk"
 
 
 def demo(
     context: typer.Context,
-    method: Annotated[Method, typer.Option(help="Which signals train: verdicts, hints, or both.")] = Method.COMBINED,
+    method: Annotated[
+        Method, typer.Option(help="Which signals train: verdicts, hints (opd; topk: by whole distributions), or both.")
+    ] = Method.COMBINED,
     updates: Annotated[int, typer.Option(help="Weight updates to make.", min=1)] = 16,
     seed: Annotated[int, typer.Option(help="Of students, sampling and training.", min=0)] = 0,
     score_every: Annotated[int, typer.Option(help="Updates between two scores.", min=1)] = 4,

@@ -49,7 +49,7 @@ JOIN commits c ON c.topic = e.source_topic AND c.partition = e.source_partition
               AND e.source_offset >= c.first_offset AND e.source_offset < c.next_offset
 WHERE e.turn_type = 'main'
 """
-Method = Literal["combined", "binary", "opd"]
+Method = Literal["combined", "binary", "opd", "topk"]
 POLICY_TOPIC = "clawstream.policy.v1"
 UPDATE_WITHIN_S = 300.0  # a run that makes no update for this long has failed
 

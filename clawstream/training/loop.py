@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from clawstream.config import Settings
-from clawstream.errors import SamplesGone
+from clawstream.errors import ConfigError, SamplesGone
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled
 from clawstream.training.batches import Batch, Batcher, first_plans
 from clawstream.training.checkpoints import alone_on, latest, prune, read
@@ -22,6 +22,7 @@ from clawstream.training.lived import Lived, of_policy
 from clawstream.training.retraining import Retraining, first_publication
 from clawstream.training.stepping import Stepper
 from clawstream.training.torch_model import limits_of
+from clawstream.training.trainable import asks_too_much
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,9 @@ class _Loop:
         self._settings = settings
         self._log = training_log
         limits = limits_of(settings.engine.base_policy)
+        too_much = asks_too_much(settings.training, limits)
+        if too_much is not None:
+            raise ConfigError(too_much)
         self._stepper = Stepper(settings.engine.base_policy, settings.checkpoints_dir, thread, limits)
         self._lived = Lived()
         self._first_version = retraining.from_version if retraining is not None else 0

@@ -1,10 +1,12 @@
-"""The loss of one update: a clipped policy gradient and a leash to the reference. Tensors in, tensors out.
+"""The loss of one update: a policy gradient or a distillation, and a leash to the reference. Tensors in, tensors out.
 
 Sums, not means, come out, with what they are to be divided by, so that a batch in pieces gives the gradient of the
 whole. A token takes part only if it is trained and every number it needs is finite; elsewhere nothing is read, NaN
-included, and the gradient is exactly 0. B samples, T response tokens; suffixes name the axes; log-probs in nats.
+included, and the gradient is exactly 0. B samples, T response tokens, K tokens that the teacher likes
+best; suffixes name the axes; log-probs in nats.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from typing import Literal, NamedTuple
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 MAX_KL_DIFFERENCE_NATS = 10.0
+LEAST_TAIL = 1e-7  # of probability: a float32 sum of all tokens may reach 1
 MAX_LOG_RATIO_NATS = 20.0  # keeps exp() finite in float32; the clipped objective is flat or hopeless long before
 
 
@@ -20,17 +23,27 @@ MAX_LOG_RATIO_NATS = 20.0  # keeps exp() finite in float32; the clipped objectiv
 class Objective:
     """Which loss.
 
+    `loss` is PPO's clipped objective (arXiv:1707.06347), plain importance sampling, or CISPO, which clips the ratio and
+    leaves every token its gradient (arXiv:2506.13585).
+
     `ratio_to` names the log-probs against which the policy may move by the clip: those of the weights just before the
     step, whose staleness the importance weight then corrects, or those recorded when the token was sampled, which are
     that correction themselves.
     """
 
+    loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
     clip_low: float = 0.2
     clip_high: float = 0.28
     importance_cap: float = 2.0
     kl: float = 0.02  # 0: no leash, and no reference is needed
     average: Literal["sequence", "token"] = "sequence"
     ratio_to: Literal["old", "sampled"] = "old"
+    divergence: Literal["reverse", "forward"] = "reverse"  # from the teacher, where its whole distribution is known
+
+    @property
+    def clips(self) -> bool:
+        """Whether there is anything that a ratio can go too far for."""
+        return self.loss != "importance_sampling"
 
 
 class LogProbs(NamedTuple):
@@ -77,18 +90,19 @@ class LossFigures:
     num_tokens_dropped: int
     loss_nats: float | None
     kl_reference_nats: float | None  # None also without a leash
-    clipped_share: float | None  # None also where the ratio is 1 throughout, so that nothing can be clipped
+    clipped_share: float | None  # None also where nothing can be clipped: the ratio is 1 throughout, or has no bounds
 
 
-def figures(tally: Tally, objective: Objective) -> LossFigures:
-    """Return the means of a batch whose parts are added up."""
-    some = tally.num_tokens > 0
+def figures(steps: Sequence[Tally], objective: Objective, *, epochs: int = 1) -> LossFigures:
+    """Return the means over all steps of an update, each with its parts added up; tokens are counted in one epoch."""
+    whole, first = sum(steps, Tally()), sum(steps[: len(steps) // epochs], Tally())
+    some = whole.num_tokens > 0
     return LossFigures(
-        num_tokens=tally.num_tokens,
-        num_tokens_dropped=tally.num_tokens_dropped,
-        loss_nats=tally.loss_sum / tally.divisor(objective) if some else None,
-        kl_reference_nats=tally.kl_sum / tally.num_tokens if some and objective.kl > 0 else None,
-        clipped_share=tally.num_clipped / tally.num_tokens if some and tally.ratio_moved else None,
+        num_tokens=first.num_tokens,
+        num_tokens_dropped=first.num_tokens_dropped,
+        loss_nats=whole.loss_sum / whole.divisor(objective) if some else None,
+        kl_reference_nats=whole.kl_sum / whole.num_tokens if some and objective.kl > 0 else None,
+        clipped_share=whole.num_clipped / whole.num_tokens if some and whole.ratio_moved else None,
     )
 
 
@@ -101,40 +115,102 @@ def policy_loss(
     advantage_BT  [B, T] float; NaN: not known
     trained_BT    [B, T] bool
     """
-    kept_BT = _finite(logp_new_BT, known, advantage_BT, objective) & trained_BT
+    kept_BT = _finite(logp_new_BT, known, objective) & advantage_BT.isfinite() & trained_BT
     zero = logp_new_BT.new_zeros(())
     new_BT = torch.where(kept_BT, logp_new_BT, zero)
     old_BT = torch.where(kept_BT, known.old, zero)
     sampled_BT = torch.where(kept_BT, known.sampled, zero)
     advantage_BT = torch.where(kept_BT, advantage_BT, zero)
 
-    before_BT = old_BT if objective.ratio_to == "old" else sampled_BT
-    ratio_BT = (new_BT - before_BT).clamp(max=MAX_LOG_RATIO_NATS).exp()
-    bounded_BT = ratio_BT.clamp(1 - objective.clip_low, 1 + objective.clip_high)
-    free_BT, clipped_BT = -ratio_BT * advantage_BT, -bounded_BT * advantage_BT
-    loss_BT = torch.maximum(free_BT, clipped_BT)
+    ratio_BT = _ratio(new_BT, old_BT if objective.ratio_to == "old" else sampled_BT)
+    loss_BT, clipped_BT = _surrogate(new_BT, ratio_BT, advantage_BT, objective)
     if objective.ratio_to == "old":
         loss_BT = loss_BT * (old_BT - sampled_BT).clamp(max=log(objective.importance_cap)).exp()
-    kl_BT = torch.zeros_like(ratio_BT)
-    if objective.kl > 0 and known.reference is not None:
-        kl_BT = ratio_BT * _k3(new_BT - torch.where(kept_BT, known.reference, zero))
-        loss_BT = loss_BT + objective.kl * kl_BT
+    kl_BT = _leash(new_BT, ratio_BT, known, kept_BT, objective)
+    return _summed(loss_BT, kl_BT, kept_BT, trained_BT, objective, ratio_BT=ratio_BT, clipped_BT=clipped_BT)
 
-    total = _sum(torch.where(kept_BT, loss_BT, zero), kept_BT, objective)
-    tally = Tally(
+
+def distillation_loss(
+    logp_new_BT: Tensor, top_new_BTK: Tensor, top_teacher_BTK: Tensor, known: LogProbs, trained_BT: Tensor, *,
+    objective: Objective, weight: float = 1.0,
+) -> tuple[Tensor, Tally]:  # fmt: skip
+    """Return as `policy_loss` does, of `weight` times how far policy and teacher are apart at each token's place.
+
+    Both are known by the log-probs [B, T, K] of the same K tokens, the teacher's likeliest; all others are one more
+    event, so that no probability leaves the sum unseen.
+    """
+    known_BT = top_new_BTK.isfinite().all(2) & top_teacher_BTK.isfinite().all(2)
+    kept_BT = _finite(logp_new_BT, known, objective) & known_BT & trained_BT
+    zero = logp_new_BT.new_zeros(())
+    new_BT = torch.where(kept_BT, logp_new_BT, zero)
+    ratio_BT = _ratio(new_BT, torch.where(kept_BT, known.old, zero))
+    # In place of what is not read stands anything finite, the same on both sides.
+    stand_in_BTK = top_new_BTK.new_full((), -log(2 * top_new_BTK.shape[2]))
+    kept_BT1 = kept_BT.unsqueeze(2)
+    loss_BT = weight * divergence(
+        torch.where(kept_BT1, top_new_BTK, stand_in_BTK),
+        torch.where(kept_BT1, top_teacher_BTK, stand_in_BTK),
+        direction=objective.divergence,
+    )
+    kl_BT = _leash(new_BT, ratio_BT, known, kept_BT, objective)
+    return _summed(loss_BT, kl_BT, kept_BT, trained_BT, objective)
+
+
+def divergence(top_new_BTK: Tensor, top_teacher_BTK: Tensor, *, direction: Literal["reverse", "forward"]) -> Tensor:
+    """Return KL(policy || teacher) [B, T], or the other way about, over K tokens and the rest as one more."""
+    new_BTE, teacher_BTE = _with_tail(top_new_BTK), _with_tail(top_teacher_BTK)
+    p_BTE, q_BTE = (new_BTE, teacher_BTE) if direction == "reverse" else (teacher_BTE, new_BTE)
+    return (p_BTE.exp() * (p_BTE - q_BTE)).sum(2)
+
+
+def _with_tail(logp_BTK: Tensor) -> Tensor:
+    """Return the log-probs with that of all other tokens behind them, which is never quite 0."""
+    head_BT1 = logp_BTK.logsumexp(2, keepdim=True).clamp(max=-LEAST_TAIL)
+    return torch.cat([logp_BTK, torch.log(-torch.expm1(head_BT1))], 2)
+
+
+def _ratio(new_BT: Tensor, before_BT: Tensor) -> Tensor:
+    return (new_BT - before_BT).clamp(max=MAX_LOG_RATIO_NATS).exp()
+
+
+def _surrogate(new_BT: Tensor, ratio_BT: Tensor, advantage_BT: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Return the loss of each token, and which of them the clip holds back."""
+    bounded_BT = ratio_BT.clamp(1 - objective.clip_low, 1 + objective.clip_high)
+    free_BT = -ratio_BT * advantage_BT
+    if objective.loss == "importance_sampling":
+        return free_BT, torch.zeros_like(ratio_BT, dtype=torch.bool)
+    if objective.loss == "cispo":
+        return -bounded_BT.detach() * advantage_BT * new_BT, (bounded_BT != ratio_BT) & (advantage_BT != 0)
+    clipped_BT = -bounded_BT * advantage_BT
+    return torch.maximum(free_BT, clipped_BT), clipped_BT > free_BT
+
+
+def _leash(new_BT: Tensor, ratio_BT: Tensor, known: LogProbs, kept_BT: Tensor, objective: Objective) -> Tensor:
+    if objective.kl == 0 or known.reference is None:
+        return torch.zeros_like(ratio_BT)
+    return ratio_BT * _k3(new_BT - torch.where(kept_BT, known.reference, new_BT.new_zeros(())))
+
+
+def _summed(
+    loss_BT: Tensor, kl_BT: Tensor, kept_BT: Tensor, trained_BT: Tensor, objective: Objective, *,
+    ratio_BT: Tensor | None = None, clipped_BT: Tensor | None = None,
+) -> tuple[Tensor, Tally]:  # fmt: skip
+    """Return the sum of loss and leash over the tokens kept, and the tally."""
+    zero = loss_BT.new_zeros(())
+    total = _sum(torch.where(kept_BT, loss_BT + objective.kl * kl_BT, zero), kept_BT, objective)
+    return total, Tally(
         num_sequences=int(kept_BT.any(1).sum()),
         num_tokens=int(kept_BT.sum()),
         num_tokens_dropped=int((trained_BT & ~kept_BT).sum()),
-        num_clipped=int((kept_BT & (clipped_BT > free_BT)).sum()),
-        ratio_moved=bool((kept_BT & (ratio_BT != 1)).any()),
+        num_clipped=0 if clipped_BT is None else int((kept_BT & clipped_BT).sum()),
+        ratio_moved=ratio_BT is not None and objective.clips and bool((kept_BT & (ratio_BT != 1)).any()),
         loss_sum=float(total.detach()),
         kl_sum=float(torch.where(kept_BT, kl_BT.detach(), zero).sum()),
     )
-    return total, tally
 
 
-def _finite(logp_new_BT: Tensor, known: LogProbs, advantage_BT: Tensor, objective: Objective) -> Tensor:
-    finite_BT = logp_new_BT.isfinite() & known.old.isfinite() & known.sampled.isfinite() & advantage_BT.isfinite()
+def _finite(logp_new_BT: Tensor, known: LogProbs, objective: Objective) -> Tensor:
+    finite_BT = logp_new_BT.isfinite() & known.old.isfinite() & known.sampled.isfinite()
     if objective.kl > 0:
         assert known.reference is not None, "a leash needs the reference's log-probs"
         finite_BT &= known.reference.isfinite()

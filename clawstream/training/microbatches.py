@@ -1,6 +1,23 @@
-"""Cut a batch into pieces that fit in memory. Pure; the cut changes no gradient, only the padding."""
+"""Cut a batch into the optimizer's steps, and those into pieces that fit in memory. Pure.
 
+The one rule: how a step is cut into pieces changes no gradient, only the padding.
+"""
+
+import random
 from collections.abc import Sequence
+
+
+def optimizer_steps(num_samples: int, *, epochs: int, minibatches: int, seed: int) -> list[list[int]]:
+    """Return the indices of the samples of each step: all of them in every epoch, dealt anew by `seed`."""
+    rng = random.Random(seed)
+    size = max(1, -(-num_samples // minibatches))
+    steps: list[list[int]] = []
+    for _ in range(epochs):
+        order = list(range(num_samples))
+        if minibatches > 1:
+            rng.shuffle(order)
+        steps += [order[start : start + size] for start in range(0, num_samples, size)]
+    return steps
 
 
 def micro_batches(lengths_tokens: Sequence[int], *, budget_tokens: int) -> list[list[int]]:

@@ -1,14 +1,15 @@
 """A Hugging Face causal model as training needs it: log-probs of answers, its weights at other times, files on disk.
 
 All log-probs are computed here, by one function, whoever's weights are asked: two of them may be subtracted without
-comparing two implementations. B rows, L input tokens, T response tokens, N response tokens of all rows, H hidden width.
+comparing two implementations. B rows, T response tokens, N response tokens of all rows, K tokens looked at after each
+of them, V the vocabulary, H hidden width.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -20,27 +21,22 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
+from clawstream.training.answers import Answers, Suffix
 from clawstream.training.microbatches import micro_batches
 from clawstream.training.trainable import ModelLimits
 
-GREEDY_BELOW = 1e-6  # as engines have it: the most likely token is sampled, and logits are not divided
 HEAD_TOKENS = 4096  # logits exist for so many tokens at once; a longer piece computes them again in the backward pass
 NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".md"})  # weights, words
 
 Weights = Mapping[str, Tensor]
+T = TypeVar("T")
 
 
-class Suffix(NamedTuple):
-    """An answer to score, after what it answered."""
+class Top(NamedTuple):
+    """The tokens that a model finds likeliest after each token of an answer."""
 
-    prompt_ids: Sequence[int]
-    response_ids: Sequence[int]
-    temperature: float  # below GREEDY_BELOW it is scored as 1: engines report it so
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and response."""
-        return len(self.prompt_ids) + len(self.response_ids)
+    ids_TK: Tensor
+    logp_TK: Tensor
 
 
 class TorchModel:
@@ -92,36 +88,47 @@ class TorchModel:
 
         Logits are computed for response tokens only: the prompt's cost the most and nobody reads them.
         """
-        assert all(s.prompt_ids and s.response_ids for s in suffixes), "a suffix needs tokens before it and in it"
-        width = max(s.num_tokens for s in suffixes) - 1  # nothing is read after the last response token
-        ids_BL = torch.zeros((len(suffixes), width), dtype=torch.long)
-        for row, s in enumerate(suffixes):
-            tokens = [*s.prompt_ids, *s.response_ids[:-1]]
-            ids_BL[row, : len(tokens)] = torch.tensor(tokens)
-        # No mask: padding stands to the right of everything that is read, where a causal model can't see it.
-        hidden_BLH = self._core.get_decoder()(input_ids=ids_BL.to(self.device), use_cache=False).last_hidden_state
+        answers = Answers(suffixes, self.device)
+        return answers.rows(self._log_probs_of(answers, answers.target_N.unsqueeze(1)).squeeze(1))
 
-        row_N = [row for row, s in enumerate(suffixes) for _ in s.response_ids]
-        token_N = [t for s in suffixes for t in range(len(s.response_ids))]
-        column_N = [len(suffixes[row].prompt_ids) - 1 + t for row, t in zip(row_N, token_N, strict=True)]
-        target_N = torch.tensor([i for s in suffixes for i in s.response_ids], device=self.device)
-        scale_N = torch.tensor([_scale(suffixes[row].temperature) for row in row_N], device=self.device)
-        logp_N = self._head_logprobs(hidden_BLH[row_N, column_N], target_N, scale_N)
-        longest = max(len(s.response_ids) for s in suffixes)
-        empty_BT = logp_N.new_full((len(suffixes), longest), torch.nan)
-        where = (torch.tensor(row_N, device=self.device), torch.tensor(token_N, device=self.device))
-        return empty_BT.index_put(where, logp_N)
+    def logprobs_among(self, suffixes: Sequence[Suffix], ids: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the same, and [B, T, K] those of the tokens that `ids` [T, K] names for each row and place."""
+        answers = Answers(suffixes, self.device)
+        among_NK = torch.cat([ids_TK.to(self.device) for ids_TK in ids])
+        logp_NE = self._log_probs_of(answers, torch.cat([answers.target_N.unsqueeze(1), among_NK], 1))
+        return answers.rows(logp_NE[:, 0]), answers.rows(logp_NE[:, 1:])
 
     @torch.no_grad()
     def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:
         """Return the log-probs [T] of each response under the given weights (None: the current ones), in order."""
-        scores: dict[int, Tensor] = {}
+
+        def scored(group: list[Suffix]) -> list[Tensor]:
+            logp_BT = self.logprobs(group)
+            return [logp_BT[row, : len(s.response_ids)].clone() for row, s in enumerate(group)]
+
         with self.holding(weights):
-            for group in micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens):
-                logp_BT = self.logprobs([suffixes[i] for i in group])
-                for row, index in enumerate(group):
-                    scores[index] = logp_BT[row, : len(suffixes[index].response_ids)].clone()
-        return [scores[i] for i in range(len(suffixes))]
+            return _in_groups(suffixes, scored, budget_tokens)
+
+    @torch.no_grad()
+    def likeliest(
+        self, suffixes: Sequence[Suffix], *, num_tokens: int, weights: Weights | None, budget_tokens: int
+    ) -> list[Top]:
+        """Return the `num_tokens` tokens that the given weights find likeliest at each place of each response."""
+
+        def scored(group: list[Suffix]) -> list[Top]:
+            answers = Answers(group, self.device)
+            hidden_NH = self._before_head(answers)
+            tops = [
+                self._logits(hidden_NH[at], answers.scale_N[at]).log_softmax(1).topk(num_tokens)
+                for at in _pieces(len(hidden_NH))
+            ]
+            ids, logps = (
+                answers.each(torch.cat(both)) for both in ([t.indices for t in tops], [t.values for t in tops])
+            )
+            return [Top(*both) for both in zip(ids, logps, strict=True)]
+
+        with self.holding(weights):
+            return _in_groups(suffixes, scored, budget_tokens)
 
     def save(self, folder: Path) -> None:
         """Write what an engine loads: the model with its tokenizer, or the adapter."""
@@ -151,16 +158,29 @@ class TorchModel:
                 )
             parameter.data.copy_(value.detach())
 
-    def _head_logprobs(self, hidden_NH: Tensor, target_N: Tensor, scale_N: Tensor) -> Tensor:
-        if len(hidden_NH) <= HEAD_TOKENS:
-            return self._head_piece(hidden_NH, target_N, scale_N)
-        bounds = [slice(start, start + HEAD_TOKENS) for start in range(0, len(hidden_NH), HEAD_TOKENS)]
-        pieces = [(hidden_NH[b], target_N[b], scale_N[b]) for b in bounds]
+    def _before_head(self, answers: Answers) -> Tensor:
+        # No mask: padding stands to the right of everything that is read, where a causal model can't see it.
+        output = self._core.get_decoder()(input_ids=answers.ids_BL, use_cache=False)
+        return answers.before(output.last_hidden_state)
+
+    def _log_probs_of(self, answers: Answers, ids_NE: Tensor) -> Tensor:
+        hidden_NH = self._before_head(answers)
+        pieces = [(hidden_NH[at], answers.scale_N[at], ids_NE[at]) for at in _pieces(len(hidden_NH))]
+        if len(pieces) == 1:
+            return self._head_piece(*pieces[0])
         return torch.cat([checkpoint(self._head_piece, *piece, use_reentrant=False) for piece in pieces])
 
-    def _head_piece(self, hidden_NH: Tensor, target_N: Tensor, scale_N: Tensor) -> Tensor:
+    def _head_piece(self, hidden_NH: Tensor, scale_N: Tensor, ids_NE: Tensor) -> Tensor:
+        logits_NV = self._logits(hidden_NH, scale_N)
+        return logits_NV.gather(1, ids_NE) - logits_NV.logsumexp(1, keepdim=True)
+
+    def _likeliest(self, hidden_NH: Tensor, scale_N: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
+        found = self._logits(hidden_NH, scale_N).log_softmax(1).topk(num_tokens)
+        return found.indices, found.values
+
+    def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
         logits_NV: Tensor = self._core.get_output_embeddings()(hidden_NH).float() / scale_N.unsqueeze(1)
-        return logits_NV.gather(1, target_N.unsqueeze(1)).squeeze(1) - logits_NV.logsumexp(1)
+        return logits_NV
 
     @torch.no_grad()
     def _check_head(self) -> None:
@@ -195,8 +215,18 @@ def _stretched(config: Any, positions: int | None) -> int | None:
     return int(positions * (scaling.get("factor") or 1))
 
 
-def _scale(temperature: float) -> float:
-    return 1.0 if temperature < GREEDY_BELOW else temperature
+def _pieces(num_tokens: int) -> list[slice]:
+    return [slice(start, start + HEAD_TOKENS) for start in range(0, num_tokens, HEAD_TOKENS)]
+
+
+def _in_groups(
+    suffixes: Sequence[Suffix], scored: Callable[[list[Suffix]], Sequence[T]], budget_tokens: int
+) -> list[T]:
+    """Return what `scored` says of each suffix, in order; it is given as many at once as fit."""
+    found: dict[int, T] = {}
+    for group in micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens):
+        found |= zip(group, scored([suffixes[i] for i in group]), strict=True)
+    return [found[i] for i in range(len(suffixes))]
 
 
 def _unloadable(folder: Path, error: Exception) -> UnusableCheckpoint:

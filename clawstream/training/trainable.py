@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from clawstream.config import TrainingSettings
 from clawstream.events import SampleAssembled
 
 
@@ -22,6 +23,17 @@ class ModelLimits:
 def flaw(sample: SampleAssembled, limits: ModelLimits) -> str | None:
     """Return why no step can be taken on the sample, in words for a person; None: one can."""
     return _misaligned(sample) or _outside(sample, limits) or _not_a_number(sample)
+
+
+def asks_too_much(training: TrainingSettings, limits: ModelLimits) -> str | None:
+    """Return why no step can be taken under these settings, in words for a person; None: one can."""
+    size = limits.vocabulary_tokens
+    if training.method == "topk" and size is not None and training.topk_tokens >= size:
+        return (
+            f"training.topk_tokens is {training.topk_tokens}, and the model knows {size} tokens: expected fewer, as "
+            "all others are one more. Nothing is trained"
+        )
+    return None
 
 
 def _misaligned(sample: SampleAssembled) -> str | None:

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from clawstream.config import TrainingSettings
 from clawstream.errors import TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
-from clawstream.training.advantages import Baseline, Signals, has_signal, token_advantages
+from clawstream.training.advantages import Baseline
+from clawstream.training.batch_loss import BatchLoss, Scored
 from clawstream.training.checkpoints import fingerprint
-from clawstream.training.losses import LogProbs, LossFigures, Objective, Tally, figures, policy_loss
-from clawstream.training.microbatches import micro_batches
+from clawstream.training.losses import LossFigures, Tally, figures
+from clawstream.training.microbatches import micro_batches, optimizer_steps
 from clawstream.training.schedule import learning_rate
-from clawstream.training.torch_model import Suffix, TorchModel
+from clawstream.training.torch_model import TorchModel
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +42,8 @@ class Update:
     loss: LossFigures
     mean_gap_nats: float | None  # of the trained tokens of hinted samples, before clipping
     mean_reward: float | None
-    grad_norm: float | None  # before clipping
+    grad_norm: float | None  # before clipping; the largest of the update's steps
     learning_rate: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
-    """What is known of a batch before its step; one entry per sample."""
-
-    samples: Sequence[SampleAssembled]
-    plain: list[Suffix]
-    teacher: dict[int, Tensor]  # [T], by index; of the samples whose hint counts
-    reference: list[Tensor] | None  # [T] each
 
 
 class Trainer:
@@ -66,44 +57,41 @@ class Trainer:
         self._ema = self._model.copy() if settings.teacher == "ema" else None
         self._baseline = Baseline()
         self._optimizer = _optimizer(self._model.trained, settings)
-        w_binary, w_opd = settings.weights
-        self._signals = Signals(
-            w_binary=w_binary,
-            w_opd=w_opd,
-            gap_clip_nats=settings.gap_clip_nats,
-            gap_mask_nats=settings.gap_mask_nats,
-        )
-        self._objective = Objective(
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            importance_cap=settings.importance_cap,
-            kl=settings.kl,
-            average=settings.average,
-            ratio_to=settings.ratio_to,
-        )
+        self._loss = BatchLoss(self._model, settings)
 
     def update(self, samples: Sequence[SampleAssembled], *, version: int, seed: int) -> Update:
-        """Take the step that makes `version`, on these samples in this order.
+        """Take the steps that make `version`, on these samples in this order.
 
         Where no token can be trained on, the weights stay as they are. Raises TrainingDiverged, with the weights as
-        they were, when the gradient is not finite.
+        they were before that step of the optimizer, when the gradient is not finite.
         """
         torch.manual_seed(seed)
-        rate = learning_rate(
-            version, peak=self._settings.learning_rate, constant_updates=self._settings.constant_updates
-        )
-        tally, gaps = self._accumulate(self._prepare(samples))
-        grad_norm = self._step(version, tally.divisor(self._objective), rate) if tally.num_tokens else None
+        settings = self._settings
+        rate = learning_rate(version, peak=settings.learning_rate, constant_updates=settings.constant_updates)
+        steps = optimizer_steps(len(samples), epochs=settings.epochs, minibatches=settings.minibatches, seed=seed)
+        teacher = {"reference": self._reference, "ema": self._ema, "current": None}[settings.teacher]
+        scored = self._loss.score(samples, teacher=teacher, reference=self._reference, moves=len(steps) > 1)
+        tallies: list[Tally] = []
+        gaps: list[Tensor] = []
+        grad_norms: list[float] = []
+        for chosen in steps:
+            tally, gap_N = self._accumulate(scored, chosen)
+            if tally.num_tokens:
+                grad_norms.append(self._step(version, tally.divisor(self._loss.objective), rate))
+            tallies.append(tally)
+            gaps.append(gap_N)
+        if grad_norms:
+            self._let_ema_follow()
         rewards = [s.reward for s in samples if s.reward is not None]
         self._baseline = self._baseline.after(rewards)
         return Update(
             num_samples=len(samples),
             num_hinted=sum(s.hinted_prompt_ids is not None for s in samples),
             num_rewarded=len(rewards),
-            loss=figures(tally, self._objective),
-            mean_gap_nats=float(gaps.mean()) if len(gaps) else None,
+            loss=figures(tallies, self._loss.objective, epochs=settings.epochs),
+            mean_gap_nats=_mean(gaps),
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
-            grad_norm=grad_norm,
+            grad_norm=max(grad_norms, default=None),
             learning_rate=rate,
         )
 
@@ -150,58 +138,19 @@ class Trainer:
         log.warning("ema_starts_here file=%s reason=the checkpoint was made with another teacher", file)
         return self._model.copy()
 
-    def _prepare(self, samples: Sequence[SampleAssembled]) -> _Batch:
-        budget = self._settings.micro_batch_tokens
-        plain = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in samples]
-        hinted = [i for i, s in enumerate(samples) if s.hinted_prompt_ids is not None and self._signals.w_opd > 0]
-        weights = {"reference": self._reference, "ema": self._ema, "current": None}[self._settings.teacher]
-        questions = [plain[i]._replace(prompt_ids=samples[i].hinted_prompt_ids or ()) for i in hinted]
-        answers = self._model.score(questions, weights=weights, budget_tokens=budget)
-        reference = None
-        if self._objective.kl > 0:
-            reference = self._model.score(plain, weights=self._reference, budget_tokens=budget)
-        return _Batch(
-            samples=samples, plain=plain, teacher=dict(zip(hinted, answers, strict=True)), reference=reference
-        )
-
-    def _accumulate(self, batch: _Batch) -> tuple[Tally, Tensor]:
-        """Sum the gradients of the batch, piece by piece; return its tally and the gaps of its hinted tokens."""
+    def _accumulate(self, scored: Scored, chosen: Sequence[int]) -> tuple[Tally, Tensor]:
+        """Sum the gradients of these samples, piece by piece; return their tally and the gaps of hinted tokens."""
         self._optimizer.zero_grad(set_to_none=True)
+        baseline = self._baseline.mean if self._settings.baseline == "running" else 0.0
         tally, gaps = Tally(), []
-        lengths = [s.num_tokens for s in batch.plain]
+        lengths = [scored.plain[i].num_tokens for i in chosen]
         for group in micro_batches(lengths, budget_tokens=self._settings.micro_batch_tokens):
-            total, part, gap_N = self._loss(batch, group)
+            total, part, gap_N = self._loss.of(scored, [chosen[i] for i in group], baseline=baseline)
             if part.num_tokens:
                 total.backward()  # type: ignore[no-untyped-call]
             tally += part
             gaps.append(gap_N)
-        return tally, torch.cat(gaps) if gaps else torch.empty(0)
-
-    def _loss(self, batch: _Batch, group: Sequence[int]) -> tuple[Tensor, Tally, Tensor]:
-        new_BT = self._model.logprobs([batch.plain[i] for i in group])
-        old_BT = new_BT.detach()  # one step a batch: the weights being trained are those just before the step
-        samples = [batch.samples[i] for i in group]
-        nothing = old_BT.new_full((0,), torch.nan)
-
-        def padded(rows: Sequence[Tensor]) -> Tensor:
-            return _padded(rows, like_BT=old_BT)
-
-        rewarded_B = torch.tensor([s.reward is not None for s in samples], device=old_BT.device)
-        reward_B = old_BT.new_tensor([torch.nan if s.reward is None else s.reward for s in samples])
-        hinted_B = torch.tensor([i in batch.teacher for i in group], device=old_BT.device)
-        sampled_BT = padded([_floats(s.response_logprobs) for s in samples])
-        gap_BT = padded([batch.teacher.get(i, nothing) for i in group]) - old_BT
-        reference_BT = padded([batch.reference[i] for i in group]) if batch.reference is not None else None
-        trained_BT = padded([torch.tensor(s.trained, dtype=torch.float32) for s in samples]) == 1
-        trained_BT &= has_signal(rewarded_B, hinted_B, signals=self._signals).unsqueeze(1)
-
-        baseline = self._baseline.mean if self._settings.baseline == "running" else 0.0
-        advantage_BT = token_advantages(
-            reward_B, rewarded_B, gap_BT, hinted_B, signals=self._signals, baseline=baseline
-        )
-        known = LogProbs(old_BT, sampled_BT, reference_BT)
-        total, tally = policy_loss(new_BT, known, advantage_BT, trained_BT, objective=self._objective)
-        return total, tally, gap_BT[trained_BT & hinted_B.unsqueeze(1) & gap_BT.isfinite()]
+        return tally, torch.cat(gaps)
 
     def _step(self, version: int, divisor: int, rate: float) -> float:
         parameters = list(self._model.trained.values())
@@ -219,10 +168,12 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
+        return norm
+
+    def _let_ema_follow(self) -> None:
         if self._ema is not None:
             for name, parameter in self._model.trained.items():
                 self._ema[name].lerp_(parameter.detach(), 1 - self._settings.ema_decay)
-        return norm
 
 
 def _optimizer(trained: dict[str, nn.Parameter], settings: TrainingSettings) -> torch.optim.AdamW:
@@ -236,13 +187,6 @@ def _optimizer(trained: dict[str, nn.Parameter], settings: TrainingSettings) -> 
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, betas=BETAS)
 
 
-def _floats(values: Sequence[float | None]) -> Tensor:
-    return torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float32)
-
-
-def _padded(rows: Sequence[Tensor], *, like_BT: Tensor) -> Tensor:
-    """Return the rows as [B, T] with NaN past each one's end."""
-    out_BT = torch.full_like(like_BT, torch.nan)
-    for row, values in enumerate(rows):
-        out_BT[row, : len(values)] = values.to(like_BT.device)
-    return out_BT
+def _mean(parts: Sequence[Tensor]) -> float | None:
+    num_values = sum(map(len, parts))
+    return float(torch.cat(list(parts)).mean()) if num_values else None

@@ -53,7 +53,7 @@ def test_the_mean_over_tokens_weighs_each_token_alike() -> None:
     grad, tally = gradient(logp, on_policy(logp), advantage, trained, Objective(average="token"))
 
     torch.testing.assert_close(grad, rows([-1 / 4, 1 / 4, -0.5 / 4], [-2 / 4, 0.0, 0.0]))
-    assert figures(tally, Objective(average="token")).loss_nats == pytest.approx(-2.5 / 4)
+    assert figures([tally], Objective(average="token")).loss_nats == pytest.approx(-2.5 / 4)
 
 
 def test_each_term_has_the_value_worked_out_by_hand() -> None:
@@ -85,7 +85,7 @@ def test_the_clip_stops_only_what_went_too_far_already(ratio: float, advantage: 
     grad, tally = gradient(new, LogProbs(old, old, None), rows([advantage]), torch.tensor([[True]]), PLAIN)
 
     assert float(grad) == pytest.approx(-ratio * advantage if moves else 0.0)
-    assert figures(tally, PLAIN).clipped_share == (0.0 if moves else 1.0)
+    assert figures([tally], PLAIN).clipped_share == (0.0 if moves else 1.0)
 
 
 def test_the_clipped_share_is_absent_where_the_ratio_is_one_throughout() -> None:
@@ -93,7 +93,7 @@ def test_the_clipped_share_is_absent_where_the_ratio_is_one_throughout() -> None
 
     _, tally = gradient(logp, on_policy(logp), rows([1.0, 1.0]), torch.ones(1, 2, dtype=torch.bool), Objective())
 
-    assert figures(tally, Objective()).clipped_share is None
+    assert figures([tally], Objective()).clipped_share is None
 
 
 def test_the_importance_weight_is_capped_and_carries_no_gradient() -> None:
@@ -106,6 +106,58 @@ def test_the_importance_weight_is_capped_and_carries_no_gradient() -> None:
     torch.testing.assert_close(grad, -rows([math.exp(0.4), 2.0, math.exp(-0.5)]) / 3)
 
 
+@pytest.mark.parametrize("ratio", [0.5, 0.81, 1.27, 1.9])
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_importance_sampling_bounds_nothing(ratio: float, advantage: float) -> None:
+    old, objective = rows([-1.0]), replace(PLAIN, loss="importance_sampling")
+    new = old + math.log(ratio)
+
+    grad, tally = gradient(new, LogProbs(old, old, None), rows([advantage]), torch.tensor([[True]]), objective)
+
+    assert float(grad) == pytest.approx(-ratio * advantage)
+    assert tally.loss_sum == pytest.approx(-ratio * advantage)
+    assert figures([tally], objective).clipped_share is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "bounded"), [(0.5, 0.8), (0.81, 0.81), (1.27, 1.27), (1.9, 1.28)], ids=["low", "in", "in high", "high"]
+)
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_cispo_bounds_the_ratio_and_leaves_each_token_its_gradient(
+    ratio: float, bounded: float, advantage: float
+) -> None:
+    old, sampled, objective = rows([-1.0]), rows([-1.5]), replace(PLAIN, loss="cispo")
+    new = old + math.log(ratio)
+
+    grad, tally = gradient(new, LogProbs(old, sampled, None), rows([advantage]), torch.tensor([[True]]), objective)
+
+    weight = math.exp(0.5)
+    assert float(grad) == pytest.approx(-weight * bounded * advantage)
+    assert tally.loss_sum == pytest.approx(-weight * bounded * advantage * float(new))
+    assert figures([tally], objective).clipped_share == float(bounded != ratio)
+
+
+def test_on_policy_all_losses_have_one_gradient() -> None:
+    logp, advantage = rows([-1.0, -2.0]), rows([1.0, -0.5])
+    grads = []
+    for name in ("ppo", "importance_sampling", "cispo"):
+        objective = replace(PLAIN, loss=name)
+        grad, tally = gradient(logp, on_policy(logp), advantage, torch.ones(1, 2) == 1, objective)
+        grads.append(grad)
+        assert figures([tally], objective).clipped_share is None
+    torch.testing.assert_close(grads, [rows([-0.5, 0.25])] * 3)
+
+
+def test_tokens_are_counted_in_one_epoch_and_means_are_over_all() -> None:
+    first = Tally(num_sequences=1, num_tokens=4, num_tokens_dropped=1, loss_sum=1.0, num_clipped=0)
+    second = Tally(num_sequences=1, num_tokens=4, num_tokens_dropped=1, loss_sum=3.0, num_clipped=2, ratio_moved=True)
+
+    found = figures([first, second], Objective(), epochs=2)
+
+    assert (found.num_tokens, found.num_tokens_dropped) == (4, 1)
+    assert (found.loss_nats, found.clipped_share) == (2.0, 0.25)
+
+
 def test_against_the_sampled_log_probs_the_ratio_is_the_correction_itself() -> None:
     old, sampled = rows([-1.0]), rows([-1.1])
     objective = replace(PLAIN, ratio_to="sampled")
@@ -113,7 +165,7 @@ def test_against_the_sampled_log_probs_the_ratio_is_the_correction_itself() -> N
     grad, tally = gradient(old, LogProbs(old, sampled, None), rows([1.0]), torch.tensor([[True]]), objective)
 
     assert float(grad) == pytest.approx(-math.exp(0.1))
-    assert figures(tally, objective).clipped_share == 0.0
+    assert figures([tally], objective).clipped_share == 0.0
 
 
 @pytest.mark.parametrize("far", [200.0, -200.0])
@@ -147,7 +199,7 @@ def test_with_nothing_to_train_on_every_mean_is_absent() -> None:
     grad, tally = gradient(logp, on_policy(logp), logp, torch.ones(1, 2) == 1, Objective())
 
     assert not bool(grad.any())
-    found = figures(tally, Objective())
+    found = figures([tally], Objective())
     assert (found.loss_nats, found.kl_reference_nats, found.clipped_share) == (None, None, None)
     assert found.num_tokens_dropped == 2
 

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.training import torch_model
-from clawstream.training.torch_model import Suffix, TorchModel
+from clawstream.training.answers import Suffix
+from clawstream.training.torch_model import TorchModel
 from tests.training import tiny
 
 RAGGED = [

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from transformers import GPT2Config, Qwen3Config
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import SampleAssembled, VersionSpan
 from clawstream.training.torch_model import limits_of
-from clawstream.training.trainable import ModelLimits, flaw
+from clawstream.training.trainable import ModelLimits, asks_too_much, flaw
 from clawstream.training.trainer import Trainer
 from tests.training import tiny
 
@@ -115,3 +116,19 @@ def test_the_limits_are_those_of_the_models_configuration(base: Path, tmp_path: 
 def test_a_folder_without_a_configuration_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(UnusableCheckpoint, match="no causal model"):
         limits_of(tmp_path)
+
+
+def test_a_teacher_s_tokens_are_fewer_than_the_vocabulary() -> None:
+    settings = TrainingSettings(method="topk", topk_tokens=96)
+    assert asks_too_much(settings, ModelLimits(vocabulary_tokens=97)) is None
+    assert asks_too_much(settings, ModelLimits()) is None
+    said = asks_too_much(settings, ModelLimits(vocabulary_tokens=96))
+    assert said is not None
+    assert "training.topk_tokens is 96, and the model knows 96 tokens" in said
+    assert asks_too_much(TrainingSettings(topk_tokens=96), ModelLimits(vocabulary_tokens=96)) is None
+
+
+@pytest.mark.parametrize("loss", ["importance_sampling", "cispo"])
+def test_a_method_without_advantages_takes_no_loss_that_acts_on_them(loss: str) -> None:
+    with pytest.raises(ValidationError, match="method = 'topk' has none"):
+        TrainingSettings(method="topk", loss=loss)

@@ -1,0 +1,149 @@
+"""The loss of a planned batch under the settings' method: what is scored beforehand, and each piece's sum.
+
+What is scored before the first step of the optimizer stays as it is through all of them: teacher, reference, and the
+log-probs that the ratio starts from. B samples, T response tokens, K tokens that the teacher likes best.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clawstream.config import TrainingSettings
+from clawstream.events import SampleAssembled
+from clawstream.training.advantages import Signals, has_signal, token_advantages
+from clawstream.training.answers import Suffix
+from clawstream.training.losses import LogProbs, Objective, Tally, distillation_loss, policy_loss
+from clawstream.training.torch_model import Top, TorchModel, Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """What is known of a batch before its steps; one entry per sample."""
+
+    samples: Sequence[SampleAssembled]
+    plain: list[Suffix]
+    hinted: Mapping[int, Tensor]  # the teacher's log-probs [T], by index; of the samples whose hint counts
+    tops: Mapping[int, Top]  # in place of those, where its whole distribution counts
+    old: list[Tensor] | None  # [T] each; None: one step is taken, and the weights being trained are those before it
+    reference: list[Tensor] | None  # [T] each; None only without a leash
+
+
+class BatchLoss:
+    """A method and its weights, on one model."""
+
+    def __init__(self, model: TorchModel, settings: TrainingSettings) -> None:
+        self._model = model
+        self._budget_tokens = settings.micro_batch_tokens
+        self._top_tokens = settings.topk_tokens if settings.method == "topk" else None
+        w_binary, w_opd = settings.weights
+        self._signals = Signals(
+            w_binary=w_binary,
+            w_opd=w_opd,
+            gap_clip_nats=settings.gap_clip_nats,
+            gap_mask_nats=settings.gap_mask_nats,
+        )
+        self.objective = Objective(
+            loss=settings.loss,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            importance_cap=settings.importance_cap,
+            kl=settings.kl,
+            average=settings.average,
+            ratio_to=settings.ratio_to,
+            divergence=settings.topk_divergence,
+        )
+
+    def score(
+        self, samples: Sequence[SampleAssembled], *, teacher: Weights | None, reference: Weights, moves: bool
+    ) -> Scored:
+        """Return what the loss needs to know; `teacher` None: the current weights.
+
+        `moves` says that the weights will not be the current ones throughout.
+        """
+        model, budget = self._model, self._budget_tokens
+        plain = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in samples]
+        chosen = [i for i, s in enumerate(samples) if s.hinted_prompt_ids is not None and self._signals.w_opd > 0]
+        questions = [plain[i]._replace(prompt_ids=samples[i].hinted_prompt_ids or ()) for i in chosen]
+        hinted: dict[int, Tensor] = {}
+        tops: dict[int, Top] = {}
+        if self._top_tokens is None:
+            answers = model.score(questions, weights=teacher, budget_tokens=budget)
+            hinted = dict(zip(chosen, answers, strict=True))
+        else:
+            found = model.likeliest(questions, num_tokens=self._top_tokens, weights=teacher, budget_tokens=budget)
+            tops = dict(zip(chosen, found, strict=True))
+        return Scored(
+            samples=samples,
+            plain=plain,
+            hinted=hinted,
+            tops=tops,
+            old=model.score(plain, weights=None, budget_tokens=budget) if moves else None,
+            reference=model.score(plain, weights=reference, budget_tokens=budget) if self.objective.kl > 0 else None,
+        )
+
+    def of(self, scored: Scored, group: Sequence[int], *, baseline: float) -> tuple[Tensor, Tally, Tensor]:
+        """Return the sum to call backward on, its tally, and the gaps [N] of the hinted tokens that count."""
+        if self._top_tokens is not None:
+            return *self._distilled(scored, group), torch.empty(0)
+        return self._advanced(scored, group, baseline)
+
+    def _advanced(self, scored: Scored, group: Sequence[int], baseline: float) -> tuple[Tensor, Tally, Tensor]:
+        new_BT = self._model.logprobs([scored.plain[i] for i in group])
+        known, trained_BT = self._known(scored, group, new_BT)
+        samples = [scored.samples[i] for i in group]
+        rewarded_B = torch.tensor([s.reward is not None for s in samples], device=new_BT.device)
+        reward_B = new_BT.new_tensor([torch.nan if s.reward is None else s.reward for s in samples])
+        hinted_B = torch.tensor([i in scored.hinted for i in group], device=new_BT.device)
+        nothing = new_BT.new_empty(0)
+        gap_BT = _padded([scored.hinted.get(i, nothing) for i in group], like_BT=known.old) - known.old
+        trained_BT &= has_signal(rewarded_B, hinted_B, signals=self._signals).unsqueeze(1)
+        advantage_BT = token_advantages(
+            reward_B, rewarded_B, gap_BT, hinted_B, signals=self._signals, baseline=baseline
+        )
+        total, tally = policy_loss(new_BT, known, advantage_BT, trained_BT, objective=self.objective)
+        return total, tally, gap_BT[trained_BT & hinted_B.unsqueeze(1) & gap_BT.isfinite()]
+
+    def _distilled(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, Tally]:
+        assert self._top_tokens is not None
+        tops = [scored.tops.get(i) or self._no_top(len(scored.plain[i].response_ids)) for i in group]
+        new_BT, top_new_BTK = self._model.logprobs_among([scored.plain[i] for i in group], [top.ids_TK for top in tops])
+        known, trained_BT = self._known(scored, group, new_BT)
+        trained_BT &= torch.tensor([[i in scored.tops] for i in group], device=new_BT.device)
+        top_teacher_BTK = torch.full_like(top_new_BTK, torch.nan)
+        for row, top in enumerate(tops):
+            top_teacher_BTK[row, : len(top.logp_TK)] = top.logp_TK
+        return distillation_loss(
+            new_BT, top_new_BTK, top_teacher_BTK, known, trained_BT,
+            objective=self.objective, weight=self._signals.w_opd,
+        )  # fmt: skip
+
+    def _known(self, scored: Scored, group: Sequence[int], new_BT: Tensor) -> tuple[LogProbs, Tensor]:
+        """Return the log-probs by other weights, and which tokens are to be trained."""
+        here_BT = new_BT.detach()
+        samples = [scored.samples[i] for i in group]
+        old_BT = here_BT if scored.old is None else _padded([scored.old[i] for i in group], like_BT=here_BT)
+        sampled_BT = _padded([_floats(s.response_logprobs) for s in samples], like_BT=here_BT)
+        reference_BT = None
+        if scored.reference is not None:
+            reference_BT = _padded([scored.reference[i] for i in group], like_BT=here_BT)
+        trained = [torch.tensor(s.trained, dtype=torch.float32) for s in samples]
+        return LogProbs(old_BT, sampled_BT, reference_BT), _padded(trained, like_BT=here_BT) == 1
+
+    def _no_top(self, num_tokens: int) -> Top:
+        assert self._top_tokens is not None
+        shape, device = (num_tokens, self._top_tokens), self._model.device
+        return Top(torch.zeros(shape, dtype=torch.long, device=device), torch.full(shape, torch.nan, device=device))
+
+
+def _floats(values: Sequence[float | None]) -> Tensor:
+    return torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float32)
+
+
+def _padded(rows: Sequence[Tensor], *, like_BT: Tensor) -> Tensor:
+    """Return the rows as [B, T] with NaN past each one's end."""
+    out_BT = torch.full_like(like_BT, torch.nan)
+    for row, values in enumerate(rows):
+        out_BT[row, : len(values)] = values.to(like_BT.device)
+    return out_BT
