@@ -183,6 +183,19 @@ class JudgeSettings(Section):
         return self.quorum if self.quorum is not None else self.votes // 2 + 1
 
 
+OffDistribution = Literal["refuse", "hint_only", "gateway_override"]
+
+
+class SamplesSettings(Section):
+    """What becomes a sample."""
+
+    off_distribution: OffDistribution = Field(
+        "refuse",
+        description="answers sampled with temperature 0, top_p or top_k, whose log-probs are not those of the draw: no "
+        "sample, one without its reward, or the gateway samples from the whole distribution whatever the client asks",
+    )
+
+
 class TrainingSettings(Section):
     """Micro-batches and losses; names and defaults as in design.md section 7."""
 
@@ -277,6 +290,7 @@ class Settings(BaseSettings):
     gateway: GatewaySettings = GatewaySettings()
     turns: TurnsSettings = TurnsSettings()
     judge: JudgeSettings = JudgeSettings()
+    samples: SamplesSettings = SamplesSettings()
     training: TrainingSettings = TrainingSettings()
     monitor: MonitorSettings = MonitorSettings()
 

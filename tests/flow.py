@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from clawstream.config import JudgeSettings, TurnsSettings
+from clawstream.config import JudgeSettings, SamplesSettings, TurnsSettings
 from clawstream.events import (
     Event,
     HintAbsent,
@@ -167,7 +167,11 @@ class Flow:
     """The three stages on one log."""
 
     def __init__(
-        self, judge: Oracle | None = None, settings: JudgeSettings | None = None, renderer: Renderer | None = None
+        self,
+        judge: Oracle | None = None,
+        settings: JudgeSettings | None = None,
+        renderer: Renderer | None = None,
+        samples: SamplesSettings | None = None,
     ) -> None:
         self.log = Log()
         self.judge = judge or Oracle()
@@ -175,7 +179,7 @@ class Flow:
         stages: list[Stage[Any, Any]] = [
             turns_stage(TurnsSettings()),
             judging_stage(settings, self.judge, now_ms=lambda: 0),
-            samples_stage(renderer or Letters()),
+            samples_stage(renderer or Letters(), samples),
         ]
         self.workers = [Worker(stage, self.log) for stage in stages]
 

@@ -91,7 +91,7 @@ def samples(context: typer.Context) -> None:
     from clawstream.samples.stage import samples_stage
 
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
-    _run_stage(settings, samples_stage(renderer))
+    _run_stage(settings, samples_stage(renderer, settings.samples))
 
 
 def train(

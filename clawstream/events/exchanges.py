@@ -54,6 +54,11 @@ class Sampling:
     seed: int | None  # None: the engine's choice
     stop: tuple[str, ...]
 
+    @property
+    def of_the_policy(self) -> bool:
+        """Whether every token had the probability that the log-probs say, so that they weigh it as it was drawn."""
+        return self.temperature > 0 and self.top_p >= 1 and (self.top_k is None or self.top_k < 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDelta:

@@ -17,6 +17,7 @@ class RefusalReason(StrEnum):
     EMPTY_ANSWER = "empty_answer"
     TRUNCATED = "truncated"  # the answer ran into max_tokens
     MISALIGNED = "misaligned"  # token ids and log-probs differ in number, or every log-prob is missing
+    OFF_DISTRIBUTION = "off_distribution"  # sampled greedily or from the likeliest tokens alone
     PROMPT_UNKNOWN = "prompt_unknown"  # an exchange that the prompt refers to is not known any more
     HINT_UNRENDERABLE = "hint_unrenderable"  # the hinted prompt can't be rendered or is too long
 

@@ -90,6 +90,7 @@ class Admission:
     sessions: SessionIndex
     answers: SampledAnswers
     metrics: Metrics
+    always_of_the_policy: bool = False  # whatever the client asks, so that every answer can be trained on
     now_ms: Callable[[], int] = epoch_ms
 
     async def admit(self, scope: Scope, receive: Receive, read: Read) -> Exchange | Farewell:
@@ -254,7 +255,7 @@ class Admission:
                 param="messages",
             )
         default = self.settings.default_temperature
-        return Sampling(
+        sampling = Sampling(
             temperature=default if asked.temperature is None else asked.temperature,
             top_p=1.0 if asked.top_p is None else asked.top_p,
             top_k=asked.top_k,
@@ -262,6 +263,9 @@ class Admission:
             seed=asked.seed,
             stop=asked.stop,
         )
+        if sampling.of_the_policy or not self.always_of_the_policy:
+            return sampling
+        return replace(sampling, temperature=sampling.temperature or default or 1.0, top_p=1.0, top_k=None)
 
 
 def _too_long(found: str, context_length_tokens: int) -> BadRequest:

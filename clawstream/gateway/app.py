@@ -80,6 +80,7 @@ async def serve(
             sessions=SessionIndex(settings.gateway.index_window_s * 1000),
             answers=SampledAnswers(),
             metrics=metrics,
+            always_of_the_policy=settings.samples.off_distribution == "gateway_override",
         )
         with _listener(settings.gateway.host, settings.gateway.port) as listener:
             keys = _keys(settings)

@@ -30,8 +30,8 @@ def hosted(
     def stages() -> Sequence[Stage[Any, Any]]:
         turns = turns_stage(TurnsSettings())
         if asking is not None:
-            return (turns, asking, samples_stage(renderer))
+            return (turns, asking, samples_stage(renderer, settings.samples))
         # A judge may have voted long after another was done with the session.
-        return (turns, aggregation(section, started.judge), samples_stage(renderer, forgets=False))
+        return (turns, aggregation(section, started.judge), samples_stage(renderer, settings.samples, forgets=False))
 
     return stages, asking

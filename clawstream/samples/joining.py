@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from clawstream.config import OffDistribution
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
     Event,
@@ -38,7 +39,14 @@ class Follows(NamedTuple):
     events: list[Event]
 
 
-def observe(session: Session | None, event: Event, renderer: Renderer, *, forgets: bool = True) -> Follows:
+def observe(
+    session: Session | None,
+    event: Event,
+    renderer: Renderer,
+    *,
+    off_distribution: OffDistribution = "refuse",
+    forgets: bool = True,
+) -> Follows:
     """Return what follows from one more record of a session, of any topic that joining reads.
 
     A session that is done and joined is then forgotten, where `forgets` says so.
@@ -52,7 +60,7 @@ def observe(session: Session | None, event: Event, renderer: Renderer, *, forget
         events.append(_refused(event.session_id, None, None, RefusalReason.NO_NEXT_STATE))
     ready = [key for key in _completed(after, event) if key not in after.joined and _is_ready(after, key)]
     for key in ready:
-        joined = _join(after, key, renderer)
+        joined = _join(after, key, renderer, hint_only=off_distribution == "hint_only")
         events.append(joined.event)
         after = after._replace(joined=after.joined | {key}, recalled=joined.recalled)
     return Follows(_rest(after) if forgets else after, events)
@@ -78,7 +86,7 @@ class _Joined(NamedTuple):
     recalled: Recalled
 
 
-def _join(session: Session, key: Judged, renderer: Renderer) -> _Joined:
+def _join(session: Session, key: Judged, renderer: Renderer, *, hint_only: bool) -> _Joined:
     answer, verdict = session.answers[key.turn_id], session.verdicts[key]
     found = session.hints.get(key)
     hint = found.hint if isinstance(found, HintFound) else None
@@ -87,6 +95,11 @@ def _join(session: Session, key: Judged, renderer: Renderer) -> _Joined:
         floor = key.revision == FLOOR_LOOK
         reason = RefusalReason.FLOOR_UNDECIDED if floor else RefusalReason.NO_SIGNAL
         return _Joined(_refused(verdict.session_id, None if floor else key.turn_id, key, reason), session.recalled)
+    if not answer.exchange.sampling.of_the_policy:
+        if hint is None or not hint_only:
+            refusal = _refused(verdict.session_id, key.turn_id, key, RefusalReason.OFF_DISTRIBUTION)
+            return _Joined(refusal, session.recalled)
+        reward = None  # it would weigh tokens by a probability that they were not drawn with
     return _sample(session, answer, key, reward=reward, hint=hint, renderer=renderer)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import aiohttp
 
-from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, Settings
+from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, SamplesSettings, Settings
 from clawstream.events import Event, ExchangeCompleted
 from clawstream.gateway.app import GatewayLog, serve
 from clawstream.gateway.spool_file import Fsync
@@ -132,6 +132,7 @@ async def house(
     engine_urls: Sequence[str] = (),
     data_dir: Path | None = None,
     fsync: Fsync = os.fsync,
+    samples: SamplesSettings | None = None,
     **gateway: Any,
 ) -> AsyncIterator[House]:
     """A gateway with these settings, answering `say`; `engine_urls` in place of the scripted engine.
@@ -154,6 +155,7 @@ async def house(
             engine=EngineSettings(urls=tuple(engine_urls) or (engine_url,), model_path=folder),
             policy=PolicySettings(renderer="qwen3"),
             gateway=GatewaySettings(port=0, **gateway),
+            samples=samples or SamplesSettings(),
         )
         async with running(settings, log, fsync) as url:
             found = House(

@@ -3,11 +3,13 @@
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionFunctionToolParam
 
+from clawstream.config import SamplesSettings
 from clawstream.events import ExchangeCompleted, FinishReason, SessionDone, TurnType, VersionSpan
 from clawstream.inference.scripted import token_logprob
 from tests.gateway.house import QUESTION, House, house
@@ -175,3 +177,19 @@ async def test_metrics_count_what_was_answered_and_hold_no_words(gateway: House)
     assert 'clawstream_sessions_named_total{by="new"} 1.0' in text
     assert "clawstream_ttft_seconds_count 1.0" in text
     assert "secret" not in text
+
+
+@pytest.mark.parametrize("asked", [{"temperature": 0}, {"top_p": 0.5}, {"top_k": 5}, {"temperature": 1.5, "top_k": 5}])
+async def test_a_gateway_that_is_told_to_samples_from_the_whole_distribution_whatever_is_asked(
+    tokenizer_folder: Path, asked: dict[str, Any]
+) -> None:
+    async with house(tokenizer_folder, samples=SamplesSettings(off_distribution="gateway_override")) as gateway:
+        await gateway.chat(**asked, seed=5)
+        [exchange] = await gateway.recorded(ExchangeCompleted)
+    sampling = exchange.sampling
+    expected = asked.get("temperature") or gateway.settings.gateway.default_temperature
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (expected, 1.0, None, 5)
+    [call] = gateway.engine.calls
+    assert (call.request.sampling.temperature, call.request.sampling.top_p, call.request.sampling.top_k) == (
+        expected, 1.0, None,
+    )  # fmt: skip
