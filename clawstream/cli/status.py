@@ -145,6 +145,9 @@ def _monitor(told: Mapping[str, Any]) -> Table:
     }
     for name, value_of in rows.items():
         table.add_row(name, _or_none(value_of(minute)), _or_none(value_of(hour)))
+        if name == "samples refused":
+            for reason, count in sorted(hour["refusals"].items()):
+                table.add_row(f"  {escape(reason)}", str(minute["refusals"].get(reason, 0)), str(count))
     return table
 
 

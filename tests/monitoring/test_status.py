@@ -114,6 +114,23 @@ async def test_the_log_says_how_the_policy_fares_and_what_was_judged_last(
     assert found.lag_records == {"turns": None, "judging": None, "samples": None, "project": None, "monitor": None}
 
 
+def test_refused_samples_are_counted_by_their_reasons(tmp_path: Path) -> None:
+    part = {
+        "exchanges": {"completed": 5}, "turns_paired": 4, "tokens_per_s": 1.0, "mean_score": None,
+        "unreadable_share": None, "failed_share": None, "samples": 1, "activations": 0, "pause_ms_max": None,
+    }  # fmt: skip
+    minute, hour = part | {"refusals": {"truncated": 1}}, part | {"refusals": {"truncated": 3, "off_distribution": 2}}
+    told = {"rebuilt": True, "hour": hour, "minutes": [minute, minute]}
+    found = Status(log=None, monitor=told, problems=())
+    page = io.StringIO()
+    console = Console(width=80, file=page)
+    for block in blocks(tmp_path, None, (), found, now_ms=0):
+        console.print(block)
+    rows = [line.replace("│", " ").split() for line in page.getvalue().splitlines()]
+    for row in (["samples", "refused", "1", "5"], ["off_distribution", "0", "2"], ["truncated", "1", "3"]):
+        assert row in rows
+
+
 def test_a_status_needs_neither_faust_nor_torch() -> None:
     imports = "import sys, clawstream.cli.status, clawstream.monitoring.status, clawstream.local.running"
     command = [sys.executable, "-c", f"{imports}; print('faust' in sys.modules, 'torch' in sys.modules)"]
