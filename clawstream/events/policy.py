@@ -57,6 +57,10 @@ class StepTaken(PolicyEvent):
     max_versions_behind: int
     step_ms: int
     taken_at_ms: int
+    entropy_nats: float | None = None  # of the policy at the tokens trained on, a token; None: none was, or not said
+    behaviour_kl_nats: float | None = None  # sampled - old, a token: how far the engine's policy was from the trainer's
+    mean_response_tokens: float | None = None  # of the answers trained on
+    weights_changed_share: float | None = None  # of the published numbers; None: no step was taken, or not said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

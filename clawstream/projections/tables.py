@@ -276,6 +276,10 @@ steps = _policy_facts(
     _must("max_versions_behind", BigInteger),
     _must("step_ms", BigInteger),
     _must("taken_at_ms", BigInteger),
+    _may("entropy_nats", Double),
+    _may("behaviour_kl_nats", Double),
+    _may("mean_response_tokens", Double),
+    _may("weights_changed_share", Double),
 )
 
 policies = _policy_facts(

@@ -18,6 +18,7 @@ from clawstream.events import (
     PolicyPublished,
     ReplayEnded,
     SampleAssembled,
+    StepTaken,
 )
 
 Plain = Mapping[str, Any]  # a record's fields as Avro has them
@@ -41,5 +42,6 @@ UPCASTERS: Upcasters = MappingProxyType(
         (PolicyPublished, 1): unsaid("adapter"),
         (ReplayEnded, 1): unsaid("num_votes_cast"),
         (SampleAssembled, 1): unsaid("sampling"),
+        (StepTaken, 1): unsaid("entropy_nats", "behaviour_kl_nats", "mean_response_tokens", "weights_changed_share"),
     }
 )

@@ -15,7 +15,7 @@ from clawstream.events import SampleAssembled
 from clawstream.training.advantages import Signals, has_signal, token_advantages
 from clawstream.training.answers import Suffix
 from clawstream.training.losses import LogProbs, Objective, Tally, distillation_loss, policy_loss
-from clawstream.training.torch_model import Top, TorchModel, Weights
+from clawstream.training.torch_model import Look, Top, TorchModel, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +90,9 @@ class BatchLoss:
         return self._advanced(scored, group, baseline)
 
     def _advanced(self, scored: Scored, group: Sequence[int], baseline: float) -> tuple[Tensor, Tally, Tensor]:
-        new_BT = self._model.logprobs([scored.plain[i] for i in group])
-        known, trained_BT = self._known(scored, group, new_BT)
+        look = self._model.look([scored.plain[i] for i in group])
+        new_BT = look.logp_BT
+        known, trained_BT = self._known(scored, group, look)
         samples = [scored.samples[i] for i in group]
         rewarded_B = torch.tensor([s.reward is not None for s in samples], device=new_BT.device)
         reward_B = new_BT.new_tensor([torch.nan if s.reward is None else s.reward for s in samples])
@@ -108,8 +109,9 @@ class BatchLoss:
     def _distilled(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, Tally]:
         assert self._top_tokens is not None
         tops = [scored.tops.get(i) or self._no_top(len(scored.plain[i].response_ids)) for i in group]
-        new_BT, top_new_BTK = self._model.logprobs_among([scored.plain[i] for i in group], [top.ids_TK for top in tops])
-        known, trained_BT = self._known(scored, group, new_BT)
+        look = self._model.look([scored.plain[i] for i in group], [top.ids_TK for top in tops])
+        new_BT, top_new_BTK = look.logp_BT, look.among_BTK
+        known, trained_BT = self._known(scored, group, look)
         trained_BT &= torch.tensor([[i in scored.tops] for i in group], device=new_BT.device)
         top_teacher_BTK = torch.full_like(top_new_BTK, torch.nan)
         for row, top in enumerate(tops):
@@ -119,9 +121,9 @@ class BatchLoss:
             objective=self.objective, weight=self._signals.w_opd,
         )  # fmt: skip
 
-    def _known(self, scored: Scored, group: Sequence[int], new_BT: Tensor) -> tuple[LogProbs, Tensor]:
+    def _known(self, scored: Scored, group: Sequence[int], look: Look) -> tuple[LogProbs, Tensor]:
         """Return the log-probs by other weights, and which tokens are to be trained."""
-        here_BT = new_BT.detach()
+        here_BT = look.logp_BT.detach()
         samples = [scored.samples[i] for i in group]
         old_BT = here_BT if scored.old is None else _padded([scored.old[i] for i in group], like_BT=here_BT)
         sampled_BT = _padded([_floats(s.response_logprobs) for s in samples], like_BT=here_BT)
@@ -129,7 +131,7 @@ class BatchLoss:
         if scored.reference is not None:
             reference_BT = _padded([scored.reference[i] for i in group], like_BT=here_BT)
         trained = [torch.tensor(s.trained, dtype=torch.float32) for s in samples]
-        return LogProbs(old_BT, sampled_BT, reference_BT), _padded(trained, like_BT=here_BT) == 1
+        return LogProbs(old_BT, sampled_BT, reference_BT, look.entropy_BT), _padded(trained, like_BT=here_BT) == 1
 
     def _no_top(self, num_tokens: int) -> Top:
         assert self._top_tokens is not None

@@ -85,6 +85,10 @@ def step_taken(
         max_versions_behind=max(behind),
         step_ms=step_ms,
         taken_at_ms=now_ms,
+        entropy_nats=update.loss.entropy_nats,
+        behaviour_kl_nats=update.loss.behaviour_kl_nats,
+        mean_response_tokens=update.mean_response_tokens,
+        weights_changed_share=update.weights_changed_share,
     )
 
 

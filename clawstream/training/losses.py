@@ -52,6 +52,7 @@ class LogProbs(NamedTuple):
     old: Tensor  # the weights just before the step
     sampled: Tensor  # as the engine reported them; NaN: it reported none
     reference: Tensor | None  # None only without a leash
+    entropy: Tensor | None = None  # of the weights being trained at each place, for the figures alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,8 @@ class Tally:
     ratio_moved: bool = False
     loss_sum: float = 0.0  # of means by sequence, or of tokens, as the objective says
     kl_sum: float = 0.0  # of tokens
+    behaviour_kl_sum: float = 0.0  # of tokens
+    entropy_sum: float = 0.0  # of tokens
 
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(
@@ -75,6 +78,8 @@ class Tally:
             ratio_moved=self.ratio_moved or other.ratio_moved,
             loss_sum=self.loss_sum + other.loss_sum,
             kl_sum=self.kl_sum + other.kl_sum,
+            behaviour_kl_sum=self.behaviour_kl_sum + other.behaviour_kl_sum,
+            entropy_sum=self.entropy_sum + other.entropy_sum,
         )
 
     def divisor(self, objective: Objective) -> int:
@@ -91,6 +96,8 @@ class LossFigures:
     loss_nats: float | None
     kl_reference_nats: float | None  # None also without a leash
     clipped_share: float | None  # None also where nothing can be clipped: the ratio is 1 throughout, or has no bounds
+    behaviour_kl_nats: float | None  # sampled - old, a token
+    entropy_nats: float | None  # of the policy, a token
 
 
 def figures(steps: Sequence[Tally], objective: Objective, *, epochs: int = 1) -> LossFigures:
@@ -103,6 +110,8 @@ def figures(steps: Sequence[Tally], objective: Objective, *, epochs: int = 1) ->
         loss_nats=whole.loss_sum / whole.divisor(objective) if some else None,
         kl_reference_nats=whole.kl_sum / whole.num_tokens if some and objective.kl > 0 else None,
         clipped_share=whole.num_clipped / whole.num_tokens if some and whole.ratio_moved else None,
+        behaviour_kl_nats=whole.behaviour_kl_sum / whole.num_tokens if some else None,
+        entropy_nats=whole.entropy_sum / whole.num_tokens if some else None,
     )
 
 
@@ -127,7 +136,7 @@ def policy_loss(
     if objective.ratio_to == "old":
         loss_BT = loss_BT * (old_BT - sampled_BT).clamp(max=log(objective.importance_cap)).exp()
     kl_BT = _leash(new_BT, ratio_BT, known, kept_BT, objective)
-    return _summed(loss_BT, kl_BT, kept_BT, trained_BT, objective, ratio_BT=ratio_BT, clipped_BT=clipped_BT)
+    return _summed(loss_BT, kl_BT, known, kept_BT, trained_BT, objective, ratio_BT=ratio_BT, clipped_BT=clipped_BT)
 
 
 def distillation_loss(
@@ -153,7 +162,7 @@ def distillation_loss(
         direction=objective.divergence,
     )
     kl_BT = _leash(new_BT, ratio_BT, known, kept_BT, objective)
-    return _summed(loss_BT, kl_BT, kept_BT, trained_BT, objective)
+    return _summed(loss_BT, kl_BT, known, kept_BT, trained_BT, objective)
 
 
 def divergence(top_new_BTK: Tensor, top_teacher_BTK: Tensor, *, direction: Literal["reverse", "forward"]) -> Tensor:
@@ -192,7 +201,7 @@ def _leash(new_BT: Tensor, ratio_BT: Tensor, known: LogProbs, kept_BT: Tensor, o
 
 
 def _summed(
-    loss_BT: Tensor, kl_BT: Tensor, kept_BT: Tensor, trained_BT: Tensor, objective: Objective, *,
+    loss_BT: Tensor, kl_BT: Tensor, known: LogProbs, kept_BT: Tensor, trained_BT: Tensor, objective: Objective, *,
     ratio_BT: Tensor | None = None, clipped_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tally]:  # fmt: skip
     """Return the sum of loss and leash over the tokens kept, and the tally."""
@@ -206,6 +215,8 @@ def _summed(
         ratio_moved=ratio_BT is not None and objective.clips and bool((kept_BT & (ratio_BT != 1)).any()),
         loss_sum=float(total.detach()),
         kl_sum=float(torch.where(kept_BT, kl_BT.detach(), zero).sum()),
+        behaviour_kl_sum=float(torch.where(kept_BT, known.sampled - known.old, zero).sum()),
+        entropy_sum=0.0 if known.entropy is None else float(torch.where(kept_BT, known.entropy, zero).sum()),
     )
 
 

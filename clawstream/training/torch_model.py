@@ -39,6 +39,14 @@ class Top(NamedTuple):
     logp_TK: Tensor
 
 
+class Look(NamedTuple):
+    """What a model says at each place of answers, NaN past each row's end."""
+
+    logp_BT: Tensor  # of the response's tokens
+    entropy_BT: Tensor  # nats; without gradient
+    among_BTK: Tensor  # log-probs of the tokens that were asked about
+
+
 class TorchModel:
     """A causal model in float32, all its weights trained or those of a LoRA adapter.
 
@@ -51,6 +59,7 @@ class TorchModel:
         self._adapter = adapter
         self.trained: dict[str, nn.Parameter] = {n: p for n, p in core.named_parameters() if p.requires_grad}
         self.device: torch.device = next(core.parameters()).device
+        self.published_dtype = torch.float32 if adapter is not None else _dtype_of(folder)
 
     @classmethod
     def load(cls, folder: Path, *, lora_rank: int | None = None, device: str = "cpu", seed: int = 0) -> "TorchModel":
@@ -63,6 +72,15 @@ class TorchModel:
         model = cls(folder, core, adapter)
         model._check_head()
         return model
+
+    @property
+    def rounds(self) -> bool:
+        """Whether what is published is less exact than what is trained."""
+        return self.published_dtype != torch.float32
+
+    def published(self) -> dict[str, Tensor]:
+        """Return the trained weights as `save` writes them for engines."""
+        return {name: p.detach().to(self.published_dtype, copy=True) for name, p in self.trained.items()}
 
     def copy(self) -> dict[str, Tensor]:
         """Return the trained weights as they are now; of a model just loaded, those of the reference."""
@@ -89,14 +107,17 @@ class TorchModel:
         Logits are computed for response tokens only: the prompt's cost the most and nobody reads them.
         """
         answers = Answers(suffixes, self.device)
-        return answers.rows(self._log_probs_of(answers, answers.target_N.unsqueeze(1)).squeeze(1))
+        logp_N1, _ = self._under_head(answers, answers.target_N.unsqueeze(1), entropy=False)
+        return answers.rows(logp_N1.squeeze(1))
 
-    def logprobs_among(self, suffixes: Sequence[Suffix], ids: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the same, and [B, T, K] those of the tokens that `ids` [T, K] names for each row and place."""
+    def look(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> Look:
+        """Return the same, and more of each place; `among` [T, K] names tokens to score beside those of each row."""
         answers = Answers(suffixes, self.device)
-        among_NK = torch.cat([ids_TK.to(self.device) for ids_TK in ids])
-        logp_NE = self._log_probs_of(answers, torch.cat([answers.target_N.unsqueeze(1), among_NK], 1))
-        return answers.rows(logp_NE[:, 0]), answers.rows(logp_NE[:, 1:])
+        ids_NE = answers.target_N.unsqueeze(1)
+        if among is not None:
+            ids_NE = torch.cat([ids_NE, torch.cat([ids_TK.to(self.device) for ids_TK in among])], 1)
+        logp_NE, entropy_N = self._under_head(answers, ids_NE, entropy=True)
+        return Look(answers.rows(logp_NE[:, 0]), answers.rows(entropy_N), answers.rows(logp_NE[:, 1:]))
 
     @torch.no_grad()
     def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:
@@ -131,25 +152,29 @@ class TorchModel:
             return _in_groups(suffixes, scored, budget_tokens)
 
     def save(self, folder: Path) -> None:
-        """Write what an engine loads: the model with its tokenizer, or the adapter."""
+        """Write what an engine loads: the model as exact as its base, with its tokenizer, or the adapter."""
         if self._adapter is not None:
             self._adapter.save_pretrained(folder)
             return
-        self._core.save_pretrained(folder)
+        with self._rounded():
+            self._core.save_pretrained(folder)
         for file in sorted(self.folder.iterdir()):
             if file.is_file() and file.suffix not in NOT_COPIED and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, folder / file.name)
 
-    def restore(self, folder: Path) -> None:
-        """Take over the weights that `save` wrote."""
-        if self._adapter is not None:
+    def restore(self, folder: Path, masters: Path | None = None) -> None:
+        """Take over the weights that `save` wrote, or the more exact ones that it was written from."""
+        found: Mapping[str, Tensor | None]
+        if masters is not None:
+            found = load_file(masters)
+        elif self._adapter is not None:
             saved = load_file(folder / "adapter_model.safetensors")
             found = {name: saved.get(_saved_name(name)) for name in self.trained}
         else:
             parameters = dict(_core(folder, str(self.device)).named_parameters())
             found = {name: parameters.get(name) for name in self.trained}
         for name, parameter in self.trained.items():
-            value = found[name]
+            value = found.get(name)
             if value is None or value.shape != parameter.shape:
                 raise UnusableCheckpoint(
                     f"{folder}: {name} is {'missing' if value is None else tuple(value.shape)}, expected "
@@ -158,21 +183,39 @@ class TorchModel:
                 )
             parameter.data.copy_(value.detach())
 
+    @contextmanager
+    def _rounded(self) -> Iterator[None]:
+        """Have all weights as the base has them; what is saved says so of itself."""
+        exact = [(p, p.data) for p in self._core.parameters()]
+        try:
+            for parameter, data in exact:
+                parameter.data = data.to(self.published_dtype)
+            yield
+        finally:
+            for parameter, data in exact:
+                parameter.data = data
+
     def _before_head(self, answers: Answers) -> Tensor:
         # No mask: padding stands to the right of everything that is read, where a causal model can't see it.
         output = self._core.get_decoder()(input_ids=answers.ids_BL, use_cache=False)
         return answers.before(output.last_hidden_state)
 
-    def _log_probs_of(self, answers: Answers, ids_NE: Tensor) -> Tensor:
+    def _under_head(self, answers: Answers, ids_NE: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor]:
+        """Return the log-probs of the ids at each place, and the entropies [N]; without `entropy` those are empty."""
         hidden_NH = self._before_head(answers)
-        pieces = [(hidden_NH[at], answers.scale_N[at], ids_NE[at]) for at in _pieces(len(hidden_NH))]
+        pieces = [(hidden_NH[at], answers.scale_N[at], ids_NE[at], entropy) for at in _pieces(len(hidden_NH))]
         if len(pieces) == 1:
             return self._head_piece(*pieces[0])
-        return torch.cat([checkpoint(self._head_piece, *piece, use_reentrant=False) for piece in pieces])
+        parts = [checkpoint(self._head_piece, *piece, use_reentrant=False) for piece in pieces]
+        logps, entropies = zip(*parts, strict=True)
+        return torch.cat(logps), torch.cat(entropies)
 
-    def _head_piece(self, hidden_NH: Tensor, scale_N: Tensor, ids_NE: Tensor) -> Tensor:
+    def _head_piece(self, hidden_NH: Tensor, scale_N: Tensor, ids_NE: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
         logits_NV = self._logits(hidden_NH, scale_N)
-        return logits_NV.gather(1, ids_NE) - logits_NV.logsumexp(1, keepdim=True)
+        logp_NE = logits_NV.gather(1, ids_NE) - logits_NV.logsumexp(1, keepdim=True)
+        with torch.no_grad():
+            entropy_N = torch.special.entr(logits_NV.softmax(1)).sum(1) if entropy else logits_NV.new_empty(0)
+        return logp_NE, entropy_N
 
     def _likeliest(self, hidden_NH: Tensor, scale_N: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
         found = self._logits(hidden_NH, scale_N).log_softmax(1).topk(num_tokens)
@@ -205,6 +248,12 @@ def limits_of(folder: Path) -> ModelLimits:
         raise _unloadable(folder, error) from error
     positions = getattr(config, "max_position_embeddings", None)
     return ModelLimits(vocabulary_tokens=config.vocab_size, context_tokens=_stretched(config, positions))
+
+
+def _dtype_of(folder: Path) -> torch.dtype:
+    """Return what the base's weights are stored as; float32 where its configuration does not say."""
+    dtype = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 def _stretched(config: Any, positions: int | None) -> int | None:

@@ -6,7 +6,7 @@ random number that the plan's seed does not fix. B samples, T response tokens.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -44,6 +44,8 @@ class Update:
     mean_reward: float | None
     grad_norm: float | None  # before clipping; the largest of the update's steps
     learning_rate: float
+    mean_response_tokens: float | None
+    weights_changed_share: float | None  # of the numbers that are published
 
 
 class Trainer:
@@ -71,6 +73,7 @@ class Trainer:
         steps = optimizer_steps(len(samples), epochs=settings.epochs, minibatches=settings.minibatches, seed=seed)
         teacher = {"reference": self._reference, "ema": self._ema, "current": None}[settings.teacher]
         scored = self._loss.score(samples, teacher=teacher, reference=self._reference, moves=len(steps) > 1)
+        before = self._model.published()
         tallies: list[Tally] = []
         gaps: list[Tensor] = []
         grad_norms: list[float] = []
@@ -80,8 +83,11 @@ class Trainer:
                 grad_norms.append(self._step(version, tally.divisor(self._loss.objective), rate))
             tallies.append(tally)
             gaps.append(gap_N)
+        changed_share = None
         if grad_norms:
             self._let_ema_follow()
+            changed_share = _changed_share(before, self._model.published())
+            self._refuse_unmoved(version, changed_share, max(grad_norms))
         rewards = [s.reward for s in samples if s.reward is not None]
         self._baseline = self._baseline.after(rewards)
         return Update(
@@ -93,6 +99,8 @@ class Trainer:
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
             grad_norm=max(grad_norms, default=None),
             learning_rate=rate,
+            mean_response_tokens=sum(len(s.response_ids) for s in samples) / len(samples) if samples else None,
+            weights_changed_share=changed_share,
         )
 
     def save(self, folder: Path) -> None:
@@ -106,6 +114,8 @@ class Trainer:
             for key, value in self._optimizer.state.get(parameter, {}).items()
         }
         save_file(moments, state / "optimizer.safetensors")
+        if self._model.rounds:
+            save_file(self._model.copy(), state / "masters.safetensors")
         if self._ema is not None:
             save_file(self._ema, state / "ema.safetensors")
         facts = {"base_sha256": self._base_sha256, "baseline": asdict(self._baseline)}
@@ -121,7 +131,8 @@ class Trainer:
                 f"{self._base_sha256[:12]}. Nothing is trained. Set engine.model_path to the base that this policy was "
                 "started with, or give the new policy an id of its own."
             )
-        self._model.restore(folder)
+        masters = state / "masters.safetensors"
+        self._model.restore(folder, masters if masters.exists() else None)
         self._baseline = Baseline(**facts["baseline"])
         moments = load_file(state / "optimizer.safetensors")
         for key, value in moments.items():
@@ -170,6 +181,14 @@ class Trainer:
         self._optimizer.step()
         return norm
 
+    def _refuse_unmoved(self, version: int, changed_share: float, grad_norm: float) -> None:
+        if changed_share == 0 and grad_norm > 0:
+            raise TrainingDiverged(
+                f"update {version}: the gradient's norm is {grad_norm:.3g}, and no published number has changed: "
+                f"in {self._model.published_dtype} the step is too small to be seen. Nothing is published. "
+                "Start a policy with an id of its own from the version before, with a higher training.learning_rate."
+            )
+
     def _let_ema_follow(self) -> None:
         if self._ema is not None:
             for name, parameter in self._model.trained.items():
@@ -185,6 +204,11 @@ def _optimizer(trained: dict[str, nn.Parameter], settings: TrainingSettings) -> 
         {"params": vectors, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, betas=BETAS)
+
+
+def _changed_share(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
+    changed = sum(int((before[name] != value).sum()) for name, value in after.items())
+    return changed / sum(value.numel() for value in after.values())
 
 
 def _mean(parts: Sequence[Tensor]) -> float | None:

@@ -15,6 +15,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build(tmp_path_factory.mktemp("base"))
 
 
+@pytest.fixture(scope="session")
+def bfloat16_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, stored as most models are."""
+    return tiny.build(tmp_path_factory.mktemp("bfloat16"), dtype=torch.bfloat16)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()

@@ -22,14 +22,19 @@ RAGGED = [
 ]
 
 
-def alone(folder: Path, suffix: Suffix) -> torch.Tensor:
-    """The definition: all logits of one unpadded row, a softmax at the temperature, the response's entries."""
+def every(folder: Path, suffix: Suffix) -> torch.Tensor:
+    """The definition [T, V]: all logits of one unpadded row, a softmax at the temperature, the response's places."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.tensor([[*suffix.prompt_ids, *suffix.response_ids]])
     with torch.no_grad():
         logp = (model(ids).logits[0].double() / (suffix.temperature or 1.0)).log_softmax(-1)
-    at = len(suffix.prompt_ids) - 1
-    return torch.stack([logp[at + t, token] for t, token in enumerate(suffix.response_ids)]).float()
+    logp_TV: torch.Tensor = logp[len(suffix.prompt_ids) - 1 : -1].float()
+    return logp_TV
+
+
+def alone(folder: Path, suffix: Suffix) -> torch.Tensor:
+    """The log-probs of the response's own tokens by that."""
+    return every(folder, suffix).gather(1, torch.tensor(suffix.response_ids).unsqueeze(1)).squeeze(1)
 
 
 def test_a_ragged_batch_has_the_log_probs_of_each_row_alone(base: Path) -> None:
@@ -62,6 +67,49 @@ def test_logits_in_pieces_give_the_same_log_probs_and_gradients(base: Path, monk
 
     torch.testing.assert_close(pieces[0], whole[0], equal_nan=True)
     torch.testing.assert_close(pieces[1], whole[1])
+
+
+def test_a_look_has_the_entropy_of_each_place_and_the_log_probs_of_the_tokens_named(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TorchModel.load(base)
+    among = [torch.arange(3).repeat(len(s.response_ids), 1) + 4 for s in RAGGED]
+    for head_tokens in (4096, 2):
+        monkeypatch.setattr(torch_model, "HEAD_TOKENS", head_tokens)
+        look = model.look(RAGGED, among)
+        for row, s in enumerate(RAGGED):
+            num_tokens, logp_TV = len(s.response_ids), every(base, s)
+            torch.testing.assert_close(look.logp_BT[row, :num_tokens], alone(base, s), atol=1e-5, rtol=1e-5)
+            entropy_T = -(logp_TV.exp() * logp_TV).sum(1)
+            torch.testing.assert_close(look.entropy_BT[row, :num_tokens], entropy_T, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(look.among_BTK[row, :num_tokens], logp_TV[:, 4:7], atol=1e-5, rtol=1e-5)
+            assert bool(look.entropy_BT[row, num_tokens:].isnan().all())
+            assert bool(look.among_BTK[row, num_tokens:].isnan().all())
+    assert not look.entropy_BT.requires_grad
+    assert look.among_BTK.requires_grad
+
+
+def test_the_likeliest_tokens_come_with_their_log_probs_in_order(base: Path) -> None:
+    found = TorchModel.load(base).likeliest(RAGGED, num_tokens=5, weights=None, budget_tokens=10)
+    for top, s in zip(found, RAGGED, strict=True):
+        expected = every(base, s).topk(5)
+        assert top.ids_TK.tolist() == expected.indices.tolist()
+        torch.testing.assert_close(top.logp_TK, expected.values, atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_is_published_as_exact_as_its_base(bfloat16_base: Path, base: Path, tmp_path: Path) -> None:
+    for folder, dtype in ((base, torch.float32), (bfloat16_base, torch.bfloat16)):
+        model = TorchModel.load(folder)
+        before = model.copy()
+        model.save(tmp_path / str(dtype))
+        assert {value.dtype for value in load_file(tmp_path / str(dtype) / "model.safetensors").values()} == {dtype}
+        assert json.loads((tmp_path / str(dtype) / "config.json").read_text())["dtype"] == str(dtype).split(".")[1]
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / str(dtype), dtype="auto")
+        assert {p.dtype for p in again.parameters()} == {dtype}
+        assert all(torch.equal(before[name], value) for name, value in model.copy().items())
+        assert model.rounds == (dtype is not torch.float32)
+    published = {f.name: f.stat().st_size for f in (tmp_path / "torch.bfloat16").glob("*.safetensors")}
+    assert sum(published.values()) < 1.1 * (bfloat16_base / "model.safetensors").stat().st_size
 
 
 def test_padding_gets_no_gradient_and_gives_none(base: Path) -> None:

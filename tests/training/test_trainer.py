@@ -138,6 +138,46 @@ def test_several_steps_a_batch_go_on_from_the_weights_before_the_first(base: Pat
     assert update.mean_gap_nats == pytest.approx(single.mean_gap_nats, rel=1e-4)
 
 
+def test_a_step_says_how_sure_the_policy_was_and_how_far_the_engine_s_was_from_it(base: Path) -> None:
+    trainer = Trainer(base, SETTINGS)
+    samples = on_policy(trainer, MIXED)
+    look = trainer._model.look([Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in samples])
+    off = [replace(s, response_logprobs=tuple(v + 0.25 for v in s.response_logprobs if v is not None)) for s in samples]
+
+    update = trainer.update(off, version=1, seed=0)
+
+    assert update.loss.entropy_nats == pytest.approx(float(look.entropy_BT.nanmean()), rel=1e-4)
+    assert update.loss.behaviour_kl_nats == pytest.approx(0.25, abs=1e-4)
+    assert update.mean_response_tokens == sum(len(s.response_ids) for s in samples) / len(samples)
+    assert update.weights_changed_share is not None
+    assert 0.9 < update.weights_changed_share <= 1
+
+
+def test_small_steps_add_up_though_what_is_published_is_rounded(bfloat16_base: Path, tmp_path: Path) -> None:
+    """The weights that are trained are float32 throughout, also after a restart."""
+    settings = with_settings(learning_rate=1e-5)
+    whole = Trainer(bfloat16_base, settings)
+    shares = [whole.update(on_policy(whole, MIXED), version=1, seed=0).weights_changed_share]
+    whole.save(tmp_path)
+    resumed = Trainer(bfloat16_base, settings)
+    resumed.restore(tmp_path)
+    samples = on_policy(whole, MIXED)
+    results = [trainer.update(samples, version=2, seed=0) for trainer in (whole, resumed)]
+    assert results[0] == results[1]
+    assert not moved(weights(whole), weights(resumed))
+    for share in (*shares, results[0].weights_changed_share):
+        assert share is not None
+        assert 0 < share < 0.5
+    engine = {name: value.to(torch.bfloat16).float() for name, value in weights(whole).items()}
+    assert moved(weights(whole), engine)
+
+
+def test_a_step_too_small_to_be_seen_in_what_is_published_is_an_error(bfloat16_base: Path) -> None:
+    trainer = Trainer(bfloat16_base, with_settings(learning_rate=1e-12))
+    with pytest.raises(TrainingDiverged, match=r"no published number has changed: in torch.bfloat16"):
+        trainer.update(on_policy(trainer, MIXED), version=1, seed=0)
+
+
 def test_the_combined_gradient_is_the_sum_of_both_where_both_speak(base: Path) -> None:
     """With a positive reward nothing is masked, so the gradients add up; clipping and the leash are out of the way."""
     sums = {}

@@ -12,7 +12,7 @@ from clawstream.events import SampleAssembled, VersionSpan, float32
 VOCABULARY = 96
 
 
-def build(folder: Path, *, width: int = 32, layers: int = 2, seed: int = 0) -> Path:
+def build(folder: Path, *, width: int = 32, layers: int = 2, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
     """Write a model folder with a file that stands for its tokenizer; return it."""
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -27,7 +27,7 @@ def build(folder: Path, *, width: int = 32, layers: int = 2, seed: int = 0) -> P
         tie_word_embeddings=True,
         initializer_range=0.2,
     )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    Qwen3ForCausalLM(config).to(dtype).save_pretrained(folder)
     (folder / "tokenizer.json").write_text(json.dumps({"stands for": "a tokenizer"}))
     return folder
 
