@@ -53,7 +53,7 @@ from clawstream.events.policy import (
     StepTaken,
     TopicOffset,
 )
-from clawstream.events.samples import RefusalReason, SampleAssembled, SampleRefused
+from clawstream.events.samples import OffDistribution, RefusalReason, SampleAssembled, SampleRefused
 from clawstream.events.turns import OrphanReason, TurnOrphaned, TurnPaired, TurnsSettled
 
 EVENTS: tuple[type[Event], ...] = (
@@ -96,6 +96,7 @@ __all__ = [
     "HintFound",
     "LogProbs",
     "Mask",
+    "OffDistribution",
     "OffsetRange",
     "OrphanReason",
     "Packed",

@@ -16,10 +16,19 @@ class RefusalReason(StrEnum):
     FLOOR_UNDECIDED = "floor_undecided"  # the floor's second look gave no -1 or 1 either
     EMPTY_ANSWER = "empty_answer"
     TRUNCATED = "truncated"  # the answer ran into max_tokens
+    LOOPING = "looping"  # the answer ends in the same tokens over and over
     MISALIGNED = "misaligned"  # token ids and log-probs differ in number, or every log-prob is missing
     OFF_DISTRIBUTION = "off_distribution"  # sampled greedily or from the likeliest tokens alone
     PROMPT_UNKNOWN = "prompt_unknown"  # an exchange that the prompt refers to is not known any more
     HINT_UNRENDERABLE = "hint_unrenderable"  # the hinted prompt can't be rendered or is too long
+
+
+class OffDistribution(StrEnum):
+    """What becomes of an answer whose tokens were not drawn with the probabilities on record."""
+
+    REFUSE = "refuse"
+    HINT_ONLY = "hint_only"  # a sample without its reward
+    GATEWAY_OVERRIDE = "gateway_override"  # refused; the gateway lets none come about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
