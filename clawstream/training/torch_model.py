@@ -21,12 +21,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
+from clawstream.inference.model_folder import tensor_headers
 from clawstream.training.answers import Answers, Suffix
 from clawstream.training.microbatches import micro_batches
 from clawstream.training.trainable import ModelLimits
 
+ENTROPY_ROWS = 512
 HEAD_TOKENS = 4096  # logits exist for so many tokens at once; a longer piece computes them again in the backward pass
 NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".md"})  # weights, words
+
+_HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 Weights = Mapping[str, Tensor]
 T = TypeVar("T")
@@ -79,8 +83,15 @@ class TorchModel:
         return self.published_dtype != torch.float32
 
     def published(self) -> dict[str, Tensor]:
-        """Return the trained weights as `save` writes them for engines."""
-        return {name: p.detach().to(self.published_dtype, copy=True) for name, p in self.trained.items()}
+        """Return the trained weights as `save` writes them for engines, in the machine's own memory."""
+        return {name: p.detach().to("cpu", self.published_dtype, copy=True) for name, p in self.trained.items()}
+
+    def changed_share(self, before: Weights) -> float:
+        """Return which share of the published numbers is not as it was `before`."""
+        changed = sum(
+            int((p.detach().to("cpu", self.published_dtype) != before[name]).sum()) for name, p in self.trained.items()
+        )
+        return changed / sum(p.numel() for p in self.trained.values())
 
     def copy(self) -> dict[str, Tensor]:
         """Return the trained weights as they are now; of a model just loaded, those of the reference."""
@@ -139,13 +150,8 @@ class TorchModel:
         def scored(group: list[Suffix]) -> list[Top]:
             answers = Answers(group, self.device)
             hidden_NH = self._before_head(answers)
-            tops = [
-                self._logits(hidden_NH[at], answers.scale_N[at]).log_softmax(1).topk(num_tokens)
-                for at in _pieces(len(hidden_NH))
-            ]
-            ids, logps = (
-                answers.each(torch.cat(both)) for both in ([t.indices for t in tops], [t.values for t in tops])
-            )
+            tops = [self._likeliest(hidden_NH[at], answers.scale_N[at], num_tokens) for at in _pieces(len(hidden_NH))]
+            ids, logps = (answers.each(torch.cat(parts)) for parts in zip(*tops, strict=True))
             return [Top(*both) for both in zip(ids, logps, strict=True)]
 
         with self.holding(weights):
@@ -213,13 +219,12 @@ class TorchModel:
     def _head_piece(self, hidden_NH: Tensor, scale_N: Tensor, ids_NE: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
         logits_NV = self._logits(hidden_NH, scale_N)
         logp_NE = logits_NV.gather(1, ids_NE) - logits_NV.logsumexp(1, keepdim=True)
-        with torch.no_grad():
-            entropy_N = torch.special.entr(logits_NV.softmax(1)).sum(1) if entropy else logits_NV.new_empty(0)
-        return logp_NE, entropy_N
+        return logp_NE, _entropies(logits_NV.detach()) if entropy else logits_NV.new_empty(0)
 
     def _likeliest(self, hidden_NH: Tensor, scale_N: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-        found = self._logits(hidden_NH, scale_N).log_softmax(1).topk(num_tokens)
-        return found.indices, found.values
+        logits_NV = self._logits(hidden_NH, scale_N)
+        found = logits_NV.topk(num_tokens)
+        return found.indices, found.values - logits_NV.logsumexp(1, keepdim=True)
 
     def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
         logits_NV: Tensor = self._core.get_output_embeddings()(hidden_NH).float() / scale_N.unsqueeze(1)
@@ -251,9 +256,18 @@ def limits_of(folder: Path) -> ModelLimits:
 
 
 def _dtype_of(folder: Path) -> torch.dtype:
-    """Return what the base's weights are stored as; float32 where its configuration does not say."""
-    dtype = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).dtype
-    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+    """Return what all of the base's weights are stored as; float32 where they differ, or can't be seen."""
+    stored = {header.dtype for header in (tensor_headers(folder) or {}).values()}
+    return _HALVES.get(stored.pop(), torch.float32) if len(stored) == 1 else torch.float32
+
+
+def _entropies(logits_NV: Tensor) -> Tensor:
+    """Return the entropy [N] of each row, with little more memory than the rows have."""
+    found = []
+    for logits_MV in torch.split(logits_NV, ENTROPY_ROWS):
+        logp_MV = logits_MV.log_softmax(1)
+        found.append(-(logp_MV.exp() * logp_MV.clamp(min=torch.finfo(logp_MV.dtype).min)).sum(1))
+    return torch.cat(found)
 
 
 def _stretched(config: Any, positions: int | None) -> int | None:

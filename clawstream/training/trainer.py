@@ -1,12 +1,12 @@
-"""One optimizer step on one planned batch, and the state that carries over from step to step.
+"""The optimizer's steps on one planned batch, and the state that carries over from batch to batch.
 
-The step that makes a version is a function of its parent's checkpoint and its plan: there is no other state, and no
+What makes a version is a function of its parent's checkpoint and its plan: there is no other state, and no
 random number that the plan's seed does not fix. B samples, T response tokens.
 """
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -23,7 +23,7 @@ from clawstream.training.batch_loss import BatchLoss, Scored
 from clawstream.training.checkpoints import fingerprint
 from clawstream.training.losses import LossFigures, Tally, figures
 from clawstream.training.microbatches import micro_batches, optimizer_steps
-from clawstream.training.schedule import learning_rate
+from clawstream.training.schedule import Schedule
 from clawstream.training.torch_model import TorchModel
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class Trainer:
         self._reference = self._model.copy()
         self._ema = self._model.copy() if settings.teacher == "ema" else None
         self._baseline = Baseline()
+        self._schedule = Schedule()
         self._optimizer = _optimizer(self._model.trained, settings)
         self._loss = BatchLoss(self._model, settings)
 
@@ -69,7 +70,8 @@ class Trainer:
         """
         torch.manual_seed(seed)
         settings = self._settings
-        rate = learning_rate(version, peak=settings.learning_rate, constant_updates=settings.constant_updates)
+        rewards = [s.reward for s in samples if s.reward is not None]
+        rate = self._learning_rate(version, rewards)
         steps = optimizer_steps(len(samples), epochs=settings.epochs, minibatches=settings.minibatches, seed=seed)
         teacher = {"reference": self._reference, "ema": self._ema, "current": None}[settings.teacher]
         scored = self._loss.score(samples, teacher=teacher, reference=self._reference, moves=len(steps) > 1)
@@ -86,9 +88,8 @@ class Trainer:
         changed_share = None
         if grad_norms:
             self._let_ema_follow()
-            changed_share = _changed_share(before, self._model.published())
+            changed_share = self._model.changed_share(before)
             self._refuse_unmoved(version, changed_share, max(grad_norms))
-        rewards = [s.reward for s in samples if s.reward is not None]
         self._baseline = self._baseline.after(rewards)
         return Update(
             num_samples=len(samples),
@@ -115,10 +116,14 @@ class Trainer:
         }
         save_file(moments, state / "optimizer.safetensors")
         if self._model.rounds:
-            save_file(self._model.copy(), state / "masters.safetensors")
+            save_file({n: p.detach() for n, p in self._model.trained.items()}, state / "masters.safetensors")
         if self._ema is not None:
             save_file(self._ema, state / "ema.safetensors")
-        facts = {"base_sha256": self._base_sha256, "baseline": asdict(self._baseline)}
+        facts = {
+            "base_sha256": self._base_sha256,
+            "baseline": asdict(self._baseline),
+            "schedule": asdict(self._schedule),
+        }
         (state / "state.json").write_text(json.dumps(facts))
 
     def restore(self, folder: Path) -> None:
@@ -134,6 +139,8 @@ class Trainer:
         masters = state / "masters.safetensors"
         self._model.restore(folder, masters if masters.exists() else None)
         self._baseline = Baseline(**facts["baseline"])
+        schedule = facts.get("schedule", {})  # none: a checkpoint of an older version, whose rate never started anew
+        self._schedule = Schedule(**schedule | {"last_rewards": tuple(schedule.get("last_rewards", ()))})
         moments = load_file(state / "optimizer.safetensors")
         for key, value in moments.items():
             kind, _, name = key.partition("/")
@@ -148,6 +155,15 @@ class Trainer:
             return saved
         log.warning("ema_starts_here file=%s reason=the checkpoint was made with another teacher", file)
         return self._model.copy()
+
+    def _learning_rate(self, version: int, rewards: Sequence[int]) -> float:
+        settings, began_after = self._settings, self._schedule.began_after
+        self._schedule = self._schedule.before(version, rewards)
+        if self._schedule.began_after != began_after:
+            log.warning("version=%d learning_rate=anew reason=the score fell: people want something else", version)
+        return self._schedule.learning_rate(
+            version, peak=settings.learning_rate, constant_updates=settings.constant_updates
+        )
 
     def _accumulate(self, scored: Scored, chosen: Sequence[int]) -> tuple[Tally, Tensor]:
         """Sum the gradients of these samples, piece by piece; return their tally and the gaps of hinted tokens."""
@@ -204,11 +220,6 @@ def _optimizer(trained: dict[str, nn.Parameter], settings: TrainingSettings) -> 
         {"params": vectors, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, betas=BETAS)
-
-
-def _changed_share(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    changed = sum(int((before[name] != value).sum()) for name, value in after.items())
-    return changed / sum(value.numel() for value in after.values())
 
 
 def _mean(parts: Sequence[Tensor]) -> float | None:

@@ -136,6 +136,7 @@ def test_several_steps_a_batch_go_on_from_the_weights_before_the_first(base: Pat
     assert (update.loss.clipped_share is None) == (settings.loss == "importance_sampling")
     assert single.loss.clipped_share is None
     assert update.mean_gap_nats == pytest.approx(single.mean_gap_nats, rel=1e-4)
+    assert update.loss.behaviour_kl_nats == pytest.approx(0.0, abs=1e-5)  # the engine's were those before the first
 
 
 def test_a_step_says_how_sure_the_policy_was_and_how_far_the_engine_s_was_from_it(base: Path) -> None:
@@ -299,6 +300,22 @@ def test_going_on_from_a_checkpoint_is_going_on(base: Path, tmp_path: Path, chan
 
     assert results[0] == results[1]
     assert not moved(weights(whole), weights(resumed))
+
+
+def test_a_restarted_trainer_knows_how_the_policy_has_fared(base: Path, tmp_path: Path) -> None:
+    """A window of good answers, then one of bad ones: the rate starts anew, in a trainer that was restarted between."""
+    settings = with_settings(learning_rate=1e-6)
+    good, bad = ([tiny.sample(f"{reward}-{i}", reward=reward) for i in range(128)] for reward in (1, -1))
+    trainer = Trainer(base, settings)
+    first = trainer.update(good, version=40, seed=0)
+    trainer.save(tmp_path)
+    resumed = Trainer(base, settings)
+    resumed.restore(tmp_path)
+
+    results = [one.update(bad, version=41, seed=0) for one in (trainer, resumed)]
+
+    assert first.learning_rate == pytest.approx(1e-6 * (8 / 40) ** 0.5)
+    assert [one.learning_rate for one in results] == [1e-6, 1e-6]
 
 
 def test_the_reference_is_the_base_also_after_a_restart(base: Path, tmp_path: Path) -> None:
