@@ -192,7 +192,8 @@ class SamplesSettings(Section):
     off_distribution: OffDistribution = Field(
         "refuse",
         description="answers sampled with temperature 0, top_p or top_k, whose log-probs are not those of the draw: no "
-        "sample, one without its reward, or the gateway samples from the whole distribution whatever the client asks",
+        "sample, one without its reward (sound for topk alone: a gap is weighed by log-probs too), or the gateway "
+        "samples main turns from the whole distribution whatever the client asks",
     )
 
 
@@ -217,7 +218,7 @@ class TrainingSettings(Section):
     topk_tokens: int = Field(50, ge=1, description="of the teacher, at each place; all others are one more")
     topk_divergence: Literal["reverse", "forward"] = "reverse"
     epochs: int = Field(1, ge=1, description="passes over each batch")
-    minibatches: int = Field(1, ge=1, description="optimizer steps a pass")
+    minibatches: int = Field(1, ge=1, description="optimizer steps a pass, where there are so many samples")
     average: Literal["sequence", "token"] = "sequence"
     teacher: Literal["reference", "ema", "current"] = "reference"
     ema_decay: float = Field(0.99, gt=0, lt=1)

@@ -6,7 +6,7 @@ ClawstreamError
 |   +-- TopicMismatch      a topic is missing, or is not as topics/*.yaml says
 |   +-- UnusableCheckpoint a checkpoint folder is incomplete or of another model
 |   +-- SamplesGone        a plan names samples that are not on the log any more
-|   +-- TrainingDiverged   a step's gradient is not a finite number
+|   +-- TrainingDiverged   a step's gradient is not finite, or the step too small to be seen
 |   +-- DatabaseMismatch   the database's schema is not the one this version writes
 |   +-- PartUnavailable    a server that is needed is not there (broker, database, engine, Java)
 |   +-- TooManyFailures    a stage set too many records aside: exit code 3, it is not to be started again unlooked at
@@ -50,7 +50,7 @@ class SamplesGone(OperatorError):
 
 
 class TrainingDiverged(OperatorError):
-    """A step's gradient is not a finite number: the weights stay as they were."""
+    """A step's gradient is not a finite number, or the step changes nothing that is published: no version is."""
 
 
 class DatabaseMismatch(OperatorError):

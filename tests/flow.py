@@ -11,11 +11,12 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from clawstream.config import JudgeSettings, SamplesSettings, TurnsSettings
+from clawstream.config import JudgeSettings, TurnsSettings
 from clawstream.events import (
     Event,
     HintAbsent,
     HintFound,
+    OffDistribution,
     Question,
     SampleAssembled,
     SampleRefused,
@@ -171,7 +172,7 @@ class Flow:
         judge: Oracle | None = None,
         settings: JudgeSettings | None = None,
         renderer: Renderer | None = None,
-        samples: SamplesSettings | None = None,
+        off_distribution: OffDistribution = OffDistribution.REFUSE,
     ) -> None:
         self.log = Log()
         self.judge = judge or Oracle()
@@ -179,7 +180,7 @@ class Flow:
         stages: list[Stage[Any, Any]] = [
             turns_stage(TurnsSettings()),
             judging_stage(settings, self.judge, now_ms=lambda: 0),
-            samples_stage(renderer or Letters(), samples),
+            samples_stage(renderer or Letters(), off_distribution),
         ]
         self.workers = [Worker(stage, self.log) for stage in stages]
 

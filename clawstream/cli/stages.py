@@ -87,11 +87,12 @@ def samples(context: typer.Context) -> None:
     """Join turns, verdicts and hints to what a trainer needs: -> samples."""
     settings = _settings(context, "samples")
     hide_torch()
+    from clawstream.events import OffDistribution
     from clawstream.inference.rendering import PromptRenderer
     from clawstream.samples.stage import samples_stage
 
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
-    _run_stage(settings, samples_stage(renderer, settings.samples))
+    _run_stage(settings, samples_stage(renderer, OffDistribution(settings.samples.off_distribution)))
 
 
 def train(

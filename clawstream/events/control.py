@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from clawstream.events.base import Event, PolicyEvent
+from clawstream.events.samples import OffDistribution
 
 
 class VotesFrom(StrEnum):
@@ -51,6 +52,7 @@ class ReplayStarted(ReplayEvent):
     quorum: int
     ranges: tuple[OffsetRange, ...]
     started_at_ms: int  # since the epoch, UTC
+    off_distribution: OffDistribution | None = None  # None: such answers are samples like any others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,9 @@ class VersionSpan:
     num_tokens: int
 
 
+GREEDY_BELOW = 1e-6  # of the temperature: the likeliest token is drawn, and its log-prob is that at 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How the answer's tokens were sampled."""
@@ -57,7 +60,7 @@ class Sampling:
     @property
     def of_the_policy(self) -> bool:
         """Whether every token had the probability that the log-probs say, so that they weigh it as it was drawn."""
-        return self.temperature > 0 and self.top_p >= 1 and (self.top_k is None or self.top_k < 1)
+        return self.temperature >= GREEDY_BELOW and self.top_p >= 1 and (self.top_k is None or self.top_k < 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,9 +48,9 @@ class StepTaken(PolicyEvent):
     num_tokens_dropped: int  # a log-prob was missing or not finite
     loss_nats: float | None  # None: no token could be trained on, so the weights stayed
     kl_reference_nats: float | None  # None: nothing was trained on, or no reference was asked for
-    mean_gap_nats: float | None  # teacher - old; None: no sample has a hint
+    mean_gap_nats: float | None  # teacher - old; None: no hint counts by it
     mean_reward: float | None  # None: no sample has a reward
-    clipped_share: float | None  # None: one step a batch, so nothing can be clipped
+    clipped_share: float | None  # None: nothing can be clipped, as with one step a batch
     grad_norm: float | None  # before clipping; None: nothing was trained on
     learning_rate: float
     mean_versions_behind: float  # of the samples' newest sampling version against the parent

@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope
 from clawstream.config import GatewaySettings, PolicySettings
 from clawstream.errors import ClawstreamError, UnrenderableRequest
 from clawstream.events import Sampling, TurnType
+from clawstream.events.exchanges import GREEDY_BELOW
 from clawstream.events.history import WholeRequest
 from clawstream.gateway.answers import Known, SampledAnswers
 from clawstream.gateway.capture import Accepted
@@ -90,7 +91,7 @@ class Admission:
     sessions: SessionIndex
     answers: SampledAnswers
     metrics: Metrics
-    always_of_the_policy: bool = False  # whatever the client asks, so that every answer can be trained on
+    always_of_the_policy: bool = False  # whatever the client asks, so that every main answer can be trained on
     now_ms: Callable[[], int] = epoch_ms
 
     async def admit(self, scope: Scope, receive: Receive, read: Read) -> Exchange | Farewell:
@@ -133,7 +134,7 @@ class Admission:
             request_sha256=chat.sha256,
             retry_count=named.retry_count,
             num_spliced=prompt.num_spliced,
-            sampling=self._sampling(chat, len(prompt_ids), place.engine.context_length_tokens),
+            sampling=self._sampling(chat, named.turn_type, len(prompt_ids), place.engine.context_length_tokens),
             policy_id=self.policy.id,
             trace_id=trace.group(1) if trace else None,
             received_at_ms=received_at_ms,
@@ -244,7 +245,9 @@ class Admission:
         except UnrenderableRequest as error:
             raise BadRequest(f"The request can't be put to the policy: {error}.", param="messages") from error
 
-    def _sampling(self, chat: ChatRequest, num_prompt_tokens: int, context_length_tokens: int) -> Sampling:
+    def _sampling(
+        self, chat: ChatRequest, turn_type: TurnType, num_prompt_tokens: int, context_length_tokens: int
+    ) -> Sampling:
         asked = chat.asked
         room = context_length_tokens - num_prompt_tokens
         if room < 1:
@@ -263,9 +266,10 @@ class Admission:
             seed=asked.seed,
             stop=asked.stop,
         )
-        if sampling.of_the_policy or not self.always_of_the_policy:
+        if sampling.of_the_policy or not self.always_of_the_policy or turn_type is not TurnType.MAIN:
             return sampling
-        return replace(sampling, temperature=sampling.temperature or default or 1.0, top_p=1.0, top_k=None)
+        warm = (value for value in (sampling.temperature, default, 1.0) if value >= GREEDY_BELOW)
+        return replace(sampling, temperature=next(warm), top_p=1.0, top_k=None)
 
 
 def _too_long(found: str, context_length_tokens: int) -> BadRequest:

@@ -11,10 +11,10 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeAlias
 
+from clawstream.events.exchanges import GREEDY_BELOW
 from clawstream.inference.engine import Chunk, Finish, FinishKind, GenerateRequest, Sampling, VersionSpan
 
 DEFAULT_MAX_NEW_TOKENS = 128
-_GREEDY_BELOW = 1e-6
 # Parameters that we do not implement, with the value under which they do nothing.
 _NEUTRAL: Mapping[str, object] = {
     "min_p": 0.0,
@@ -203,7 +203,7 @@ def read_sampling(params: object) -> Sampling:
             raise RequestRefused(f"{key}={value!r} is not implemented by this engine; leave it out")
     return Sampling(
         max_new_tokens=max_new_tokens,
-        temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_p=top_p,
         top_k=None if top_k == -1 else _integer("top_k", top_k, low=1),
         stop_token_ids=tuple(_integer("stop_token_ids", token, low=0) for token in stop_ids),

@@ -320,6 +320,7 @@ replays = _facts(
     _must("quorum", BigInteger),
     _must("ranges", JSONB),
     _must("started_at_ms", BigInteger),
+    _may("off_distribution", Text),
 )
 
 replay_ends = _facts(

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clawstream.config import JudgeSettings
+from clawstream.config import JudgeSettings, SamplesSettings
 from clawstream.errors import ConfigError
-from clawstream.events import ReplayEnded, ReplayStarted, VotesFrom
+from clawstream.events import OffDistribution, ReplayEnded, ReplayStarted, VotesFrom
 from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.replay.output import merged, samples_sha256
 from clawstream.replay.ranges import OffsetLog, frozen
@@ -44,7 +44,9 @@ def refuse_name(name: str) -> None:
         raise ConfigError(f"a replay can't be named {name!r}: use up to 63 of a-z, 0-9, - and _")
 
 
-async def begin(log: RunLog, wanted: Wanted, judge: JudgeSettings) -> tuple[ReplayStarted, ReplayEnded | None]:
+async def begin(
+    log: RunLog, wanted: Wanted, judge: JudgeSettings, samples: SamplesSettings
+) -> tuple[ReplayStarted, ReplayEnded | None]:
     """Return what the replay reads, written down now or by an earlier run, and how it ended if it has.
 
     Raises ConfigError for a name that can't be one, or that is another replay's.
@@ -66,6 +68,7 @@ async def begin(log: RunLog, wanted: Wanted, judge: JudgeSettings) -> tuple[Repl
         quorum=judge.needed,
         ranges=await frozen(log, since=wanted.since, until=wanted.until, votes_from=wanted.votes_from, now_ms=now_ms),
         started_at_ms=now_ms,
+        off_distribution=OffDistribution(samples.off_distribution),
     )
     await log.append([started])
     return started, None

@@ -30,8 +30,12 @@ def hosted(
     def stages() -> Sequence[Stage[Any, Any]]:
         turns = turns_stage(TurnsSettings())
         if asking is not None:
-            return (turns, asking, samples_stage(renderer, settings.samples))
+            return (turns, asking, samples_stage(renderer, started.off_distribution))
         # A judge may have voted long after another was done with the session.
-        return (turns, aggregation(section, started.judge), samples_stage(renderer, settings.samples, forgets=False))
+        return (
+            turns,
+            aggregation(section, started.judge),
+            samples_stage(renderer, started.off_distribution, forgets=False),
+        )
 
     return stages, asking

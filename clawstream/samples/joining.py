@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from clawstream.config import OffDistribution
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
     Event,
     ExchangeCompleted,
     HintAbsent,
     HintFound,
+    OffDistribution,
     RefusalReason,
     SampleAssembled,
     SampleRefused,
@@ -44,7 +44,7 @@ def observe(
     event: Event,
     renderer: Renderer,
     *,
-    off_distribution: OffDistribution = "refuse",
+    off_distribution: OffDistribution | None = OffDistribution.REFUSE,
     forgets: bool = True,
 ) -> Follows:
     """Return what follows from one more record of a session, of any topic that joining reads.
@@ -60,7 +60,7 @@ def observe(
         events.append(_refused(event.session_id, None, None, RefusalReason.NO_NEXT_STATE))
     ready = [key for key in _completed(after, event) if key not in after.joined and _is_ready(after, key)]
     for key in ready:
-        joined = _join(after, key, renderer, hint_only=off_distribution == "hint_only")
+        joined = _join(after, key, renderer, off_distribution=off_distribution)
         events.append(joined.event)
         after = after._replace(joined=after.joined | {key}, recalled=joined.recalled)
     return Follows(_rest(after) if forgets else after, events)
@@ -86,7 +86,7 @@ class _Joined(NamedTuple):
     recalled: Recalled
 
 
-def _join(session: Session, key: Judged, renderer: Renderer, *, hint_only: bool) -> _Joined:
+def _join(session: Session, key: Judged, renderer: Renderer, *, off_distribution: OffDistribution | None) -> _Joined:
     answer, verdict = session.answers[key.turn_id], session.verdicts[key]
     found = session.hints.get(key)
     hint = found.hint if isinstance(found, HintFound) else None
@@ -95,8 +95,8 @@ def _join(session: Session, key: Judged, renderer: Renderer, *, hint_only: bool)
         floor = key.revision == FLOOR_LOOK
         reason = RefusalReason.FLOOR_UNDECIDED if floor else RefusalReason.NO_SIGNAL
         return _Joined(_refused(verdict.session_id, None if floor else key.turn_id, key, reason), session.recalled)
-    if not answer.exchange.sampling.of_the_policy:
-        if hint is None or not hint_only:
+    if off_distribution is not None and not answer.exchange.sampling.of_the_policy:
+        if hint is None or off_distribution is not OffDistribution.HINT_ONLY:
             refusal = _refused(verdict.session_id, key.turn_id, key, RefusalReason.OFF_DISTRIBUTION)
             return _Joined(refusal, session.recalled)
         reward = None  # it would weigh tokens by a probability that they were not drawn with

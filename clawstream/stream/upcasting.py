@@ -17,6 +17,7 @@ from clawstream.events import (
     PolicyActivated,
     PolicyPublished,
     ReplayEnded,
+    ReplayStarted,
     SampleAssembled,
     StepTaken,
 )
@@ -41,6 +42,7 @@ UPCASTERS: Upcasters = MappingProxyType(
         (PolicyActivated, 1): unsaid("adapter"),
         (PolicyPublished, 1): unsaid("adapter"),
         (ReplayEnded, 1): unsaid("num_votes_cast"),
+        (ReplayStarted, 1): unsaid("off_distribution"),
         (SampleAssembled, 1): unsaid("sampling"),
         (StepTaken, 1): unsaid("entropy_nats", "behaviour_kl_nats", "mean_response_tokens", "weights_changed_share"),
     }

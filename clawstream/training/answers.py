@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-GREEDY_BELOW = 1e-6  # as engines have it: the most likely token is sampled, and logits are not divided
+from clawstream.events.exchanges import GREEDY_BELOW
 
 
 class Suffix(NamedTuple):

@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,10 @@ def _versions(root: Path) -> list[int]:
 def _manifest(plan: BatchPlanned, step: StepTaken, files: tuple[File, ...]) -> bytes:
     """No byte follows the closing brace, so that a manifest cut anywhere is none."""
     planned = asdict(plan) | {"settings": plan.settings.decode()}
-    body = {"format": FORMAT, "plan": planned, "step": asdict(step), "files": [asdict(file) for file in files]}
+    # What a step of an older version did not say is not there, so that its manifest has the bytes that it had.
+    silent = {field.name for field in fields(step) if field.default is getattr(step, field.name)}
+    said = {name: value for name, value in asdict(step).items() if name not in silent}
+    body = {"format": FORMAT, "plan": planned, "step": said, "files": [asdict(file) for file in files]}
     return json.dumps(body, indent=1).encode()
 
 

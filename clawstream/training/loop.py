@@ -37,7 +37,7 @@ async def train(
 
     Which samples are trained on is looked up before each plan: the live ones, or those of the replay that is promoted.
     A step that has begun is finished and published before this returns. Raises UnusableCheckpoint when the newest
-    checkpoint belongs to another base or is not what was published, TrainingDiverged when a gradient is not finite,
+    checkpoint belongs to another base or is not what was published, TrainingDiverged when a step can't be taken,
     PartUnavailable when another process trains this policy, SamplesGone when a plan's samples are past their retention,
     TooManyFailures when more than one in a hundred records can't be used.
     """
@@ -74,7 +74,8 @@ class _Loop:
         self._settings = settings
         self._log = training_log
         limits = limits_of(settings.engine.base_policy)
-        too_much = asks_too_much(settings.training, limits)
+        training = settings.training
+        too_much = asks_too_much(training.topk_tokens, limits) if training.method == "topk" else None
         if too_much is not None:
             raise ConfigError(too_much)
         self._stepper = Stepper(settings.engine.base_policy, settings.checkpoints_dir, thread, limits)

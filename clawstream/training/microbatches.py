@@ -5,18 +5,20 @@ The one rule: how a step is cut into pieces changes no gradient, only the paddin
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def optimizer_steps(num_samples: int, *, epochs: int, minibatches: int, seed: int) -> list[list[int]]:
     """Return the indices of the samples of each step: all of them in every epoch, dealt anew by `seed`."""
     rng = random.Random(seed)
-    size = max(1, -(-num_samples // minibatches))
+    num_steps = min(minibatches, num_samples)
     steps: list[list[int]] = []
     for _ in range(epochs):
         order = list(range(num_samples))
         if minibatches > 1:
             rng.shuffle(order)
-        steps += [order[start : start + size] for start in range(0, num_samples, size)]
+        bounds = [number * num_samples // num_steps for number in range(num_steps + 1)] if num_steps else []
+        steps += [order[start:end] for start, end in pairwise(bounds)]
     return steps
 
 

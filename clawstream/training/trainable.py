@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from clawstream.config import TrainingSettings
 from clawstream.events import SampleAssembled
 
 
@@ -25,12 +24,12 @@ def flaw(sample: SampleAssembled, limits: ModelLimits) -> str | None:
     return _misaligned(sample) or _outside(sample, limits) or _not_a_number(sample)
 
 
-def asks_too_much(training: TrainingSettings, limits: ModelLimits) -> str | None:
-    """Return why no step can be taken under these settings, in words for a person; None: one can."""
+def asks_too_much(topk_tokens: int, limits: ModelLimits) -> str | None:
+    """Return why a teacher's so many likeliest tokens can't be had, in words for a person; None: they can."""
     size = limits.vocabulary_tokens
-    if training.method == "topk" and size is not None and training.topk_tokens >= size:
+    if size is not None and topk_tokens >= size:
         return (
-            f"training.topk_tokens is {training.topk_tokens}, and the model knows {size} tokens: expected fewer, as "
+            f"training.topk_tokens is {topk_tokens}, and the model knows {size} tokens: expected fewer, as "
             "all others are one more. Nothing is trained"
         )
     return None

@@ -179,7 +179,9 @@ async def test_metrics_count_what_was_answered_and_hold_no_words(gateway: House)
     assert "secret" not in text
 
 
-@pytest.mark.parametrize("asked", [{"temperature": 0}, {"top_p": 0.5}, {"top_k": 5}, {"temperature": 1.5, "top_k": 5}])
+@pytest.mark.parametrize(
+    "asked", [{"temperature": 0}, {"temperature": 1e-8}, {"top_p": 0.5}, {"top_k": 5}, {"temperature": 1.5, "top_k": 5}]
+)
 async def test_a_gateway_that_is_told_to_samples_from_the_whole_distribution_whatever_is_asked(
     tokenizer_folder: Path, asked: dict[str, Any]
 ) -> None:
@@ -187,9 +189,18 @@ async def test_a_gateway_that_is_told_to_samples_from_the_whole_distribution_wha
         await gateway.chat(**asked, seed=5)
         [exchange] = await gateway.recorded(ExchangeCompleted)
     sampling = exchange.sampling
-    expected = asked.get("temperature") or gateway.settings.gateway.default_temperature
+    hot = asked.get("temperature", 0) > 0.1
+    expected = asked["temperature"] if hot else gateway.settings.gateway.default_temperature
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (expected, 1.0, None, 5)
     [call] = gateway.engine.calls
     assert (call.request.sampling.temperature, call.request.sampling.top_p, call.request.sampling.top_k) == (
         expected, 1.0, None,
     )  # fmt: skip
+
+
+async def test_a_side_turn_is_sampled_as_it_is_asked_for_also_then(tokenizer_folder: Path) -> None:
+    override = SamplesSettings(off_distribution="gateway_override")
+    async with house(tokenizer_folder, samples=override) as gateway:
+        await gateway.chat(temperature=0, headers={"X-Turn-Type": "side"})
+        [exchange] = await gateway.recorded(ExchangeCompleted)
+    assert exchange.sampling.temperature == 0

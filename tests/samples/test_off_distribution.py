@@ -5,15 +5,22 @@ from typing import Any
 
 import pytest
 
-from clawstream.config import OffDistribution, SamplesSettings
-from clawstream.events import Event, ExchangeCompleted, Question, RefusalReason, SampleAssembled, SampleRefused
+from clawstream.events import (
+    Event,
+    ExchangeCompleted,
+    OffDistribution,
+    Question,
+    RefusalReason,
+    SampleAssembled,
+    SampleRefused,
+)
 from clawstream.events.exchanges import Sampling
 from tests.flow import Flow, Log, Oracle
 from tests.sessions import Session, assistant, user
 
 GOOD = "\\boxed{1}"
 WHOLE = Sampling(temperature=0.7, top_p=1.0, top_k=None, max_tokens=64, seed=None, stop=())
-ODD: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_p": 0.95}, {"top_k": 50}]
+ODD: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1e-8}, {"top_p": 0.95}, {"top_k": 50}]
 
 
 def hint(text: str) -> str:
@@ -30,7 +37,7 @@ def sampled(changes: dict[str, Any], *, hinted: bool, rule: OffDistribution) -> 
         for event in session.written
     ]
     replies = {Question.SCORE: [GOOD], Question.HINT: [hint("a longer hint") if hinted else "\\boxed{-1}"]}
-    return Flow(Oracle(replies), samples=SamplesSettings(off_distribution=rule)).run(events)
+    return Flow(Oracle(replies), off_distribution=rule).run(events)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +49,7 @@ def test_what_leaves_tokens_out_is_not_the_policy_s_own_distribution(changes: di
     assert replace(WHOLE, **changes).of_the_policy == whole
 
 
-@pytest.mark.parametrize("rule", ["refuse", "gateway_override"])
+@pytest.mark.parametrize("rule", [OffDistribution.REFUSE, OffDistribution.GATEWAY_OVERRIDE])
 @pytest.mark.parametrize("hinted", [True, False])
 @pytest.mark.parametrize("changes", ODD, ids=str)
 def test_it_gives_no_sample_and_the_reason_is_on_record(
@@ -55,13 +62,13 @@ def test_it_gives_no_sample_and_the_reason_is_on_record(
 
 @pytest.mark.parametrize("changes", ODD, ids=str)
 def test_its_hint_counts_without_the_reward_where_hints_alone_are_wanted(changes: dict[str, Any]) -> None:
-    [sample] = sampled(changes, hinted=True, rule="hint_only").of(SampleAssembled)
+    [sample] = sampled(changes, hinted=True, rule=OffDistribution.HINT_ONLY).of(SampleAssembled)
     assert (sample.reward, sample.hint is not None, sample.hinted_prompt_ids is not None) == (None, True, True)
-    [refused] = sampled(changes, hinted=False, rule="hint_only").of(SampleRefused)
+    [refused] = sampled(changes, hinted=False, rule=OffDistribution.HINT_ONLY).of(SampleRefused)
     assert refused.reason is RefusalReason.OFF_DISTRIBUTION
 
 
-@pytest.mark.parametrize("rule", ["refuse", "hint_only", "gateway_override"])
+@pytest.mark.parametrize("rule", list(OffDistribution))
 def test_an_answer_of_the_whole_distribution_keeps_its_reward_by_every_rule(rule: OffDistribution) -> None:
     [sample] = sampled({}, hinted=True, rule=rule).of(SampleAssembled)
     assert (sample.reward, sample.hint is not None) == (1, True)

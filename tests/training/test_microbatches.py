@@ -32,11 +32,11 @@ def test_every_sample_is_in_one_step_of_each_epoch_and_steps_are_alike_in_size(
 
     in_epoch = len(steps) // epochs
     assert len(steps) == epochs * in_epoch
-    assert in_epoch <= minibatches
+    assert in_epoch == min(minibatches, num_samples)
     for epoch in range(epochs):
         dealt = steps[epoch * in_epoch : (epoch + 1) * in_epoch]
         assert sorted(i for step in dealt for i in step) == list(range(num_samples))
-    assert max(map(len, steps)) <= -(-num_samples // minibatches)
+    assert max(map(len, steps)) - min(map(len, steps)) <= 1
     assert steps == optimizer_steps(num_samples, epochs=epochs, minibatches=minibatches, seed=seed)
 
 
