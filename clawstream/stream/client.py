@@ -108,10 +108,6 @@ class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]
         for part in (self._coordinator, self._fetcher, self._client):
             if part is not None:
                 await _ended(asyncio.create_task(part.close()))
-        fetches = () if self._fetcher is None else self._fetcher._pending_tasks  # noqa: SLF001
-        for fetch in fetches:
-            fetch.cancel()
-        await asyncio.gather(*fetches, return_exceptions=True)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
