@@ -183,13 +183,10 @@ class JudgeSettings(Section):
         return self.quorum if self.quorum is not None else self.votes // 2 + 1
 
 
-OffDistribution = Literal["refuse", "hint_only", "gateway_override"]
-
-
 class SamplesSettings(Section):
     """What becomes a sample."""
 
-    off_distribution: OffDistribution = Field(
+    off_distribution: Literal["refuse", "hint_only", "gateway_override"] = Field(
         "refuse",
         description="answers sampled with temperature 0, top_p or top_k, whose log-probs are not those of the draw: no "
         "sample, one without its reward (sound for topk alone: a gap is weighed by log-probs too), or the gateway "
