@@ -1,7 +1,6 @@
 """Whole updates on a small policy: what each signal moves, what a checkpoint brings back, what is refused."""
 
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -66,79 +65,6 @@ def test_a_hint_alone_brings_the_policy_nearer_to_its_hinted_self(base: Path) ->
     assert float((teacher - scored(trainer, s)).abs().mean()) < float(before)
 
 
-@pytest.mark.parametrize(("method", "learns_from"), [("binary", 0), ("opd", 1)])
-def test_a_method_learns_only_from_its_own_signal(base: Path, method: str, learns_from: int) -> None:
-    samples = [tiny.sample("reward", reward=-1), tiny.sample("hint", reward=None, hinted=True)]
-    for index, s in enumerate(samples):
-        trainer = Trainer(base, with_settings(method=method))
-        before = weights(trainer)
-        update = trainer.update(on_policy(trainer, [s]), version=1, seed=0)
-        assert moved(before, weights(trainer)) == (index == learns_from)
-        assert (update.grad_norm is None) == (index != learns_from)
-
-
-@pytest.mark.parametrize("lora_rank", [None, 2])
-@pytest.mark.parametrize("direction", ["reverse", "forward"])
-def test_a_teacher_s_distribution_brings_the_policy_nearer_to_its_hinted_self(
-    base: Path, direction: str, lora_rank: int | None
-) -> None:
-    settings = with_settings(method="topk", topk_tokens=20, topk_divergence=direction, lora_rank=lora_rank, kl=0.0)
-    trainer = Trainer(base, settings)
-    samples = on_policy(trainer, [tiny.sample("a", reward=None, hinted=True)])
-    first = trainer.update(samples, version=1, seed=0)
-    second = trainer.update(samples, version=2, seed=0)
-    assert first.loss.loss_nats is not None
-    assert second.loss.loss_nats is not None
-    assert 0 < second.loss.loss_nats < first.loss.loss_nats
-    assert (first.mean_gap_nats, first.loss.clipped_share) == (None, None)
-
-
-def test_among_hinted_and_other_samples_the_teacher_s_distribution_counts_for_the_hinted_alone(base: Path) -> None:
-    gradients = []
-    hinted, other = tiny.sample("a", hinted=True), tiny.sample("b", reward=1, response_tokens=30)
-    for samples in ([hinted], [hinted, other]):
-        trainer = Trainer(base, with_settings(method="topk", topk_tokens=20))
-        update = trainer.update(on_policy(trainer, samples), version=1, seed=0)
-        assert (update.loss.num_tokens, update.loss.num_tokens_dropped) == (len(hinted.response_ids), 0)
-        gradients.append(gradient_of(trainer))
-    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-6, rtol=1e-4)
-
-
-def gradient_of(trainer: Trainer) -> torch.Tensor:
-    parameters = trainer._model.trained.values()
-    return torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
-
-
-def test_no_method_s_gradient_is_another_s(base: Path) -> None:
-    gradients = {}
-    for method in ("binary", "opd", "combined", "topk"):
-        trainer = Trainer(base, with_settings(method=method, topk_tokens=20, kl=0.0, max_grad_norm=1e9))
-        trainer.update(on_policy(trainer, MIXED), version=1, seed=0)
-        gradients[method] = gradient_of(trainer)
-    for one, other in combinations(gradients, 2):
-        cosine = torch.nn.functional.cosine_similarity(gradients[one], gradients[other], dim=0)
-        assert float(cosine) < 0.99, (one, other)
-
-
-@pytest.mark.parametrize("changes", [{}, {"lora_rank": 2}, {"loss": "cispo"}, {"loss": "importance_sampling"}], ids=str)
-def test_several_steps_a_batch_go_on_from_the_weights_before_the_first(base: Path, changes: dict[str, object]) -> None:
-    """What the ratio starts from is scored once, so that from the second step on it is not 1."""
-    settings = with_settings(epochs=2, minibatches=2, **changes)
-    one = Trainer(base, with_settings(**changes))
-    trainer = Trainer(base, settings)
-    samples = on_policy(trainer, MIXED)
-
-    single, update = one.update(samples, version=1, seed=3), trainer.update(samples, version=1, seed=3)
-
-    assert (update.loss.num_tokens, update.loss.num_tokens_dropped) == (single.loss.num_tokens, 0)
-    steps = {float(state["step"]) for state in trainer._optimizer.state.values()}
-    assert steps == {4.0}
-    assert (update.loss.clipped_share is None) == (settings.loss == "importance_sampling")
-    assert single.loss.clipped_share is None
-    assert update.mean_gap_nats == pytest.approx(single.mean_gap_nats, rel=1e-4)
-    assert update.loss.behaviour_kl_nats == pytest.approx(0.0, abs=1e-5)  # the engine's were those before the first
-
-
 def test_a_step_says_how_sure_the_policy_was_and_how_far_the_engine_s_was_from_it(base: Path) -> None:
     trainer = Trainer(base, SETTINGS)
     samples = on_policy(trainer, MIXED)
@@ -177,18 +103,6 @@ def test_a_step_too_small_to_be_seen_in_what_is_published_is_an_error(bfloat16_b
     trainer = Trainer(bfloat16_base, with_settings(learning_rate=1e-12))
     with pytest.raises(TrainingDiverged, match=r"no published number has changed: in torch.bfloat16"):
         trainer.update(on_policy(trainer, MIXED), version=1, seed=0)
-
-
-def test_the_combined_gradient_is_the_sum_of_both_where_both_speak(base: Path) -> None:
-    """With a positive reward nothing is masked, so the gradients add up; clipping and the leash are out of the way."""
-    sums = {}
-    for method in ("binary", "opd", "combined"):
-        trainer = Trainer(base, with_settings(method=method, kl=0.0, max_grad_norm=1e9, learning_rate=1e-12))
-        trainer.update(on_policy(trainer, [tiny.sample("a", reward=1, hinted=True)]), version=1, seed=0)
-        sums[method] = {name: p.grad.clone() for name, p in trainer._model.trained.items() if p.grad is not None}
-
-    for name, combined in sums["combined"].items():
-        torch.testing.assert_close(combined, sums["binary"][name] + sums["opd"][name], atol=1e-5, rtol=1e-4)
 
 
 def test_the_first_step_has_the_gradient_worked_out_by_hand(base: Path) -> None:
