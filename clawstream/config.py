@@ -23,6 +23,10 @@ from clawstream.errors import ConfigError
 PREFIX = "CLAWSTREAM_"
 EXAMPLE_KEY = "change-me"
 _USERINFO = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*://)?[^/?#]*@")
+_OF_ADVANTAGES = (
+    "loss", "w_binary", "gap_clip_nats", "gap_mask_nats", "baseline", "clip_low", "clip_high", "importance_cap",
+    "ratio_to",
+)  # fmt: skip
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -45,6 +49,7 @@ class KafkaSettings(Section):
     """The broker."""
 
     bootstrap: str | None = Field(None, description="host:port[,host:port]; none: a broker of our own is started")
+    port: int = Field(0, ge=0, le=65535, description="of the broker that is started; 0: any free one")
     prefix: str = Field("", description="put before every topic and group name", pattern=r"^[A-Za-z0-9._-]*$")
     instance: str | None = Field(
         None,
@@ -99,7 +104,7 @@ class EngineSettings(Section):
 class PolicySettings(Section):
     """What learns."""
 
-    id: str = Field("policy", pattern=r"^[A-Za-z0-9._-]+$", description="names the policy on the log")
+    id: str = Field("policy", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", description="names the policy on the log")
     served_model: str = Field("policy", description="the model name that clients ask for")
     renderer: str = Field("auto", description="the chat template's family, as the renderers package names it")
     enable_thinking: bool | None = Field(None, description="for families that can think; none: the template's default")
@@ -220,12 +225,24 @@ class TrainingSettings(Section):
     teacher: Literal["reference", "ema", "current"] = "reference"
     ema_decay: float = Field(0.99, gt=0, lt=1)
     ratio_to: Literal["old", "sampled"] = "old"
-    learning_rate: float = Field(1e-5, gt=0)
+    learning_rate: float = Field(1e-5, ge=0, description="0: every version is the base, a control")
     constant_updates: int = Field(8, ge=1, description="after these the rate falls with the inverse square root")
     weight_decay: float = Field(0.1, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
+    gate: bool = Field(True, description="a step that does harm is not published; its samples are used up by it")
+    gate_kl_nats: float = Field(0.1, gt=0, description="a token; a step that moves the policy by more does harm")
     lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
-    micro_batch_tokens: int = Field(16_384, ge=64)
+    trainer: Literal["torch", "fsdp", "megatron"] = Field("torch", description="torch is one process")
+    processes: int = Field(1, ge=1, description="of the trainer, on this machine; each has a GPU of its own, if any")
+    tensor_parallel: int = Field(1, ge=1, description="megatron: processes that share each matrix")
+    pipeline_parallel: int = Field(1, ge=1, description="megatron: processes that have the layers one after the other")
+    sequence_parallel: bool = Field(False, description="megatron: those that share matrices share tokens between them")
+    micro_batch_tokens: int = Field(16_384, ge=64, description="in one pass; what answers begin with alike counts once")
+    gradient_checkpointing: bool = Field(False, description="less memory, more time: layers are computed twice")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="of matrix products; weights, gradients, optimizer and log-softmax are float32 throughout",
+    )
     keep_checkpoints: int = Field(5, ge=1)
     seed: int = 0
     threads: int | None = Field(None, ge=1, description="torch threads; none: torch's own choice")
@@ -234,11 +251,46 @@ class TrainingSettings(Section):
 
     @model_validator(mode="after")
     def _known_together(self) -> "TrainingSettings":
-        if self.method == "topk" and self.loss != "ppo":
+        idle = [name for name in _OF_ADVANTAGES if self.method == "topk" and self._is_said(name)]
+        if idle:
             raise ValueError(
-                f"loss = {self.loss!r} says how advantages act, and method = 'topk' has none: it brings whole "
-                "distributions together. Leave loss out, or take another method"
+                f"{', '.join(idle)}: these say how advantages act, and method = 'topk' has none: it brings whole "
+                "distributions together. Leave them out, or take another method"
             )
+        return self
+
+    def _is_said(self, name: str) -> bool:
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
+
+    @model_validator(mode="after")
+    def _cut_as_the_trainer_can(self) -> "TrainingSettings":
+        cut = self.tensor_parallel * self.pipeline_parallel
+        if self.trainer == "torch" and self.processes > 1:
+            raise ValueError(f"trainer = 'torch' is one process, not {self.processes}. Take 'fsdp' or 'megatron'")
+        if self.trainer != "megatron" and (cut > 1 or self.sequence_parallel):
+            raise ValueError(
+                f"trainer = {self.trainer!r} cuts no matrices, layers or tokens: tensor_parallel, pipeline_parallel "
+                "and sequence_parallel are megatron's. Leave them out, or take 'megatron'"
+            )
+        if self.processes % cut:
+            raise ValueError(
+                f"processes = {self.processes} is no multiple of tensor_parallel * pipeline_parallel = {cut}: each "
+                "copy of the model needs so many"
+            )
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise ValueError("sequence_parallel shares tokens between those of tensor_parallel, which is 1")
+        if self.trainer != "torch" and (self.dtype != "float32" or self.gradient_checkpointing):
+            raise ValueError(
+                f"trainer = {self.trainer!r} computes in float32 and keeps what is inside layers: dtype and "
+                "gradient_checkpointing are torch's. Leave them out, or take 'torch'"
+            )
+        if self.trainer != "torch" and self.gate:
+            raise ValueError(
+                f"trainer = {self.trainer!r} can't look at what a step came to before it is published: gate is "
+                "torch's. Say gate = false, or take 'torch'"
+            )
+        if self.trainer == "megatron" and self.lora_rank is not None:
+            raise ValueError("lora_rank: megatron trains all weights. Leave it out, or take 'torch' or 'fsdp'")
         return self
 
     @property
@@ -247,6 +299,40 @@ class TrainingSettings(Section):
         binary = 0.0 if self.method in ("opd", "topk") else self.w_binary
         opd = 0.0 if self.method == "binary" else self.w_opd
         return binary, opd
+
+
+class WeightsSettings(Section):
+    """Versions on their way from the trainer to engines on another machine."""
+
+    offer_port: int | None = Field(
+        None, ge=0, le=65535, description="where the trainer offers its versions' files; none: engines see its disk"
+    )
+    offer_host: str = "127.0.0.1"
+    url: str | None = Field(
+        None,
+        description="of the trainer that offers them, and `up` starts none; none: versions lie where they were written",
+    )
+    api_key: SecretStr | None = Field(None, description="of the offer, the same on both machines")
+
+    @model_validator(mode="after")
+    def _a_key_guards_other_addresses(self) -> "WeightsSettings":
+        _refuse_userinfo("weights.url", self.url or "", "weights.api_key")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"weights.url is {self.url!r}, expected http://HOST:PORT")
+        if self.url is not None and self.offer_port is not None:
+            raise ValueError(
+                "weights.url says that the trainer is elsewhere, and weights.offer_port that it is here: name one"
+            )
+        if self.api_key is not None and self.api_key.get_secret_value() == EXAMPLE_KEY:
+            raise ValueError(
+                f"weights.api_key is {EXAMPLE_KEY!r}, as in the examples, which everybody knows: set another"
+            )
+        if self.offer_port is not None and self.offer_host not in LOOPBACK and self.api_key is None:
+            raise ValueError(
+                f"offer_host {self.offer_host} can be reached from outside: set weights.api_key on both machines, or "
+                "listen on 127.0.0.1 and bring the port over with ssh"
+            )
+        return self
 
 
 class MonitorSettings(Section):
@@ -290,6 +376,7 @@ class Settings(BaseSettings):
     judge: JudgeSettings = JudgeSettings()
     samples: SamplesSettings = SamplesSettings()
     training: TrainingSettings = TrainingSettings()
+    weights: WeightsSettings = WeightsSettings()
     monitor: MonitorSettings = MonitorSettings()
 
     @classmethod

@@ -7,6 +7,7 @@ ClawstreamError
 |   +-- UnusableCheckpoint a checkpoint folder is incomplete or of another model
 |   +-- SamplesGone        a plan names samples that are not on the log any more
 |   +-- TrainingDiverged   a step's gradient is not finite, or the step too small to be seen
+|   |   +-- GradientNotFinite  the former, which a gate rejects
 |   +-- DatabaseMismatch   the database's schema is not the one this version writes
 |   +-- PartUnavailable    a server that is needed is not there (broker, database, engine, Java)
 |   +-- TooManyFailures    a stage set too many records aside: exit code 3, it is not to be started again unlooked at
@@ -14,6 +15,7 @@ ClawstreamError
 |   +-- UndecodableRecord  bytes that no schema of ours explains
 |   +-- ParkedRecord       it follows one of its session that is set aside, and waits behind it
 |   +-- UnusableExchange   an exchange that can't become a turn or a sample
++-- StepRefused       what a step came to is not published; the policy goes on from the version before
 +-- UnrenderableRequest  the template can't express a request; the client has to change it
 +-- TryLater           a peer did not answer as it should; the same call may succeed later
 
@@ -53,6 +55,10 @@ class TrainingDiverged(OperatorError):
     """A step's gradient is not a finite number, or the step changes nothing that is published: no version is."""
 
 
+class GradientNotFinite(TrainingDiverged):
+    """A step's gradient is not a finite number: the weights are as they were before it."""
+
+
 class DatabaseMismatch(OperatorError):
     """The database's schema is not the one that this version reads and writes."""
 
@@ -81,6 +87,10 @@ class ParkedRecord(UnusableEvent):
 
 class UnusableExchange(UnusableEvent):
     """An exchange that can't become a turn or a sample."""
+
+
+class StepRefused(ClawstreamError):
+    """The gate does not let a step's outcome be published; the message says why, and the weights have moved."""
 
 
 class UnrenderableRequest(ClawstreamError):

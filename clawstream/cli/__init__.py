@@ -14,7 +14,22 @@ from rich.console import Console
 from rich.markup import escape
 
 from clawstream import __version__
-from clawstream.cli import audit, demo, dlq, keys, launch, openclaw, read, replay, stages, status, topics, up
+from clawstream.cli import (
+    audit,
+    demo,
+    dlq,
+    keys,
+    launch,
+    learn,
+    openclaw,
+    policy,
+    read,
+    replay,
+    stages,
+    status,
+    topics,
+    up,
+)
 from clawstream.cli.process import Context
 from clawstream.errors import OperatorError, TryLater
 
@@ -28,11 +43,13 @@ app = typer.Typer(
 app.command("up", rich_help_panel="Run")(up.up)
 app.command("launch", rich_help_panel="Run")(launch.launch)
 app.command("demo", rich_help_panel="Run")(demo.demo)
+app.command("learn", rich_help_panel="Run")(learn.learn)
 app.command("status", rich_help_panel="Look")(status.status)
 read.register(app)
 topics.register(app)
 dlq.register(app)
 keys.register(app)
+policy.register(app)
 openclaw.register(app)
 replay.register(app)
 stages.register(app)

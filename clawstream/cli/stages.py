@@ -109,7 +109,18 @@ def train(
     from clawstream.training.loop import train as loop
 
     if samples_of is None:
-        _with_log(settings, "train", lambda log, stop: loop(settings, log, stop=stop))
+        if settings.weights.url is not None:
+            raise ConfigError(
+                "weights.url is set: this policy's trainer runs elsewhere, and two would take different steps under "
+                "one version's name. Nothing is trained here; take weights.url out to train here"
+            )
+        from clawstream.training.offering import offering
+
+        async def live(log: "KafkaLog", stop: asyncio.Event) -> None:
+            async with offering(settings.weights, settings.checkpoints_dir):
+                await loop(settings, log, stop=stop)
+
+        _with_log(settings, "train", live)
         return
     name = samples_of
     from clawstream.replay.registry import Registry
@@ -143,16 +154,20 @@ def weights(context: typer.Context) -> None:
     """Let the engines take over each published version while they serve."""
     settings = _settings(context, "weights")
     from clawstream.inference.sglang import SglangEngine, engine_session
+    from clawstream.weights.fetching import Fetcher
     from clawstream.weights.stage import keep_current
 
+    base, fetched = settings.engine.model_path, settings.data_dir / "fetched" / settings.policy.id
+
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
-        async with engine_session(settings.engine) as session:
+        async with (
+            engine_session(settings.engine) as session,
+            Fetcher.open(settings.weights, fetched, base) as fetcher,
+        ):
             engines = [
                 SglangEngine(session, url, load_s=settings.engine.loads_within_s) for url in settings.engine.addresses
             ]
-            await keep_current(
-                engines, log, policy_id=settings.policy.id, stop=stop, model_path=settings.engine.model_path
-            )
+            await keep_current(engines, log, policy_id=settings.policy.id, stop=stop, model_path=base, fetcher=fetcher)
 
     _with_log(settings, "weights", main)
 

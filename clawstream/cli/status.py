@@ -95,8 +95,16 @@ def blocks(
         yield _verdicts(found.log, now_ms)
     if found.monitor is not None:
         yield _monitor(found.monitor)
+    for alarm in _alarms(found):
+        yield f"[red]learning stands still:[/] {escape(alarm)}"
     for problem in found.problems:
         yield f"[yellow]not known:[/] {escape(problem)}"
+
+
+def _alarms(found: "Status") -> list[str]:
+    """Return why learning stands still, as the log and the monitor say it, each reason once."""
+    said = (None if found.log is None else found.log.alarm, (found.monitor or {}).get("alarm"))
+    return list(dict.fromkeys(alarm for alarm in said if alarm is not None))
 
 
 def _parts(parts: "tuple[PartState, ...]", now_ms: int) -> Table:
@@ -111,8 +119,10 @@ def _parts(parts: "tuple[PartState, ...]", now_ms: int) -> Table:
 def _policy(log: "LogStatus", now_ms: int) -> dict[str, str]:
     oldest = "" if log.oldest_waiting_at_ms is None else f", the oldest {_ago(log.oldest_waiting_at_ms, now_ms)}"
     active = {f"active at {engine}": str(version) for engine, version in log.active_versions.items()}
+    rejected = {} if log.rejected_because is None else {f"rejected {log.rejected_version}": log.rejected_because}
     return {
         "published": _or_none(log.published_version),
+        **rejected,
         **active,
         "samples waiting": f"{log.samples_waiting}{oldest}",
     }
@@ -140,6 +150,7 @@ def _monitor(told: Mapping[str, Any]) -> Table:
         "votes failed": lambda part: part["failed_share"],
         "samples": lambda part: part["samples"],
         "samples refused": lambda part: sum(part["refusals"].values()),
+        "steps rejected": lambda part: part["steps_rejected"],
         "activations": lambda part: part["activations"],
         "longest pause, ms": lambda part: part["pause_ms_max"],
     }

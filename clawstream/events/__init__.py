@@ -18,6 +18,7 @@ from clawstream.events.control import (
     OffsetRange,
     ReplayEnded,
     ReplayStarted,
+    RollbackAsked,
     SamplesPromoted,
     VotesFrom,
 )
@@ -50,6 +51,7 @@ from clawstream.events.policy import (
     PolicyActivated,
     PolicyPublished,
     PolicyRejected,
+    StepRejected,
     StepTaken,
     TopicOffset,
 )
@@ -73,12 +75,14 @@ EVENTS: tuple[type[Event], ...] = (
     SampleRefused,
     BatchPlanned,
     StepTaken,
+    StepRejected,
     PolicyPublished,
     PolicyActivated,
     PolicyRejected,
     ReplayStarted,
     ReplayEnded,
     SamplesPromoted,
+    RollbackAsked,
 )
 
 __all__ = [
@@ -109,6 +113,7 @@ __all__ = [
     "ReplayEnded",
     "ReplayStarted",
     "RequestDelta",
+    "RollbackAsked",
     "SampleAssembled",
     "SampleRefused",
     "SamplesPromoted",
@@ -116,6 +121,7 @@ __all__ = [
     "SessionDone",
     "SessionEvent",
     "SessionIdle",
+    "StepRejected",
     "StepTaken",
     "TokenIds",
     "TopicOffset",

@@ -84,6 +84,17 @@ class SamplesPromoted(PolicyEvent):
     promoted_at_ms: int  # since the epoch, UTC
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackAsked(PolicyEvent):
+    """The policy is to be again what an earlier version is: its trainer's next version has those weights."""
+
+    IDENTITY: ClassVar = ("policy_id", "number")
+
+    number: int  # 1, 2, .. for each policy
+    to_version: int
+    asked_at_ms: int  # since the epoch, UTC
+
+
 def promotions(events: Iterable[SamplesPromoted]) -> list[SamplesPromoted]:
     """Return what is promoted for a policy, the newest last, and without what was rolled back.
 

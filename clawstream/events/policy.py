@@ -1,6 +1,9 @@
-"""The life of a policy: batches planned, steps taken, versions published and taken over by engines.
+"""The life of a policy: batches planned, steps taken or rejected, versions published and taken over by engines.
 
-Version 0 is the base; the step that trains on the n-th batch makes version n.
+Version 0 is the base; the n-th plan names version n. A number is given once: that of a rejected step is never
+published, no later plan has it, and the next version's parent is the one before it. So of each plan the log says one of
+two things in the end, StepTaken with PolicyPublished, or StepRejected, and its samples are used up by either. How many
+versions old a sample is counts numbers, those of rejected steps included.
 """
 
 from dataclasses import dataclass
@@ -32,6 +35,7 @@ class BatchPlanned(PolicyEvent):
     settings: bytes  # the training settings, as JSON
     planned_at_ms: int  # since the epoch, UTC
     replay: str | None = None  # whose samples they are; None: the live ones
+    rollback: int | None = None  # the number of the rollback that it carries out, without a sample; None: it is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,19 @@ class StepTaken(PolicyEvent):
     behaviour_kl_nats: float | None = None  # sampled - old, a token: how far the engine's policy was from the trainer's
     mean_response_tokens: float | None = None  # of the answers trained on
     weights_changed_share: float | None = None  # of the published numbers; None: no step was taken, or not said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRejected(PolicyEvent):
+    """What a plan's step came to would do harm: there is no such version, and the policy is as it was before."""
+
+    IDENTITY: ClassVar = ("policy_id", "policy_version")
+
+    policy_version: int
+    num_samples: int  # used up by it
+    reason: str
+    step_ms: int
+    rejected_at_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

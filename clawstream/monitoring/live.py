@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from clawstream.monitoring.alarm import starved
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.tallies import Tally
 from clawstream.monitoring.windows import MINUTE_MS, Window, Windows, total
@@ -38,6 +39,7 @@ class Report:
     active_versions: Mapping[str, int]  # by engine
     samples_waiting: int
     oldest_waiting_s: float | None  # None: no sample waits
+    alarm: str | None  # why learning stands still; None: it does not
     hour: Stretch
     minutes: tuple[Stretch, ...]  # in order; the last one is not over
 
@@ -63,6 +65,7 @@ class Live:
         windows = self._windows.last_hour(now_ms)
         oldest_ms = self._board.oldest_ms
         start_ms = windows[0].start_ms
+        of_hour = total(windows)
         return Report(
             at_ms=now_ms,
             rebuilt=not self._unread,
@@ -70,7 +73,8 @@ class Live:
             active_versions=dict(self._board.active_versions),
             samples_waiting=self._board.num_waiting,
             oldest_waiting_s=None if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000,
-            hour=Stretch(start_ms=start_ms, seconds=(now_ms - start_ms) / 1000, tally=total(windows)),
+            alarm=self._board.alarm or starved(of_hour),
+            hour=Stretch(start_ms=start_ms, seconds=(now_ms - start_ms) / 1000, tally=of_hour),
             minutes=tuple(_minute(window, now_ms) for window in windows),
         )
 

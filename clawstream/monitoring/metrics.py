@@ -28,6 +28,7 @@ _BY_STRETCH: Mapping[str, tuple[str, Callable[[Stretch], float | None]]] = {
     "votes_unreadable_share": ("Of the judges' replies", lambda stretch: stretch.tally.unreadable_share),
     "votes_failed_share": ("Votes without a reply, of all", lambda stretch: stretch.tally.failed_share),
     "steps": ("Optimizer steps", lambda stretch: stretch.tally.steps),
+    "steps_rejected": ("Steps whose outcome was not published", lambda stretch: stretch.tally.steps_rejected),
     "activations": ("Versions taken over by engines", lambda stretch: stretch.tally.activations),
     "rejections": ("Versions refused by engines", lambda stretch: stretch.tally.rejections),
     "pause_ms_max": ("The longest pause of an engine for new weights", lambda stretch: stretch.tally.pause_ms_max),
@@ -68,6 +69,8 @@ class _Told(Collector):
         yield _family("samples_waiting", "Samples in no batch yet", (), {(): report.samples_waiting})
         yield _family("samples_oldest_waiting_seconds", "Age of the oldest", (), {(): report.oldest_waiting_s})
         yield _family("policy_published_version", "The newest", (), {(): report.published_version})
+        stands_still: Values = {(): int(report.alarm is not None)}
+        yield _family("learning_stands_still", "1 where it does; /windows says why", (), stands_still)
         active: Values = {(engine,): version for engine, version in report.active_versions.items()}
         yield _family("policy_active_version", "What each engine serves", ("engine",), active)
         yield _family("monitor_rebuilt", "1 once the last hour was read", (), {(): int(report.rebuilt)})

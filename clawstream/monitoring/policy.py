@@ -6,7 +6,15 @@ either may come first.
 
 from typing import NamedTuple
 
-from clawstream.events import BatchPlanned, PolicyActivated, PolicyPublished, SampleAssembled
+from clawstream.events import (
+    BatchPlanned,
+    PolicyActivated,
+    PolicyPublished,
+    SampleAssembled,
+    StepRejected,
+    StepTaken,
+)
+from clawstream.monitoring.alarm import Outcome, recent, standstill
 from clawstream.stream.stage import Record
 
 PLANNED_KEPT = 4096  # ids of the newest plans; older samples lie before where their partition is used up
@@ -34,11 +42,18 @@ class PolicyBoard:
         self._next_offsets: dict[tuple[str, int], int] = {}
         self.published_version: int | None = None  # the newest
         self.active_versions: dict[str, int] = {}  # by engine
+        self._outcomes: list[Outcome] = []  # of the newest steps
+        self.rejected: StepRejected | None = None  # the newest step that was; None also once one was kept after it
 
     @property
     def used_up(self) -> dict[tuple[str, int], int]:
         """Partition -> the first offset that may hold a sample in no plan; one that is missing was never planned."""
         return dict(self._used_up)
+
+    @property
+    def alarm(self) -> str | None:
+        """Why so many samples moved nothing; None: something moved, or they are too few."""
+        return standstill(self._outcomes)
 
     @property
     def num_waiting(self) -> int:
@@ -61,7 +76,13 @@ class PolicyBoard:
                 self._wait(event.sample_id, _Place(record.topic, record.partition, record.offset, record.timestamp_ms))
             case BatchPlanned(policy_id=self._policy_id):
                 self._plan(event)
+            case StepTaken(policy_id=self._policy_id):
+                self._outcomes = recent([*self._outcomes, event])
+            case StepRejected(policy_id=self._policy_id):
+                self.rejected = event
+                self._outcomes = recent([*self._outcomes, event])
             case PolicyPublished(policy_id=self._policy_id):
+                self.rejected = None
                 self.published_version = max(event.policy_version, self.published_version or 0)
             case PolicyActivated(policy_id=self._policy_id):
                 self.active_versions[event.engine] = event.policy_version

@@ -45,6 +45,9 @@ class LogStatus:
     lag_records: Mapping[str, int | None]  # by stage; None: it has never read
     published_version: int | None
     active_versions: Mapping[str, int]  # by engine
+    rejected_version: int | None  # the newest step, if it was rejected
+    rejected_because: str | None
+    alarm: str | None  # why so many samples moved nothing; None: they moved something
     samples_waiting: int
     oldest_waiting_at_ms: int | None  # when the broker appended it; None: none waits
     last_verdicts: tuple[Verdict, ...]  # the newest first
@@ -104,6 +107,9 @@ async def read_log(kafka_log: KafkaLog, policy_id: str) -> LogStatus:
         lag_records={stage: await kafka_log.lag(stage) for stage in STAGES},
         published_version=board.published_version,
         active_versions=dict(board.active_versions),
+        rejected_version=None if board.rejected is None else board.rejected.policy_version,
+        rejected_because=None if board.rejected is None else board.rejected.reason,
+        alarm=board.alarm,
         samples_waiting=board.num_waiting,
         oldest_waiting_at_ms=board.oldest_ms,
         last_verdicts=await _last_verdicts(kafka_log),

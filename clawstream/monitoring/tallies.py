@@ -15,6 +15,7 @@ from clawstream.events import (
     PolicyRejected,
     SampleAssembled,
     SampleRefused,
+    StepRejected,
     StepTaken,
     TurnOrphaned,
     TurnPaired,
@@ -43,6 +44,7 @@ class Tally:
     samples: int = 0
     refusals: Mapping[str, int] = field(default_factory=dict)
     steps: int = 0
+    steps_rejected: int = 0
     activations: int = 0
     rejections: int = 0
     pause_ms_max: float | None = None
@@ -61,6 +63,7 @@ class Tally:
             samples=self.samples + other.samples,
             refusals=_summed(self.refusals, other.refusals),
             steps=self.steps + other.steps,
+            steps_rejected=self.steps_rejected + other.steps_rejected,
             activations=self.activations + other.activations,
             rejections=self.rejections + other.rejections,
             pause_ms_max=_larger(self.pause_ms_max, other.pause_ms_max),
@@ -111,6 +114,8 @@ def tally(event: Event) -> Tally:
             return Tally(refusals={event.reason.value: 1})
         case StepTaken():
             return Tally(steps=1)
+        case StepRejected():
+            return Tally(steps_rejected=1)
         case PolicyActivated():
             return Tally(activations=1, pause_ms_max=event.pause_ms)
         case PolicyRejected():

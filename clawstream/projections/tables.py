@@ -256,6 +256,7 @@ batches = _policy_facts(
     _must("settings", JSONB),
     _must("planned_at_ms", BigInteger),
     _may("replay", Text),
+    _may("rollback", BigInteger),
 )
 
 steps = _policy_facts(
@@ -303,8 +304,11 @@ activations = _policy_facts(
 
 rejections = _policy_facts(
     "rejections",
-    _must("engine", Text),
+    _must("kind", Text),  # engine: it did not take the version over; step: its outcome was not published
+    _may("engine", Text),
+    _may("num_samples", BigInteger),
     _must("reason", Text),
+    _may("step_ms", BigInteger),
     _must("rejected_at_ms", BigInteger),
 )
 
@@ -348,6 +352,15 @@ promotions = _facts(
     _may("replay", Text),
     _may("undoes", BigInteger),
     _must("promoted_at_ms", BigInteger),
+)
+
+rollbacks = _facts(
+    "rollbacks",
+    CONTROL,
+    _must("policy_id", Text),
+    _must("number", BigInteger),
+    _must("to_version", BigInteger),
+    _must("asked_at_ms", BigInteger),
 )
 
 offsets = Table(

@@ -16,11 +16,13 @@ from clawstream.events import (
     PolicyRejected,
     ReplayEnded,
     ReplayStarted,
+    RollbackAsked,
     SampleAssembled,
     SampleRefused,
     SamplesPromoted,
     SessionDone,
     SessionIdle,
+    StepRejected,
     StepTaken,
     TurnOrphaned,
     TurnPaired,
@@ -114,12 +116,17 @@ def _judging(event: Event) -> str | None:
 def _policy(event: Event) -> str | None:
     match event:
         case BatchPlanned():
+            if event.rollback is not None:
+                return f"{event.policy_id} v{event.policy_version}: back to v{event.parent_version}"
             return f"{event.policy_id} v{event.policy_version}: {len(event.sample_ids)} samples planned"
         case StepTaken():
             took = f"{event.num_samples} samples in {event.step_ms} ms"
             figures = {"loss": event.loss_nats, "kl": event.kl_reference_nats, "reward": event.mean_reward}
             said = "".join(f", {name} {figure:.4f}" for name, figure in figures.items() if figure is not None)
             return f"{event.policy_id} v{event.policy_version}: {took}{said}"
+        case StepRejected():
+            used = f"{event.num_samples} samples are used up"
+            return f"{event.policy_id} v{event.policy_version} rejected, {used}: {_short(event.reason)}"
         case PolicyPublished():
             return f"{event.policy_id} v{event.policy_version} at {_short(event.path)}"
         case PolicyActivated():
@@ -138,6 +145,8 @@ def _control(event: Event) -> str | None:
         case SamplesPromoted():
             said = "the live samples" if event.replay is None else f"the samples of replay {event.replay}"
             return f"{event.policy_id} number {event.number}: {said}"
+        case RollbackAsked():
+            return f"{event.policy_id} number {event.number}: back to version {event.to_version}"
     return None
 
 

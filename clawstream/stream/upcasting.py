@@ -36,6 +36,7 @@ def unsaid(*fields: str) -> Upcast:
 UPCASTERS: Upcasters = MappingProxyType(
     {
         (BatchPlanned, 1): unsaid("replay"),
+        (BatchPlanned, 2): unsaid("rollback"),
         (ExchangeCompleted, 1): unsaid("key_name", "num_spliced"),
         (ExchangeFailed, 1): unsaid("key_name"),
         (FeedbackGiven, 1): unsaid("key_name"),

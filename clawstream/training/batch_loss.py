@@ -15,7 +15,7 @@ from clawstream.events import SampleAssembled
 from clawstream.training.advantages import Signals, has_signal, token_advantages
 from clawstream.training.answers import Suffix
 from clawstream.training.losses import LogProbs, Objective, Tally, distillation_loss, policy_loss
-from clawstream.training.torch_model import Look, Top, TorchModel, Weights
+from clawstream.training.model import Look, Model, Top, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Scored:
 class BatchLoss:
     """A method and its weights, on one model."""
 
-    def __init__(self, model: TorchModel, settings: TrainingSettings) -> None:
+    def __init__(self, model: Model, settings: TrainingSettings) -> None:
         self._model = model
         self._budget_tokens = settings.micro_batch_tokens
         self._top_tokens = settings.topk_tokens if settings.method == "topk" else None
@@ -66,21 +66,26 @@ class BatchLoss:
         plain = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in samples]
         chosen = [i for i, s in enumerate(samples) if s.hinted_prompt_ids is not None and self._signals.w_opd > 0]
         questions = [plain[i]._replace(prompt_ids=samples[i].hinted_prompt_ids or ()) for i in chosen]
+        leashed = plain if self.objective.kl > 0 else []
         hinted: dict[int, Tensor] = {}
         tops: dict[int, Top] = {}
-        if self._top_tokens is None:
-            answers = model.score(questions, weights=teacher, budget_tokens=budget)
-            hinted = dict(zip(chosen, answers, strict=True))
-        else:
+        if self._top_tokens is not None:
             found = model.likeliest(questions, num_tokens=self._top_tokens, weights=teacher, budget_tokens=budget)
             tops = dict(zip(chosen, found, strict=True))
+            answers = model.score(leashed, weights=reference, budget_tokens=budget)
+        elif teacher is reference:  # at once: with the hint and without it a question begins alike
+            both = model.score([*questions, *leashed], weights=reference, budget_tokens=budget)
+            hinted, answers = dict(zip(chosen, both, strict=False)), both[len(chosen) :]
+        else:
+            hinted = dict(zip(chosen, model.score(questions, weights=teacher, budget_tokens=budget), strict=True))
+            answers = model.score(leashed, weights=reference, budget_tokens=budget)
         return Scored(
             samples=samples,
             plain=plain,
             hinted=hinted,
             tops=tops,
             old=model.score(plain, weights=None, budget_tokens=budget) if moves else None,
-            reference=model.score(plain, weights=reference, budget_tokens=budget) if self.objective.kl > 0 else None,
+            reference=answers if self.objective.kl > 0 else None,
         )
 
     def of(self, scored: Scored, group: Sequence[int], *, baseline: float) -> tuple[Tensor, Tally, Tensor]:

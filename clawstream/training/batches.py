@@ -5,7 +5,7 @@ the log, is executed as it stands, and what it or an earlier plan names is taken
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -59,11 +59,18 @@ class Batch:
 class Batcher:
     """Collects samples in the order in which they are read, and gives each one out once.
 
-    `planned` is every plan of this policy on the log; those after `executed_version` are still to be
-    executed, and reading starts at `resume_offsets(planned, executed_version)`.
+    `planned` is every plan of this policy on the log; those after `executed_version` are still to be executed, but for
+    the `rejected`, and reading starts at `resume_offsets(planned, executed_version)`.
     """
 
-    def __init__(self, rules: Rules, planned: Iterable[BatchPlanned] = (), *, executed_version: int = 0) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        planned: Iterable[BatchPlanned] = (),
+        *,
+        executed_version: int = 0,
+        rejected: Container[int] = (),
+    ) -> None:
         self.dropped: Counter[DropReason] = Counter()
         self._rules = rules
         self._waiting: dict[str, Arrival] = {}  # by sample id, in order of arrival
@@ -74,7 +81,7 @@ class Batcher:
         for plan in first_plans(planned):
             self._taken.update(plan.sample_ids)
             self._read |= {(o.topic, o.partition): o.next_offset for o in plan.offsets}
-            if plan.policy_version > executed_version:
+            if plan.policy_version > executed_version and plan.policy_version not in rejected:
                 self._pending.append(plan)
         self._wanted = {name for plan in self._pending for name in plan.sample_ids}
 
@@ -120,7 +127,7 @@ class Batcher:
         return [name for name in plan.sample_ids if name not in self._found]
 
     def executed(self, plan: BatchPlanned) -> None:
-        """The step of the oldest pending plan is taken: let go of its samples."""
+        """The step of the oldest pending plan is taken, or rejected: let go of its samples."""
         assert self._pending, f"version {plan.policy_version} was executed, but no plan is pending"
         assert self._pending[0].policy_version == plan.policy_version, "plans are executed in their order"
         self._pending.pop(0)

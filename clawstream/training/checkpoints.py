@@ -18,24 +18,15 @@ from typing import Any
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import BatchPlanned, StepTaken, TopicOffset
+from clawstream.inference.version_folder import ADAPTER_CONFIG, MANIFEST, File, version_name
 from clawstream.locks import locked
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
 FORMAT = 1
 _LOCK = ".lock"
 _NAME = re.compile(r"v(\d{6,})")
 _ASIDE = re.compile(r"\.(writing|removing)-v\d{6,}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class File:
-    """A file of a checkpoint."""
-
-    name: str  # with its folder, inside the checkpoint
-    num_bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +49,11 @@ class Checkpoint:
         """Of all files but the manifest."""
         return sum(file.num_bytes for file in self.files)
 
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it lies on the base's weights, in place of being all of them."""
+        return any(file.name == ADAPTER_CONFIG for file in self.files)
+
 
 @contextmanager
 def alone_on(root: Path) -> Iterator[None]:
@@ -74,7 +70,7 @@ def alone_on(root: Path) -> Iterator[None]:
 def write(root: Path, plan: BatchPlanned, step: StepTaken, save: Callable[[Path], None]) -> Checkpoint:
     """Have `save` fill a folder, and put it in its place whole; a broken one of the same version gives way."""
     root.mkdir(parents=True, exist_ok=True)
-    target = root / _name(plan.policy_version)
+    target = root / version_name(plan.policy_version)
     writing = root / f".writing-{target.name}"
     if writing.exists():
         shutil.rmtree(writing)
@@ -91,6 +87,11 @@ def write(root: Path, plan: BatchPlanned, step: StepTaken, save: Callable[[Path]
     return read(target, contents=False)
 
 
+def folder_of(root: Path, version: int) -> Path:
+    """Return where the version stands, if it does."""
+    return root / version_name(version)
+
+
 def read(folder: Path, *, contents: bool = True) -> Checkpoint:
     """Return the checkpoint, with its files verified: present, of their size and, with `contents`, of their sha256.
 
@@ -101,7 +102,7 @@ def read(folder: Path, *, contents: bool = True) -> Checkpoint:
         checkpoint = _checkpoint(folder, json.loads(raw), hashlib.sha256(raw).hexdigest())
     except (ValueError, KeyError, TypeError) as error:
         raise _unusable(folder, MANIFEST, f"{len(raw)} bytes that are no manifest ({error!r})", "a manifest") from error
-    if _name(checkpoint.version) != folder.name:
+    if version_name(checkpoint.version) != folder.name:
         raise _unusable(folder, MANIFEST, f"version {checkpoint.version}", "the version of its folder's name")
     for file in checkpoint.files:
         _verify(folder, file, contents=contents)
@@ -112,7 +113,7 @@ def latest(root: Path) -> Checkpoint | None:
     """Return the newest complete checkpoint; what is incomplete is passed over and logged. None: there is none."""
     for version in sorted(_versions(root), reverse=True):
         try:
-            return read(root / _name(version))
+            return read(root / version_name(version))
         except UnusableCheckpoint as error:
             log.warning("checkpoint_passed_over version=%d reason=%s", version, error)
     return None
@@ -126,10 +127,10 @@ def prune(root: Path, *, keep: int, active: int | None) -> tuple[int, ...]:
     for path in root.iterdir():
         if _ASIDE.fullmatch(path.name):
             shutil.rmtree(path)
-    complete = sorted(v for v in _versions(root) if (root / _name(v) / MANIFEST).exists())
+    complete = sorted(v for v in _versions(root) if (root / version_name(v) / MANIFEST).exists())
     removed = tuple(v for v in complete[: -max(keep, 1)] if v != active)
     for version in removed:
-        _remove(root / _name(version))
+        _remove(root / version_name(version))
     return removed
 
 
@@ -138,10 +139,6 @@ def fingerprint(folder: Path) -> str:
     names = [p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin") or p.name == "config.json"]
     files = [_describe(folder, path) for path in sorted(names)]
     return hashlib.sha256(json.dumps([asdict(file) for file in files]).encode()).hexdigest()
-
-
-def _name(version: int) -> str:
-    return f"v{version:06d}"
 
 
 def _versions(root: Path) -> list[int]:

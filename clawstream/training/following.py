@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from clawstream.config import Settings
-from clawstream.events import BatchPlanned, Event, SamplesPromoted
+from clawstream.events import BatchPlanned, Event, RollbackAsked, SamplesPromoted
 from clawstream.events.control import promotions
 from clawstream.stream.log import Arrived, Place, Start
 from clawstream.stream.topics import replay_topic
@@ -54,6 +54,7 @@ class Following:
         self._retraining = retraining
         self._limits = limits
         self._promoted: list[SamplesPromoted] = []
+        self.rollbacks: list[RollbackAsked] = []
         self.replay: str | None = None  # whose samples are read; None: the live ones
         self.all_read = False  # of a replay that is read to its end
         self.arrived = asyncio.Event()
@@ -72,10 +73,11 @@ class Following:
         return standing[-1].replay if standing else None
 
     async def read_promotions(self, *, until_end: bool) -> None:
-        """Know which samples are promoted."""
+        """Know which samples are promoted, and which version the policy is to be again."""
         async for records in self._log.follow([CONTROL_TOPIC], "earliest", until_end=until_end):
             events = of_policy(records, self._settings.policy.id)
             self._promoted += [event for event in events if isinstance(event, SamplesPromoted)]
+            self.rollbacks += [event for event in events if isinstance(event, RollbackAsked)]
             self.arrived.set()
 
     def turn_to(self, replay: str | None, *, executed_version: int) -> None:
@@ -85,7 +87,9 @@ class Following:
         of = self._settings.policy.id if self._retraining is None else self._retraining.of
         self.replay = replay
         these = rules(self._settings, of=of, limits=self._limits)
-        self.batcher = Batcher(these, self._lived.plans, executed_version=executed_version)
+        self.batcher = Batcher(
+            these, self._lived.plans, executed_version=executed_version, rejected=self._lived.rejected
+        )
         self.all_read = False
         self._positions = {}
         self.quarantine.turn()

@@ -8,10 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from clawstream.errors import UnusableCheckpoint
-from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, PolicyPublished, SampleAssembled, StepTaken
+from clawstream.events import (
+    BatchPlanned,
+    PolicyActivated,
+    PolicyEvent,
+    PolicyPublished,
+    RollbackAsked,
+    SampleAssembled,
+    StepRejected,
+    StepTaken,
+)
+from clawstream.inference.adapters import adapter_name
 from clawstream.stream.log import Arrived
 from clawstream.stream.stage import Record
-from clawstream.training.batches import versions_behind
+from clawstream.training.batches import first_plans, versions_behind
 from clawstream.training.checkpoints import Checkpoint
 from clawstream.training.trainer import Update
 
@@ -23,6 +33,7 @@ class Lived:
     plans: list[BatchPlanned] = field(default_factory=list)
     steps: dict[int, StepTaken] = field(default_factory=dict)  # by version
     published: dict[int, PolicyPublished] = field(default_factory=dict)  # by version
+    rejected: dict[int, StepRejected] = field(default_factory=dict)  # by version
     active: int | None = None  # None: no engine has taken any version over
 
     def learn(self, event: PolicyEvent) -> None:
@@ -34,8 +45,41 @@ class Lived:
                 self.steps.setdefault(event.policy_version, event)
             case PolicyPublished():
                 self.published.setdefault(event.policy_version, event)
+            case StepRejected():
+                self.rejected.setdefault(event.policy_version, event)
             case PolicyActivated():
                 self.active = event.policy_version
+
+    def decided(self, version: int) -> int:
+        """Return up to which version nothing is left to do, `version` being the newest that is whole on disk.
+
+        Beyond it stand the numbers of rejected steps, up to the first plan that is still to be executed.
+        """
+        for plan in first_plans(self.plans):
+            if plan.policy_version > version and plan.policy_version not in self.rejected:
+                break
+            version = max(version, plan.policy_version)
+        return version
+
+    def pending(self, version: int) -> list[BatchPlanned]:
+        """Return the plans that are still to be executed, in order, `version` being the newest that is on disk."""
+        return [
+            plan
+            for plan in first_plans(self.plans)
+            if plan.policy_version > version and plan.policy_version not in self.rejected
+        ]
+
+    def num_updates(self, first_version: int, version: int) -> int:
+        """Return how many steps lie between two versions, without those that were rejected and without rollbacks."""
+        back = {plan.policy_version for plan in first_plans(self.plans) if plan.rollback is not None}
+        return version - first_version - sum(first_version < none <= version for none in back | self.rejected.keys())
+
+    def rollback(self, asked: Sequence[RollbackAsked]) -> RollbackAsked | None:
+        """Return the rollback that is still to be carried out; of several the newest. None: there is none."""
+        done = max((plan.rollback for plan in self.plans if plan.rollback is not None), default=0)
+        first = {event.number: event for event in reversed(asked)}
+        newest = max(first, default=0)
+        return first[newest] if newest > done else None
 
     def unsaid(self, checkpoint: Checkpoint, *, now_ms: int) -> list[PolicyEvent]:
         """Return what the log lacks of a version that is whole on disk.
@@ -92,14 +136,27 @@ def step_taken(
     )
 
 
-def publication(checkpoint: Checkpoint, *, now_ms: int) -> PolicyPublished:
-    """Say that engines may take the checkpoint over."""
+def rejection(plan: BatchPlanned, why: str, *, step_ms: int, now_ms: int) -> StepRejected:
+    """Say that what the plan's step came to is not published."""
+    return StepRejected(
+        policy_id=plan.policy_id,
+        policy_version=plan.policy_version,
+        num_samples=len(plan.sample_ids),
+        reason=why,
+        step_ms=step_ms,
+        rejected_at_ms=now_ms,
+    )
+
+
+def publication(checkpoint: Checkpoint, *, now_ms: int, policy_id: str | None = None) -> PolicyPublished:
+    """Say that engines may take the checkpoint over; `policy_id` names the policy that starts from it, if another."""
+    policy_id = policy_id or checkpoint.plan.policy_id
     return PolicyPublished(
-        policy_id=checkpoint.plan.policy_id,
+        policy_id=policy_id,
         policy_version=checkpoint.version,
         parent_version=checkpoint.plan.parent_version,
         path=str(checkpoint.path.absolute()),
-        adapter=None,
+        adapter=adapter_name(policy_id, checkpoint.version) if checkpoint.is_adapter else None,
         manifest_sha256=checkpoint.manifest_sha256,
         num_bytes=checkpoint.num_bytes,
         published_at_ms=now_ms,

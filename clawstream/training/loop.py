@@ -1,8 +1,9 @@
 """The training loop: samples in, published versions out; written to be killed at any line and started again.
 
 A batch is planned on the log before its step, the checkpoint's manifest holds the plan and what the step did, and only
-a checkpoint that is whole on disk is published. So after a restart the log and the checkpoints say together what is
-still to be done: publish again, execute a plan that was written, or read on from the newest plan's offsets.
+a checkpoint that is whole on disk is published; a step that does harm leaves no checkpoint, but a rejection on the log.
+So after a restart the log and the checkpoints say together what is still to be done: publish again, execute a plan that
+was written and not rejected, or read on from the newest plan's offsets.
 """
 
 import asyncio
@@ -11,16 +12,18 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 from clawstream.config import Settings
-from clawstream.errors import ConfigError, SamplesGone
-from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled
-from clawstream.training.batches import Batch, Batcher, first_plans
-from clawstream.training.checkpoints import alone_on, latest, prune, read
+from clawstream.errors import ConfigError, SamplesGone, UnusableCheckpoint
+from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
+from clawstream.training.batches import Batch, Batcher
+from clawstream.training.checkpoints import alone_on, folder_of, latest, prune, read
 from clawstream.training.following import Following, TrainingLog
 from clawstream.training.lived import Lived, of_policy
 from clawstream.training.retraining import Retraining, first_publication
-from clawstream.training.stepping import Stepper
+from clawstream.training.stepping import Stepper, refuse_what_cannot_be
 from clawstream.training.torch_model import limits_of
 from clawstream.training.trainable import asks_too_much
 
@@ -36,11 +39,13 @@ async def train(
     """Train until `stop`, or up to `max_updates` and then wait for it; or, `retraining`, until all samples are used.
 
     Which samples are trained on is looked up before each plan: the live ones, or those of the replay that is promoted.
-    A step that has begun is finished and published before this returns. Raises UnusableCheckpoint when the newest
-    checkpoint belongs to another base or is not what was published, TrainingDiverged when a step can't be taken,
-    PartUnavailable when another process trains this policy, SamplesGone when a plan's samples are past their retention,
-    TooManyFailures when more than one in a hundred records can't be used.
+    A step that has begun is finished and published before this returns. Raises ConfigError when the trainer can't train
+    this base here, UnusableCheckpoint when the newest checkpoint belongs to another base or is not what was published,
+    TrainingDiverged when a step can't be taken, PartUnavailable when another process trains this policy or one of the
+    trainer's own ended, SamplesGone when a plan's samples are past their retention, TooManyFailures when more than one
+    in a hundred records can't be used.
     """
+    refuse_what_cannot_be(settings.engine.base_policy, settings.training)
     with alone_on(settings.checkpoints_dir), ThreadPoolExecutor(1, "torch") as thread:
         loop = _Loop(settings, training_log, thread, retraining)
         await loop.open()
@@ -63,6 +68,7 @@ async def train(
             for task in (*readers, stopping, *loop.samples.reading):
                 task.cancel()
             await asyncio.gather(*readers, stopping, *loop.samples.reading, return_exceptions=True)
+            loop.close()
 
 
 class _Loop:
@@ -78,10 +84,11 @@ class _Loop:
         too_much = asks_too_much(training.topk_tokens, limits) if training.method == "topk" else None
         if too_much is not None:
             raise ConfigError(too_much)
-        self._stepper = Stepper(settings.engine.base_policy, settings.checkpoints_dir, thread, limits)
+        self._stepper = Stepper(settings.engine.base_policy, settings.checkpoints_dir, thread, limits, machine=training)
         self._lived = Lived()
         self._first_version = retraining.from_version if retraining is not None else 0
         self._start = read(retraining.start) if retraining is not None and retraining.start is not None else None
+        self._passed_over: set[int] = set()  # numbers of rollbacks
         self._checkpoint = latest(settings.checkpoints_dir)
         self.samples = Following(settings, training_log, self._lived, retraining, limits)
 
@@ -97,8 +104,8 @@ class _Loop:
         if self._checkpoint is not None:
             missing += self._lived.unsaid(self._checkpoint, now_ms=_now_ms())
         await self._say(missing)
-        written = [plan for plan in first_plans(self._lived.plans) if plan.policy_version > self._version]
-        self.samples.turn_to(written[0].replay if written else self.samples.wanted, executed_version=self._version)
+        written = self._lived.pending(self._version)
+        self.samples.turn_to(written[0].replay if written else self.samples.wanted, executed_version=self._decided)
         log.info("training_starts version=%d pending=%s", self._version, bool(written))
 
     @property
@@ -106,6 +113,10 @@ class _Loop:
         """Whether nothing will ever be left to do: all samples that there are were read and trained on."""
         nothing_left = self._batcher.num_waiting == 0 and self._batcher.pending() is None
         return self.samples.all_read and (nothing_left or self._is_limited)
+
+    def close(self) -> None:
+        """End what the trainer started."""
+        self._stepper.close()
 
     async def read_policy(self) -> None:
         """Know which version engines serve, so that its checkpoint is never removed."""
@@ -126,8 +137,12 @@ class _Loop:
             await self._execute(plan, samples)
             return True
         if self.samples.wanted != self.samples.replay:
-            self.samples.turn_to(self.samples.wanted, executed_version=self._version)
+            self.samples.turn_to(self.samples.wanted, executed_version=self._decided)
             return False
+        if (back := self._rollback()) is not None:
+            await self._say([back])
+            self._batcher.plan(back)
+            return True
         if self._is_limited:
             return False
         now_ms = _FOR_EVER_MS if self.samples.all_read else _now_ms()
@@ -155,13 +170,18 @@ class _Loop:
         return self._checkpoint.version if self._checkpoint is not None else self._first_version
 
     @property
+    def _decided(self) -> int:
+        """The newest number that is used up: `_version`'s, or that of a step after it that was rejected."""
+        return self._lived.decided(self._version)
+
+    @property
     def _batcher(self) -> Batcher:
         return self.samples.batcher
 
     @property
     def _is_limited(self) -> bool:
         limit = self._settings.training.max_updates
-        return limit is not None and self._version - self._first_version >= limit
+        return limit is not None and self._lived.num_updates(self._first_version, self._version) >= limit
 
     def _patience_s(self) -> float | None:
         """How long until the oldest waiting sample fires a smaller batch; None: nothing waits."""
@@ -174,25 +194,52 @@ class _Loop:
         training = self._settings.training
         return BatchPlanned(
             policy_id=self._settings.policy.id,
-            policy_version=self._version + 1,
+            policy_version=self._decided + 1,
             parent_version=self._version,
             sample_ids=tuple(sample.sample_id for sample in batch.samples),
             offsets=batch.offsets,
-            seed=training.seed * 1_000_003 + self._version + 1,
+            seed=training.seed * 1_000_003 + self._decided + 1,
             settings=training.model_dump_json().encode(),
             planned_at_ms=_now_ms(),
             replay=self.samples.replay,
         )
 
+    def _rollback(self) -> BatchPlanned | None:
+        """Return the plan that carries out the rollback that was asked for last: a step without samples.
+
+        A plan's parent has to be on disk, so one whose version is not is passed over, and said.
+        """
+        asked = self._lived.rollback(self.samples.rollbacks)
+        if asked is None or asked.number in self._passed_over:
+            return None
+        try:
+            self._folder_of(asked.to_version)
+        except UnusableCheckpoint as error:
+            self._passed_over.add(asked.number)
+            log.error("rollback_passed_over number=%d version=%d reason=%s", asked.number, asked.to_version, error)
+            return None
+        plan = self._plan(Batch(samples=(), offsets=()))
+        return replace(plan, parent_version=asked.to_version, rollback=asked.number)
+
+    def _folder_of(self, version: int) -> Path | None:
+        """Return where a version lies, verified; None: it is the base. Raises UnusableCheckpoint."""
+        if version == self._first_version:
+            return self._start.path if self._start is not None else None
+        if self._checkpoint is not None and version == self._checkpoint.version:
+            return self._checkpoint.path
+        return read(folder_of(self._settings.checkpoints_dir, version)).path
+
     async def _execute(self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...]) -> None:
-        newest = self._checkpoint or self._start
-        checkpoint = await self._stepper.execute(
+        outcome = await self._stepper.execute(
             plan,
             samples,
-            parent=newest.path if newest is not None else None,
+            parent=self._folder_of(plan.parent_version),
             said=self._lived.steps.get(plan.policy_version),
         )
-        self._checkpoint = checkpoint
+        if isinstance(outcome, StepRejected):
+            await self._reject(plan, outcome)
+            return
+        checkpoint = self._checkpoint = outcome
         self._batcher.executed(plan)
         await self._say(self._lived.unsaid(checkpoint, now_ms=_now_ms()))
         step = checkpoint.step
@@ -201,6 +248,15 @@ class _Loop:
             checkpoint.version, len(samples), step.loss_nats, step.grad_norm, step.step_ms,
         )  # fmt: skip
         prune(self._settings.checkpoints_dir, keep=self._settings.training.keep_checkpoints, active=self._lived.active)
+
+    async def _reject(self, plan: BatchPlanned, rejected: StepRejected) -> None:
+        """Go on from the version before; the samples are used up."""
+        await self._say([rejected])
+        self._batcher.executed(plan)
+        log.error(
+            "step_rejected version=%d stays=%d samples=%d reason=%r",
+            plan.policy_version, plan.parent_version, len(plan.sample_ids), rejected.reason,
+        )  # fmt: skip
 
     async def _say(self, events: Sequence[PolicyEvent]) -> None:
         if events:

@@ -134,7 +134,7 @@ def policy_loss(
     ratio_BT = _ratio(new_BT, old_BT if objective.ratio_to == "old" else sampled_BT)
     loss_BT, clipped_BT = _surrogate(new_BT, ratio_BT, advantage_BT, objective)
     if objective.ratio_to == "old":
-        loss_BT = loss_BT * (old_BT - sampled_BT).clamp(max=log(objective.importance_cap)).exp()
+        loss_BT = loss_BT * _importance(old_BT, sampled_BT, objective)
     kl_BT = _leash(new_BT, ratio_BT, known, kept_BT, objective)
     return _summed(loss_BT, kl_BT, known, kept_BT, trained_BT, objective, ratio_BT=ratio_BT, clipped_BT=clipped_BT)
 
@@ -194,10 +194,25 @@ def _surrogate(new_BT: Tensor, ratio_BT: Tensor, advantage_BT: Tensor, objective
     return torch.maximum(free_BT, clipped_BT), clipped_BT > free_BT
 
 
+def _importance(old_BT: Tensor, sampled_BT: Tensor, objective: Objective) -> Tensor:
+    """Return how much likelier each token was just before the step than when it was sampled, capped."""
+    return (old_BT - sampled_BT).clamp(max=log(objective.importance_cap)).exp()
+
+
 def _leash(new_BT: Tensor, ratio_BT: Tensor, known: LogProbs, kept_BT: Tensor, objective: Objective) -> Tensor:
+    """Return KL(new || reference) at each token, of which the sum over what older weights sampled is an estimate.
+
+    Without their weights a token that the policy has unlearned since would count e^10 times.
+    """
     if objective.kl == 0 or known.reference is None:
         return torch.zeros_like(ratio_BT)
-    return ratio_BT * _k3(new_BT - torch.where(kept_BT, known.reference, new_BT.new_zeros(())))
+    zero = new_BT.new_zeros(())
+    kl_BT = ratio_BT * _k3(new_BT - torch.where(kept_BT, known.reference, zero))
+    if objective.ratio_to == "sampled":
+        return kl_BT
+    return kl_BT * _importance(
+        torch.where(kept_BT, known.old, zero), torch.where(kept_BT, known.sampled, zero), objective
+    )
 
 
 def _summed(

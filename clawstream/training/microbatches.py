@@ -1,11 +1,13 @@
 """Cut a batch into the optimizer's steps, and those into pieces that fit in memory. Pure.
 
-The one rule: how a step is cut into pieces changes no gradient, only the padding.
+The one rule: how a step is cut into pieces changes no gradient, only what is computed twice.
 """
 
 import random
 from collections.abc import Sequence
 from itertools import pairwise
+
+from clawstream.training.packing import Tokens, in_order, num_added
 
 
 def optimizer_steps(num_samples: int, *, epochs: int, minibatches: int, seed: int) -> list[list[int]]:
@@ -37,3 +39,22 @@ def micro_batches(lengths_tokens: Sequence[int], *, budget_tokens: int) -> list[
         else:
             groups.append([index])
     return groups
+
+
+def packed_batches(sequences: Sequence[Tokens], *, budget_tokens: int) -> list[list[int]]:
+    """Return groups of indices, each of at most `budget_tokens` once it is a pack.
+
+    Sequences that begin alike go together, so that it is computed once. The largest group comes first, and a sequence
+    that is longer than the budget is a group of its own.
+    """
+    groups: list[list[int]] = []
+    sizes: list[int] = []
+    for index in in_order(sequences):
+        added = num_added(sequences[groups[-1][-1]], sequences[index]) if groups else 0
+        if groups and sizes[-1] + added <= budget_tokens:
+            groups[-1].append(index)
+            sizes[-1] += added
+        else:
+            groups.append([index])
+            sizes.append(len(sequences[index]))
+    return [group for _, group in sorted(zip(sizes, groups, strict=True), key=lambda pair: -pair[0])]

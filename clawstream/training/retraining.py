@@ -6,6 +6,7 @@ from pathlib import Path
 
 from clawstream.config import Settings
 from clawstream.events import PolicyPublished
+from clawstream.inference.version_folder import version_name
 from clawstream.training.checkpoints import Checkpoint, read
 from clawstream.training.lived import publication
 
@@ -26,7 +27,7 @@ def retraining(settings: Settings, *, replay: str, from_version: int) -> tuple[S
     How old a sample is makes no difference to whether it is used: its recorded log-probs say how much it weighs. Raises
     UnusableCheckpoint where the version that it is to start from is not on disk any more.
     """
-    start = settings.checkpoints_dir / f"v{from_version:06d}" if from_version else None
+    start = settings.checkpoints_dir / version_name(from_version) if from_version else None
     if start is not None:
         read(start, contents=False)
     policy = settings.policy.model_copy(update={"id": f"{settings.policy.id}-{replay}"})
@@ -39,7 +40,7 @@ def first_publication(policy_id: str, base: Path, start: Checkpoint | None) -> P
     """Say what a policy starts from: the base, or a version of another policy."""
     now_ms = int(time.time() * 1000)
     if start is not None:
-        return replace(publication(start, now_ms=now_ms), policy_id=policy_id, parent_version=None)
+        return replace(publication(start, now_ms=now_ms, policy_id=policy_id), parent_version=None)
     return PolicyPublished(
         policy_id=policy_id,
         policy_version=0,

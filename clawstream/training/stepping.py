@@ -1,7 +1,7 @@
 """Executes plans, one after the other, on a thread of its own: the event loop stays free for the log.
 
 A step is taken under the settings that its plan names, from its parent's checkpoint, so a plan that is executed again
-gives the same bytes on the same machine; what was said of the step already is not measured again.
+gives the same bytes on the same machine; what was said of the step already is neither measured nor judged again.
 """
 
 import asyncio
@@ -14,24 +14,39 @@ from pathlib import Path
 import torch
 
 from clawstream.config import TrainingSettings
-from clawstream.events import BatchPlanned, SampleAssembled, StepTaken
+from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged
+from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
 from clawstream.training.checkpoints import Checkpoint, write
-from clawstream.training.lived import step_taken
+from clawstream.training.lived import rejection, step_taken
+from clawstream.training.megatron.shape import configuration, refuse_uneven, shape_of, sizes_of
+from clawstream.training.parallel.team import Team, device_of
 from clawstream.training.trainable import ModelLimits, flaw
-from clawstream.training.trainer import Trainer
+from clawstream.training.trainer import Trainer, Update
 
 log = logging.getLogger(__name__)
+
+
+_OF_THE_MACHINE = (
+    "trainer", "processes", "tensor_parallel", "pipeline_parallel", "sequence_parallel", "micro_batch_tokens",
+    "gradient_checkpointing", "dtype", "threads", "device", "gate",
+)  # fmt: skip
 
 
 class Stepper:
     """A policy's trainer, kept between steps as long as the settings stay."""
 
-    def __init__(self, base: Path, checkpoints_dir: Path, thread: ThreadPoolExecutor, limits: ModelLimits) -> None:
+    def __init__(
+        self, base: Path, checkpoints_dir: Path, thread: ThreadPoolExecutor, limits: ModelLimits, *,
+        machine: TrainingSettings | None = None,
+    ) -> None:  # fmt: skip
+        """`machine` says how this machine computes; None: as each plan says."""
         self._base = base
+        self._machine = machine
         self._limits = limits
         self._checkpoints_dir = checkpoints_dir
         self._thread = thread
-        self._trainer: tuple[TrainingSettings, Trainer] | None = None
+        self._team: Team | None = None  # whose processes run
+        self._trainer: tuple[TrainingSettings, int, Trainer | Team] | None = None  # and the version that it holds
 
     async def execute(
         self,
@@ -40,8 +55,8 @@ class Stepper:
         *,
         parent: Path | None,
         said: StepTaken | None,
-    ) -> Checkpoint:
-        """Take the plan's step on these samples and return its checkpoint, whole on disk.
+    ) -> Checkpoint | StepRejected:
+        """Take the plan's step on these samples and return its checkpoint, whole on disk; or why there is none.
 
         A sample that no step can be taken on, which only a plan of an older version names, is left out: whenever the
         step is taken, it is taken on the same ones. `parent` is the verified folder of the version before, None the
@@ -51,16 +66,55 @@ class Stepper:
             self._thread, self._execute, plan, samples, parent, said
         )
 
+    def close(self) -> None:
+        """End the trainer's processes, where it has any."""
+        if self._team is not None:
+            self._team.close()
+            self._team = None
+
     def _execute(
         self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...], parent: Path | None, said: StepTaken | None
-    ) -> Checkpoint:
+    ) -> Checkpoint | StepRejected:
         started = time.perf_counter()
-        trainer = self._trainer_for(TrainingSettings.model_validate_json(plan.settings), parent)
+        settings = self._settings_of(plan, said)
+        trainer = self._trainer_for(settings, plan.parent_version, parent)
+        self._trainer = None  # until its step is kept: what one that ends otherwise holds is no version
         usable = self._usable(plan, samples)
-        update = trainer.update(usable, version=plan.policy_version, seed=plan.seed)
-        step_ms = round((time.perf_counter() - started) * 1000)
-        step = said or step_taken(plan, usable, update, step_ms=step_ms, now_ms=int(time.time() * 1000))
-        return write(self._checkpoints_dir, plan, step, trainer.save)
+        try:
+            update = self._update(trainer, plan, usable, gated=settings.gate and said is None)
+        except StepRefused as why:
+            return rejection(plan, str(why), step_ms=_ms_since(started), now_ms=_now_ms())
+        step_ms = _ms_since(started)
+        step = said or step_taken(plan, usable, update, step_ms=step_ms, now_ms=_now_ms())
+        checkpoint = write(self._checkpoints_dir, plan, step, trainer.save)
+        self._trainer = (settings, plan.policy_version, trainer)
+        return checkpoint
+
+    def _settings_of(self, plan: BatchPlanned, said: StepTaken | None) -> TrainingSettings:
+        """Return what the step is taken under: a trainer that could not take it does not stand in a later one's way."""
+        settings = TrainingSettings.model_validate_json(plan.settings)
+        if said is not None or self._machine is None:
+            return settings
+        return settings.model_copy(update={name: getattr(self._machine, name) for name in _OF_THE_MACHINE})
+
+    def _update(
+        self, trainer: Trainer | Team, plan: BatchPlanned, samples: Sequence[SampleAssembled], *, gated: bool
+    ) -> Update:
+        if isinstance(trainer, Team):
+            return trainer.update(samples, version=plan.policy_version, seed=plan.seed)
+        try:
+            return trainer.update(
+                samples, version=plan.policy_version, seed=plan.seed, gated=gated,
+                num_rejected=plan.policy_version - plan.parent_version - 1,
+            )  # fmt: skip
+        except GradientNotFinite as error:
+            if not gated:
+                raise
+            raise StepRefused("the gradient is not finite") from error
+        except TrainingDiverged as error:
+            if not gated:
+                raise
+            raise StepRefused(str(error)) from error
 
     def _usable(self, plan: BatchPlanned, samples: Sequence[SampleAssembled]) -> list[SampleAssembled]:
         usable = [sample for sample in samples if flaw(sample, self._limits) is None]
@@ -72,15 +126,42 @@ class Stepper:
             )  # fmt: skip
         return usable
 
-    def _trainer_for(self, training: TrainingSettings, parent: Path | None) -> Trainer:
-        if self._trainer is None or self._trainer[0] != training:
-            if training.threads is not None:
-                torch.set_num_threads(training.threads)
-            trainer = Trainer(self._base, training, device=_device(training.device))
-            if parent is not None:
-                trainer.restore(parent)
-            self._trainer = (training, trainer)
-        return self._trainer[1]
+    def _trainer_for(self, training: TrainingSettings, version: int, parent: Path | None) -> Trainer | Team:
+        if self._trainer is not None and self._trainer[:2] == (training, version):
+            return self._trainer[2]
+        self.close()
+        if training.threads is not None:
+            torch.set_num_threads(training.threads)
+        trainer = _start(self._base, training)
+        if isinstance(trainer, Team):
+            self._team = trainer
+        if parent is not None:
+            trainer.restore(parent)
+        return trainer
+
+
+def _ms_since(started_s: float) -> int:
+    return round((time.perf_counter() - started_s) * 1000)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:
+    """Raise ConfigError where the settings' trainer can't train this base on this machine."""
+    if training.trainer == "torch":
+        return
+    device_of(training, _device(training.device))
+    if training.trainer == "megatron":
+        refuse_uneven(base, shape_of(base, configuration(base)), sizes_of(training))
+
+
+def _start(base: Path, training: TrainingSettings) -> Trainer | Team:
+    device = _device(training.device)
+    if training.trainer == "torch":
+        return Trainer(base, training, device=device)
+    return Team(base, training, device=device_of(training, device))
 
 
 def _device(named: str | None) -> str:

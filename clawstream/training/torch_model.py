@@ -5,11 +5,13 @@ comparing two implementations. B rows, T response tokens, N response tokens of a
 of them, V the vocabulary, H hidden width.
 """
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -18,69 +20,87 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.model_folder import tensor_headers
+from clawstream.training import tree_attention
 from clawstream.training.answers import Answers, Suffix
-from clawstream.training.microbatches import micro_batches
+from clawstream.training.microbatches import micro_batches, packed_batches
+from clawstream.training.model import Look, Model, Top, Weights, stored
+from clawstream.training.packing import pack
 from clawstream.training.trainable import ModelLimits
+from clawstream.training.tree_attention import Tree
+
+log = logging.getLogger(__name__)
 
 ENTROPY_ROWS = 512
-HEAD_TOKENS = 4096  # logits exist for so many tokens at once; a longer piece computes them again in the backward pass
+HEAD_BYTES = 2**29  # of logits at once, and thrice that computed from them; of more, some are computed again backward
 NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".md"})  # weights, words
 
+SAME_NATS = 1e-3  # as far as one computation of a log-prob may be from another
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
-Weights = Mapping[str, Tensor]
 T = TypeVar("T")
 
 
-class Top(NamedTuple):
-    """The tokens that a model finds likeliest after each token of an answer."""
-
-    ids_TK: Tensor
-    logp_TK: Tensor
-
-
-class Look(NamedTuple):
-    """What a model says at each place of answers, NaN past each row's end."""
-
-    logp_BT: Tensor  # of the response's tokens
-    entropy_BT: Tensor  # nats; without gradient
-    among_BTK: Tensor  # log-probs of the tokens that were asked about
-
-
-class TorchModel:
-    """A causal model in float32, all its weights trained or those of a LoRA adapter.
+class TorchModel(Model):
+    """A causal model with float32 weights, all of them trained or those of a LoRA adapter.
 
     It stays in evaluation mode, so that the weights being trained and the weights just before the step agree exactly.
+    Answers are computed in one row, where the model's family is known to allow it; else each in a row, padded.
     """
 
     def __init__(self, folder: Path, core: Any, adapter: Any | None) -> None:
         self.folder = folder  # of the base
+        self.packs = False
         self._core = core
         self._adapter = adapter
+        self._dtype = torch.float32  # of matrix products
         self.trained: dict[str, nn.Parameter] = {n: p for n, p in core.named_parameters() if p.requires_grad}
-        self.device: torch.device = next(core.parameters()).device
-        self.published_dtype = torch.float32 if adapter is not None else _dtype_of(folder)
+        self.device = next(core.parameters()).device
+        self.published_dtype = torch.float32 if adapter is not None else stored_dtype(folder)
 
     @classmethod
-    def load(cls, folder: Path, *, lora_rank: int | None = None, device: str = "cpu", seed: int = 0) -> "TorchModel":
-        """Return the model of a Hugging Face folder; with a rank, frozen under an adapter that adds nothing yet."""
+    def load(
+        cls, folder: Path, *, lora_rank: int | None = None, device: str = "cpu", seed: int = 0,
+        dtype: torch.dtype = torch.float32, recompute_layers: bool = False,
+    ) -> "TorchModel":  # fmt: skip
+        """Return the model of a Hugging Face folder; with a rank, frozen under an adapter that adds nothing yet.
+
+        Matrices but the head's are multiplied as `dtype`. With `recompute_layers` the backward pass computes each layer
+        again instead of keeping what is inside it; raises ConfigError where the model's layers can't be.
+        """
         core = _core(folder, device)
+        if recompute_layers:
+            _recompute_layers(core)
         adapter = None
         if lora_rank is not None:
             torch.manual_seed(seed)
             adapter = get_peft_model(core, _lora(lora_rank)).eval()
         model = cls(folder, core, adapter)
         model._check_head()
+        model._pack_if_same()
+        model._dtype = dtype
         return model
 
     @property
-    def rounds(self) -> bool:
-        """Whether what is published is less exact than what is trained."""
-        return self.published_dtype != torch.float32
+    def core(self) -> Any:
+        """The model of transformers, its adapter in it."""
+        return self._core
+
+    @contextmanager
+    def unpacked(self) -> Iterator[None]:
+        """Have transformers' own attention, which knows caches and padding, for whoever asks the core itself."""
+        if not self.packs:
+            yield
+            return
+        self._core.set_attn_implementation("sdpa")
+        try:
+            yield
+        finally:
+            self._core.set_attn_implementation(tree_attention.NAME)
 
     def published(self) -> dict[str, Tensor]:
         """Return the trained weights as `save` writes them for engines, in the machine's own memory."""
@@ -113,22 +133,28 @@ class TorchModel:
                 parameter.data = current[name]
 
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
-        """Return log-probs [B, T] of the responses, NaN past each one's end; rows are padded on the right.
+        """Return log-probs [B, T] of the responses, NaN past each one's end.
 
         Logits are computed for response tokens only: the prompt's cost the most and nobody reads them.
         """
-        answers = Answers(suffixes, self.device)
-        logp_N1, _ = self._under_head(answers, answers.target_N.unsqueeze(1), entropy=False)
+        answers, hidden_NH = self._before_head(suffixes)
+        logp_N1, _ = self._under_head(hidden_NH, answers, answers.target_N.unsqueeze(1), entropy=False)
         return answers.rows(logp_N1.squeeze(1))
 
     def look(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> Look:
         """Return the same, and more of each place; `among` [T, K] names tokens to score beside those of each row."""
-        answers = Answers(suffixes, self.device)
+        answers, hidden_NH = self._before_head(suffixes)
         ids_NE = answers.target_N.unsqueeze(1)
         if among is not None:
             ids_NE = torch.cat([ids_NE, torch.cat([ids_TK.to(self.device) for ids_TK in among])], 1)
-        logp_NE, entropy_N = self._under_head(answers, ids_NE, entropy=True)
+        logp_NE, entropy_N = self._under_head(hidden_NH, answers, ids_NE, entropy=True)
         return Look(answers.rows(logp_NE[:, 0]), answers.rows(entropy_N), answers.rows(logp_NE[:, 1:]))
+
+    def groups(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[list[int]]:
+        """Return the indices of the suffixes in groups, each of at most so many tokens in a pass, or of one suffix."""
+        if self.packs:
+            return packed_batches([s.read_ids for s in suffixes], budget_tokens=budget_tokens)
+        return micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens)
 
     @torch.no_grad()
     def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:
@@ -139,7 +165,7 @@ class TorchModel:
             return [logp_BT[row, : len(s.response_ids)].clone() for row, s in enumerate(group)]
 
         with self.holding(weights):
-            return _in_groups(suffixes, scored, budget_tokens)
+            return self._in_groups(suffixes, scored, budget_tokens)
 
     @torch.no_grad()
     def likeliest(
@@ -148,14 +174,13 @@ class TorchModel:
         """Return the `num_tokens` tokens that the given weights find likeliest at each place of each response."""
 
         def scored(group: list[Suffix]) -> list[Top]:
-            answers = Answers(group, self.device)
-            hidden_NH = self._before_head(answers)
-            tops = [self._likeliest(hidden_NH[at], answers.scale_N[at], num_tokens) for at in _pieces(len(hidden_NH))]
+            answers, hidden_NH = self._before_head(group)
+            tops = [self._likeliest(hidden_NH[at], answers.scale_N[at], num_tokens) for at in self._pieces(hidden_NH)]
             ids, logps = (answers.each(torch.cat(parts)) for parts in zip(*tops, strict=True))
             return [Top(*both) for both in zip(ids, logps, strict=True)]
 
         with self.holding(weights):
-            return _in_groups(suffixes, scored, budget_tokens)
+            return self._in_groups(suffixes, scored, budget_tokens)
 
     def save(self, folder: Path) -> None:
         """Write what an engine loads: the model as exact as its base, with its tokenizer, or the adapter."""
@@ -164,18 +189,16 @@ class TorchModel:
             return
         with self._rounded():
             self._core.save_pretrained(folder)
-        for file in sorted(self.folder.iterdir()):
-            if file.is_file() and file.suffix not in NOT_COPIED and not file.name.endswith(".index.json"):
-                shutil.copyfile(file, folder / file.name)
+        copy_words(self.folder, folder)
 
     def restore(self, folder: Path, masters: Path | None = None) -> None:
         """Take over the weights that `save` wrote, or the more exact ones that it was written from."""
         found: Mapping[str, Tensor | None]
         if masters is not None:
-            found = load_file(masters)
+            found = {name: read() for name, read in stored(masters.parent, masters.stem)}
         elif self._adapter is not None:
             saved = load_file(folder / "adapter_model.safetensors")
-            found = {name: saved.get(_saved_name(name)) for name in self.trained}
+            found = {name: saved.get(saved_name(name)) for name in self.trained}
         else:
             parameters = dict(_core(folder, str(self.device)).named_parameters())
             found = {name: parameters.get(name) for name in self.trained}
@@ -201,20 +224,35 @@ class TorchModel:
             for parameter, data in exact:
                 parameter.data = data
 
-    def _before_head(self, answers: Answers) -> Tensor:
-        # No mask: padding stands to the right of everything that is read, where a causal model can't see it.
-        output = self._core.get_decoder()(input_ids=answers.ids_BL, use_cache=False)
-        return answers.before(output.last_hidden_state)
+    def _before_head(self, suffixes: Sequence[Suffix]) -> tuple[Answers, Tensor]:
+        # Padded rows need no mask: padding stands to the right of what is read, where a causal model can't see it.
+        packed = pack([s.read_ids for s in suffixes]) if self.packs else None
+        answers = Answers(suffixes, self.device, packed)
+        seen: dict[str, Any] = {}
+        if packed is not None:
+            positions_1L = torch.tensor([packed.positions], device=self.device)
+            seen = {"position_ids": positions_1L, "tree": Tree(packed, self.device)}
+        with self._multiplying():
+            output = self._core.get_decoder()(input_ids=answers.ids_RL, use_cache=False, **seen)
+        return answers, answers.before(output.last_hidden_state)
 
-    def _under_head(self, answers: Answers, ids_NE: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor]:
+    def _under_head(
+        self, hidden_NH: Tensor, answers: Answers, ids_NE: Tensor, *, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
         """Return the log-probs of the ids at each place, and the entropies [N]; without `entropy` those are empty."""
-        hidden_NH = self._before_head(answers)
-        pieces = [(hidden_NH[at], answers.scale_N[at], ids_NE[at], entropy) for at in _pieces(len(hidden_NH))]
+        pieces = [(hidden_NH[at], answers.scale_N[at], ids_NE[at], entropy) for at in self._pieces(hidden_NH)]
         if len(pieces) == 1:
             return self._head_piece(*pieces[0])
         parts = [checkpoint(self._head_piece, *piece, use_reentrant=False) for piece in pieces]
         logps, entropies = zip(*parts, strict=True)
         return torch.cat(logps), torch.cat(entropies)
+
+    def _pieces(self, hidden_NH: Tensor) -> list[slice]:
+        size = max(1, HEAD_BYTES // (4 * self._core.get_output_embeddings().weight.shape[0]))
+        return [slice(start, start + size) for start in range(0, len(hidden_NH), size)]
+
+    def _multiplying(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32)
 
     def _head_piece(self, hidden_NH: Tensor, scale_N: Tensor, ids_NE: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
         logits_NV = self._logits(hidden_NH, scale_N)
@@ -227,8 +265,18 @@ class TorchModel:
         return found.indices, found.values - logits_NV.logsumexp(1, keepdim=True)
 
     def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
-        logits_NV: Tensor = self._core.get_output_embeddings()(hidden_NH).float() / scale_N.unsqueeze(1)
-        return logits_NV
+        # As float32 whatever else is multiplied as: a logit of 20 rounded to half precision is off by up to 0.06 nats.
+        logits_NV: Tensor = self._core.get_output_embeddings()(hidden_NH.float())
+        return logits_NV / scale_N.unsqueeze(1)
+
+    def _in_groups(
+        self, suffixes: Sequence[Suffix], scored: Callable[[list[Suffix]], Sequence[T]], budget_tokens: int
+    ) -> list[T]:
+        """Return what `scored` says of each suffix, in order; it is given as many at once as fit."""
+        found: dict[int, T] = {}
+        for group in self.groups(suffixes, budget_tokens=budget_tokens):
+            found |= zip(group, scored([suffixes[i] for i in group]), strict=True)
+        return [found[i] for i in range(len(suffixes))]
 
     @torch.no_grad()
     def _check_head(self) -> None:
@@ -237,12 +285,33 @@ class TorchModel:
         whole = self._core(input_ids=ids_1L, use_cache=False).logits.float().log_softmax(-1)
         expected = whole[0, [0, 1, 2], [1, 2, 3]]
         found = self.logprobs([Suffix([0], [1, 2, 3], 1.0)])[0]
-        if not torch.allclose(found, expected, atol=1e-3):
+        if not torch.allclose(found, expected, atol=SAME_NATS):
             raise ConfigError(
                 f"{self.folder}: {type(self._core).__name__} does more to its logits than its head: log-probs differ "
                 f"by {float((found - expected).abs().max()):.3g} nats. Nothing is trained. Use a model without logit "
                 "caps or scales."
             )
+
+    @torch.no_grad()
+    def _pack_if_same(self) -> None:
+        """Compute answers in one row from here on, if this model does so as it does in rows of their own."""
+        if self._core.config.model_type not in tree_attention.FAMILIES:
+            log.info("packing=off model_type=%s reason=not known to allow it", self._core.config.model_type)
+            return
+        if _changes_with_length(self._core.config):
+            log.info("packing=off model=%s reason=its positions depend on the longest of a pass", self.folder)
+            return
+        example = _example(self._core.get_input_embeddings().weight.shape[0], tree_attention.small_tokens(self.device))
+        expected_N = torch.cat([self.logprobs([suffix])[0] for suffix in example])
+        self.packs = True
+        self._core.set_attn_implementation(tree_attention.NAME)
+        found = zip(self.logprobs(example), example, strict=True)
+        found_N = torch.cat([logp_T[: len(s.response_ids)] for logp_T, s in found])
+        if not torch.allclose(found_N, expected_N, rtol=0, atol=SAME_NATS):
+            self.packs = False
+            self._core.set_attn_implementation("sdpa")
+            difference_nats = float((found_N - expected_N).abs().max())
+            log.warning("packing=off model=%s reason=log-probs in one row differ by %.3g", self.folder, difference_nats)
 
 
 def limits_of(folder: Path) -> ModelLimits:
@@ -255,7 +324,14 @@ def limits_of(folder: Path) -> ModelLimits:
     return ModelLimits(vocabulary_tokens=config.vocab_size, context_tokens=_stretched(config, positions))
 
 
-def _dtype_of(folder: Path) -> torch.dtype:
+def copy_words(base: Path, folder: Path) -> None:
+    """Copy what a base has beside its weights: configuration, tokenizer, chat template."""
+    for file in sorted(base.iterdir()):
+        if file.is_file() and file.suffix not in NOT_COPIED and not file.name.endswith(".index.json"):
+            shutil.copyfile(file, folder / file.name)
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
     """Return what all of the base's weights are stored as; float32 where they differ, or can't be seen."""
     stored = {header.dtype for header in (tensor_headers(folder) or {}).values()}
     return _HALVES.get(stored.pop(), torch.float32) if len(stored) == 1 else torch.float32
@@ -273,20 +349,6 @@ def _stretched(config: Any, positions: int | None) -> int | None:
     if positions is None or "original_max_position_embeddings" in scaling:
         return positions
     return int(positions * (scaling.get("factor") or 1))
-
-
-def _pieces(num_tokens: int) -> list[slice]:
-    return [slice(start, start + HEAD_TOKENS) for start in range(0, num_tokens, HEAD_TOKENS)]
-
-
-def _in_groups(
-    suffixes: Sequence[Suffix], scored: Callable[[list[Suffix]], Sequence[T]], budget_tokens: int
-) -> list[T]:
-    """Return what `scored` says of each suffix, in order; it is given as many at once as fit."""
-    found: dict[int, T] = {}
-    for group in micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens):
-        found |= zip(group, scored([suffixes[i] for i in group]), strict=True)
-    return [found[i] for i in range(len(suffixes))]
 
 
 def _unloadable(folder: Path, error: Exception) -> UnusableCheckpoint:
@@ -312,9 +374,37 @@ def _core(folder: Path, device: str) -> Any:
     return core.to(device).eval()
 
 
+def _recompute_layers(core: Any) -> None:
+    """Keep only what goes into each layer; transformers' own switch does so in training mode alone."""
+    layers = [layer for layer in core.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"training.gradient_checkpointing: {type(core).__name__} has no layers that can be computed again. Nothing "
+            "is trained. Leave it out, or take a model of another family."
+        )
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def _changes_with_length(config: Any) -> bool:
+    """Whether rotary embeddings follow the longest sequence of a pass, so that an answer depends on its neighbours."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
+    return not kinds.isdisjoint({"dynamic", "longrope"})
+
+
+def _example(vocabulary_tokens: int, small_tokens: int) -> list[Suffix]:
+    """Return answers whose row has each kind of block: a beginning alone, and what goes on from it under a mask."""
+    one = [7 * n % vocabulary_tokens for n in range(24 + small_tokens // 2)]
+    other = [*one[:24], (one[24] + 1) % vocabulary_tokens, *one[25:]]
+    forks = [Suffix(ids[:-4], ids[-4:], 1.0) for ids in (one, other)]
+    return [*forks, Suffix(one[:20], one[20:24], 1.0), Suffix(one[9:20], one[:1], 1.0)]
+
+
 def _lora(rank: int) -> LoraConfig:
     return LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def _saved_name(name: str) -> str:
+def saved_name(name: str) -> str:
+    """Return the name that an adapter's weight has in its file."""
     return "base_model.model." + name.replace(".default.", ".")

@@ -7,29 +7,31 @@ random number that the plan's seed does not fix. B samples, T response tokens.
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from clawstream.config import TrainingSettings
-from clawstream.errors import TrainingDiverged, UnusableCheckpoint
+from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
+from clawstream.inference.version_folder import STATE_FOLDER
 from clawstream.training.advantages import Baseline
 from clawstream.training.batch_loss import BatchLoss, Scored
 from clawstream.training.checkpoints import fingerprint
+from clawstream.training.gate import REJECTED_IN_A_ROW, Memory, one_sided
 from clawstream.training.losses import LossFigures, Tally, figures
-from clawstream.training.microbatches import micro_batches, optimizer_steps
+from clawstream.training.microbatches import optimizer_steps
+from clawstream.training.model import Model
+from clawstream.training.probing import Probe
 from clawstream.training.schedule import Schedule
 from clawstream.training.torch_model import TorchModel
 
 log = logging.getLogger(__name__)
 
 BETAS = (0.9, 0.98)
-STATE_FOLDER = "trainer"  # apart from the weights: engines load every safetensors file they find beside config.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +53,15 @@ class Update:
 class Trainer:
     """A policy being trained: its model, the weights at its start, and its optimizer."""
 
-    def __init__(self, base: Path, settings: TrainingSettings, *, device: str = "cpu") -> None:
+    def __init__(
+        self, base: Path, settings: TrainingSettings, *, device: str = "cpu", model: Model | None = None
+    ) -> None:
+        """With a model of the base that is loaded already, every process that holds a part of it has such a trainer."""
         self._settings = settings
-        self._model = TorchModel.load(base, lora_rank=settings.lora_rank, device=device, seed=settings.seed)
+        self._model = model or TorchModel.load(
+            base, lora_rank=settings.lora_rank, device=device, seed=settings.seed,
+            dtype=getattr(torch, settings.dtype), recompute_layers=settings.gradient_checkpointing,
+        )  # fmt: skip
         self._base_sha256 = fingerprint(base)
         self._reference = self._model.copy()
         self._ema = self._model.copy() if settings.teacher == "ema" else None
@@ -61,12 +69,16 @@ class Trainer:
         self._schedule = Schedule()
         self._optimizer = _optimizer(self._model.trained, settings)
         self._loss = BatchLoss(self._model, settings)
+        self._memory = Memory()
 
-    def update(self, samples: Sequence[SampleAssembled], *, version: int, seed: int) -> Update:
-        """Take the steps that make `version`, on these samples in this order.
+    def update(
+        self, samples: Sequence[SampleAssembled], *, version: int, seed: int, gated: bool = False, num_rejected: int = 0
+    ) -> Update:
+        """Take the steps that make `version`, on these samples in this order; `num_rejected` were just before it.
 
-        Where no token can be trained on, the weights stay as they are. Raises TrainingDiverged, with the weights as
-        they were before that step of the optimizer, when the gradient is not finite.
+        Where no token can be trained on, the weights stay as they are. Raises GradientNotFinite, with the weights as
+        they were before that step of the optimizer; and, `gated`, StepRefused, after which this trainer is not to be
+        used any more.
         """
         torch.manual_seed(seed)
         settings = self._settings
@@ -74,14 +86,20 @@ class Trainer:
         rate = self._learning_rate(version, rewards)
         steps = optimizer_steps(len(samples), epochs=settings.epochs, minibatches=settings.minibatches, seed=seed)
         teacher = {"reference": self._reference, "ema": self._ema, "current": None}[settings.teacher]
-        scored = self._loss.score(samples, teacher=teacher, reference=self._reference, moves=len(steps) > 1)
+        mine = self._model.share([len(s.prompt_ids) + len(s.response_ids) for s in samples])
+        scored = self._loss.score(
+            [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=len(steps) > 1
+        )
+        probe = self._probe(samples, scored, num_rejected) if gated else None
         before = self._model.published()
         tallies: list[Tally] = []
         gaps: list[Tensor] = []
         grad_norms: list[float] = []
         for chosen in steps:
-            tally, gap_N = self._accumulate(scored, chosen)
+            tally, gap_N = self._accumulate(scored, [mine.index(i) for i in chosen if i in mine])
             if tally.num_tokens:
+                if probe is not None and not grad_norms:
+                    probe.look_ahead(rate)
                 grad_norms.append(self._step(version, tally.divisor(self._loss.objective), rate))
             tallies.append(tally)
             gaps.append(gap_N)
@@ -89,14 +107,18 @@ class Trainer:
         if grad_norms:
             self._let_ema_follow()
             changed_share = self._model.changed_share(before)
-            self._refuse_unmoved(version, changed_share, max(grad_norms))
+            if rate > 0:
+                self._refuse_unmoved(version, changed_share, max(grad_norms))
+            if probe is not None and (refusal := probe.refusal(version=version, seed=seed)) is not None:
+                raise StepRefused(refusal)
+        self._memory = self._memory.after(samples)
         self._baseline = self._baseline.after(rewards)
         return Update(
             num_samples=len(samples),
             num_hinted=sum(s.hinted_prompt_ids is not None for s in samples),
             num_rewarded=len(rewards),
             loss=figures(tallies, self._loss.objective, epochs=settings.epochs),
-            mean_gap_nats=_mean(gaps),
+            mean_gap_nats=self._mean(gaps),
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
             grad_norm=max(grad_norms, default=None),
             learning_rate=rate,
@@ -108,21 +130,23 @@ class Trainer:
         """Write the weights for engines, and beside them all that `restore` needs."""
         self._model.save(folder)
         state = folder / STATE_FOLDER
-        state.mkdir()
-        moments = {
-            f"{key}/{name}": value
-            for name, parameter in self._model.trained.items()
-            for key, value in self._optimizer.state.get(parameter, {}).items()
-        }
-        save_file(moments, state / "optimizer.safetensors")
+        state.mkdir(exist_ok=True)
+        moments: dict[str, dict[str, Tensor]] = {}
+        for name, parameter in self._model.trained.items():
+            for kind, value in self._optimizer.state.get(parameter, {}).items():
+                moments.setdefault(kind, {})[name] = value
+        self._model.save_state(state, "optimizer", moments)
         if self._model.rounds:
-            save_file({n: p.detach() for n, p in self._model.trained.items()}, state / "masters.safetensors")
+            self._model.save_state(state, "masters", {"": dict(self._model.trained)})
         if self._ema is not None:
-            save_file(self._ema, state / "ema.safetensors")
+            self._model.save_state(state, "ema", {"": self._ema})
+        if not self._model.leads:
+            return
         facts = {
             "base_sha256": self._base_sha256,
             "baseline": asdict(self._baseline),
             "schedule": asdict(self._schedule),
+            "gate": self._memory.plain(),
         }
         (state / "state.json").write_text(json.dumps(facts))
 
@@ -136,25 +160,39 @@ class Trainer:
                 f"{self._base_sha256[:12]}. Nothing is trained. Set engine.model_path to the base that this policy was "
                 "started with, or give the new policy an id of its own."
             )
-        masters = state / "masters.safetensors"
-        self._model.restore(folder, masters if masters.exists() else None)
+        self._model.restore(folder, state / "masters.safetensors" if any(state.glob("masters*")) else None)
         self._baseline = Baseline(**facts["baseline"])
         schedule = facts.get("schedule", {})  # none: a checkpoint of an older version, whose rate never started anew
         self._schedule = Schedule(**schedule | {"last_rewards": tuple(schedule.get("last_rewards", ()))})
-        moments = load_file(state / "optimizer.safetensors")
-        for key, value in moments.items():
-            kind, _, name = key.partition("/")
-            parameter = self._model.trained[name]
-            self._optimizer.state[parameter][kind] = value if kind == "step" else value.to(parameter.device)
+        self._memory = Memory.of(facts.get("gate", {}))
+        for kind, values in (self._model.load_state(state, "optimizer") or {}).items():
+            for name, value in values.items():
+                self._optimizer.state[self._model.trained[name]][kind] = value
         if self._ema is not None:
-            self._ema = self._saved_ema(state / "ema.safetensors")
+            self._ema = self._saved_ema(state)
 
-    def _saved_ema(self, file: Path) -> dict[str, Tensor]:
-        if file.exists():
-            saved: dict[str, Tensor] = load_file(file, device=str(self._model.device))
-            return saved
-        log.warning("ema_starts_here file=%s reason=the checkpoint was made with another teacher", file)
+    def _saved_ema(self, state: Path) -> dict[str, Tensor]:
+        saved = self._model.load_state(state, "ema")
+        if saved is not None:
+            return saved[""]
+        log.warning("ema_starts_here folder=%s reason=the checkpoint was made with another teacher", state)
         return self._model.copy()
+
+    def _probe(self, samples: Sequence[SampleAssembled], scored: Scored, num_rejected: int) -> Probe:
+        """Look at the policy before its step; raises StepRefused where the samples are none to learn from.
+
+        Where so many were rejected a person was told; if the judge stays as it is, it is the judge that there is.
+        """
+        rewards_count = self._settings.weights[0] > 0 and num_rejected < REJECTED_IN_A_ROW
+        refusal = one_sided(samples, self._memory) if rewards_count else None
+        if refusal is not None:
+            raise StepRefused(refusal)
+        assert isinstance(self._model, TorchModel), "settings with a gate have a model that is whole"
+        return Probe(self._model, self._settings, scored, self._memory, baseline=self._baseline_now)
+
+    @property
+    def _baseline_now(self) -> float:
+        return self._baseline.mean if self._settings.baseline == "running" else 0.0
 
     def _learning_rate(self, version: int, rewards: Sequence[int]) -> float:
         settings, began_after = self._settings, self._schedule.began_after
@@ -168,26 +206,39 @@ class Trainer:
     def _accumulate(self, scored: Scored, chosen: Sequence[int]) -> tuple[Tally, Tensor]:
         """Sum the gradients of these samples, piece by piece; return their tally and the gaps of hinted tokens."""
         self._optimizer.zero_grad(set_to_none=True)
-        baseline = self._baseline.mean if self._settings.baseline == "running" else 0.0
-        tally, gaps = Tally(), []
-        lengths = [scored.plain[i].num_tokens for i in chosen]
-        for group in micro_batches(lengths, budget_tokens=self._settings.micro_batch_tokens):
+        tally, gaps = Tally(), [torch.empty(0)]
+        suffixes = [scored.plain[i] for i in chosen]
+        groups = self._model.groups(suffixes, budget_tokens=self._settings.micro_batch_tokens)
+        baseline = self._baseline_now
+
+        def total_of(group: Sequence[int]) -> Tensor:
+            nonlocal tally
             total, part, gap_N = self._loss.of(scored, [chosen[i] for i in group], baseline=baseline)
-            if part.num_tokens:
-                total.backward()  # type: ignore[no-untyped-call]
             tally += part
-            gaps.append(gap_N)
-        return tally, torch.cat(gaps)
+            gaps.append(gap_N.cpu())
+            return total
+
+        self._model.accumulate(groups, suffixes, total_of)
+        return self._summed(tally), torch.cat(gaps)
+
+    def _summed(self, tally: Tally) -> Tally:
+        """Return the tally over all processes."""
+        sums = iter(self._model.sums([float(getattr(tally, field.name)) for field in fields(tally)]))
+        return Tally(**{field.name: type(getattr(tally, field.name))(next(sums)) for field in fields(tally)})
+
+    def _mean(self, parts: Sequence[Tensor]) -> float | None:
+        total, count = self._model.sums([sum(float(part.sum()) for part in parts), float(sum(map(len, parts)))])
+        return total / count if count else None
 
     def _step(self, version: int, divisor: int, rate: float) -> float:
         parameters = list(self._model.trained.values())
         for parameter in parameters:
             if parameter.grad is not None:
                 parameter.grad /= divisor
-        norm = float(nn.utils.clip_grad_norm_(parameters, self._settings.max_grad_norm))
+        norm = self._model.clip(self._settings.max_grad_norm)
         if not isfinite(norm):
             self._optimizer.zero_grad(set_to_none=True)
-            raise TrainingDiverged(
+            raise GradientNotFinite(
                 f"update {version}: the norm of the gradient is {norm}, expected a finite number. The weights stay at "
                 "the version before. Start a policy with an id of its own from an earlier checkpoint, with a lower "
                 "training.learning_rate."
@@ -220,8 +271,3 @@ def _optimizer(trained: dict[str, nn.Parameter], settings: TrainingSettings) -> 
         {"params": vectors, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, betas=BETAS)
-
-
-def _mean(parts: Sequence[Tensor]) -> float | None:
-    num_values = sum(map(len, parts))
-    return float(torch.cat(list(parts)).mean()) if num_values else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from aiokafka.errors import KafkaError
 
 from clawstream.errors import PartUnavailable, TryLater
-from clawstream.events import BatchPlanned, SampleAssembled, StepTaken
+from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.log import Commit, Place
 from clawstream.stream.stage import Record
@@ -92,7 +92,7 @@ def _untrained(records: Sequence[Record]) -> list[str]:
     samples = {event.event_id for event in events if isinstance(event, SampleAssembled)}
     plans = [event for event in events if isinstance(event, BatchPlanned)]
     waiting = samples - {name for plan in plans for name in plan.sample_ids}
-    steps = {event.policy_version for event in events if isinstance(event, StepTaken)}
+    steps = {event.policy_version for event in events if isinstance(event, (StepTaken, StepRejected))}
     pending = {plan.policy_version for plan in plans} - steps
     return [f"{len(some)} {what}" for some, what in ((waiting, "samples wait"), (pending, "steps are due")) if some]
 

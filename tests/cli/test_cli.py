@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from clawstream import cli
-from clawstream.cli.demo import _shown
+from clawstream.cli.progress import shown
 from clawstream.cli.up import connecting
 from clawstream.config import EngineSettings, GatewaySettings, Settings, dump, load
 from clawstream.errors import ConfigError, TryLater
-from clawstream.simulation.demo import Progress
+from clawstream.simulation.run import Progress
 
 
 def run(*argv: str, code: str | None = None) -> "subprocess.CompletedProcess[str]":
@@ -156,14 +156,14 @@ def test_the_settings_that_are_shipped_for_production_are_valid_once_their_key_i
 def test_the_demo_says_each_update_in_a_line_where_there_is_no_terminal(
     terminal: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with _shown(Console(stderr=True, force_terminal=terminal), updates=2) as tell:
+    with shown(Console(stderr=True, force_terminal=terminal), updates=2) as tell:
         for step in (
             Progress(phase="starting the parts"),
             Progress(phase="learning", requests=3, tokens_per_s=1.0),
             Progress(phase="learning", requests=4, tokens_per_s=1.0),
             Progress(phase="learning", update=1, requests=9, score=0.5),
         ):
-            tell(step)
+            tell("", step)
     said = capsys.readouterr()
     lines = ["starting the parts: 0/2 updates", "learning: 0/2 updates, 3 requests"]
     lines.append("learning: 1/2 updates, score 0.50, 9 requests")

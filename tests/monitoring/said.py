@@ -6,6 +6,7 @@ from clawstream.events import (
     PolicyPublished,
     Question,
     SampleAssembled,
+    StepRejected,
     TopicOffset,
     VerdictReached,
     VerdictStatus,
@@ -102,6 +103,12 @@ def published(version: int, path: str = "/weights") -> PolicyPublished:
         manifest_sha256=None,
         num_bytes=1,
         published_at_ms=0,
+    )
+
+
+def rejected(version: int, reason: str = "it goes too far") -> StepRejected:
+    return StepRejected(
+        policy_id="policy", policy_version=version, num_samples=3, reason=reason, step_ms=5, rejected_at_ms=0
     )
 
 

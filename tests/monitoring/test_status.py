@@ -19,7 +19,7 @@ from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.status import LogStatus, Status, Verdict, read_log, status
 from clawstream.stream import admin
 from clawstream.stream.kafka import KafkaLog
-from tests.monitoring.said import activated, plan, published, sample, verdict
+from tests.monitoring.said import activated, plan, published, rejected, sample, verdict
 
 NOW_MS = 1_800_000_000_000
 ADDRESSES = Addresses(
@@ -39,6 +39,9 @@ FOUND = Status(
         lag_records={"turns": 0, "judging": 12, "project": None},
         published_version=3,
         active_versions={"http://127.0.0.1:30010": 2},
+        rejected_version=4,
+        rejected_because="the gradient is not finite",
+        alarm="every step was rejected",
         samples_waiting=5,
         oldest_waiting_at_ms=NOW_MS - 7_200_000,
         last_verdicts=(Verdict(at_ms=NOW_MS - 1000, session_id="ann", turn_id="t-1", status="decided", score=-1),),
@@ -58,6 +61,8 @@ def seen(addresses: Addresses | None, parts: tuple[PartState, ...], found: Statu
 def test_a_person_sees_parts_addresses_lags_policy_verdicts_and_windows() -> None:
     text = seen(ADDRESSES, PARTS, FOUND)
     for words in ("turns", "runs", "exited with 2 3 times", "http://127.0.0.1:30000", "12", "published", "2 h ago"):
+        assert words in text
+    for words in ("learning stands still: every step was rejected", "rejected 4", "the gradient is not finite"):
         assert words in text
     for words in ("ann", "t-1", "decided", "-1", "last minute", "5 s ago", "1 min ago"):
         assert words in text
@@ -104,10 +109,12 @@ async def test_the_log_says_how_the_policy_fares_and_what_was_judged_last(
     samples = [sample(str(number)) for number in range(4)]
     async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log:
         await log.append([*samples, published(0), published(1), activated(0), plan(1, (samples[0],), {})])
+        await log.append([rejected(2, "it looped")])
         for number in range(7):
             await log.append([verdict(f"t-{number}", 1)])
         found = await read_log(log, "policy")
     assert (found.published_version, found.active_versions) == (1, {"http://engine": 0})
+    assert (found.rejected_version, found.rejected_because) == (2, "it looped")
     assert found.samples_waiting == 3
     assert found.oldest_waiting_at_ms is not None
     assert [one.turn_id for one in found.last_verdicts] == ["t-6", "t-5", "t-4", "t-3", "t-2"]
@@ -118,6 +125,7 @@ def test_refused_samples_are_counted_by_their_reasons(tmp_path: Path) -> None:
     part = {
         "exchanges": {"completed": 5}, "turns_paired": 4, "tokens_per_s": 1.0, "mean_score": None,
         "unreadable_share": None, "failed_share": None, "samples": 1, "activations": 0, "pause_ms_max": None,
+        "steps_rejected": 0,
     }  # fmt: skip
     minute, hour = part | {"refusals": {"truncated": 1}}, part | {"refusals": {"truncated": 3, "off_distribution": 2}}
     told = {"rebuilt": True, "hour": hour, "minutes": [minute, minute]}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from clawstream.events import EVENTS, Event, VoteStatus
 from clawstream.monitoring.tallies import NOTHING, UNDECODABLE, Tally, tally
 from tests import strategies
-from tests.monitoring.said import activated, sample, verdict, vote
+from tests.monitoring.said import activated, rejected, sample, verdict, vote
 from tests.sessions import Session, user
 
 
@@ -57,6 +57,11 @@ def test_exchanges_are_counted_by_what_came_of_them() -> None:
 
 def test_the_longest_pause_stands() -> None:
     assert total([activated(1, pause_ms=3.0), activated(2, pause_ms=9.0), sample("t")]).pause_ms_max == 9.0
+
+
+def test_a_rejected_step_is_no_step_taken() -> None:
+    counted = total([rejected(1), rejected(2)])
+    assert (counted.steps, counted.steps_rejected, counted.rejections) == (0, 2, 0)
 
 
 def test_undecodable_records_are_counted() -> None:

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import FinishReason, RefusalReason
-from clawstream.samples.masks import LONGEST_CYCLE_TOKENS, LOOP_TIMES, LOOP_TOKENS, loops, mask
+from clawstream.events.loops import LONGEST_CYCLE_TOKENS, LOOP_TIMES, LOOP_TOKENS, loops
+from clawstream.samples.masks import mask
 from tests.sessions import Session, user
 
 TOKENS = st.lists(st.integers(0, 20), min_size=1, max_size=200)

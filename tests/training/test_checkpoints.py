@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import BatchPlanned, StepTaken, TopicOffset
+from clawstream.inference.version_folder import MANIFEST
 from clawstream.training import checkpoints
 
 CONTENT = {"model.safetensors": b"weights" * 9, "tokenizer.json": b"{}", "trainer/optimizer.safetensors": b"moments"}
@@ -86,7 +87,7 @@ def test_a_folder_cut_short_anywhere_is_refused_and_passed_over(
 ) -> None:
     copy = tmp_path_factory.mktemp("cut")
     shutil.copytree(root, copy, dirs_exist_ok=True)
-    name = data.draw(st.sampled_from([*CONTENT, checkpoints.MANIFEST]))
+    name = data.draw(st.sampled_from([*CONTENT, MANIFEST]))
     file = copy / "v000002" / name
     cut = data.draw(st.none() | st.integers(0, file.stat().st_size - 1))
     if cut is None:
@@ -178,7 +179,7 @@ def test_the_newest_versions_and_the_active_one_are_kept(tmp_path: Path) -> None
 
 def test_a_version_without_a_manifest_takes_no_place_among_those_kept(tmp_path: Path) -> None:
     write(tmp_path, 1, 2)
-    (tmp_path / "v000002" / checkpoints.MANIFEST).unlink()
+    (tmp_path / "v000002" / MANIFEST).unlink()
 
     assert checkpoints.prune(tmp_path, keep=1, active=None) == ()
     assert checkpoints.latest(tmp_path) is not None
@@ -211,7 +212,5 @@ def test_every_file_and_the_folder_are_on_disk_before_the_checkpoint_has_its_nam
 
     checkpoint = checkpoints.write(tmp_path, plan(1), step(1), fill)
 
-    assert {Path(file.name).name for file in checkpoint.files} | {checkpoints.MANIFEST, ".writing-v000001"} <= set(
-        synced
-    )
+    assert {Path(file.name).name for file in checkpoint.files} | {MANIFEST, ".writing-v000001"} <= set(synced)
     assert synced[-1] == tmp_path.name

@@ -90,6 +90,23 @@ async def test_a_plan_is_on_the_log_before_its_step_and_the_checkpoint_names_it(
     assert checkpoint.manifest_sha256 == published.manifest_sha256
 
 
+async def test_an_adapter_is_published_under_a_name_of_its_own_above_the_base_and_after_a_restart(
+    base: Path, tmp_path: Path
+) -> None:
+    log = MemoryLog(MemoryBroker())
+    await log.append(SAMPLES[:6])
+    chosen = settings(base, tmp_path, lora_rank=2)
+
+    await trained_until(
+        log, chosen.model_copy(update={"training": chosen.training.model_copy(update={"max_updates": 1})}), 1
+    )
+    events = await trained_until(log, chosen, 2)
+
+    published = [event for event in events if isinstance(event, PolicyPublished)]
+    assert [event.adapter for event in published] == [None, "policy-v1", "policy-v2"]
+    assert all((Path(event.path) / "adapter_config.json").is_file() for event in published[1:])
+
+
 async def test_a_plan_without_its_step_is_executed_as_written_after_a_restart(base: Path, tmp_path: Path) -> None:
     whole, cut = MemoryLog(MemoryBroker()), MemoryLog(MemoryBroker())
     for log in (whole, cut):

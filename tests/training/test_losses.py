@@ -63,7 +63,7 @@ def test_each_term_has_the_value_worked_out_by_hand() -> None:
     total, _ = policy_loss(rows([new]), known, rows([-3.0]), torch.tensor([[True]]), objective=Objective())
 
     ratio, weight, d = math.exp(0.1), math.exp(0.5), 0.3
-    expected = weight * ratio * 3.0 + 0.02 * ratio * (math.exp(-d) - 1 + d)
+    expected = weight * (ratio * 3.0 + 0.02 * ratio * (math.exp(-d) - 1 + d))
     assert float(total) == pytest.approx(expected, rel=1e-12)
 
 
@@ -247,8 +247,13 @@ def test_a_batch_in_pieces_gives_the_gradient_of_the_whole(batch: list[list[tupl
     assert sums.loss_sum == pytest.approx(tally.loss_sum)
 
 
-def test_ratio_times_k3_has_the_gradient_of_the_divergence_from_the_reference() -> None:
-    """Summed over a vocabulary with the sampling probabilities; k3 alone would have that of the other divergence."""
+@pytest.mark.parametrize("behaviour", [[0.3, -1.0, 1.2, 0.0], [0.0, 0.4, 0.1, -0.3]], ids=["current", "older"])
+def test_the_leash_has_the_gradient_of_the_divergence_from_the_reference(behaviour: list[float]) -> None:
+    """Summed over a vocabulary with the sampling probabilities, also those of older weights.
+
+    k3 alone would have that of the other divergence.
+    """
+    sampled = torch.tensor(behaviour, dtype=torch.float64).log_softmax(0).unsqueeze(1)
     logits = torch.tensor([0.3, -1.0, 1.2, 0.0], dtype=torch.float64)
     reference = torch.tensor([1.0, 0.5, -0.5, 0.2], dtype=torch.float64).log_softmax(0)
 
@@ -258,15 +263,22 @@ def test_ratio_times_k3_has_the_gradient_of_the_divergence_from_the_reference() 
 
     def estimated(x: Tensor) -> Tensor:
         new, old = x.log_softmax(0).unsqueeze(1), logits.log_softmax(0).unsqueeze(1)
-        probability = logits.softmax(0)
         one = torch.ones(1, 1) == 1
-        objective = Objective(kl=1.0)
+        objective = Objective(kl=1.0, importance_cap=100.0)
         parts = []
         for token in range(4):
-            known = LogProbs(old[token : token + 1], old[token : token + 1], reference[token].reshape(1, 1))
+            at = slice(token, token + 1)
+            known = LogProbs(old[at], sampled[at], reference[token].reshape(1, 1))
             part, _ = policy_loss(new[token : token + 1], known, torch.zeros(1, 1).double(), one, objective=objective)
-            parts.append(probability[token] * part)
+            parts.append(sampled[token].exp() * part)
         return torch.stack(parts).sum()
 
     grads = [torch.autograd.functional.jacobian(f, logits) for f in (exact, estimated)]  # type: ignore[no-untyped-call]
     torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_a_token_of_older_weights_that_the_policy_has_unlearned_hardly_counts_in_the_leash() -> None:
+    known = LogProbs(rows([-12.0]), rows([-0.5]), rows([-0.5]))
+    total, tally = policy_loss(rows([-12.0]), known, rows([0.0]), torch.tensor([[True]]), objective=Objective(kl=1.0))
+    assert 0 < float(total) < 1
+    assert tally.kl_sum < 1

@@ -126,7 +126,16 @@ def test_a_teacher_s_tokens_are_fewer_than_the_vocabulary() -> None:
     assert "training.topk_tokens is 96, and the model knows 96 tokens" in said
 
 
-@pytest.mark.parametrize("loss", ["importance_sampling", "cispo"])
-def test_a_method_without_advantages_takes_no_loss_that_acts_on_them(loss: str) -> None:
-    with pytest.raises(ValidationError, match="method = 'topk' has none"):
-        TrainingSettings(method="topk", loss=loss)
+@pytest.mark.parametrize(
+    "said",
+    [{"loss": "cispo"}, {"loss": "importance_sampling"}, {"clip_low": 0.1}, {"baseline": "running"}, {"w_binary": 0.5}],
+    ids=str,
+)
+def test_a_method_without_advantages_takes_nothing_that_acts_on_them(said: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=f"{next(iter(said))}: .*method = 'topk' has none"):
+        TrainingSettings(method="topk", **said)
+
+
+def test_settings_that_a_plan_holds_whole_are_taken_again() -> None:
+    chosen = TrainingSettings(method="topk", topk_tokens=7)
+    assert TrainingSettings.model_validate_json(chosen.model_dump_json()) == chosen

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
 from clawstream.training.answers import Suffix
+from clawstream.training.torch_model import TorchModel
 from clawstream.training.trainer import Trainer
 from tests.training import tiny
 
@@ -105,6 +107,16 @@ def test_a_step_too_small_to_be_seen_in_what_is_published_is_an_error(bfloat16_b
         trainer.update(on_policy(trainer, MIXED), version=1, seed=0)
 
 
+def test_at_a_rate_of_exactly_0_versions_are_published_and_each_is_the_base(bfloat16_base: Path) -> None:
+    trainer = Trainer(bfloat16_base, with_settings(learning_rate=0.0, weight_decay=0.1))
+    before = weights(trainer)
+
+    updates = [trainer.update(on_policy(trainer, MIXED), version=version, seed=0) for version in (1, 2)]
+
+    assert not moved(before, weights(trainer))
+    assert all(update.grad_norm and update.weights_changed_share == 0 for update in updates)
+
+
 def test_the_first_step_has_the_gradient_worked_out_by_hand(base: Path) -> None:
     """On policy, with a reward only, the loss is -reward times the mean log-prob of the answer."""
     trainer = Trainer(base, with_settings(kl=0.0, max_grad_norm=1e9))
@@ -177,6 +189,39 @@ def test_small_pieces_give_the_same_step_as_the_whole_batch(base: Path, average:
     for name in results[0][0]:
         torch.testing.assert_close(results[0][0][name], results[1][0][name], atol=1e-6, rtol=1e-3)
     assert results[0][1].loss.loss_nats == pytest.approx(results[1][1].loss.loss_nats, rel=1e-5)
+
+
+@pytest.mark.parametrize("change", [{"gradient_checkpointing": True}, {"dtype": "bfloat16"}])
+def test_what_saves_time_or_memory_changes_the_step_by_its_rounding_alone(
+    base: Path, change: dict[str, object]
+) -> None:
+    gradients = []
+    for changes in ({}, change):
+        trainer = Trainer(base, with_settings(**changes))
+        trainer.update(on_policy(trainer, MIXED), version=1, seed=0)
+        gradients.append(torch.cat([p.grad.flatten() for p in trainer._model.trained.values() if p.grad is not None]))
+
+    assert float(torch.cosine_similarity(gradients[0], gradients[1], dim=0)) > 0.99
+    assert torch.equal(gradients[0], gradients[1]) == ("dtype" not in change)
+
+
+def test_a_question_is_computed_once_with_its_hint_and_without(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = tiny.sample("a", hinted=True, prompt_tokens=40)
+    computed: dict[str, int] = {}
+    for teacher in ("reference", "ema"):
+        trainer = Trainer(base, with_settings(teacher=teacher))
+        assert isinstance(trainer._model, TorchModel)
+        forward = trainer._model._core.model.forward
+
+        def counted(*args: Any, forward: Any = forward, teacher: str = teacher, **more: Any) -> Any:
+            computed[teacher] = computed.get(teacher, 0) + more["input_ids"].numel()
+            return forward(*args, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer._model._core.model, "forward", counted)
+            trainer.update([sample], version=1, seed=0)
+
+    assert computed["ema"] - computed["reference"] == 40
 
 
 def test_the_same_plan_gives_the_same_bytes(base: Path, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ import transformers.models.qwen3.modeling_qwen3  # noqa: F401  # seconds, which 
 
 from clawstream.cli import main
 from clawstream.events import BatchPlanned, Event, PolicyPublished
+from clawstream.inference.version_folder import MANIFEST
 from clawstream.stream.kafka import KafkaLog
 from clawstream.training import loop, stepping  # noqa: F401
-from clawstream.training.checkpoints import MANIFEST
 from clawstream.training.trainer import Trainer
 
 

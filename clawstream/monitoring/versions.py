@@ -1,0 +1,119 @@
+"""Every version of a policy, as the policy topic has it. Pure.
+
+The one rule: of two events with one id the first counts, so a version is what it was first said to be.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from clawstream.events import (
+    BatchPlanned,
+    Event,
+    PolicyActivated,
+    PolicyPublished,
+    PolicyRejected,
+    StepRejected,
+    StepTaken,
+)
+
+
+class Standing(StrEnum):
+    """What became of a version."""
+
+    PLANNED = "planned"  # its step is still to be taken
+    REJECTED = "rejected"  # what its step came to was not published
+    PUBLISHED = "published"
+    ACTIVE = "active"  # an engine serves it
+
+
+@dataclass(slots=True, kw_only=True)
+class Version:
+    """What is said of one version; None: that is not said of it."""
+
+    version: int
+    plan: BatchPlanned | None = None
+    step: StepTaken | None = None
+    published: PolicyPublished | None = None
+    rejected: StepRejected | None = None
+    engines: list[str] = field(default_factory=list)  # that serve it
+    refusals: list[PolicyRejected] = field(default_factory=list)  # by engines
+
+    @property
+    def standing(self) -> Standing:
+        """What became of it."""
+        if self.rejected is not None:
+            return Standing.REJECTED
+        if self.engines:
+            return Standing.ACTIVE
+        return Standing.PUBLISHED if self.published is not None else Standing.PLANNED
+
+    @property
+    def parent_version(self) -> int | None:
+        """Which version it was made of; None: it is what the policy began with."""
+        return self.plan.parent_version if self.plan is not None else None
+
+    @property
+    def why(self) -> str | None:
+        """Why it is not what one would expect; None: it is."""
+        if self.rejected is not None:
+            return self.rejected.reason
+        if self.refusals:
+            return f"refused by {self.refusals[-1].engine}: {self.refusals[-1].reason}"
+        if self.plan is not None and self.plan.rollback is not None:
+            return f"back to version {self.plan.parent_version}"
+        return None
+
+    @property
+    def at_ms(self) -> int | None:
+        """When the newest of this was said."""
+        if self.rejected is not None:
+            return self.rejected.rejected_at_ms
+        if self.published is not None:
+            return self.published.published_at_ms
+        return self.plan.planned_at_ms if self.plan is not None else None
+
+
+def versions(events: Iterable[Event], policy_id: str) -> dict[int, Version]:
+    """Return the policy's versions in order, by number."""
+    found: dict[int, Version] = {}
+    served: dict[str, int] = {}
+    for event in events:
+        match event:
+            case BatchPlanned(policy_id=of) if of == policy_id:
+                one = found.setdefault(event.policy_version, Version(version=event.policy_version))
+                one.plan = one.plan or event
+            case StepTaken(policy_id=of) if of == policy_id:
+                one = found.setdefault(event.policy_version, Version(version=event.policy_version))
+                one.step = one.step or event
+            case StepRejected(policy_id=of) if of == policy_id:
+                one = found.setdefault(event.policy_version, Version(version=event.policy_version))
+                one.rejected = one.rejected or event
+            case PolicyPublished(policy_id=of) if of == policy_id:
+                one = found.setdefault(event.policy_version, Version(version=event.policy_version))
+                one.published = one.published or event
+            case PolicyRejected(policy_id=of) if of == policy_id:
+                one = found.setdefault(event.policy_version, Version(version=event.policy_version))
+                one.refusals.append(event)
+            case PolicyActivated(policy_id=of) if of == policy_id:
+                served[event.engine] = event.policy_version
+            case _:
+                pass
+    for engine, version in served.items():
+        found.setdefault(version, Version(version=version)).engines.append(engine)
+    return dict(sorted(found.items()))
+
+
+def ancestors(known: dict[int, Version], version: int) -> Sequence[int]:
+    """Return the versions that it was made of, the nearest first."""
+    line: list[int] = []
+    parent = known[version].parent_version
+    while parent is not None and parent in known and parent not in line:
+        line.append(parent)
+        parent = known[parent].parent_version
+    return line
+
+
+def newest(known: dict[int, Version]) -> int | None:
+    """Return the newest version that was published."""
+    return max((number for number, one in known.items() if one.published is not None), default=None)

@@ -1,0 +1,332 @@
+"""A causal model cut over processes, as a trainer needs it.
+
+Every process of a copy of the model gets the same samples; each copy computes its share of a batch. Answers' log-probs
+come out on a pipeline's last stage, and are told to the others where they are asked for outside of a step. L tokens, B
+rows, N response tokens, V the vocabulary rows of this process, H the model's width.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from clawstream.errors import UnusableCheckpoint
+from clawstream.training.answers import Answers, Suffix
+from clawstream.training.megatron import vocabulary
+from clawstream.training.megatron.layers import gpt
+from clawstream.training.megatron.names import Place, places
+from clawstream.training.megatron.reducing import clip, reduce_gradients
+from clawstream.training.megatron.shape import Shape, Sizes, configuration, frequencies, refuse_uneven, shape_of
+from clawstream.training.megatron.weights import Folder, collected, held
+from clawstream.training.microbatches import micro_batches
+from clawstream.training.model import Look, Model, Top, Weights, stored
+from clawstream.training.parallel.files import write_parts
+from clawstream.training.sharing import shares
+from clawstream.training.torch_model import copy_words, stored_dtype
+
+HEAD_TOKENS = 4096  # logits of this process' part of the vocabulary exist for so many places at once
+
+
+def join(sizes: Sizes) -> None:
+    """Make Megatron's process groups of torch.distributed's processes, in place of those that there were."""
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(sizes.tensor, sizes.pipeline, create_gloo_process_groups=False)
+
+
+class MegatronModel(Model):
+    """What this process holds of a model: some layers, and of those some rows or columns."""
+
+    def __init__(self, folder: Path, stage: Any, shape: Shape, sizes: Sizes, device: torch.device) -> None:
+        self.folder = folder
+        self.device = device
+        self.published_dtype = stored_dtype(folder)
+        self._shape, self._sizes, self._stage = shape, sizes, stage
+        self._tensor = parallel_state.get_tensor_model_parallel_group()
+        self._pipeline = parallel_state.get_pipeline_model_parallel_group()
+        self._data = parallel_state.get_data_parallel_group()
+        self._last = self._pipeline.rank() == self._pipeline.size() - 1
+        self._rows = vocabulary.Rows.of(self._tensor, shape.vocabulary)
+        self._places = _places(shape, sizes, self._pipeline.rank())
+        self.trained = dict(stage.named_parameters())
+        assert self.trained.keys() == self._places.keys(), self.trained.keys() ^ self._places.keys()
+
+    @classmethod
+    def load(cls, folder: Path, sizes: Sizes, *, device: str = "cpu") -> "MegatronModel":
+        """Return this process' part of the model of a Hugging Face folder; Megatron's process groups exist already."""
+        config = configuration(folder)
+        shape = shape_of(folder, config)
+        refuse_uneven(folder, shape, sizes)
+        pipeline = parallel_state.get_pipeline_model_parallel_group()
+        stage = gpt(
+            shape, sizes, frequencies(folder, config),
+            first=pipeline.rank() == 0, last=pipeline.rank() == pipeline.size() - 1,
+        )  # fmt: skip
+        model = cls(folder, stage.to(device).eval(), shape, sizes, torch.device(device))
+        model.restore(folder)
+        return model
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes what is written once."""
+        return dist.get_rank() == 0
+
+    def published(self) -> dict[str, Tensor]:
+        """Return the trained weights that this process holds, as exact as `save` writes them, in main memory."""
+        return {name: p.detach().to("cpu", self.published_dtype, copy=True) for name, p in self.trained.items()}
+
+    def changed_share(self, before: Weights) -> float:
+        """Return which share of the published numbers, of all processes, is not as it was `before`."""
+        changed, numbers = 0, 0
+        for name, p in self.trained.items():
+            if self._counts(name):
+                changed += int((p.detach().to("cpu", self.published_dtype) != before[name]).sum())
+                numbers += p.numel()
+        both = torch.tensor([changed, numbers], dtype=torch.float64, device=self.device)
+        dist.all_reduce(both)
+        return float(both[0] / both[1])
+
+    def copy(self) -> dict[str, Tensor]:
+        """Return the trained weights that this process holds as they are now."""
+        return {name: p.detach().clone() for name, p in self.trained.items()}
+
+    @contextmanager
+    def holding(self, weights: Weights | None) -> Iterator[None]:
+        """Compute with these weights instead of the current ones, which come back unchanged; None: the current ones."""
+        if weights is None:
+            yield
+            return
+        current = {name: p.data for name, p in self.trained.items()}
+        try:
+            for name, parameter in self.trained.items():
+                parameter.data = weights[name]
+            yield
+        finally:
+            for name, parameter in self.trained.items():
+                parameter.data = current[name]
+
+    def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
+        """Return log-probs [B, T] of the responses, NaN past each one's end; on the last stage."""
+        return self.look(suffixes).logp_BT
+
+    def look(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> Look:
+        """Return the same, and more of each place; `among` [T, K] names tokens to score beside those of each row."""
+        answers = Answers(suffixes, self.device, None)
+        ids_NE = answers.target_N.unsqueeze(1)
+        if among is not None:
+            ids_NE = torch.cat([ids_NE, torch.cat([ids_TK.to(self.device) for ids_TK in among])], 1)
+        hidden_NH = self._before_head(answers)
+        pieces = [(hidden_NH[at], answers.scale_N[at], ids_NE[at]) for at in _pieces(len(hidden_NH))]
+        if len(pieces) == 1:
+            parts = [self._head_piece(*pieces[0])]
+        else:
+            parts = [checkpoint(self._head_piece, *piece, use_reentrant=False) for piece in pieces]
+        logp_NE, entropy_N = (torch.cat(values) for values in zip(*parts, strict=True))
+        return Look(answers.rows(logp_NE[:, 0]), answers.rows(entropy_N), answers.rows(logp_NE[:, 1:]))
+
+    @torch.no_grad()
+    def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:
+        """Return the log-probs [T] of each response under the given weights (None: the current ones), in order."""
+
+        def scored(group: list[Suffix]) -> list[list[Tensor]]:
+            logp_BT = self.logprobs(group)
+            return [[logp_BT[row, : len(s.response_ids)]] for row, s in enumerate(group)]
+
+        with self.holding(weights):
+            return self._told([torch.float32], suffixes, scored, budget_tokens, ())[0]
+
+    @torch.no_grad()
+    def likeliest(
+        self, suffixes: Sequence[Suffix], *, num_tokens: int, weights: Weights | None, budget_tokens: int
+    ) -> list[Top]:
+        """Return the `num_tokens` tokens that the given weights find likeliest at each place of each response."""
+
+        def scored(group: list[Suffix]) -> list[list[Tensor]]:
+            answers = Answers(group, self.device, None)
+            hidden_NH = self._before_head(answers)
+            tops = [
+                vocabulary.likeliest(self._logits(hidden_NH[at], answers.scale_N[at]), num_tokens, self._rows)
+                for at in _pieces(len(hidden_NH))
+            ]
+            ids, logps = (answers.each(torch.cat(parts)) for parts in zip(*tops, strict=True))
+            return [[*both] for both in zip(ids, logps, strict=True)]
+
+        with self.holding(weights):
+            both = self._told([torch.long, torch.float32], suffixes, scored, budget_tokens, (num_tokens,))
+        return [Top(*found) for found in zip(*both, strict=True)]
+
+    def share(self, lengths_tokens: Sequence[int]) -> list[int]:
+        """Return which samples this copy of the model computes."""
+        return shares(lengths_tokens, self._data.size())[self._data.rank()]
+
+    def accumulate(
+        self, groups: Sequence[Sequence[int]], suffixes: Sequence[Suffix], total_of: Callable[[Sequence[int]], Tensor]
+    ) -> None:
+        """Sum the gradients of `total_of` over the groups, by Megatron's schedule, and over all processes."""
+
+        def step(group: Sequence[int]) -> Tensor:
+            return (
+                total_of(group)
+                if self._last
+                else self._hidden(Answers([suffixes[i] for i in group], self.device, None))
+            )
+
+        self._run(groups, step, forward_only=False)
+        reduce_gradients(self._stage, self._shape, self._sizes)
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Return the sum of each value over the copies of the model, each of which knows it on its last stage."""
+        counts = self._last and self._tensor.rank() == 0
+        total = torch.tensor(values if counts else [0.0] * len(values), dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return [float(value) for value in total.tolist()]
+
+    def clip(self, max_norm: float) -> float:
+        """Scale the gradient down to the norm where it is larger; return its norm before."""
+        group = parallel_state.get_model_parallel_group()
+        return clip([(p, self._counts(name)) for name, p in self.trained.items()], max_norm, group)
+
+    def save(self, folder: Path) -> None:
+        """Write what an engine loads: the model as exact as its base, in a file of each process, with its tokenizer."""
+        self.save_state(
+            folder, "model", {"": {n: p.detach().to(self.published_dtype) for n, p in self.trained.items()}}
+        )
+        if self.leads:
+            copy_words(self.folder, folder)
+
+    @torch.no_grad()
+    def restore(self, folder: Path, masters: Path | None = None) -> None:
+        """Take over the weights that `save` wrote, or the more exact ones that they were written from."""
+        tensors = Folder(folder, None if masters is None else stored(masters.parent, masters.stem))
+        for name, parameter in self.trained.items():
+            value = held(self._places[name], self._tensor.rank(), tensors.read)
+            if value.shape != parameter.shape:
+                raise UnusableCheckpoint(
+                    f"{folder}: {self._places[name].names[0]} gives {tuple(value.shape)}, expected "
+                    f"{tuple(parameter.shape)} as in {self.folder}. Nothing is trained. Name the base model that this "
+                    "policy was started with."
+                )
+            parameter.copy_(value)
+
+    def save_state(self, folder: Path, stem: str, state: Mapping[str, Weights]) -> None:
+        """Write kinds of tensors, each like the trained weights, by Hugging Face's names, in a file of each process."""
+        first_copy = self._data.rank() == 0
+        write_parts(folder, stem, collected(state, self._places, self._tensor) if first_copy else {})
+
+    def load_state(self, folder: Path, stem: str) -> dict[str, dict[str, Tensor]] | None:
+        """Return this process' part of what any trainer's `save_state` wrote; None: there is nothing."""
+        read_of = dict(stored(folder, stem))
+        state: dict[str, dict[str, Tensor]] = {}
+        for kind in sorted({key.rpartition("/")[0] for key in read_of}):
+            prefix = f"{kind}/" if kind else ""
+            for name, place in self._places.items():
+                keys = [prefix + one for one in place.names]
+                if all(key in read_of for key in keys):
+                    state.setdefault(kind, {})[name] = self._held(place, [read_of[key]() for key in keys])
+        return state or None
+
+    def _held(self, place: Place, values: list[Tensor]) -> Tensor:
+        if values[0].ndim == 0:
+            return values[0]
+        return place.part(torch.cat(values), self._tensor.rank()).to(self.device)
+
+    def _counts(self, name: str) -> bool:
+        """Whether this process is the one to count a parameter that others hold too."""
+        place = self._places[name]
+        return not place.copied and (place.axis is not None or self._tensor.rank() == 0)
+
+    def _hidden(self, answers: Answers) -> Tensor:
+        """Return what this stage makes of the rows [L, B, H]; of its tokens alone where they are cut by sequence."""
+        ids_BL = answers.ids_RL
+        short = -ids_BL.shape[1] % self._sizes.tensor
+        if self._sizes.by_sequence and short:
+            ids_BL = functional.pad(ids_BL, (0, short))
+        hidden: Tensor = self._stage(ids_BL, None, None)
+        return hidden
+
+    def _before_head(self, answers: Answers) -> Tensor:
+        hidden_LBH = self._hidden(answers)
+        if self._sizes.by_sequence:
+            hidden_LBH = gather_from_sequence_parallel_region(hidden_LBH, group=self._tensor)
+            # Without what made the row's length one that can be shared.
+            return answers.before(hidden_LBH[: answers.ids_RL.shape[1]].transpose(0, 1))
+        # Not before places are chosen: of a gradient that is not contiguous it sums a copy, and gives back its own.
+        hidden_NH: Tensor = copy_to_tensor_model_parallel_region(
+            answers.before(hidden_LBH.transpose(0, 1)), group=self._tensor
+        )
+        return hidden_NH
+
+    def _head_piece(self, hidden_NH: Tensor, scale_N: Tensor, ids_NE: Tensor) -> tuple[Tensor, Tensor]:
+        logits_NV = self._logits(hidden_NH, scale_N)
+        logp_NE = vocabulary.logprobs(logits_NV, ids_NE, self._rows)
+        return logp_NE, vocabulary.entropies(logits_NV.detach(), self._rows)
+
+    def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
+        head = self._stage.shared_embedding_or_output_weight() if self._shape.tied else self._stage.output_layer.weight
+        logits_NV: Tensor = functional.linear(hidden_NH, head[: self._rows.size]).float()
+        return logits_NV / scale_N.unsqueeze(1)
+
+    def _told(
+        self, dtypes: Sequence[torch.dtype], suffixes: Sequence[Suffix],
+        scored: Callable[[list[Suffix]], list[list[Tensor]]], budget_tokens: int, tail: tuple[int, ...],
+    ) -> list[list[Tensor]]:  # fmt: skip
+        """Return what the last stage scores of each suffix, [T, *tail] each, to every process of this copy."""
+        groups = micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens)
+        found: dict[int, list[Tensor]] = {}
+
+        def step(group: Sequence[int]) -> Tensor:
+            chosen = [suffixes[i] for i in group]
+            if not self._last:
+                return self._hidden(Answers(chosen, self.device, None))
+            found.update(zip(group, scored(chosen), strict=True))
+            return torch.zeros((), device=self.device)
+
+        self._run(groups, step, forward_only=True)
+        told: list[list[Tensor]] = []
+        for number, dtype in enumerate(dtypes):
+            lengths = [len(s.response_ids) for s in suffixes]
+            joined = torch.zeros((sum(lengths), *tail), dtype=dtype, device=self.device)
+            if self._last and suffixes:
+                joined = torch.cat([found[i][number] for i in range(len(suffixes))])
+            last = dist.get_global_rank(self._pipeline, self._pipeline.size() - 1)
+            dist.broadcast(joined, last, group=self._pipeline)
+            told.append(list(torch.split(joined, lengths)))
+        return told
+
+    def _run(
+        self, groups: Sequence[Sequence[int]], step: Callable[[Sequence[int]], Tensor], *, forward_only: bool
+    ) -> None:
+        if not groups:
+            return
+
+        def forward(remaining: Iterator[Sequence[int]], _stage: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
+            return step(next(remaining)), lambda total: (total, torch.zeros((), dtype=torch.int), {})
+
+        get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=iter(groups),
+            model=self._stage,
+            num_microbatches=len(groups),
+            seq_length=1,  # not read: each piece has a length of its own
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+        self._stage.set_input_tensor(None)
+
+
+def _places(shape: Shape, sizes: Sizes, stage: int) -> dict[str, Place]:
+    count = shape.num_layers // sizes.pipeline
+    layers = range(stage * count, (stage + 1) * count)
+    return places(shape, layers, first=stage == 0, last=stage == sizes.pipeline - 1, tensor=sizes.tensor)
+
+
+def _pieces(num_tokens: int) -> list[slice]:
+    return [slice(start, start + HEAD_TOKENS) for start in range(0, num_tokens, HEAD_TOKENS)]

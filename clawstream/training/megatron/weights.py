@@ -1,0 +1,70 @@
+"""Weights between Hugging Face files and the processes that hold parts of them; none of them holds a whole model.
+
+Of the processes that share a stage's tensors each puts some together, and writes those; the copies of a model do
+nothing but wait. A name's kind, as in `exp_avg/model.norm.weight`, stands before it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from clawstream.errors import UnusableCheckpoint
+from clawstream.inference.model_folder import weight_files
+from clawstream.training.megatron.names import Place
+from clawstream.training.model import key, tensors_of
+
+Read = Callable[[str], Tensor]
+
+
+class Folder:
+    """Tensors of a Hugging Face folder by name, each read from its file when it is asked for."""
+
+    def __init__(self, folder: Path, instead: Iterable[tuple[str, Callable[[], Tensor]]] | None = None) -> None:
+        self._folder = folder
+        self._reader = dict(tensors_of(weight_files(folder)) if instead is None else instead)
+
+    def read(self, name: str) -> Tensor:
+        """Return the tensor as it is stored; raises UnusableCheckpoint where there is none."""
+        if name not in self._reader:
+            raise UnusableCheckpoint(
+                f"{self._folder}: {name} is missing. Nothing is trained. Fetch the folder again, or write the "
+                "checkpoint again."
+            )
+        return self._reader[name]()
+
+
+def held(place: Place, rank: int, read: Read) -> Tensor:
+    """Return what a process holds of the tensors that `read` gives by name."""
+    values = [read(name) for name in place.names]
+    return place.part(values[0] if len(values) == 1 else torch.cat(values), rank)
+
+
+def collected(
+    state: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Place], group: dist.ProcessGroup
+) -> dict[str, Tensor]:
+    """Return those Hugging Face tensors of every kind that this process of `group` is to write, in main memory."""
+    mine: dict[str, Tensor] = {}
+    tensors = [(kind, name, value) for kind, values in state.items() for name, value in values.items()]
+    # By name: which file a tensor comes to does not depend on whether this trainer went on or was started again.
+    for number, (kind, name, value) in enumerate(sorted(tensors, key=lambda one: one[:2])):
+        place = places[name]
+        if place.copied:
+            continue
+        for found, whole in _together(value.detach(), place, number % group.size(), group).items():
+            mine[key(kind, found)] = whole.cpu().contiguous()
+    return mine
+
+
+def _together(value: Tensor, place: Place, owner: int, group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """Return the Hugging Face tensors on the process that is to have them; nothing on the others."""
+    here = group.rank() == owner
+    if value.ndim == 0 or place.axis is None:
+        if not here:
+            return {}
+        return {name: value.clone() for name in place.names} if value.ndim == 0 else place.whole([value])
+    parts = [torch.empty_like(value) for _ in range(group.size())] if here else None
+    dist.gather(value.contiguous(), parts, dst=dist.get_global_rank(group, owner), group=group)
+    return {} if parts is None else place.whole(parts)

@@ -1,0 +1,67 @@
+"""Offers this policy's versions to engines on other machines: files over HTTP, read-only.
+
+GET /versions/v000007/manifest.json, then each file that it names. Nothing else of the disk can be asked for. What is
+cut off goes on where it stopped (RFC 9110, 14: Range).
+"""
+
+import hmac
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from clawstream.config import WeightsSettings
+from clawstream.errors import ConfigError
+from clawstream.inference.version_folder import MANIFEST, files_of
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def offering(settings: WeightsSettings, versions: Path) -> AsyncIterator[int | None]:
+    """Answer for the length of the block what `settings` say; yield the port, None where nothing is offered.
+
+    Raises ConfigError where the port can't be had.
+    """
+    if settings.offer_port is None:
+        yield None
+        return
+    key = None if settings.api_key is None else settings.api_key.get_secret_value()
+    runner = web.AppRunner(_application(versions, key), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, settings.offer_host, settings.offer_port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigError(
+                f"weights.offer_port: {settings.offer_host}:{settings.offer_port} can't be listened on ({error}). "
+                "Nothing is trained. Stop what uses it, or name another port"
+            ) from error
+        port = int(runner.addresses[0][1])
+        log.info("versions_offered host=%s port=%d", settings.offer_host, port)
+        yield port
+    finally:
+        await runner.cleanup()
+
+
+def _application(versions: Path, key: str | None) -> web.Application:
+    async def file(request: web.Request) -> web.StreamResponse:
+        shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if key is not None and not hmac.compare_digest(shown, f"Bearer {key}".encode()):
+            raise web.HTTPUnauthorized(text="the key is missing or another; set weights.api_key as the trainer has it")
+        folder, name = versions / request.match_info["version"], request.match_info["name"]
+        manifest = folder / MANIFEST
+        if not manifest.is_file() or not (name == MANIFEST or name in _names(manifest)):
+            raise web.HTTPNotFound(text=f"{request.path}: this trainer does not have it, or not any more")
+        return web.FileResponse(folder / name)
+
+    app = web.Application()
+    app.add_routes([web.get(r"/versions/{version:v\d{6,18}}/{name:.+}", file)])
+    return app
+
+
+def _names(manifest: Path) -> set[str]:
+    return {file.name for file in files_of(manifest.read_bytes())}

@@ -1,0 +1,92 @@
+"""One row of tokens for many sequences, in which what they begin with alike stands once. Pure.
+
+The row is a tree, written parents first: a token sees those before it whose segment it stands in or below, and nothing
+else, so no sequence knows what else was packed. A sequence that goes on where another ends is one segment with it: the
+turns of a session whose prompt only grows are a single causal row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+LEAST_SHARED_TOKENS = 16  # a shorter beginning is computed again: that costs less than one more segment
+
+Tokens = tuple[int, ...]
+
+
+class Segment(NamedTuple):
+    """Tokens that follow one another in every sequence that reaches them."""
+
+    parent: int | None  # its number in the pack; None: it begins a sequence
+    start: int  # in the row
+    end: int
+    subtree_end: int  # where the last segment below it ends; its own end where none is
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """The row, and where each sequence stands in it."""
+
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)  # in the sequences
+    segments: list[Segment] = field(default_factory=list)  # in the order of the row
+    places: list[list[int]] = field(default_factory=list)  # of each sequence's tokens, in the row
+
+
+def pack(sequences: Sequence[Tokens]) -> Pack:
+    """Return the sequences, none of them empty, in one row; their order decides nothing but that of `places`."""
+    order = in_order(sequences)
+    ordered = [sequences[i] for i in order]
+    shared = [0, *(num_shared(one, other) for one, other in pairwise(ordered))]  # with the one before
+    row = Pack(places=[[] for _ in sequences])
+    parents: list[tuple[int | None, int]] = []  # and where the segment starts
+    waiting: list[tuple[int, int, int, int | None]] = [(0, len(ordered), 0, None)]  # from, to, depth, parent
+    while waiting:
+        first, stop, depth, parent = waiting.pop()
+        forks = [k for k in range(first + 1, stop) if shared[k] < len(ordered[k - 1])]
+        end = min((shared[k] for k in forks), default=len(ordered[stop - 1]))
+        if not forks or end - depth >= LEAST_SHARED_TOKENS:
+            start = len(row.ids)
+            row.ids.extend(ordered[stop - 1][depth:end])
+            row.positions.extend(range(depth, end))
+            for k in range(first, stop):
+                row.places[order[k]].extend(range(start, start + min(len(ordered[k]), end) - depth))
+            parents.append((parent, start))
+            depth, parent = end, len(parents) - 1
+        bounds = [first, *(k for k in forks if shared[k] == end), stop]
+        waiting += [(*both, depth, parent) for both in reversed(list(pairwise(bounds))) if forks]
+    row.segments.extend(_segments(parents, len(row.ids)))
+    return row
+
+
+def in_order(sequences: Sequence[Tokens]) -> list[int]:
+    """Return the indices of the sequences so that those that begin alike stand together, a beginning first."""
+    return sorted(range(len(sequences)), key=lambda i: sequences[i])
+
+
+def num_shared(one: Tokens, other: Tokens) -> int:
+    """Return how many tokens both begin with."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def num_added(before: Tokens, sequence: Tokens) -> int:
+    """Return by how many tokens at most a pack grows by a sequence next in order after `before`."""
+    return len(sequence) - max(0, num_shared(before, sequence) - LEAST_SHARED_TOKENS + 1)
+
+
+def _segments(parents: Sequence[tuple[int | None, int]], num_tokens: int) -> list[Segment]:
+    ends = [*(start for _, start in parents[1:]), num_tokens]
+    subtree_ends = list(ends)
+    for number in reversed(range(len(parents))):
+        parent = parents[number][0]
+        if parent is not None:
+            subtree_ends[parent] = max(subtree_ends[parent], subtree_ends[number])
+    return [Segment(p, start, end, last) for (p, start), end, last in zip(parents, ends, subtree_ends, strict=True)]

@@ -1,0 +1,260 @@
+"""A causal model whose weights, gradients and moments are cut evenly over processes by FSDP2.
+
+Each layer is put together just before it computes, in all processes at once: so all of them compute as many pieces of a
+batch, some of them for nothing. Tensors of processes are cut along their first axis.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from clawstream.errors import ConfigError, UnusableCheckpoint
+from clawstream.inference.model_folder import tensor_headers, weight_files
+from clawstream.training.answers import Suffix
+from clawstream.training.microbatches import micro_batches
+from clawstream.training.model import Look, Top, Weights, key, stored, tensors_of
+from clawstream.training.parallel.files import write_parts
+from clawstream.training.sharing import shares
+from clawstream.training.torch_model import TorchModel, copy_words, saved_name
+
+T = TypeVar("T")
+
+_NOTHING = Suffix([0], [0], 1.0)  # what a process computes while others still have pieces
+_ALL = sys.maxsize
+
+
+class FsdpModel(TorchModel):
+    """The model of a Hugging Face folder, or an adapter on it, this process' part of each tensor."""
+
+    def __init__(self, folder: Path, core: Any, adapter: Any | None) -> None:
+        self._root = _Root(core)
+        self._within = False
+        mesh = init_device_mesh(next(core.parameters()).device.type, (dist.get_world_size(),))
+        for layer in core.get_decoder().layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self._root, mesh=mesh, reshard_after_forward=True)  # weights may be others the next time
+        for module in self._root.modules():
+            if isinstance(module, FSDPModule):
+                # Sums: what they are divided by is known after the batch.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+        super().__init__(folder, core, adapter)
+        unknown = [] if adapter is not None else sorted(self.trained.keys() - (tensor_headers(folder) or {}).keys())
+        if unknown:
+            raise ConfigError(
+                f"{folder}: its files have no tensor {unknown[0]}, so what is trained could not be written under its "
+                'names. Nothing is trained. Take training.trainer = "torch", or a model of another family.'
+            )
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes what is written once."""
+        return dist.get_rank() == 0
+
+    def published(self) -> dict[str, Tensor]:
+        """Return the trained weights that this process holds, as exact as `save` writes them, in main memory."""
+        return {name: _here(p).to("cpu", self.published_dtype, copy=True) for name, p in self.trained.items()}
+
+    def changed_share(self, before: Weights) -> float:
+        """Return which share of the published numbers, of all processes, is not as it was `before`."""
+        after = self.published()
+        changed = sum(float((after[name] != before[name]).sum()) for name in after)
+        both = self.sums([changed, float(sum(value.numel() for value in after.values()))])
+        return both[0] / both[1]
+
+    @contextmanager
+    def holding(self, weights: Weights | None) -> Iterator[None]:
+        """Compute with these weights instead of the current ones, which come back unchanged; None: the current ones."""
+        if weights is None:
+            yield
+            return
+        current = self.copy()
+        try:
+            self._put(weights)
+            yield
+        finally:
+            self._put(current)
+
+    def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
+        """Return log-probs [B, T] of the responses, NaN past each one's end; all processes ask at once."""
+        return self._computing(partial(super().logprobs, suffixes))
+
+    def look(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> Look:
+        """Return the same, and more of each place; `among` [T, K] names tokens to score beside those of each row."""
+        return self._computing(partial(super().look, suffixes, among))
+
+    def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:
+        """Return the log-probs [T] of each response under the given weights (None: the current ones), in order."""
+
+        def scored(group: list[Suffix]) -> list[Tensor]:
+            return self._computing(lambda: whole(group, weights=None, budget_tokens=_ALL))
+
+        whole = super().score
+
+        with self.holding(weights):
+            return self._in_step(suffixes, scored, budget_tokens)
+
+    def likeliest(
+        self, suffixes: Sequence[Suffix], *, num_tokens: int, weights: Weights | None, budget_tokens: int
+    ) -> list[Top]:
+        """Return the `num_tokens` tokens that the given weights find likeliest at each place of each response."""
+
+        def scored(group: list[Suffix]) -> list[Top]:
+            return self._computing(lambda: whole(group, num_tokens=num_tokens, weights=None, budget_tokens=_ALL))
+
+        whole = super().likeliest
+
+        with self.holding(weights):
+            return self._in_step(suffixes, scored, budget_tokens)
+
+    def share(self, lengths_tokens: Sequence[int]) -> list[int]:
+        """Return which samples this process computes."""
+        return shares(lengths_tokens, dist.get_world_size())[dist.get_rank()]
+
+    def accumulate(
+        self, groups: Sequence[Sequence[int]], suffixes: Sequence[Suffix], total_of: Callable[[Sequence[int]], Tensor]
+    ) -> None:
+        """Sum the gradients of `total_of` over the groups, and over all processes."""
+        idle = self._idle(len(groups))
+        super().accumulate(groups, suffixes, total_of)
+        for _ in range(idle):
+            (self.look([_NOTHING]).logp_BT.sum() * 0).backward()  # type: ignore[no-untyped-call]
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Return the sum of each value over all processes."""
+        total = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return [float(value) for value in total.tolist()]
+
+    def clip(self, max_norm: float) -> float:
+        """Scale the gradient down to the norm where it is larger; return its norm before."""
+        norm = nn.utils.clip_grad_norm_(list(self.trained.values()), max_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def save(self, folder: Path) -> None:
+        """Write what an engine loads: the model as exact as its base, in a file of each process, or the adapter."""
+        if self._adapter is None:
+            rounded = {name: p.detach().to(self.published_dtype) for name, p in self.trained.items()}
+            self.save_state(folder, "model", {"": rounded})
+            if self.leads:
+                copy_words(self.folder, folder)
+            return
+        whole = {f"base_model.model.{name}": _whole(p.detach()).cpu() for name, p in self.trained.items()}
+        if self.leads:
+            self._adapter.save_pretrained(folder, state_dict=whole)
+        dist.barrier()
+
+    @torch.no_grad()
+    def restore(self, folder: Path, masters: Path | None = None) -> None:
+        """Take over the weights that `save` wrote, or the more exact ones that they were written from."""
+        if masters is not None:
+            readers: dict[str, Callable[[], Tensor | None]] = dict(stored(masters.parent, masters.stem))
+        elif self._adapter is not None:
+            saved = load_file(folder / "adapter_model.safetensors")
+            readers = {name: partial(saved.get, saved_name(name)) for name in self.trained}
+        else:
+            readers = dict(tensors_of(weight_files(folder)))
+        for name, parameter in self.trained.items():
+            value = readers[name]() if name in readers else None
+            if value is None or value.shape != parameter.shape:
+                raise UnusableCheckpoint(
+                    f"{folder}: {name} is {'missing' if value is None else tuple(value.shape)}, expected "
+                    f"{tuple(parameter.shape)} as in {self.folder}. Nothing is trained. Name the base model, and the "
+                    "LoRA rank, that this policy was started with."
+                )
+            parameter.copy_(self._cut(name, value))
+
+    def save_state(self, folder: Path, stem: str, state: Mapping[str, Weights]) -> None:
+        """Write kinds of tensors, each like the trained weights; each process puts some of them together."""
+        mine: dict[str, Tensor] = {}
+        tensors = {key(kind, name): value for kind, values in state.items() for name, value in values.items()}
+        # By name: which file a tensor comes to does not depend on whether this trainer went on or was started again.
+        for number, (name, value) in enumerate(sorted(tensors.items())):
+            whole = _whole(value.detach())
+            if number % dist.get_world_size() == dist.get_rank():
+                mine[name] = whole.cpu()
+        write_parts(folder, stem, mine)
+
+    def load_state(self, folder: Path, stem: str) -> dict[str, dict[str, Tensor]] | None:
+        """Return this process' part of what any trainer's `save_state` wrote; None: there is nothing."""
+        state: dict[str, dict[str, Tensor]] = {}
+        for one, read in stored(folder, stem):
+            kind, _, name = one.rpartition("/")
+            value = read()
+            state.setdefault(kind, {})[name] = value if value.ndim == 0 else self._cut(name, value)
+        return state or None
+
+    def _check_head(self) -> None:
+        self._computing(super()._check_head)
+
+    def _cut(self, name: str, whole: Tensor) -> DTensor:
+        like = self.trained[name].data
+        assert isinstance(like, DTensor)
+        return distribute_tensor(
+            whole.to(self.device, like.dtype), like.device_mesh, like.placements, src_data_rank=None
+        )  # each cuts its own: nothing is sent
+
+    @torch.no_grad()
+    def _put(self, weights: Weights) -> None:
+        for name, parameter in self.trained.items():
+            _here(parameter).copy_(_here(weights[name]))
+
+    def _computing(self, compute: Callable[[], T]) -> T:
+        """Compute where the weights that belong to no layer are whole."""
+        if self._within:
+            return compute()
+        self._within = True
+        try:
+            return self._root(compute)  # type: ignore[no-any-return]
+        finally:
+            self._within = False
+
+    def _idle(self, count: int) -> int:
+        """Return how many pieces the process with the most has beyond this one's."""
+        most = torch.tensor(count, device=self.device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        return int(most) - count
+
+    def _in_step(
+        self, suffixes: Sequence[Suffix], scored: Callable[[list[Suffix]], Sequence[T]], budget_tokens: int
+    ) -> list[T]:
+        """Return what `scored` says of each suffix, in order, in as many groups as the process with the most has."""
+        groups = micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens)
+        idle = self._idle(len(groups))
+        found: dict[int, T] = {}
+        for group in groups:
+            found |= zip(group, scored([suffixes[i] for i in group]), strict=True)
+        for _ in range(idle):
+            scored([_NOTHING])
+        return [found[i] for i in range(len(suffixes))]
+
+
+class _Root(nn.Module):
+    """Around the whole model, because FSDP puts its weights together when this is called."""
+
+    def __init__(self, core: Any) -> None:
+        super().__init__()
+        self.core = core
+
+    def forward(self, compute: Callable[[], T]) -> T:
+        return compute()
+
+
+def _here(value: Tensor) -> Tensor:
+    """Return the numbers that this process holds, themselves."""
+    return value.to_local().detach() if isinstance(value, DTensor) else value.detach()
+
+
+def _whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -1,0 +1,43 @@
+"""What each process of a team does when it is asked; `state` is what it keeps between times."""
+
+from pathlib import Path
+from typing import Any
+
+from clawstream.config import TrainingSettings
+from clawstream.events import SampleAssembled
+from clawstream.training.model import Model
+from clawstream.training.trainer import Trainer, Update
+
+
+def begin(state: dict[str, Any], base: Path, settings: TrainingSettings, device: str) -> None:
+    """Have a trainer of the base, and this process' part of its model."""
+    state["trainer"] = Trainer(base, settings, device=device, model=_model(base, settings, device))
+
+
+def restore(state: dict[str, Any], folder: Path) -> None:
+    """Go on from a checkpoint."""
+    state["trainer"].restore(folder)
+
+
+def update(state: dict[str, Any], samples: tuple[SampleAssembled, ...], version: int, seed: int) -> Update:
+    """Take the steps that make a version; all processes return the same."""
+    said: Update = state["trainer"].update(samples, version=version, seed=seed)
+    return said
+
+
+def save(state: dict[str, Any], folder: Path) -> None:
+    """Write this process' part of the weights and of the trainer's state."""
+    state["trainer"].save(folder)
+
+
+def _model(base: Path, settings: TrainingSettings, device: str) -> Model:
+    if settings.trainer == "fsdp":
+        from clawstream.training.parallel.fsdp_model import FsdpModel
+
+        return FsdpModel.load(base, lora_rank=settings.lora_rank, device=device, seed=settings.seed)
+    from clawstream.training.megatron.model import MegatronModel, join
+    from clawstream.training.megatron.shape import sizes_of
+
+    sizes = sizes_of(settings)
+    join(sizes)
+    return MegatronModel.load(base, sizes, device=device)

@@ -1,0 +1,166 @@
+"""Processes that compute together, from the side of the one that started them.
+
+They are asked one thing at a time, all of them the same. Where one of them ends, what they computed together is lost,
+so all of them are ended.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from clawstream.errors import OperatorError, PartUnavailable
+
+JOIN_S = 10.0
+LOST_WITHIN_S = 2.0  # of another process' complaint about it
+# A process that waits for another this long takes it for lost: longer than any two differ in one step.
+PATIENCE_S = 600.0
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How each process begins."""
+
+    backend: str  # of torch.distributed: "gloo", "nccl"
+    threads: int | None = None  # of torch; None: its own choice
+    patience_s: float = PATIENCE_S
+    around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # a function of a module
+
+
+class Processes:
+    """`count` processes that know each other by torch.distributed, each with a `state` of its own."""
+
+    def __init__(self, count: int, start: Start) -> None:
+        self._store = tempfile.TemporaryDirectory(prefix="clawstream-ranks-")
+        context = multiprocessing.get_context("spawn")
+        self._members: list[tuple[SpawnProcess, Connection]] = []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            where = Path(self._store.name) / "store"
+            process = context.Process(target=_serve, args=(theirs, rank, count, where, start), daemon=True)
+            process.start()
+            theirs.close()
+            self._members.append((process, ours))
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Their process ids, by rank."""
+        return tuple(process.pid or 0 for process, _ in self._members)
+
+    def ask(self, work: str, *args: Any) -> list[Any]:
+        """Return what `work(state, *args)` returns in each process, by rank.
+
+        It is named as "module:function", so that only those processes import what computes.
+
+        Raises what it raised in the first process to say so, or PartUnavailable where a process ended. None is left
+        then.
+        """
+        if not self._members:
+            raise PartUnavailable("the trainer's processes have ended. Start `clawstream train` again")
+        replies: dict[int, Any] = {}
+        for _, connection in self._members:
+            with contextlib.suppress(BrokenPipeError):  # that it ended is found below
+                connection.send((work, args))
+        while len(replies) < len(self._members):
+            waiting = {connection: rank for rank, (_, connection) in enumerate(self._members) if rank not in replies}
+            ready = wait(list(waiting))
+            for rank in (rank for connection, rank in waiting.items() if connection in ready):
+                try:
+                    error, value = self._members[rank][1].recv()
+                except (EOFError, ConnectionResetError) as gone:
+                    raise self._lost(rank) from gone
+                if error is not None:
+                    raise self._failed(error)
+                replies[rank] = value
+        return [replies[rank] for rank in sorted(replies)]
+
+    def close(self) -> None:
+        """End all of them, at once where they don't end by themselves."""
+        for _, connection in self._members:
+            connection.close()
+        for process, _ in self._members:
+            process.join(JOIN_S)
+            if process.is_alive():
+                process.kill()
+                process.join(JOIN_S)
+        self._members = []
+        self._store.cleanup()
+
+    def _failed(self, error: Exception) -> Exception:
+        """End all; return the error, unless it only follows from another process' end."""
+        sentinels = {process.sentinel: rank for rank, (process, _) in enumerate(self._members)}
+        ended = [] if isinstance(error, OperatorError) else wait(list(sentinels), timeout=LOST_WITHIN_S)
+        if ended:
+            return self._lost(sentinels[ended[0]])  # type: ignore[index]  # a sentinel is what was given
+        self.close()
+        return error
+
+    def _lost(self, rank: int) -> PartUnavailable:
+        process, count = self._members[rank][0], len(self._members)
+        process.join(JOIN_S)
+        self.close()
+        return PartUnavailable(
+            f"process {rank} of the trainer's {count} (pid {process.pid}) ended with status {process.exitcode} in the "
+            "middle of its work. The others are stopped, and nothing of what they were at is kept; what is published "
+            "stays. Start `clawstream train` again: it goes on from the newest checkpoint. Where it ends again, look "
+            "for its last words above, and whether the machine has memory enough"
+        )
+
+
+def _serve(connection: Connection, rank: int, count: int, store: Path, start: Start) -> None:
+    """Do what is asked until nobody asks any more."""
+    for stopping in (signal.SIGINT, signal.SIGTERM):  # they are for the process that started this one, which asks
+        signal.signal(stopping, signal.SIG_IGN)
+    _end_with_parent()
+    if start.threads is not None:
+        torch.set_num_threads(start.threads)
+    if start.backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        start.backend,
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=start.patience_s),
+    )
+    state: dict[str, Any] = {}
+    with start.around(), contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            work, args = connection.recv()
+            connection.send(_answer(work, state, args))
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process with the thread that started it, also in the middle of work."""
+    parent = multiprocessing.parent_process()
+    if sys.platform == "linux" and parent is not None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent.pid:  # it was gone before
+            os._exit(1)
+
+
+def _answer(work: str, state: dict[str, Any], args: Sequence[Any]) -> tuple[Exception | None, Any]:
+    module, _, name = work.partition(":")
+    try:
+        return None, getattr(importlib.import_module(module), name)(state, *args)
+    except OperatorError as error:
+        return error, None
+    except Exception:  # noqa: BLE001  # whatever it is, it is the starting process' to raise
+        return RuntimeError(traceback.format_exc()), None

@@ -1,0 +1,144 @@
+"""What a policy says of a few answers before and after a step, and what it writes after it: the gate's measurements.
+
+Nothing here has a gradient or changes the policy. Which way a step is to go is worked out apart from the loss, so that
+a loss with a wrong sign is seen. T response tokens, K tokens that the teacher likes best.
+"""
+
+from collections.abc import Sequence
+from math import isfinite, sqrt
+
+import torch
+from torch import Tensor
+
+from clawstream.config import TrainingSettings
+from clawstream.training.answers import Suffix
+from clawstream.training.batch_loss import Scored
+from clawstream.training.gate import (
+    ANSWERED,
+    RECENT,
+    WRITTEN_TOKENS,
+    Memory,
+    Seen,
+    Written,
+    astray,
+    harm,
+    is_near,
+    misspoken,
+    stopped,
+)
+from clawstream.training.microbatches import micro_batches
+from clawstream.training.model import Top
+from clawstream.training.torch_model import TorchModel
+from clawstream.training.writing import write
+
+WRITES_EVERY = 4  # versions, however near a step leaves the policy to itself: many small steps go far too
+
+
+class Probe:
+    """Some of a step's samples, and the canaries, as the policy saw them before the step."""
+
+    def __init__(
+        self, model: TorchModel, settings: TrainingSettings, scored: Scored, memory: Memory, *, baseline: float
+    ) -> None:
+        self._model = model
+        self._settings = settings
+        self._chosen = _telling(scored, RECENT)
+        canaries = [Suffix(c.prompt_ids, c.response_ids, c.temperature) for c in memory.canaries]
+        self._suffixes = [scored.plain[index] for index in self._chosen] + canaries
+        self._stopped = [stopped(scored.samples[i]) for i in self._chosen] + [c.stopped for c in memory.canaries]
+        self._before = self._look(self._suffixes)
+        self._ahead = self._before[: len(self._chosen)]
+        self._wanted = [
+            self._way(scored, index, seen, baseline) for index, seen in zip(self._chosen, self._before, strict=False)
+        ]
+
+    def look_ahead(self, learning_rate: float) -> None:
+        """Look where the gradient alone leads that stands in the weights now: momentum may hide that it is wrong.
+
+        It is followed as far as an update of this rate goes whose entries are all of one size.
+        """
+        trained = self._model.trained
+        gradients = {name: p.grad for name, p in trained.items() if p.grad is not None}
+        norm = float(torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt())
+        if norm == 0 or not isfinite(norm):
+            return
+        pace = learning_rate * sqrt(sum(gradient.numel() for gradient in gradients.values())) / norm
+        ahead = {name: p.detach() - pace * gradients[name] if name in gradients else p for name, p in trained.items()}
+        with self._model.holding(ahead):
+            self._ahead = self._look(self._suffixes[: len(self._chosen)])
+
+    def refusal(self, *, version: int, seed: int) -> str | None:
+        """Return why the policy as it is now is not to be published, in words for a person; None: it is."""
+        after = self._look(self._suffixes)
+        found = harm(self._before, after, kl_nats=self._settings.gate_kl_nats)
+        found = found or astray(self._before, after, self._ahead, self._wanted)
+        if found is not None or (is_near(self._before, after) and version % WRITES_EVERY):
+            return found
+        asked = [*_spread(len(self._chosen), ANSWERED), *range(len(self._chosen), len(self._suffixes))]
+        questions = [self._suffixes[place] for place in asked]
+        answers = write(
+            self._model, questions, limit_tokens=WRITTEN_TOKENS, seed=seed,
+            budget_tokens=self._settings.micro_batch_tokens,
+        )  # fmt: skip
+        if answers is None:
+            return "the policy gives its next tokens no finite probabilities"
+        return misspoken(
+            [
+                Written(
+                    token_ids=a.token_ids,
+                    ended=None if self._stopped[place] else a.ended,
+                    answered_tokens=len(q.response_ids),
+                )
+                for place, a, q in zip(asked, answers, questions, strict=True)
+            ]
+        )
+
+    @torch.no_grad()
+    def _look(self, suffixes: Sequence[Suffix]) -> list[Seen]:
+        seen: dict[int, Seen] = {}
+        lengths = [suffix.num_tokens for suffix in suffixes]
+        for group in micro_batches(lengths, budget_tokens=self._settings.micro_batch_tokens):
+            look = self._model.look([suffixes[place] for place in group])
+            for row, place in enumerate(group):
+                length = len(suffixes[place].response_ids)
+                logps = tuple(look.logp_BT[row, :length].tolist())
+                seen[place] = Seen(logps=logps, entropy_nats=float(look.entropy_BT[row, :length].mean()))
+        return [seen[place] for place in range(len(suffixes))]
+
+    def _way(self, scored: Scored, index: int, seen: Seen, baseline: float) -> tuple[float, ...] | None:
+        """Return how strongly each token of a sample is to become likelier (below 0: less so); None: nothing says it.
+
+        A hint says it token by token; without one that counts the reward says it of all.
+        """
+        sample, clip = scored.samples[index], self._settings.gap_clip_nats
+        teacher = scored.hinted.get(index)
+        if teacher is None and index in scored.tops:
+            teacher = _of_answer(scored.tops[index], sample.response_ids)
+        if teacher is not None:
+            gaps = zip(teacher.tolist(), seen.logps, strict=True)
+            return tuple(max(-clip, min(clip, theirs - ours)) for theirs, ours in gaps)
+        if sample.reward is None or self._settings.weights[0] == 0:
+            return None
+        return (float(sample.reward) - baseline,) * len(seen.logps)
+
+
+def _of_answer(top: Top, response_ids: Sequence[int]) -> Tensor:
+    """Return the teacher's log-probs [T] of an answer; of a token that it does not like best, its least liked's."""
+    ids_T1 = torch.tensor(response_ids, device=top.ids_TK.device).unsqueeze(1)
+    of_answer_TK = torch.where(top.ids_TK == ids_T1, top.logp_TK, -torch.inf)
+    return torch.maximum(of_answer_TK.amax(1), top.logp_TK.amin(1))
+
+
+def _telling(scored: Scored, at_most: int) -> list[int]:
+    """Return so many samples of a step, those first by which something is to change: they make most of its gradient."""
+    order = sorted(
+        range(len(scored.samples)),
+        key=lambda i: scored.samples[i].hinted_prompt_ids is None and (scored.samples[i].reward or 0) > 0,
+    )
+    return order[:at_most]
+
+
+def _spread(num: int, at_most: int) -> list[int]:
+    """Return so many indices, evenly over all."""
+    count = min(num, at_most)
+    return [position * num // count for position in range(count)]

@@ -1,0 +1,17 @@
+"""Who computes which samples. Pure."""
+
+from collections.abc import Sequence
+
+
+def shares(lengths_tokens: Sequence[int], count: int) -> list[list[int]]:
+    """Return for each of `count` the indices of its samples, in order, so that none has much more to read than others.
+
+    The longest come first, each to whoever has the least so far; equal input gives equal shares everywhere.
+    """
+    found: list[list[int]] = [[] for _ in range(count)]
+    tokens = [0] * count
+    for index in sorted(range(len(lengths_tokens)), key=lambda i: (-lengths_tokens[i], i)):
+        least = min(range(count), key=lambda one: (tokens[one], one))
+        found[least].append(index)
+        tokens[least] += lengths_tokens[index]
+    return [sorted(indices) for indices in found]

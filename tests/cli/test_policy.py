@@ -1,0 +1,85 @@
+"""`clawstream policy` from outside, on a real broker."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from clawstream.cli import app
+from clawstream.errors import OperatorError
+from clawstream.events import RollbackAsked
+from clawstream.stream import admin
+from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.stage import Record
+from tests.monitoring.said import activated, plan, published, rejected, sample
+
+S = [sample(str(number)) for number in range(3)]
+
+
+@pytest.fixture
+async def config(tmp_path: Path, kafka_bootstrap: str, topic_prefix: str) -> Path:
+    """Settings of an installation whose policy is at version 3; its second step was rejected."""
+    await admin.apply(kafka_bootstrap, topic_prefix)
+    for folder in ("v0", "v3"):
+        (tmp_path / folder).mkdir()
+    async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log:
+        await log.append([published(0, str(tmp_path / "v0")), activated(0)])
+        await log.append([plan(1, (S[0],), {}), published(1, str(tmp_path / "pruned")), activated(1)])
+        await log.append([plan(2, (S[1],), {}), rejected(2, "it looped")])
+        await log.append([plan(3, (S[2],), {}), published(3, str(tmp_path / "v3"))])
+    path = tmp_path / "clawstream.toml"
+    path.write_text(f'data_dir = "{tmp_path}"\n[kafka]\nbootstrap = "{kafka_bootstrap}"\nprefix = "{topic_prefix}"\n')
+    return path
+
+
+async def asked(bootstrap: str, prefix: str) -> list[RollbackAsked]:
+    async with KafkaLog.connect(bootstrap, prefix=prefix) as log:
+        return [
+            record.event
+            async for records in log.follow(["clawstream.control.v1"], "earliest", until_end=True)
+            for record in records
+            if isinstance(record, Record) and isinstance(record.event, RollbackAsked)
+        ]
+
+
+def said(config: Path, *argv: str) -> Any:
+    result = CliRunner().invoke(app, ["-c", str(config), "policy", *argv, "--json"], catch_exceptions=False)
+    return json.loads(result.stdout)
+
+
+def test_a_person_sees_what_became_of_every_version_and_why(config: Path) -> None:
+    rows = {row["version"]: row for row in said(config, "list")}
+    assert {number: row["standing"] for number, row in rows.items()} == {
+        0: "published", 1: "active", 2: "rejected", 3: "published",
+    }  # fmt: skip
+    assert rows[2]["why"] == "it looped"
+    shown = said(config, "show", "1")
+    assert (shown["engines"], shown["made_of"], shown["sample_ids"]) == (["http://engine"], [0], [S[0].sample_id])
+    text = CliRunner().invoke(app, ["-c", str(config), "policy", "list"], catch_exceptions=False).stdout
+    assert "it looped" in text
+
+
+async def test_a_rollback_is_on_the_log_with_a_number_of_its_own(
+    config: Path, kafka_bootstrap: str, topic_prefix: str
+) -> None:
+    for number in (1, 2):
+        assert (await asyncio.to_thread(said, config, "rollback", "0"))["number"] == number
+    found = await asked(kafka_bootstrap, topic_prefix)
+    assert [(event.number, event.to_version) for event in found] == [(1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("9", "there is no version 9"),
+        ("2", "rejected: it looped"),
+        ("1", "not on disk any more"),
+        ("3", "is the newest"),
+    ],
+)
+def test_what_can_not_be_gone_back_to_is_refused_in_words(config: Path, version: str, words: str) -> None:
+    with pytest.raises(OperatorError, match=words):
+        said(config, "rollback", version)

@@ -1,0 +1,77 @@
+"""An alarm names why learning stands still, and none is raised while something moves or little went by."""
+
+from dataclasses import replace
+
+import pytest
+
+from clawstream.events import StepRejected, StepTaken
+from clawstream.monitoring.alarm import STILL_SAMPLES, standstill, starved
+from clawstream.monitoring.policy import PolicyBoard
+from clawstream.monitoring.tallies import Tally
+from clawstream.stream.stage import Record
+from tests.monitoring.said import POLICY, rejected
+from tests.projections.logs import example
+
+STEP = example(
+    StepTaken, policy_id="policy", num_samples=16, num_hinted=4, mean_reward=-0.5, grad_norm=1.0, learning_rate=1e-5,
+    weights_changed_share=1.0,
+)  # fmt: skip
+COUNT = STILL_SAMPLES // 16
+
+
+def steps(**changes: object) -> list[StepTaken | StepRejected]:
+    assert isinstance(STEP, StepTaken)
+    return [replace(STEP, policy_version=number, **changes) for number in range(1, COUNT + 1)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"learning_rate": 0.0, "weights_changed_share": 0.0}, "the learning rate is 0"),
+        ({"weights_changed_share": 0.0}, "no weight changed"),
+        ({"grad_norm": None, "weights_changed_share": None}, "no token of them could be trained on"),
+        ({"num_hinted": 0}, "stands at -0.50: none of them has a hint"),
+        ({}, "stands at -0.50: 32 of them have a hint"),
+    ],
+)
+def test_the_cause_is_named(changes: dict[str, object], cause: str) -> None:
+    assert cause in (standstill(steps(**changes)) or "")
+    assert standstill(steps(**changes)[1:]) is None
+
+
+def test_where_every_step_is_rejected_the_last_reason_is_named() -> None:
+    refused: list[StepTaken | StepRejected] = [
+        replace(rejected(number, f"reason {number}"), num_samples=16) for number in range(1, COUNT + 1)
+    ]
+    assert (standstill(refused) or "").endswith(f"because reason {COUNT}")
+    assert "rejected" not in (standstill([*refused[1:], *steps()[:1]]) or "")
+
+
+def test_a_score_that_moves_or_is_good_is_no_alarm() -> None:
+    moving = [steps(mean_reward=-0.5 + 0.1 * number)[number] for number in range(COUNT)]
+    assert standstill(moving) is None
+    assert standstill(steps(mean_reward=0.9)) is None
+
+
+def test_the_board_knows_only_its_own_policy_s_steps() -> None:
+    board = PolicyBoard("policy")
+    for offset, step in enumerate(steps(learning_rate=0.0)):
+        board.learn(Record(topic=POLICY, partition=0, offset=offset, timestamp_ms=0, key="policy", event=step))
+    assert "the learning rate is 0" in (board.alarm or "")
+    assert PolicyBoard("other").alarm is None
+
+
+@pytest.mark.parametrize(
+    ("hour", "cause"),
+    [
+        (Tally(votes={"failed": 300}), "the judge is down"),
+        (Tally(turns_paired=200), "put to no judge"),
+        (Tally(votes={"readable": 300}, refusals={"no_signal": 90, "truncated": 10}), "90 of them no_signal"),
+        (Tally(votes={"unreadable": 300}, verdicts=100), "enough readable votes"),
+        (Tally(votes={"failed": 300}, samples=1), None),
+        (Tally(votes={"failed": 100}), None),
+    ],
+)
+def test_an_hour_without_a_sample_has_a_cause(hour: Tally, cause: str | None) -> None:
+    found = starved(hour)
+    assert (found is None) if cause is None else (cause in (found or ""))

@@ -1,0 +1,1 @@
+"""Models cut over processes: real ones, on the CPU."""

@@ -1,0 +1,50 @@
+"""What the tests ask of processes; runs in each of them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clawstream.training.answers import Suffix
+from clawstream.training.megatron.model import MegatronModel, join
+from clawstream.training.megatron.shape import Sizes
+from clawstream.training.megatron.weights import collected
+
+
+def load(state: dict[str, Any], folder: Path, sizes: Sizes) -> None:
+    """Have the model of the folder, cut so."""
+    join(sizes)
+    state["model"] = MegatronModel.load(folder, sizes)
+
+
+def score(state: dict[str, Any], suffixes: list[Suffix]) -> list[torch.Tensor]:
+    """Return the log-probs of the answers."""
+    scores: list[torch.Tensor] = state["model"].score(suffixes, weights=None, budget_tokens=64)
+    return scores
+
+
+def likeliest(state: dict[str, Any], suffixes: list[Suffix], count: int) -> Any:
+    """Return the likeliest tokens."""
+    return state["model"].likeliest(suffixes, num_tokens=count, weights=None, budget_tokens=64)
+
+
+def save(state: dict[str, Any], folder: Path) -> None:
+    """Write the weights."""
+    state["model"].save(folder)
+
+
+def look_and_gradients(state: dict[str, Any], suffixes: list[Suffix]) -> Any:
+    """Return the entropies, and those gradients of the sum of all log-probs that this process puts together."""
+    model: MegatronModel = state["model"]
+    found: list[torch.Tensor] = []
+
+    def total_of(group: Any) -> torch.Tensor:
+        look = model.look([suffixes[i] for i in group])
+        found.append(look.entropy_BT)
+        return look.logp_BT.nansum()
+
+    for parameter in model.trained.values():
+        parameter.grad = None
+    model.accumulate([range(len(suffixes))], suffixes, total_of)
+    gradients = {name: p.grad for name, p in model.trained.items() if p.grad is not None}
+    return found[0] if found else None, collected({"": gradients}, model._places, model._tensor)

@@ -1,0 +1,125 @@
+"""A model that Megatron-Core cuts over two processes says what transformers says of the same folder."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from clawstream.errors import ConfigError
+from clawstream.inference.model_folder import weight_files
+from clawstream.training.answers import Suffix
+from clawstream.training.megatron.shape import Sizes
+from clawstream.training.model import tensors_of
+from clawstream.training.parallel.processes import Processes
+from clawstream.training.torch_model import TorchModel
+from tests.training.parallel import families
+from tests.training.parallel.conftest import QUESTIONS
+
+TENSOR = Sizes(processes=2, tensor=2)
+BY_SEQUENCE = Sizes(processes=2, tensor=2, by_sequence=True)
+PIPELINE = Sizes(processes=2, pipeline=2)
+DATA = Sizes(processes=2)
+pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
+CUTS = [
+    pytest.param(TENSOR, id="tensor"),
+    pytest.param(BY_SEQUENCE, id="sequence"),
+    pytest.param(PIPELINE, id="pipeline"),
+    pytest.param(DATA, id="data"),
+]
+LENGTHS = [(5, 9, 1.0), (12, 3, 0.7), (3, 20, 1.0), (1, 1, 1.0), (7, 14, 1.3)]
+
+
+@pytest.fixture(scope="module")
+def suffixes() -> list[Suffix]:
+    """Answers of unlike lengths and temperatures."""
+    draw = torch.Generator().manual_seed(1)
+
+    def tokens(count: int) -> list[int]:
+        drawn: list[int] = torch.randint(0, families.VOCABULARY, (count,), generator=draw).tolist()
+        return drawn
+
+    return [Suffix(tokens(prompt), tokens(response), temperature) for prompt, response, temperature in LENGTHS]
+
+
+@pytest.mark.parametrize("sizes", CUTS)
+@pytest.mark.parametrize("family", families.CONFIGS)
+def test_log_probs_and_likeliest_tokens_are_transformers_own(
+    two: Processes, models: dict[str, Path], suffixes: list[Suffix], family: str, sizes: Sizes
+) -> None:
+    whole = TorchModel.load(models[family])
+    expected = whole.score(suffixes, weights=None, budget_tokens=64)
+    expected_tops = whole.likeliest(suffixes, num_tokens=60, weights=None, budget_tokens=64)
+
+    two.ask(f"{QUESTIONS}:load", models[family], sizes)
+
+    for found in two.ask(f"{QUESTIONS}:score", suffixes):
+        for mine, its in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, its, atol=1e-4, rtol=0)
+    for tops in two.ask(f"{QUESTIONS}:likeliest", suffixes, 60):
+        for suffix, top, its_top in zip(suffixes, tops, expected_tops, strict=True):
+            torch.testing.assert_close(top.logp_TK, its_top.logp_TK, atol=1e-4, rtol=0)
+            named = whole.look([suffix], [top.ids_TK]).among_BTK[0]  # of two that are as likely either may come first
+            torch.testing.assert_close(top.logp_TK, named, atol=1e-4, rtol=0)
+            assert all(len(set(row)) == len(row) for row in top.ids_TK.tolist())
+
+
+@pytest.mark.parametrize("sizes", CUTS)
+@pytest.mark.parametrize("family", families.CONFIGS)
+def test_an_exported_model_has_the_bytes_that_it_was_loaded_from(
+    two: Processes, models: dict[str, Path], tmp_path: Path, family: str, sizes: Sizes
+) -> None:
+    two.ask(f"{QUESTIONS}:load", models[family], sizes)
+    two.ask(f"{QUESTIONS}:save", tmp_path)
+
+    before, after = (dict(tensors_of(weight_files(folder))) for folder in (models[family], tmp_path))
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name](), before[name]()) for name in before)
+    assert (tmp_path / "tokenizer.json").exists()
+    assert len(weight_files(tmp_path)) == sizes.tensor * sizes.pipeline  # each writes what it put together
+
+
+def test_what_is_published_is_as_exact_as_the_base(two: Processes, tmp_path: Path) -> None:
+    (tmp_path / "published").mkdir()
+    base = families.build(tmp_path / "base", "qwen3", dtype=torch.bfloat16)
+    two.ask(f"{QUESTIONS}:load", base, TENSOR)
+    two.ask(f"{QUESTIONS}:save", tmp_path / "published")
+
+    before, after = (dict(tensors_of(weight_files(folder))) for folder in (base, tmp_path / "published"))
+    assert all(torch.equal(after[name](), before[name]()) for name in before)
+    assert {read().dtype for read in after.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("sizes", CUTS)
+@pytest.mark.parametrize("family", families.CONFIGS)
+def test_entropies_and_gradients_are_those_of_the_whole(
+    two: Processes, models: dict[str, Path], suffixes: list[Suffix], family: str, sizes: Sizes
+) -> None:
+    whole = TorchModel.load(models[family])
+    look = whole.look(suffixes)
+    look.logp_BT.nansum().backward()  # type: ignore[no-untyped-call]
+
+    two.ask(f"{QUESTIONS}:load", models[family], sizes)
+    answers = two.ask(f"{QUESTIONS}:look_and_gradients", suffixes)
+
+    entropies = [entropy_BT for entropy_BT, _ in answers if entropy_BT is not None]
+    assert entropies  # a pipeline's last stage has them
+    for entropy_BT in entropies:
+        torch.testing.assert_close(entropy_BT, look.entropy_BT, atol=1e-4, rtol=0, equal_nan=True)
+    gradients = answers[0][1] | answers[1][1]
+    assert gradients.keys() == whole.trained.keys()
+    for name, parameter in whole.trained.items():
+        assert parameter.grad is not None
+        expected = parameter.grad * sizes.data  # each copy of the model was given all of them
+        torch.testing.assert_close(gradients[name], expected, atol=1e-3, rtol=1e-3)
+
+
+def test_a_model_that_cannot_be_cut_so_is_refused(models: dict[str, Path]) -> None:
+    from clawstream.training.megatron.shape import configuration, refuse_uneven, shape_of
+
+    shape = shape_of(models["qwen3"], configuration(models["qwen3"]))
+    with pytest.raises(ConfigError, match="num_attention_heads = 4, where the Megatron trainer needs a multiple of 3"):
+        refuse_uneven(models["qwen3"], shape, Sizes(processes=3, tensor=3))
+    with pytest.raises(ConfigError, match="processes = 3"):
+        refuse_uneven(models["qwen3"], shape, Sizes(processes=3, tensor=2))
+    with pytest.raises(ConfigError, match="num_hidden_layers = 2"):
+        refuse_uneven(models["qwen3"], shape, Sizes(processes=4, pipeline=4))

@@ -1,0 +1,293 @@
+"""Whoever trains a batch takes the same step: one process, FSDP2, or Megatron-Core cut in any way."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from clawstream.config import TrainingSettings
+from clawstream.errors import ConfigError, PartUnavailable
+from clawstream.events import BatchPlanned, SampleAssembled
+from clawstream.inference.model_folder import weight_files
+from clawstream.training.checkpoints import Checkpoint
+from clawstream.training.model import tensors_of
+from clawstream.training.parallel.team import Team
+from clawstream.training.stepping import Stepper, refuse_what_cannot_be
+from clawstream.training.torch_model import limits_of
+from clawstream.training.trainer import Trainer, Update
+from tests.training import tiny
+from tests.training.parallel.conftest import Teams, two_processes
+
+pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
+
+FSDP = {"trainer": "fsdp", "processes": 2, "gate": False}
+TENSOR = {"trainer": "megatron", "processes": 2, "tensor_parallel": 2, "sequence_parallel": True, "gate": False}
+PIPELINE = {"trainer": "megatron", "processes": 2, "pipeline_parallel": 2, "gate": False}
+DATA = {"trainer": "megatron", "processes": 2, "gate": False}
+CUTS = [
+    pytest.param(FSDP, id="fsdp"),
+    pytest.param(TENSOR, id="tensor"),
+    pytest.param(PIPELINE, id="pipeline"),
+    pytest.param(DATA, id="data"),
+]
+METHODS: list[dict[str, object]] = [
+    {"method": "combined"},
+    {"method": "binary", "baseline": "running"},
+    {"method": "opd", "teacher": "ema"},
+    {"method": "topk", "topk_tokens": 60},
+    {"method": "combined", "epochs": 2, "minibatches": 3, "average": "token"},
+]
+MIXED = [
+    tiny.sample(
+        f"s{i}", reward=(1, -1, None)[i % 3], hinted=i % 3 == 2 or i % 2 == 0, prompt_tokens=3 + 2 * i,
+        response_tokens=3 + i, temperature=(1.0, 0.8)[i % 2],
+    )
+    for i in range(7)
+]  # fmt: skip
+
+
+def settings_of(changes: dict[str, object]) -> TrainingSettings:
+    return TrainingSettings(learning_rate=1e-3, weight_decay=0.0, micro_batch_tokens=64, **changes)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: read() for name, read in tensors_of(weight_files(folder))}
+
+
+def step(trainer: Trainer | Team, folder: Path, samples: list[SampleAssembled], version: int) -> Update:
+    folder.mkdir()
+    update = trainer.update(samples, version=version, seed=version)
+    trainer.save(folder)
+    return update
+
+
+def same(one: Update, other: Update) -> None:
+    for found, expected in zip(values(one), values(other), strict=True):
+        assert (found is None) == (expected is None)
+        assert expected is None or found == pytest.approx(expected, abs=1e-4, rel=1e-4)
+
+
+def running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def values(update: Update) -> list[object]:
+    loss = update.loss
+    return [
+        loss.num_tokens, loss.num_tokens_dropped, loss.loss_nats, loss.kl_reference_nats, loss.behaviour_kl_nats,
+        loss.entropy_nats, loss.clipped_share, update.mean_gap_nats, update.grad_norm, update.learning_rate,
+        update.num_samples, update.num_hinted, update.num_rewarded, update.weights_changed_share,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: "-".join(map(str, method.values())))
+def test_the_same_batch_gives_the_same_loss_and_the_same_weights(
+    base: Path, teams: Teams, tmp_path: Path, method: dict[str, object], cut: dict[str, object]
+) -> None:
+    alone = Trainer(base, settings_of(method))
+    team = teams(base, settings_of(method | cut))
+
+    for version in (1, 2):
+        expected = step(alone, tmp_path / f"alone{version}", MIXED, version)
+        same(step(team, tmp_path / f"team{version}", MIXED, version), expected)
+
+    before, after, found = (weights(folder) for folder in (base, tmp_path / "alone2", tmp_path / "team2"))
+    assert found.keys() == after.keys()
+    for name, value in after.items():
+        torch.testing.assert_close(found[name], value, atol=1e-4, rtol=0)
+    assert max(float((after[name] - before[name]).abs().max()) for name in after) > 1e-3
+
+
+def test_shares_leave_a_process_without_samples_and_the_step_is_the_same(
+    base: Path, teams: Teams, tmp_path: Path
+) -> None:
+    for number, cut in enumerate((FSDP, DATA)):
+        alone = Trainer(base, settings_of({}))
+        expected = step(alone, tmp_path / f"alone{number}", MIXED[:1], 1)
+        same(step(teams(base, settings_of(cut)), tmp_path / f"team{number}", MIXED[:1], 1), expected)
+        after, found = (weights(tmp_path / f"{who}{number}") for who in ("alone", "team"))
+        for name, value in after.items():
+            torch.testing.assert_close(found[name], value, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_any_trainer_goes_on_from_what_any_other_wrote(
+    bfloat16_base: Path, teams: Teams, tmp_path: Path, cut: dict[str, object]
+) -> None:
+    """Rounded weights, float32 masters, moments and the teacher that follows: two processes, then one, and back."""
+    both: dict[str, object] = {"teacher": "ema", "ema_decay": 0.5}
+    first = Trainer(bfloat16_base, settings_of(both))
+    step(first, tmp_path / "one", MIXED, 1)
+    team = teams(bfloat16_base, settings_of(both | cut))
+    team.restore(tmp_path / "one")
+    second = step(team, tmp_path / "two", MIXED, 2)
+    same(second, step(first, tmp_path / "two-alone", MIXED, 2))
+    alone = Trainer(bfloat16_base, settings_of(both))
+    alone.restore(tmp_path / "two")
+
+    third = step(alone, tmp_path / "three", MIXED, 3)
+
+    same(third, step(first, tmp_path / "three-alone", MIXED, 3))
+    after = weights(tmp_path / "three")
+    for name, value in weights(tmp_path / "three-alone").items():
+        torch.testing.assert_close(after[name].float(), value.float(), atol=2e-3, rtol=8e-3)  # a bfloat16 apart
+
+
+def test_an_adapter_cut_over_processes_learns_what_a_whole_one_does(base: Path, teams: Teams, tmp_path: Path) -> None:
+    lora: dict[str, object] = {"lora_rank": 4}
+    alone = Trainer(base, settings_of(lora))
+    team = teams(base, settings_of(lora | FSDP))
+    for version in (1, 2):
+        expected = step(alone, tmp_path / f"alone{version}", MIXED, version)
+        same(step(team, tmp_path / f"team{version}", MIXED, version), expected)
+
+    after, found = (load_file(tmp_path / who / "adapter_model.safetensors") for who in ("alone2", "team2"))
+    assert found.keys() == after.keys()
+    for name, value in after.items():
+        torch.testing.assert_close(found[name], value, atol=1e-4, rtol=0)
+    again = teams(base, settings_of(lora | FSDP))
+    again.restore(tmp_path / "team2")
+    same(step(again, tmp_path / "again", MIXED, 3), step(alone, tmp_path / "alone3", MIXED, 3))
+
+
+@pytest.mark.parametrize("cut", [pytest.param(FSDP, id="fsdp"), pytest.param(TENSOR, id="tensor")])
+def test_a_killed_process_is_named_and_a_resumed_run_has_the_same_numbers(
+    base: Path, teams: Teams, tmp_path: Path, cut: dict[str, object]
+) -> None:
+    settings = settings_of(cut)
+    with closing(Team(base, settings, device="cpu", processes=two_processes())) as team:
+        step(team, tmp_path / "one", MIXED, 1)
+        os.kill(team.pids[1], signal.SIGKILL)
+        pids = team.pids
+        named = rf"process 1 of the trainer's 2 \(pid {pids[1]}\) ended with status -9"
+        with pytest.raises(PartUnavailable, match=named):
+            team.update(MIXED, version=2, seed=2)
+        assert not any(map(running, pids))
+
+    whole = Trainer(base, settings_of({}))
+    step(whole, tmp_path / "whole1", MIXED, 1)
+    expected = step(whole, tmp_path / "whole2", MIXED, 2)
+    resumed = teams(base, settings)
+    resumed.restore(tmp_path / "one")
+    same(step(resumed, tmp_path / "two", MIXED, 2), expected)
+
+
+@pytest.mark.parametrize("cut", [pytest.param(FSDP, id="fsdp"), pytest.param(TENSOR, id="tensor")])
+def test_trainers_that_went_on_and_that_were_started_again_write_the_same_bytes(
+    bfloat16_base: Path, teams: Teams, tmp_path: Path, cut: dict[str, object]
+) -> None:
+    settings = settings_of(cut | {"teacher": "ema"})
+    team = teams(bfloat16_base, settings)
+    for version in (1, 2):
+        step(team, tmp_path / f"went-on-{version}", MIXED, version)
+    again = teams(bfloat16_base, settings)
+    again.restore(tmp_path / "went-on-1")
+    step(again, tmp_path / "again", MIXED, 2)
+
+    def files(folder: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    assert files(tmp_path / "again") == files(tmp_path / "went-on-2")
+
+
+PARENT = """
+import time
+from clawstream.training.parallel.processes import Processes, Start
+def work(state):
+    print("at work", flush=True)
+    time.sleep(300)
+if __name__ == "__main__":
+    processes = Processes(2, Start(backend="gloo", threads=1))
+    print(*processes.pids, flush=True)
+    processes.ask("parent:work")
+"""
+
+
+def test_processes_end_with_the_one_that_started_them_however_it_ends(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert parent.stdout.readline() == "at work\n"
+        assert all(map(running, pids))
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while any(map(running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(running, pids))
+
+
+async def test_a_plan_of_a_trainer_that_this_machine_can_not_have_is_executed_by_the_one_it_has(
+    base: Path, tmp_path: Path
+) -> None:
+    planned = settings_of(FSDP | {"processes": 2, "device": "cuda"})
+    plan = BatchPlanned(
+        policy_id="policy", policy_version=1, parent_version=0, sample_ids=tuple(s.sample_id for s in MIXED),
+        offsets=(), seed=1, settings=planned.model_dump_json().encode(), planned_at_ms=0, replay=None,
+    )  # fmt: skip
+    with ThreadPoolExecutor(1) as thread:
+        stepper = Stepper(base, tmp_path / "versions", thread, limits_of(base), machine=settings_of({"gate": False}))
+        checkpoint = await stepper.execute(plan, tuple(MIXED), parent=None, said=None)
+        stepper.close()
+    assert isinstance(checkpoint, Checkpoint)
+    assert stepper._team is None
+
+
+async def test_a_policy_is_trained_by_several_processes_and_they_end_with_it(base: Path, tmp_path: Path) -> None:
+    settings = settings_of(FSDP | {"device": "cpu", "threads": 1})
+    alone = Trainer(base, settings_of({}))
+    expected = step(alone, tmp_path / "alone", MIXED, 1)
+    plan = BatchPlanned(
+        policy_id="policy", policy_version=1, parent_version=0, sample_ids=tuple(s.sample_id for s in MIXED),
+        offsets=(), seed=1, settings=settings.model_dump_json().encode(), planned_at_ms=0, replay=None,
+    )  # fmt: skip
+    with ThreadPoolExecutor(1) as thread:
+        stepper = Stepper(base, tmp_path / "versions", thread, limits_of(base))
+        checkpoint = await stepper.execute(plan, tuple(MIXED), parent=None, said=None)
+        assert isinstance(checkpoint, Checkpoint)
+        team = stepper._team
+        assert team is not None
+        pids = team.pids
+        stepper.close()
+
+    assert checkpoint.step.loss_nats == pytest.approx(expected.loss.loss_nats, abs=1e-4)
+    found, after = weights(checkpoint.path), weights(tmp_path / "alone")
+    for name, value in after.items():
+        torch.testing.assert_close(found[name], value, atol=1e-4, rtol=0)
+    assert len(pids) == 2
+    assert not any(map(running, pids))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"processes": 2}, "trainer = 'torch' is one process, not 2"),
+        ({"trainer": "fsdp", "processes": 2, "tensor_parallel": 2}, "tensor_parallel, pipeline_parallel"),
+        ({"trainer": "megatron", "processes": 3, "tensor_parallel": 2}, "processes = 3 is no multiple"),
+        ({"trainer": "megatron", "sequence_parallel": True}, "tensor_parallel, which is 1"),
+        ({"trainer": "fsdp"}, "gate is torch's"),
+        ({"trainer": "megatron", "gate": False, "lora_rank": 4}, "megatron trains all weights"),
+    ],
+)
+def test_settings_that_no_trainer_can_follow_are_refused(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        settings_of(changes)
+
+
+def test_a_trainer_that_cannot_compute_here_is_refused_before_it_starts(base: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a GPU for each of its processes"):
+        refuse_what_cannot_be(base, settings_of(TENSOR | {"device": "cpu"}))
+    with pytest.raises(ConfigError, match="'cuda:0' names one device"):
+        refuse_what_cannot_be(base, settings_of(FSDP | {"device": "cuda:0"}))
+    refuse_what_cannot_be(base, settings_of(FSDP | {"device": "cpu"}))

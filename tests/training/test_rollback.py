@@ -1,0 +1,108 @@
+"""Back to an earlier version: its weights under a new number, and training goes on from them, however often killed."""
+
+import shutil
+from pathlib import Path
+
+from clawstream.events import BatchPlanned, Event, PolicyPublished, RollbackAsked, StepTaken
+from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.training.checkpoints import read
+from tests.training import tiny
+from tests.training.test_loop import names, settings, trained_until
+from tests.training.test_rejected_steps import decided_until, of
+
+SAMPLES = [tiny.sample(f"s{i}", reward=1 if i % 2 else -1, hinted=i % 3 == 0) for i in range(12)]
+
+
+def asked(number: int, to_version: int) -> RollbackAsked:
+    return RollbackAsked(policy_id="policy", number=number, to_version=to_version, asked_at_ms=0)
+
+
+async def trained(base: Path, tmp_path: Path) -> tuple[MemoryLog, list[Event]]:
+    log = MemoryLog(MemoryBroker())
+    await log.append(SAMPLES[:9])
+    return log, await trained_until(log, settings(base, tmp_path), 3)
+
+
+def files(path: str) -> dict[str, bytes]:
+    """The weights, and the state of the trainer."""
+    root = Path(path)
+    return {
+        found.relative_to(root).as_posix(): found.read_bytes()
+        for found in root.rglob("*")
+        if found.is_file() and found.name != "manifest.json"
+    }
+
+
+async def test_the_next_version_is_the_earlier_one_again_and_training_goes_on_from_it(
+    base: Path, tmp_path: Path
+) -> None:
+    log, before = await trained(base, tmp_path)
+    await log.append([asked(1, 1)])
+    back = await trained_until(log, settings(base, tmp_path), 4)
+    await log.append(SAMPLES[9:])
+    events = await trained_until(log, settings(base, tmp_path), 5)
+
+    assert [type(event) for event in back[len(before) :]] == [BatchPlanned, StepTaken, PolicyPublished]
+    plans, published = of(events, BatchPlanned), of(events, PolicyPublished)
+    assert (plans[3].parent_version, plans[3].rollback, plans[3].sample_ids) == (1, 1, ())
+    assert (plans[4].parent_version, plans[4].rollback) == (4, None)
+    assert set(plans[4].sample_ids) == names(SAMPLES[9:])
+    assert [event.policy_version for event in published] == [0, 1, 2, 3, 4, 5]
+    assert published[4].parent_version == 1
+    assert files(published[4].path) == files(published[1].path)
+
+
+async def test_back_to_the_base_is_back_to_its_weights(base: Path, tmp_path: Path) -> None:
+    log, _ = await trained(base, tmp_path)
+    await log.append([asked(1, 0)])
+    events = await trained_until(log, settings(base, tmp_path), 4)
+    weights = Path(of(events, PolicyPublished)[-1].path) / "model.safetensors"
+    assert weights.read_bytes() == (base / "model.safetensors").read_bytes()
+
+
+async def test_a_rollback_is_carried_out_once_however_often_the_trainer_starts(base: Path, tmp_path: Path) -> None:
+    log, _ = await trained(base, tmp_path)
+    await log.append([asked(1, 1)])
+    before = await trained_until(log, settings(base, tmp_path), 4)
+    await log.append(SAMPLES[9:])
+    after = await trained_until(log, settings(base, tmp_path), 5)
+    assert after[: len(before)] == before
+    assert [plan.rollback for plan in of(after, BatchPlanned)] == [None, None, None, 1, None]
+
+
+async def test_a_rollback_that_was_planned_and_killed_is_carried_out_after_the_restart(
+    base: Path, tmp_path: Path
+) -> None:
+    log, _ = await trained(base, tmp_path)
+    await log.append([asked(1, 1)])
+    whole = await trained_until(log, settings(base, tmp_path), 4)
+    shutil.rmtree(settings(base, tmp_path).checkpoints_dir / "v000004")
+
+    await log.append(SAMPLES[9:])
+    again = await trained_until(log, settings(base, tmp_path), 5)
+
+    assert again[: len(whole)] == whole
+    last = of(whole, PolicyPublished)[-1]
+    assert read(Path(last.path)).manifest_sha256 == last.manifest_sha256
+
+
+async def test_of_two_rollbacks_the_newest_counts(base: Path, tmp_path: Path) -> None:
+    log, _ = await trained(base, tmp_path)
+    await log.append([asked(1, 1), asked(2, 2)])
+    events = await trained_until(log, settings(base, tmp_path), 4)
+    assert [(p.parent_version, p.rollback) for p in of(events, BatchPlanned)[3:]] == [(2, 2)]
+
+
+async def test_a_version_that_is_not_on_disk_any_more_is_not_gone_back_to(base: Path, tmp_path: Path) -> None:
+    log, _ = await trained(base, tmp_path)
+    shutil.rmtree(settings(base, tmp_path).checkpoints_dir / "v000001")
+    await log.append([asked(1, 1), *SAMPLES[9:]])
+    events = await decided_until(log, settings(base, tmp_path), 4)
+    assert [(p.parent_version, p.rollback) for p in of(events, BatchPlanned)[3:]] == [(3, None)]
+
+
+async def test_a_rollback_is_none_of_the_updates_that_were_asked_for(base: Path, tmp_path: Path) -> None:
+    log, _ = await trained(base, tmp_path)
+    await log.append([asked(1, 1), *SAMPLES[9:]])
+    events = await trained_until(log, settings(base, tmp_path, max_updates=4), 5)
+    assert [len(plan.sample_ids) for plan in of(events, BatchPlanned)] == [3, 3, 3, 0, 3]
