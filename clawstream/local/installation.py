@@ -73,7 +73,7 @@ async def installation(
             Supervisor(filled.data_dir, environment=inherited_environment(), say=say) as supervisor,
         ):
             engine = [] if settings.engine.urls else _engines(config, http, addresses.engines)
-            stages = [name for name in STAGES if name != "judging" or settings.judge.url is not None]
+            stages = [name for name in STAGES if name not in _elsewhere(settings)]
             # Each waits by itself for what it needs; they are stopped in the reverse order of these three.
             await asyncio.gather(
                 supervisor.start([*engine, *extra_parts]),
@@ -86,6 +86,12 @@ async def installation(
             finally:
                 watching.cancel()
                 say("stopping: the gateway first, then the stages, the engine and the servers")
+
+
+def _elsewhere(settings: Settings) -> set[str]:
+    """Return the stages that do not run here."""
+    unjudged = {"judging"} if settings.judge.url is None else set()
+    return unjudged | ({"train"} if settings.weights.url is not None else set())
 
 
 async def _watch(embedded: Sequence[Server], supervisor: Supervisor) -> None:
@@ -118,7 +124,9 @@ def _with_servers(
     if kafka.bootstrap is None:
         say("starting Kafka")
         folder = settings.data_dir / "kafka"
-        broker = servers.enter_context(EmbeddedKafka(folder, fresh=fresh, cache_dir=settings.cache_dir))
+        broker = servers.enter_context(
+            EmbeddedKafka(folder, fresh=fresh, port=kafka.port or None, cache_dir=settings.cache_dir)
+        )
         embedded.append(broker)
         kafka = kafka.model_copy(update={"bootstrap": broker.bootstrap})
     if postgres.url is None:

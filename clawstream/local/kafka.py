@@ -60,7 +60,7 @@ class EmbeddedKafka:
         jars = broker_jars(self._cache_dir)
         with (
             places.claimed(self.data_dir, fresh=self._fresh) as claim,
-            reserved(self._port) as port,
+            reserved(self._port, setting="kafka.port") as port,
             reserved() as controller_port,
         ):
             _keep_one_old_log(self.log)

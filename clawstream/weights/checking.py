@@ -5,6 +5,7 @@ from pathlib import Path
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.inference.model_folder import TensorHeader, tensor_headers, text_config
+from clawstream.inference.version_folder import ADAPTER_CONFIG
 from clawstream.weights.fitting import misfit
 
 
@@ -13,6 +14,11 @@ def unfit(checkpoint: Path, of_its_model: Iterable[Path]) -> str | None:
 
     `of_its_model` are folders of the model; the first whose weights can be read here decides. Only headers are read.
     """
+    if (checkpoint / ADAPTER_CONFIG).is_file():
+        return (
+            f"{checkpoint} is an adapter, and was published as full weights. It is not loaded and what is served "
+            "stays; the policy's next step publishes one that is"
+        )
     try:
         found = tensor_headers(checkpoint)
     except UnusableCheckpoint as error:

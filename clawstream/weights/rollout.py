@@ -97,11 +97,19 @@ def misnamed(version: PolicyPublished) -> str | None:
 
 
 def forgettable(state: Rollout, *, engine: str, loaded: Collection[str]) -> list[str]:
-    """Return the adapters that no request begun since the newest version was taken over runs under, oldest first."""
-    versions = {adapter_version(state.policy_id, name): name for name in loaded}
-    ours = sorted(version for version in versions if version is not None)
-    newest, on_log = (state.newest, state.active) if state.adapter is None else (state.adapter, state.adapted)
-    if newest is None or on_log.get(engine) != newest.policy_version:
+    """Return the adapters that newer ones, which the engine took over, stand before; oldest first.
+
+    Also where it refused one that is newer still, which may be for want of room.
+    """
+    if state.newest is None:
         return []
+    if state.adapter is None:
+        served = state.newest.policy_version if state.active.get(engine) == state.newest.policy_version else None
+    else:
+        served = state.adapted.get(engine)
+    if served is None:
+        return []
+    versions = {adapter_version(state.policy_id, name): name for name in loaded}
+    ours = sorted(version for version in versions if version is not None and version <= served)
     kept = 0 if state.adapter is None else ADAPTERS_KEPT
-    return [versions[version] for version in ours[: len(ours) - kept]]
+    return [versions[version] for version in ours[: max(len(ours) - kept, 0)]]

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Protocol
 
 from clawstream.errors import TryLater
-from clawstream.events import Event
+from clawstream.events import Event, PolicyPublished
 from clawstream.inference.engine import EngineRefused
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
+from clawstream.weights.fetching import Fetcher
 from clawstream.weights.rollout import Rollout, due, forgettable, learn
 from clawstream.weights.taking import SwappingEngine, forget, serving, take_over
 
@@ -31,7 +32,8 @@ log = logging.getLogger(__name__)
 POLICY_TOPIC = "clawstream.policy.v1"
 ASK_EVERY_S = 2.0  # how soon an engine that came back with old weights is noticed
 TURN_S = 60.0  # of silence, after which an engine that is in the middle of a takeover does not hold the next one up
-DRAIN_S = 60.0  # after a takeover, in which requests may still begin under an older adapter
+DRAIN_S = 60.0  # in which requests may still begin under an adapter that newer ones stand before
+LONGEST_WAIT_S = 60.0  # between two tries to fetch a version
 
 
 class PolicyLog(Protocol):
@@ -50,6 +52,7 @@ async def keep_current(
     policy_id: str,
     stop: asyncio.Event,
     model_path: Path | None = None,
+    fetcher: Fetcher | None = None,
     ask_every_s: float = ASK_EVERY_S,
     turn_s: float = TURN_S,
     drain_s: float = DRAIN_S,
@@ -57,13 +60,16 @@ async def keep_current(
 ) -> None:
     """Run until `stop`: every engine serves the newest version that was published, as soon as it is its turn.
 
-    `model_path` is the policy's folder, by which a version is judged where what an engine serves can't be read.
+    `model_path` is the policy's folder, by which a version is judged where what an engine serves can't be read;
+    `fetcher` brings versions from another machine, None where they lie where they were published.
     """
-    board = _Board(Rollout(policy_id=policy_id))
+    board = _Board(Rollout(policy_id=policy_id), fetcher)
     # Half a log would name an old version as the newest, and engines would go back to it.
     await board.read(policy_log, until_end=True)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(board.read(policy_log))]
+        if fetcher is not None:
+            running.append(tasks.create_task(board.bring(fetcher, ask_every_s)))
         turns = _Turns(turn_s)
         keepers = [_Keeper(engine, board, policy_log, turns, model_path, drain_s, now_ms) for engine in engines]
         running += [tasks.create_task(keeper.keep(ask_every_s)) for keeper in keepers]
@@ -74,10 +80,13 @@ async def keep_current(
 
 
 class _Board:
-    """The newest rollout, and a way to wait for the next."""
+    """The newest rollout, and a way to wait for the next. Of versions that are fetched it knows those that are here."""
 
-    def __init__(self, rollout: Rollout) -> None:
+    def __init__(self, rollout: Rollout, fetcher: Fetcher | None) -> None:
         self.rollout = rollout
+        self.loading: dict[str, PolicyPublished] = {}  # by engine: whose files it reads now
+        self._published = rollout
+        self._fetcher = fetcher
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._changed = asyncio.Condition()
 
@@ -100,7 +109,51 @@ class _Board:
 
     def learn(self, event: Event) -> None:
         """Take an event in; one that was taken in before changes nothing."""
+        if self._fetcher is not None and isinstance(event, PolicyPublished):
+            self._published = learn(self._published, event)
+            here = self._fetcher.here(event)
+            if here is None:
+                return
+            event = here
         self.rollout = learn(self.rollout, event)
+
+    async def bring(self, fetcher: Fetcher, every_s: float) -> None:
+        """Have the newest version here as soon as it can be had; never returns.
+
+        Engines serve what is here meanwhile, also one that comes back without it. A version that is fetched is taken
+        over although a newer one was published since: where publishing is faster than the line, all are late, and none
+        is left out for ever.
+        """
+        wait_s, why = every_s, None
+        while True:
+            failed = None
+            wanted = [version for version in (self._published.newest, self._published.adapter) if version is not None]
+            for version in wanted:
+                if fetcher.here(version) is None:
+                    failed = await self._bring_one(fetcher, version) or failed
+            if failed is None and wanted == [v for v in (self._published.newest, self._published.adapter) if v]:
+                wait_s, why = every_s, None
+                async with self._changed:
+                    await self._changed.wait()
+            elif failed is not None:
+                if failed != why:
+                    log.warning("version_waits why=%s", failed)
+                why = failed
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    async def _bring_one(self, fetcher: Fetcher, version: PolicyPublished) -> str | None:
+        """Have the version here; return why not, None where it is."""
+        offered = [offer for offer in (self.rollout.newest, self.rollout.adapter) if offer is not None]
+        try:
+            await asyncio.to_thread(fetcher.make_room, [version, *offered, *self.loading.values()])
+            await fetcher.bring(version)
+        except TryLater as error:
+            return str(error)
+        async with self._changed:
+            self.learn(version)
+            self._changed.notify_all()
+        return None
 
 
 class _Turns:
@@ -154,7 +207,7 @@ class _Keeper:
         self._drain_ms = drain_s * 1000
         self._now_ms = now_ms
         self._certain = False  # that it is not paused, and that the log says what its cache was filled by
-        self._took_over_at_ms = now_ms()
+        self._old_since_ms: dict[str, int] = {}  # adapters that no new request names, and when that was first seen
         self._waiting = False
         self._unloading = asyncio.Lock()  # no weights change below adapters that are
 
@@ -188,14 +241,18 @@ class _Keeper:
                 await self._forget_old()
             await self._board.changed_since(self._board.rollout, every_s)
 
-    async def _forget_old(self) -> None:
-        if self._now_ms() - self._took_over_at_ms < self._drain_ms:
-            return
-        loaded = await self._engine.lora_adapters()
+    async def _note_old(self) -> None:
+        loaded, now_ms = await self._engine.lora_adapters(), self._now_ms()
         old = forgettable(self._board.rollout, engine=self._engine.url, loaded=loaded)
-        if old:
+        self._old_since_ms = {name: self._old_since_ms.get(name, now_ms) for name in old}
+
+    async def _forget_old(self) -> None:
+        await self._note_old()
+        now_ms = self._now_ms()
+        drained = [name for name, since_ms in self._old_since_ms.items() if now_ms - since_ms >= self._drain_ms]
+        if drained:
             async with self._unloading:
-                await forget(self._engine, old)
+                await forget(self._engine, drained)
 
     async def _take_over(self) -> None:
         """Take over what is due now that it is our turn: it may be newer than what was due before."""
@@ -206,9 +263,14 @@ class _Keeper:
             return
         afresh = not self._certain or told.version != str(rollout.active.get(engine.url))
         async with self._unloading if version.adapter is None else contextlib.nullcontext():
-            outcome = await take_over(engine, version, self._now_ms, afresh=afresh, model_path=self._model_path)
-        self._took_over_at_ms = self._now_ms()
+            self._board.loading[engine.url] = version
+            try:
+                outcome = await take_over(engine, version, self._now_ms, afresh=afresh, model_path=self._model_path)
+            finally:
+                del self._board.loading[engine.url]
         await self._log.append([outcome])
         # Not left to the reading of the log, which the next look may come before.
         self._board.learn(outcome)
         self._certain = True
+        if version.adapter is not None:
+            await self._note_old()

@@ -8,10 +8,10 @@ import aiohttp
 import pytest
 from aiohttp import test_utils, web
 
-from clawstream.config import EngineSettings, GatewaySettings, MonitorSettings, Settings
+from clawstream.config import EngineSettings, GatewaySettings, MonitorSettings, Settings, WeightsSettings
 from clawstream.errors import PartUnavailable
 from clawstream.local import installation
-from clawstream.local.installation import _engines, _watch, _with_ports
+from clawstream.local.installation import _elsewhere, _engines, _watch, _with_ports
 from clawstream.local.kafka import EmbeddedKafka
 from clawstream.local.ports import reserved
 from clawstream.local.ready import answers
@@ -90,3 +90,8 @@ async def test_a_page_that_is_not_ready_says_what_it_lacks() -> None:
         assert await answers(http, f"{url}/fine")() is None
     async with aiohttp.ClientSession() as http:
         assert await answers(http, f"{url}/fine")() == f"{url}/fine does not answer"
+
+
+def test_a_trainer_on_another_machine_is_not_started_here_too() -> None:
+    here, elsewhere = Settings(), Settings(weights=WeightsSettings(url="http://127.0.0.1:30067"))
+    assert ["train" in _elsewhere(settings) for settings in (here, elsewhere)] == [False, True]

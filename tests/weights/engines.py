@@ -13,6 +13,7 @@ from clawstream.inference.scripted import ScriptedBackend, counting, serving
 from clawstream.inference.sglang import SglangEngine
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
+from clawstream.weights.fetching import Fetcher
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from clawstream.weights.taking import SwappingEngine
 
@@ -101,6 +102,7 @@ async def keeping(
     turn_s: float = 60.0,
     drain_s: float = 60.0,
     now_ms: Callable[[], int] = lambda: 7,
+    fetcher: Fetcher | None = None,
 ) -> AsyncIterator[list[SwappingEngine]]:
     """Keep scripted engines current for the length of the block; yield what talks to them."""
     stop = asyncio.Event()
@@ -115,6 +117,7 @@ async def keeping(
                     log,
                     policy_id="policy",
                     stop=stop,
+                    fetcher=fetcher,
                     ask_every_s=0.02,
                     turn_s=turn_s,
                     drain_s=drain_s,

@@ -91,3 +91,10 @@ def test_nothing_is_said_of_what_can_not_be_seen_from_here(served: Path, wider: 
     assert unfit(nowhere, [served]) is None
     assert unfit(wider, [nowhere]) is None
     assert unfit(wider, [nowhere, served]) is not None
+
+
+def test_an_adapter_that_was_published_as_full_weights_is_refused_unseen(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    said = unfit(tmp_path, [])
+    assert said is not None
+    assert "is an adapter" in said

@@ -146,6 +146,7 @@ def test_a_rejected_adapter_leaves_the_weights_as_they_are() -> None:
 def test_the_two_newest_adapters_are_kept_and_nothing_is_forgotten_before_the_newest_is_there(
     loaded: set[int], newest: int
 ) -> None:
+    loaded = {number for number in loaded if number <= newest}
     names = [f"policy-v{number}" for number in loaded] + ["another-v1"]
     state = after(published(0), adapter(newest))
     assert forgettable(state, engine="e", loaded=names) == []
@@ -158,3 +159,15 @@ def test_the_two_newest_adapters_are_kept_and_nothing_is_forgotten_before_the_ne
 def test_after_newer_full_weights_all_adapters_are_forgotten() -> None:
     state = after(published(0), adapter(1), published(2), activated(2, "e"))
     assert forgettable(state, engine="e", loaded=["policy-v1"]) == ["policy-v1"]
+
+
+def test_an_adapter_that_was_refused_does_not_keep_old_ones_where_it_had_no_room() -> None:
+    state = after(published(0), *(event for v in range(1, 4) for event in (adapter(v), adapted(v, "e"))), adapter(4))
+    state = learn(state, rejected(4, "e"))
+    names = ["policy-v1", "policy-v2", "policy-v3"]
+    assert forgettable(state, engine="e", loaded=names) == ["policy-v1"]
+
+
+def test_an_adapter_that_is_loaded_and_not_yet_on_the_log_counts_for_nothing() -> None:
+    state = after(published(0), *(event for v in (1, 2) for event in (adapter(v), adapted(v, "e"))), adapter(3))
+    assert forgettable(state, engine="e", loaded=["policy-v1", "policy-v2", "policy-v3"]) == []
