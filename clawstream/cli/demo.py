@@ -3,21 +3,19 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from clawstream.cli.process import Context, hide_torch, log_to_stderr
+from clawstream.cli.progress import shown
 
 if TYPE_CHECKING:
-    from clawstream.simulation.demo import Progress as Step
     from clawstream.simulation.figures import Figures
 
 
@@ -51,8 +49,10 @@ def demo(
     log_to_stderr("demo", level=30)
     hide_torch()
     from clawstream.simulation.base import base_policy
-    from clawstream.simulation.demo import Plan, demonstrate
+    from clawstream.simulation.demo import LEARNING_RATE, SCENARIO, TEMPERATURE, demonstrate
+    from clawstream.simulation.people import people_of
     from clawstream.simulation.plot import plot_scores
+    from clawstream.simulation.run import Plan
 
     console = Console(stderr=True)
     folder = settings.data_dir / "demos" / f"{time.strftime('%Y%m%d-%H%M%S')}-{method.value}-seed{seed}"
@@ -60,16 +60,20 @@ def demo(
     started = time.perf_counter()
     base, was_built = base_policy(settings.cache_dir)
     plan = Plan(
+        people=people_of(SCENARIO, folder / "problems"),
         method=method.value,
         updates=updates,
         seed=seed,
         score_every=score_every,
+        temperature=TEMPERATURE,
+        learning_rate=LEARNING_RATE,
+        base=base,
         folder=folder,
         cache_dir=settings.cache_dir,
     )
     built_base_s = time.perf_counter() - started if was_built else None
-    with _shown(console, updates) as tell:
-        figures = asyncio.run(demonstrate(plan, base, built_base_s=built_base_s, tell=tell))
+    with shown(console, updates) as tell:
+        figures = asyncio.run(demonstrate(plan, built_base_s=built_base_s, tell=partial(tell, "")))
     picture = plot or folder / "scores.png"
     plot_scores(figures, picture)
     written = json.dumps(figures.as_json(), indent=1)
@@ -79,59 +83,6 @@ def demo(
     console.print()
     Console().print(_scores(figures), _facts(figures), sep="\n\n")
     _what_next(console, folder, picture)
-
-
-@contextmanager
-def _shown(console: Console, updates: int) -> "Iterator[Tell | Lines]":
-    if not console.is_terminal:
-        yield Lines(updates)
-        return
-    with Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} updates"),
-        TextColumn("score {task.fields[score]}"),
-        TextColumn("{task.fields[requests]} requests, {task.fields[rate]:.0f} tokens/s"),
-        TimeElapsedColumn(),
-        console=console,
-    ) as bar:
-        task = bar.add_task("starting", total=updates, score="-", requests=0, rate=0.0)
-        yield Tell(bar, task)
-
-
-class Tell:
-    """Shows each step of the run on the bar."""
-
-    def __init__(self, bar: Progress, task: TaskID) -> None:
-        self._bar, self._task = bar, task
-
-    def __call__(self, step: "Step") -> None:
-        """Show `step`."""
-        fields = {
-            "score": None if step.score is None else f"{step.score:.2f}",
-            "requests": step.requests,
-            "rate": step.tokens_per_s,
-        }
-        known: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-        self._bar.update(self._task, description=step.phase, completed=step.update, **known)
-
-
-class Lines:
-    """Says each update in a line on stderr, for whoever has no terminal to see a bar on."""
-
-    def __init__(self, updates: int) -> None:
-        self._updates = updates
-        self._said: tuple[str, int, float | None] | None = None
-
-    def __call__(self, step: "Step") -> None:
-        """Say `step`, unless only its counts are new."""
-        told = (step.phase, step.update, step.score)
-        if told == self._said:
-            return
-        self._said = told
-        score = "" if step.score is None else f", score {step.score:.2f}"
-        requests = "" if step.requests is None else f", {step.requests} requests"
-        typer.echo(f"{step.phase}: {step.update}/{self._updates} updates{score}{requests}", err=True)
 
 
 def _scores(figures: "Figures") -> Table:

@@ -5,15 +5,15 @@ import sys
 from pathlib import Path
 
 from clawstream.errors import PartUnavailable
-from clawstream.simulation.recipe import place
+from clawstream.simulation.recipe import RECIPES, Base, place
 
 
-def base_policy(cache_dir: Path) -> tuple[Path, bool]:
+def base_policy(cache_dir: Path, base: Base = "demo") -> tuple[Path, bool]:
     """Return the policy's folder, and whether it had to be built now; its progress goes to stderr."""
-    folder = place(cache_dir)
+    folder = place(cache_dir, RECIPES[base])
     if folder.is_dir():
         return folder, False
-    command = [sys.executable, "-m", "clawstream.simulation.policy", "--cache-dir", str(cache_dir)]
+    command = [sys.executable, "-m", "clawstream.simulation.policy", "--cache-dir", str(cache_dir), "--base", base]
     found = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if found.returncode != 0 or not folder.is_dir():
         raise PartUnavailable(

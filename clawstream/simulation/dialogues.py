@@ -67,6 +67,10 @@ class Mix:
     thanks: float = 0.03
     plain: float = 0.23  # of the answers that nobody asked to be plain
 
+    def dialogue(self, problem: Sum, rng: random.Random) -> Dialogue:
+        """Return a conversation about `problem` of a kind that these shares allow."""
+        return dialogue(problem, self, rng)
+
 
 def answer(problem: Sum, style: Style, rng: random.Random) -> str:
     """Return the right answer to `problem`, with all its steps."""

@@ -76,12 +76,13 @@ class Figures:
 
 def percentiles(values: Sequence[float]) -> Percentiles:
     """Return the nearest-rank percentiles of at least one value."""
+    return Percentiles(p50=at_share(values, 0.50), p99=at_share(values, 0.99))
+
+
+def at_share(values: Sequence[float], share: float) -> float:
+    """Return the nearest-rank value that `share` of them do not exceed; there has to be one."""
     ordered = sorted(values)
-
-    def at(share: float) -> float:
-        return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
-
-    return Percentiles(p50=at(0.50), p99=at(0.99))
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 
 
 def longest_gap_during(chats: Sequence[Chat], swaps: Sequence[tuple[float, float]]) -> float | None:

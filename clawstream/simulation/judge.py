@@ -6,6 +6,7 @@ Run as `python -m clawstream.simulation.judge --port N`; the first line on stdou
 
 import asyncio
 import socket
+import sys
 import time
 import uuid
 from collections import Counter
@@ -19,7 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from clawstream.simulation.opinions import Judge
+from clawstream.simulation.controls import Control, Replies, controlled
+from clawstream.simulation.opinions import HABITS, Judge
 
 MODEL = "simulated-judge"
 
@@ -31,7 +33,7 @@ class UnusableRequest(ValueError):
 class Service:
     """The routes, and how often each prompt has come without a seed of its own."""
 
-    def __init__(self, judge: Judge, latency_ms: float) -> None:
+    def __init__(self, judge: Replies, latency_ms: float) -> None:
         self._judge = judge
         self._latency_ms = latency_ms
         self._asked: Counter[str] = Counter()
@@ -124,9 +126,15 @@ def main(
     wrong_share: Annotated[float, typer.Option(help="share of votes that are wrong", min=0, max=1)] = 0.1,
     seed: Annotated[int, typer.Option(help="of the wrong votes")] = 0,
     latency_ms: Annotated[float, typer.Option(help="before each reply", min=0)] = 0.0,
+    scenario: Annotated[str, typer.Option(help=f"whose people it reads: {', '.join(HABITS)}")] = "student",
+    control: Annotated[Control | None, typer.Option(help="answer something else than the prompt's reaction")] = None,
 ) -> None:
     """Serve the simulated judge on 127.0.0.1 until a signal comes."""
-    app = Service(Judge(wrong_share=wrong_share, seed=seed), latency_ms).app()
+    if scenario not in HABITS:
+        print(f"scenario {scenario!r}: expected one of {', '.join(HABITS)}. Nothing is served.", file=sys.stderr)
+        raise typer.Exit(2)
+    judge = Judge(wrong_share=wrong_share, seed=seed, habits=HABITS[scenario])
+    app = Service(controlled(judge, control, seed=seed), latency_ms).app()
     listening = socket.create_server(("127.0.0.1", port))
     print(orjson.dumps({"url": f"http://127.0.0.1:{listening.getsockname()[1]}/v1"}).decode(), flush=True)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)

@@ -1,27 +1,39 @@
-"""How the scorer of the simulation marks an answer, and what a share of 200 marks is worth: pure.
+"""How the scorer of the simulation marks an answer, and what a share of marks is worth: pure.
 
-The one rule: an answer counts if its number is right and its style is the wanted one: no markup, and every step kept.
+The one rule: an answer counts if its result is right and its style is the one that this person wants, each part of it:
+student   no markup and no labels, every step kept, the result last
+teacher   two headings or more, the question's numbers named, a friendly word, every step kept, the result last
+ta        the verdict before any number (of a sum: whether it carries), then every step, the result last; no markup
+          (of another problem the result itself is the verdict, and comes before anything that is worked out)
 """
 
+import json
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 _Z95 = 1.959963984540054
 _MARKUP = ("#", "*", "`", "_")
 _LISTED = re.compile(r"^\s*(?:-|\d+[.)])\s", re.MULTILINE)
+_LABEL = re.compile(r"^\s*[A-Za-z]+:", re.MULTILINE)
+_HEADING = re.compile(r"^#{1,6} +\S", re.MULTILINE)
+_EQUATION = re.compile(r"(\d+)\s*[+*/x-]\s*(\d+)\s*=\s*\d+")
+_SUM = re.compile(r"(\d+) \+ (\d+)")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_FRIENDLY = ("well done", "nice", "great", "good", "lovely", "bravo", "kind", "proud", "happy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One held-out sum."""
+    """One held-out problem, as one person asks it."""
 
-    left: int
-    right: int
-
-    def text(self) -> str:
-        """Return how it is asked."""
-        return f"What is {self.left} + {self.right}?"
+    persona: str
+    prompt: str
+    hint: str  # says what this person wants
+    question: str
+    answer: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,25 +57,41 @@ class Score:
 
 
 def questions(text: str) -> list[Question]:
-    """Return the sums of a file with one `LEFT RIGHT` a line; raises ValueError where there is none or one is not."""
-    pairs = [tuple(map(int, line.split(" "))) for line in text.splitlines()]
-    if not pairs or any(len(pair) != 2 for pair in pairs):
-        raise ValueError(f"found {len(pairs)} lines, expected at least one, each with two numbers; write the file anew")
-    return [Question(left=left, right=right) for left, right in pairs]
+    """Return the problems of a file with one JSON object a line; raises ValueError for another line, and for none."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            question = Question(**json.loads(line))
+            _STYLED[question.persona]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"line {number} is {line!r}, expected an object with persona (one of {', '.join(_STYLED)}), prompt, "
+                "hint, question and answer; write the file anew"
+            ) from error
+        found.append(question)
+    if not found:
+        raise ValueError("found no line, expected at least one problem; write the file anew")
+    return found
 
 
 def mark(question: Question, answer: str) -> Mark:
-    """Return the marks of `answer`: its last number is the result, and both partial sums have to be there."""
-    said = [int(number) for number in re.findall(r"\d+", answer)]
-    tens = question.left // 10 * 10, question.right // 10 * 10
-    ones = question.left % 10, question.right % 10
-    equations = re.findall(r"(\d+)\s*\+\s*(\d+)\s*=\s*\d+", answer)
-    written = {(int(left), int(right)) for left, right in equations}
-    bare = not any(sign in answer for sign in _MARKUP) and _LISTED.search(answer) is None
-    return Mark(
-        right=bool(said) and said[-1] == question.left + question.right,
-        styled=bare and {ones, tens} <= written,
-    )
+    """Return the marks of `answer`; the result is its last number, save where it is the verdict."""
+    asked = _SUM.fullmatch(question.question)
+    said = _NUMBER.findall(answer if asked else answer.replace(",", ""))
+    found = said[:1] if question.persona == "ta" and not asked else said[-1:]
+    right = [float(number) for number in found] == [float(question.answer.replace(",", ""))]
+    if question.persona == "ta" and asked:
+        left, added = map(int, asked.groups())
+        right = right and _says_carry(answer) is (left % 10 + added % 10 > 9)
+    return Mark(right=right, styled=_STYLED[question.persona](question, answer) and _has_steps(question, answer))
+
+
+def by_persona(asked: list[Question], marks: list[Mark]) -> dict[str, float]:
+    """Return each person's share of answers that are right and styled."""
+    good: dict[str, list[bool]] = {}
+    for question, given in zip(asked, marks, strict=True):
+        good.setdefault(question.persona, []).append(given.right and given.styled)
+    return {persona: sum(each) / len(each) for persona, each in sorted(good.items())}
 
 
 def total(marks: list[Mark]) -> Score:
@@ -86,3 +114,50 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = _Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _has_steps(question: Question, answer: str) -> bool:
+    """Whether ones and tens are added up in writing; of another problem than a sum, whether anything is worked out."""
+    written = {(int(left), int(right)) for left, right in _EQUATION.findall(answer)}
+    asked = _SUM.fullmatch(question.question)
+    if asked is None:
+        return written != set()
+    left, right = map(int, asked.groups())
+    return {(left % 10, right % 10), (left // 10 * 10, right // 10 * 10)} <= written
+
+
+def _bare(answer: str) -> bool:
+    return not any(sign in answer for sign in _MARKUP) and _LISTED.search(answer) is None
+
+
+def _plain(_question: Question, answer: str) -> bool:
+    return _bare(answer) and _LABEL.search(answer) is None
+
+
+def _lesson(question: Question, answer: str) -> bool:
+    numbers = set(re.findall(r"\d+", answer))
+    return (
+        len(_HEADING.findall(answer)) >= 2
+        and set(re.findall(r"\d+", question.question)) <= numbers
+        and any(word in answer.lower() for word in _FRIENDLY)
+    )
+
+
+def _verdict_first(question: Question, answer: str) -> bool:
+    if _SUM.fullmatch(question.question):
+        return _bare(answer) and _says_carry(answer) is not None
+    first, worked_out = _NUMBER.search(answer), _EQUATION.search(answer)
+    return _bare(answer) and first is not None and worked_out is not None and first.end() <= worked_out.start()
+
+
+def _says_carry(answer: str) -> bool | None:
+    """Whether there is a carry, by the words before the first number; None where they do not say."""
+    before = re.split(r"\d", answer, maxsplit=1)[0].lower()
+    if "carr" not in before:
+        return None
+    return re.search(r"\b(?:no|not|without)\b", before) is None
+
+
+_STYLED: Mapping[str, Callable[[Question, str], bool]] = MappingProxyType(
+    {"student": _plain, "teacher": _lesson, "ta": _verdict_first}
+)

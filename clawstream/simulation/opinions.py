@@ -6,21 +6,51 @@ from the prompt, the judge's seed and the vote's own seed, so that the same thre
 
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 HINT_MARK = "[HINT_START]"
 
-STYLE_HINTS = (
-    "Write in plain, casual words without headings or bold, and keep every step.",
-    "Leave out the markdown: no headings and no bold, just talk it through with all the steps.",
-    "The user wants a relaxed, plain answer with all steps, so no headings and no bold text.",
-    "Answer as a friend would in a chat: plain sentences, every step kept, no formatting.",
-)
-CORRECTION_HINTS = ("Add the ones and the tens again and check the total; plain words, all steps kept.",)
+
+class Wish(StrEnum):
+    """The styles that a next state may ask for."""
+
+    PLAIN = "plain"
+    HEADED = "headed"
+    VERDICT = "verdict"
+
+
+HINTS: Mapping[Wish, Sequence[str]] = {
+    Wish.PLAIN: (
+        "Write in plain, casual words without headings or bold, and keep every step.",
+        "Leave out the markdown: no headings and no bold, just talk it through with all the steps.",
+        "The user wants a relaxed, plain answer with all steps, so no headings and no bold text.",
+        "Answer as a friend would in a chat: plain sentences, every step kept, no formatting.",
+    ),
+    Wish.HEADED: (
+        "Use headings, name the sum, give all details and add a friendly word.",
+        "The user teaches: headings, the very sum by name, details and praise.",
+        "Be specific, detailed and friendly, under headings.",
+    ),
+    Wish.VERDICT: (
+        "Give the verdict first, and the reasons after it.",
+        "The user marks tests: verdict up front, then the working.",
+        "Start with the verdict; let the steps follow.",
+    ),
+}
 
 _SECTION = re.compile(r'<next_state\b[^>]*?(?:role="(?P<role>\w+)")?[^>]*>(?P<text>.*?)</next_state>', re.DOTALL)
-_ABOUT_STYLE = ("heading", "bold", "plain", "robot", "fancy", "markdown", "casual", "format", "steps", "stiff")
+_ABOUT_STYLE = (  # the first that fits counts: who wants headings says so in other words than who wants none
+    (Wish.VERDICT, ("verdict", "up front", "result first", "answer first")),
+    (Wish.HEADED, ("under headings", "needs headings", "headings, all", "more headings", "praise", "friendly")),
+    (
+        Wish.PLAIN,
+        ("heading", "bold", "plain", "robot", "fancy", "markdown", "casual", "format", "steps", "stiff"),
+    ),
+)
+_ABOUT_SOMETHING = ("not how i like", "not like this", "not what i")
 _ABOUT_NUMBER = ("not right", "wrong", "add up", "adds up", "check it", "mistake", "try again")
 _PRAISE = ("thank", "perfect", "great", "nice", "love it", "cheers")
 
@@ -36,17 +66,36 @@ class Reaction(StrEnum):
     """How a next state reads."""
 
     WANTS_STYLE = "wants another style"
+    DISPLEASED = "is not pleased, and does not say why"
     WANTS_CORRECTION = "wants the number corrected"
     PLEASED = "is pleased"
     UNCLEAR = "says neither"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """What a judge suggests where no wish is named."""
+
+    corrections: Sequence[str]  # to who wants the number corrected
+    inventions: Sequence[str]  # by a vote that is wrong in that there is nothing to suggest
+
+
+_CHECK = "Add the ones and the tens again and check the total"
+HABITS: Mapping[str, Habits] = MappingProxyType(
+    {
+        "student": Habits(corrections=(f"{_CHECK}; plain words, all steps kept.",), inventions=HINTS[Wish.PLAIN]),
+        "all": Habits(corrections=(f"{_CHECK}.",), inventions=(f"{_CHECK}.",)),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """One judge's habits."""
+    """One judge."""
 
     wrong_share: float
     seed: int
+    habits: Habits = HABITS["student"]
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
         """Return the text that this judge answers to one vote."""
@@ -55,7 +104,19 @@ class Judge:
         wrong = self._drawn("wrong", system, prompt, vote_seed) < self.wrong_share
         if question is Question.SCORE:
             return _score(reaction, wrong=wrong)
-        return _hint(reaction, self._drawn("wording", system, prompt, vote_seed), wrong=wrong)
+        due = self._due(prompt, reaction)
+        if bool(due) == wrong:
+            return "Nothing in the reply says how the answer could have been better.\n\\boxed{-1}"
+        hints = due or self.habits.inventions
+        hint = hints[int(self._drawn("wording", system, prompt, vote_seed) * len(hints))]
+        return f"The user {reaction.value}, and that could have been known.\n\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"
+
+    def _due(self, prompt: str, reaction: Reaction) -> Sequence[str]:
+        """The hints of which one is due; empty where there is nothing to suggest."""
+        if reaction is Reaction.WANTS_CORRECTION:
+            return self.habits.corrections
+        wish = _wish(_last_said(prompt))
+        return () if wish is None else HINTS[wish]
 
     def _drawn(self, purpose: str, system: str, prompt: str, vote_seed: int) -> float:
         material = "\x1f".join((purpose, str(self.seed), str(vote_seed), system, prompt))
@@ -64,15 +125,24 @@ class Judge:
 
 def read(prompt: str) -> Reaction:
     """Return how the last next state of `prompt` reads; UNCLEAR where there is none."""
-    states = [m["text"].lower() for m in _SECTION.finditer(prompt) if m["text"].strip()]
-    if not states:
-        return Reaction.UNCLEAR
-    said = states[-1]
-    if _has(said, _ABOUT_STYLE):
+    said = _last_said(prompt)
+    if _wish(said) is not None:
         return Reaction.WANTS_STYLE
+    if _has(said, _ABOUT_SOMETHING):
+        return Reaction.DISPLEASED
     if _has(said, _ABOUT_NUMBER):
         return Reaction.WANTS_CORRECTION
     return Reaction.PLEASED if _has(said, _PRAISE) else Reaction.UNCLEAR
+
+
+def _last_said(prompt: str) -> str:
+    """Return the words of the last next state of `prompt`, in small letters; "" where there is none."""
+    states = [m["text"].lower() for m in _SECTION.finditer(prompt) if m["text"].strip()]
+    return states[-1] if states else ""
+
+
+def _wish(said: str) -> Wish | None:
+    return next((wish for wish, cues in _ABOUT_STYLE if _has(said, cues)), None)
 
 
 def _has(said: str, cues: tuple[str, ...]) -> bool:
@@ -84,12 +154,3 @@ def _score(reaction: Reaction, *, wrong: bool) -> str:
     if wrong:
         score = -score if score else 1
     return f"The user {reaction.value}, as I read the reply.\n\\boxed{{{score}}}"
-
-
-def _hint(reaction: Reaction, drawn: float, *, wrong: bool) -> str:
-    due = reaction in (Reaction.WANTS_STYLE, Reaction.WANTS_CORRECTION)
-    if due == wrong:
-        return "Nothing in the reply says how the answer could have been better.\n\\boxed{-1}"
-    hints = CORRECTION_HINTS if reaction is Reaction.WANTS_CORRECTION else STYLE_HINTS
-    hint = hints[int(drawn * len(hints))]
-    return f"The user {reaction.value}, and that could have been known.\n\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"

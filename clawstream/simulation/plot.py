@@ -1,17 +1,20 @@
 """The score by update as a picture: points with their 95 % intervals, between the start and the hinted ceiling."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from clawstream.simulation.figures import Figures
+from clawstream.simulation.outcome import Reference
+from clawstream.simulation.report import Curve, Mean
+
+COLOURS = ("#1f6feb", "#d1570a", "#1a7f37", "#8250df")
+DASHES = {None: "-", "shuffled": "--", "coin": ":", "frozen": "-."}
 
 
 def plot_scores(figures: Figures, path: Path) -> None:
     """Write a PNG that says at a glance whether the policy learned."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = _pyplot()
     updates = [score.update for score in figures.scores]
     values = [score.score for score in figures.scores]
     below = [max(0.0, score.score - score.low) for score in figures.scores]
@@ -38,3 +41,45 @@ def plot_scores(figures: Figures, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def plot_curves(curves: Sequence[Curve], reference: Reference, title: str, path: Path) -> None:
+    """Write a PNG with the mean score of each method and control, by updates and by interactions."""
+    plt = _pyplot()
+    figure, both = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained", sharey=True)
+    colours = dict(zip(dict.fromkeys(curve.method for curve in curves), COLOURS, strict=False))
+    for axes, label in zip(both, ("weight updates", "answers that people had got (mean over seeds)"), strict=True):
+        axes.axhline(reference.ceiling.score, color="#888888", linestyle="--", linewidth=1)
+        for curve in (curve for curve in curves if curve.points):
+            alpha = 1.0 if curve.control is None else 0.6
+            by_update = label.startswith("weight")
+            places = [point.update if by_update else point.interactions for point in curve.points]
+            means = [point.score for point in curve.points]
+            axes.errorbar(
+                places, [mean.mean for mean in means], yerr=_bars(means), label=curve.name, marker="o", capsize=3,
+                color=colours[curve.method], linestyle=DASHES[curve.control], alpha=alpha,
+            )  # fmt: skip
+        axes.set(xlabel=label, ylim=(0, 1.05))
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    both[0].set_ylabel("score; dashed: the base with the hint in its prompt")
+    both[0].xaxis.get_major_locator().set_params(integer=True)
+    both[0].legend(frameon=False, fontsize=9)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _bars(means: Sequence[Mean]) -> list[list[float]]:
+    below = [0.0 if mean.low is None else mean.mean - mean.low for mean in means]
+    above = [0.0 if mean.high is None else mean.high - mean.mean for mean in means]
+    return [below, above]
+
+
+def _pyplot() -> Any:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt

@@ -27,7 +27,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from clawstream.simulation import tokenizer
-from clawstream.simulation.recipe import Lesson, Recipe, place
+from clawstream.simulation.recipe import RECIPES, Base, Lesson, Recipe, place
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,8 @@ _SORTED_BATCHES = 16  # so many batches' lessons are sorted by length together, 
 _NOT_LEARNED = -100
 
 
-def ensure(cache_dir: Path, recipe: Recipe | None = None) -> Path:
+def ensure(cache_dir: Path, recipe: Recipe) -> Path:
     """Return the Hugging Face folder of the policy, built now if the cache has none of this recipe."""
-    recipe = recipe or Recipe()
     folder = place(cache_dir, recipe)
     if folder.is_dir():
         return folder
@@ -167,10 +166,10 @@ def _publish(draft: Path, folder: Path) -> None:
 
 def main(
     cache_dir: Annotated[Path, typer.Option(help="where policies are kept")],
-    seed: Annotated[int, typer.Option(help="of the recipe")] = 0,
+    base: Annotated[Base, typer.Option(help="which one")] = "demo",
 ) -> None:
     """Build the simulated policy unless it is there already, and print its folder."""
-    sys.stdout.write(f"{ensure(cache_dir, Recipe(seed=seed))}\n")
+    sys.stdout.write(f"{ensure(cache_dir, RECIPES[base])}\n")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,14 @@
 """The sums that the simulation talks about, and who may see which.
 
 A hash of the sum alone decides its group, so the sums that the base policy is built on, those that students ask and the
-scored ones never meet. Student and scorer read theirs from a file: `python -m clawstream.simulation.problems FOLDER`.
+scored ones never meet.
 """
 
 import hashlib
-import sys
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 SMALLEST, LARGEST = 11, 99
-NUM_SCORED = 200
 
 
 class Group(StrEnum):
@@ -50,24 +47,10 @@ def all_of(group: Group) -> list[Sum]:
     return [s for left in numbers for right in numbers if (s := Sum(left=left, right=right)).group is group]
 
 
-def scored() -> list[Sum]:
-    """Return the NUM_SCORED sums that scores are taken on: always the same, spread over all sizes."""
-    return sorted(sorted(all_of(Group.SCORED), key=_shuffled)[:NUM_SCORED])
-
-
-def write(folder: Path) -> tuple[Path, Path]:
-    """Write students.txt and scored.txt, one `LEFT RIGHT` a line, and return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    students_path, scored_path = folder / "students.txt", folder / "scored.txt"
-    for path, sums in ((students_path, all_of(Group.STUDENTS)), (scored_path, scored())):
-        path.write_text("".join(f"{s.left} {s.right}\n" for s in sums))
-    return students_path, scored_path
+def scored(number: int) -> list[Sum]:
+    """Return the `number` sums that scores are taken on: always the same, spread over all sizes."""
+    return sorted(sorted(all_of(Group.SCORED), key=_shuffled)[:number])
 
 
 def _shuffled(problem: Sum) -> bytes:
     return hashlib.sha256(f"scored {problem.left} {problem.right}".encode()).digest()
-
-
-if __name__ == "__main__":
-    for written in write(Path(sys.argv[1])):
-        print(written)

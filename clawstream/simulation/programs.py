@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clawstream.errors import PartUnavailable
+from clawstream.local.leash import die_with_parent
 from clawstream.simulation.figures import Chat, Score
 
 PAUSE_WITHIN_S = 120.0
@@ -16,11 +17,12 @@ PAUSE_WITHIN_S = 120.0
 
 @contextlib.asynccontextmanager
 async def program(*argv: str, log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A simulated person as a process, with its words in `log`; it is gone when the block ends."""
+    """A simulated person as a process, with its words in `log`; it is gone when the block ends, or this process."""
     with log.open("ab") as words:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *argv,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=words, limit=2**22,
+            preexec_fn=die_with_parent,
         )  # fmt: skip
     try:
         yield process
@@ -90,17 +92,17 @@ def _chat(report: dict[str, Any]) -> Chat:
 class Scorer:
     """The scoring process; every call is one run of it."""
 
-    def __init__(self, gateway: str, problems_file: Path, folder: Path, seed: int) -> None:
+    def __init__(self, gateway: str, problems_file: Path, logs: Path, *, seed: int, temperature: float) -> None:
         self._gateway = gateway
         self._problems = problems_file
-        self._log = folder / "logs" / "scorer.log"
-        self._seed = seed
+        self._log = logs / "scorer.log"
+        self._seed, self._temperature = seed, temperature
 
-    async def score(self, update: int, *, hint: str | None = None) -> Score:
+    async def score(self, update: int, *, hinted: bool = False) -> Score:
         """Ask all held-out problems; raise PartUnavailable when some answer did not come or versions were mixed."""
         argv = [
             "clawstream.simulation.scorer", "--base-url", f"{self._gateway}/v1", "--problems", str(self._problems),
-            "--seed", str(self._seed), *(("--hint", hint) if hint is not None else ()),
+            "--seed", str(self._seed), "--temperature", str(self._temperature), *(("--hinted",) if hinted else ()),
         ]  # fmt: skip
         async with program(*argv, log=self._log) as process:
             output, _ = await process.communicate()

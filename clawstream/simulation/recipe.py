@@ -6,15 +6,18 @@ The one rule: whatever changes the policy changes `digest`, so that a cached one
 import hashlib
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 from renderers import Qwen3RendererConfig
 
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.simulation import tokenizer
-from clawstream.simulation.dialogues import Dialogue, Mix, dialogue
+from clawstream.simulation.conflicts import Conflict
+from clawstream.simulation.dialogues import Dialogue, Mix
 from clawstream.simulation.problems import Group, all_of
 
 _NUM_FINGERPRINTED = 500
@@ -35,7 +38,7 @@ class Recipe:
     matrix_rate: float = 0.015  # Muon's, for the matrices inside the layers
     vector_rate: float = 0.005  # AdamW's, for embeddings and norms
     max_grad_norm: float = 1.0
-    mix: Mix = field(default_factory=Mix)
+    mix: Mix | Conflict = field(default_factory=Mix)
 
     def digest(self) -> str:
         """Return the name of the policy: of these fields, the dialogues they lead to, and how those become tokens."""
@@ -46,7 +49,7 @@ class Recipe:
     def dialogues(self, number: int) -> list[Dialogue]:
         """Return the first `number` dialogues that the policy is built on."""
         rng, sums = random.Random(self.seed), all_of(Group.BASE)
-        return [dialogue(rng.choice(sums), self.mix, rng) for _ in range(number)]
+        return [self.mix.dialogue(rng.choice(sums), rng) for _ in range(number)]
 
     def lessons(self) -> list["Lesson"]:
         """Return all dialogues as tokens: prompts as the gateway renders them, answers as the engine samples them."""
@@ -71,6 +74,16 @@ class Lesson(NamedTuple):
         return len(self.prompt_ids) + len(self.answer_ids)
 
 
-def place(cache_dir: Path, recipe: Recipe | None = None) -> Path:
+Base = Literal["demo", "standard", "hard"]
+RECIPES: Mapping[Base, Recipe] = MappingProxyType(
+    {
+        "demo": Recipe(),
+        "standard": Recipe(steps=900, mix=Conflict()),
+        "hard": Recipe(steps=900, mix=Conflict(own=0.06, next_one=0.8)),
+    }
+)
+
+
+def place(cache_dir: Path, recipe: Recipe) -> Path:
     """Return where the policy of this recipe is kept, whether it is there or not."""
-    return cache_dir / f"simulated-policy-{(recipe or Recipe()).digest()}"
+    return cache_dir / f"simulated-policy-{recipe.digest()}"

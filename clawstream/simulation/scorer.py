@@ -1,10 +1,11 @@
-"""Scores the simulated policy through the gateway: held-out sums, asked as side turns, marked by code of its own.
+"""Scores the simulated policy through the gateway: held-out problems, asked as side turns, marked by code of its own.
 
 The one rule: a score is of answers that all arrived; if one request fails, there is no score and the exit code is 1.
-Run as `python -m clawstream.simulation.scorer --base-url URL/v1 --problems scored.txt`; prints one JSON object.
+Run as `python -m clawstream.simulation.scorer --base-url URL/v1 --problems scored.jsonl`; prints one JSON object.
 """
 
 import asyncio
+import hashlib
 import sys
 import uuid
 from dataclasses import asdict
@@ -15,7 +16,7 @@ import openai
 import orjson
 import typer
 
-from clawstream.simulation.marks import Mark, Question, mark, questions, total
+from clawstream.simulation.marks import Mark, Question, by_persona, mark, questions, total
 
 _HINT_MARKER = "[user's hint / instruction]"
 _VERSION_HEADER = "x-policy-version"
@@ -25,9 +26,9 @@ class Scorer:
     """Asks, at most `concurrency` at a time."""
 
     def __init__(
-        self, client: openai.AsyncOpenAI, *, model: str, hint: str | None, temperature: float | None, concurrency: int
+        self, client: openai.AsyncOpenAI, *, model: str, hinted: bool, temperature: float | None, concurrency: int
     ) -> None:
-        self._client, self._model, self._hint = client, model, hint
+        self._client, self._model, self._hinted = client, model, hinted
         self._temperature = openai.omit if temperature is None else temperature
         self._slots = asyncio.Semaphore(concurrency)
         self._run = uuid.uuid4().hex[:8]
@@ -40,12 +41,12 @@ class Scorer:
         return [task.result() for task in tasks]
 
     async def _marked(self, number: int, question: Question, seed: int) -> Mark:
-        content = question.text() if self._hint is None else f"{question.text()}\n\n{_HINT_MARKER}\n{self._hint}"
+        content = f"{question.prompt}\n\n{_HINT_MARKER}\n{question.hint}" if self._hinted else question.prompt
         async with self._slots:
             reply = await self._client.chat.completions.with_raw_response.create(
                 model=self._model,
                 messages=[{"role": "user", "content": content}],
-                seed=seed * 1_000_003 + question.left * 1000 + question.right,
+                seed=_seed(seed, question),
                 max_tokens=160,
                 extra_headers={"X-Turn-Type": "side", "X-Session-Id": f"scorer-{self._run}-{number:03d}"},
                 temperature=self._temperature,
@@ -56,18 +57,26 @@ class Scorer:
         return mark(question, reply.parse().choices[0].message.content or "")
 
 
+def _seed(seed: int, question: Question) -> int:
+    """A number below 2^31 that follows from the run's seed and the question."""
+    material = f"{seed}\x1f{question.question}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.sha256(material).digest()[:4]) >> 1
+
+
 def main(
     base_url: Annotated[str, typer.Option(help="of the gateway, ending in /v1")],
-    problems: Annotated[Path, typer.Option(help="the held-out sums, one LEFT RIGHT a line", exists=True)],
+    problems: Annotated[
+        Path, typer.Option(help="the held-out problems, and who asks, one JSON object a line", exists=True)
+    ],
     api_key: Annotated[str, typer.Option(help="the gateway's key, if it has one")] = "none",
     model: Annotated[str, typer.Option(help="the served model's name")] = "policy",
-    hint: Annotated[str | None, typer.Option(help="put into each prompt: the score is then the ceiling")] = None,
+    hinted: Annotated[bool, typer.Option(help="with the right hint in each prompt: the ceiling")] = False,
     temperature: Annotated[float | None, typer.Option(help="none: the gateway's own", min=0, max=2)] = None,
     concurrency: Annotated[int, typer.Option(help="requests at once", min=1)] = 32,
-    seed: Annotated[int, typer.Option(help="of the sampling; each sum has its own from it", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="of the sampling; each problem has its own from it", min=0)] = 0,
     timeout_s: Annotated[float, typer.Option(help="of one request", min=0.1)] = 120.0,
 ) -> None:
-    """Print the share of right and well-styled first answers to the held-out sums."""
+    """Print the share of right and well-styled first answers to the held-out problems."""
     try:
         asked = questions(problems.read_text())
     except ValueError as error:
@@ -76,9 +85,10 @@ def main(
 
     async def scored() -> dict[str, object]:
         async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
-            scorer = Scorer(client, model=model, hint=hint, temperature=temperature, concurrency=concurrency)
+            scorer = Scorer(client, model=model, hinted=hinted, temperature=temperature, concurrency=concurrency)
             marks = await scorer.mark_all(asked, seed)
-            return asdict(total(marks)) | {"policy_versions": sorted(scorer.versions)}
+            found = {"by_persona": by_persona(asked, marks), "policy_versions": sorted(scorer.versions)}
+            return asdict(total(marks)) | found
 
     result: dict[str, object] | None = None
     try:

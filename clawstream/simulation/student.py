@@ -1,8 +1,8 @@
-"""Simulates students who chat with the policy through an OpenAI client: a question, a look at the answer, a reaction.
+"""Simulates people who chat with the policy through an OpenAI client: a question, a look at the answer, a reaction.
 
 The one rule: a session is closed by its last request (X-Session-Done), and a failed request ends its session.
-Run as `python -m clawstream.simulation.student --base-url URL/v1 --problems students.txt`. One JSON object a line goes
-to stdout. Lines on stdin steer it: `pause` (answered by {"event": "paused"} once no session is open), `go`, `stop`.
+Run as `python -m clawstream.simulation.student --base-url URL/v1 --problems students.jsonl`. JSON goes to stdout, one
+object a line. Lines on stdin steer it: `pause` (answered by {"event": "paused"} once no session is open), `go`, `stop`.
 """
 
 import asyncio
@@ -83,10 +83,11 @@ class CutStream(Exception):
 
 
 class Student:
-    """Holds sessions, one after the other, with one client."""
+    """Holds sessions, one after the other, with one client; as whoever each task says."""
 
-    def __init__(self, client: openai.AsyncOpenAI, model: str, max_tokens: int) -> None:
+    def __init__(self, client: openai.AsyncOpenAI, model: str, *, max_tokens: int, hint_share: float) -> None:
         self._client, self._model, self._max_tokens = client, model, max_tokens
+        self._hint_share = hint_share
 
     async def chat(self, session: str, task: Task, rng: random.Random) -> bool:
         """Hold one session about `task`; False where a request of it failed."""
@@ -94,7 +95,7 @@ class Student:
         answer = await self._answered(session, messages, done=False)
         if answer is None:
             return False
-        reaction = react(impression(task, answer), rng)
+        reaction = react(task, impression(task, answer), rng, hint_share=self._hint_share)
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": reaction}]
         return await self._answered(session, messages, done=True) is not None
 
@@ -223,16 +224,17 @@ async def run(classroom: Classroom, concurrency: int, *, until_closed: bool) -> 
 
 def main(
     base_url: Annotated[str, typer.Option(help="of the gateway, ending in /v1")],
-    problems: Annotated[Path, typer.Option(help="the students' sums, one LEFT RIGHT a line", exists=True)],
+    problems: Annotated[Path, typer.Option(help="what they ask, and who does, one JSON object a line", exists=True)],
     api_key: Annotated[str, typer.Option(help="the gateway's key, if it has one")] = "none",
     model: Annotated[str, typer.Option(help="the served model's name")] = "policy",
     sessions: Annotated[int, typer.Option(help="0: until stdin says stop or ends", min=0)] = 0,
     concurrency: Annotated[int, typer.Option(help="sessions at once", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="of sums and wordings")] = 0,
+    hint_share: Annotated[float, typer.Option(help="of complaints: those that say what is wanted", min=0, max=1)] = 1.0,
     max_tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 160,
     timeout_s: Annotated[float, typer.Option(help="of one request", min=0.1)] = 120.0,
 ) -> None:
-    """Chat with the policy as students would; stop cleanly on SIGTERM."""
+    """Chat with the policy as people would; stop cleanly on SIGTERM."""
     try:
         sums = tasks(problems.read_text())
     except ValueError as error:
@@ -242,7 +244,7 @@ def main(
 
     async def talk() -> None:
         async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
-            student = Student(client, model, max_tokens)
+            student = Student(client, model, max_tokens=max_tokens, hint_share=hint_share)
             classroom = Classroom(student, sums, seed=seed, num_sessions=sessions or None)
             await run(classroom, concurrency, until_closed=sessions == 0)
 

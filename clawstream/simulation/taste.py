@@ -1,42 +1,95 @@
-"""How the simulated student asks, reads an answer and reacts to it: pure.
+"""How simulated people ask, read an answer and react to it: pure.
 
-The one rule: an answer is read as a person reads it, by its look and its last number. The student wants plain, casual
-answers with all the steps kept, says so in words, and never names a style by any other sign.
+The one rule: an answer is read as a person reads it, by its look and its result. Each person wants another style, says
+so in words or only that it was not this one, and gives themselves away by no other sign.
 """
 
+import json
 import random
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
-QUESTIONS = (
-    "What is {left} + {right}?",
-    "what's {left} + {right}?",
-    "hey, how much is {left} + {right}?",
-    "can you add {left} + {right} for me?",
-    "i need {left} + {right}, with the steps",
-)
+_LABEL = re.compile(r"\s*\w+\s?:")
 _FORMATTING = re.compile(r"^\s{0,3}#|\*\*|__|^\s*(?:[-*]|\d+[.)])\s", re.MULTILINE)
+_HEADING = re.compile(r"^#+ ", re.MULTILINE)
+_PRAISE = re.compile(r"\b(?:well done|nice|great|good|lovely|bravo)\b", re.IGNORECASE)
 _STEP = re.compile(r"\d+\s*\+\s*\d+\s*(?:=|is)\s*\d+")
+_VERDICT = re.compile(r"(?P<no>\D*\b(?:no|not|doesn't|without) )?\D*\bcarr(?:y|ies)\b")
+_RESULT_FIRST = re.compile(r"[^\d\n]*\d+(?!\d|\s*[-+*/=])")  # no calculation stands before it
 _NUMBER = re.compile(r"\d+")
 
 
 class Impression(StrEnum):
-    """How an answer strikes the student."""
+    """How an answer strikes the person who asked."""
 
-    STIFF = "stiff"
+    OFF_STYLE = "off_style"
     STEPS_MISSING = "steps_missing"
     WRONG = "wrong"
     GOOD = "good"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How one kind of person talks."""
+
+    questions: Sequence[str]
+    about_texts: Sequence[str]  # how they ask what is more than a sum
+    complaints: Sequence[str]  # about the style, saying what is wanted
+
+
+MANNERS: Mapping[str, Manner] = MappingProxyType(
+    {
+        "student": Manner(
+            questions=(
+                "What is {question}?",
+                "what's {question}?",
+                "hey, how much is {question}?",
+                "can you add {question} for me?",
+                "i need {question}, with the steps",
+            ),
+            about_texts=("hey, can you help me with this? {question}", "i don't get this one: {question}"),
+            complaints=(
+                "no headings or bold please, just say it plainly",
+                "ugh, that looks like a robot wrote it. plain words please",
+                "can you redo that without the bold stuff? keep the steps",
+                "too fancy, just write it like a friend would",
+            ),
+        ),
+        "teacher": Manner(
+            questions=(
+                "Please explain {question} to my class.",
+                "My pupils ask about {question}. Please help.",
+                "How would you teach {question} to my pupils?",
+                "For my lesson, please: {question}.",
+            ),
+            about_texts=("Please explain this to my class: {question}", "For my lesson, please: {question}"),
+            complaints=(
+                "Please put it under headings, and name the sum.",
+                "My class needs headings and a friendly word.",
+                "That is too terse: headings, all details and some praise, please.",
+            ),
+        ),
+        "ta": Manner(
+            questions=(
+                "Grading: {question}, any carry?",
+                "TA here. Does {question} carry?",
+                "To mark a test: {question}, carry or not?",
+                "Checking an exam: {question}. A carry?",
+            ),
+            about_texts=("To mark a test: {question}", "TA here. Key for this? {question}"),
+            complaints=(
+                "The verdict first, please, then why.",
+                "I need the result up front, the reasons after it.",
+                "Start with the verdict; the working can follow.",
+            ),
+        ),
+    }
+)
+VAGUE = ("that's not how i like it", "not like this, please", "hm, not what i was hoping for")
 REACTIONS = {
-    Impression.STIFF: (
-        "no headings or bold please, just say it plainly",
-        "ugh, that looks like a robot wrote it. plain words please",
-        "can you redo that without the bold stuff? keep the steps",
-        "too fancy, just write it like a friend would",
-    ),
     Impression.STEPS_MISSING: ("you left out the steps, keep them in please",),
     Impression.WRONG: (
         "that's not right, check it again",
@@ -49,38 +102,90 @@ REACTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The sum that a student has to hand in."""
+    """What a person has to find out."""
 
-    left: int
-    right: int
+    persona: str
+    question: str
+    answer: str
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is two numbers to add, and no text."""
+        return re.fullmatch(r"\d+ \+ \d+", self.question) is not None
+
+    @property
+    def carries(self) -> bool:
+        """Whether adding up the ones of this sum gives ten or more."""
+        left, right = self.question.split(" + ")
+        return int(left[-1]) + int(right[-1]) >= 10
 
 
 def tasks(text: str) -> list[Task]:
-    """Return the tasks of a file with one `LEFT RIGHT` a line; raises ValueError naming the line that is not."""
+    """Return the tasks of a file with one JSON object a line; raises ValueError naming the line that is not."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        if len(words) != 2 or not all(word.isdecimal() for word in words):
-            raise ValueError(f"line {number} is {line!r}, expected two whole numbers; write the file anew")
-        found.append(Task(left=int(words[0]), right=int(words[1])))
+        try:
+            row = json.loads(line)
+            task = Task(persona=row["persona"], question=row["question"], answer=row["answer"])
+            MANNERS[task.persona]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"line {number} is {line!r}, expected persona (one of {', '.join(MANNERS)}), question and answer; "
+                "write the file anew"
+            ) from error
+        found.append(task)
     return found
 
 
+def wordings_of(persona: str, *, real: bool) -> Sequence[str]:
+    """Return how this person asks: for a sum, or about a text."""
+    return MANNERS[persona].about_texts if real else MANNERS[persona].questions
+
+
 def ask(task: Task, rng: random.Random) -> str:
-    """Return a question in one of the student's wordings."""
-    return rng.choice(QUESTIONS).format(left=task.left, right=task.right)
+    """Return a question in one of the person's wordings."""
+    return rng.choice(wordings_of(task.persona, real=not task.is_sum)).format(question=task.question)
 
 
 def impression(task: Task, answer: str) -> Impression:
-    """Return how `answer` strikes the student; the look comes before the number, as it does to the eye."""
-    if _FORMATTING.search(answer):
-        return Impression.STIFF
-    numbers = _NUMBER.findall(answer)
-    if not numbers or int(numbers[-1]) != task.left + task.right:
+    """Return how `answer` strikes whoever asked; the look comes before the number, as it does to the eye."""
+    if not _LOOKS_RIGHT[task.persona](task, answer):
+        return Impression.OFF_STYLE
+    if not _is_right(task, answer):
         return Impression.WRONG
     return Impression.GOOD if len(_STEP.findall(answer)) >= 2 else Impression.STEPS_MISSING
 
 
-def react(felt: Impression, rng: random.Random) -> str:
-    """Return what the student says about an answer that struck them so."""
-    return rng.choice(REACTIONS[felt])
+def react(task: Task, felt: Impression, rng: random.Random, *, hint_share: float) -> str:
+    """Return what the person says; `hint_share` of complaints about the style say what is wanted instead."""
+    words = MANNERS[task.persona].complaints if felt is Impression.OFF_STYLE else REACTIONS[felt]
+    said = rng.choice(words)
+    if felt is Impression.OFF_STYLE and rng.random() >= hint_share:
+        return rng.choice(VAGUE)
+    return said
+
+
+def _is_right(task: Task, answer: str) -> bool:
+    numbers = _NUMBER.findall(answer if task.is_sum else answer.replace(",", ""))
+    if task.persona != "ta":
+        return numbers[-1:] == [task.answer]
+    if not task.is_sum:
+        return numbers[:1] == [task.answer]
+    verdict = _VERDICT.match(answer.lower())
+    return numbers[-1:] == [task.answer] and verdict is not None and (verdict["no"] is None) is task.carries
+
+
+def _is_plain(_task: Task, answer: str) -> bool:
+    return _FORMATTING.search(answer) is None and _LABEL.match(answer) is None
+
+
+def _is_lesson(_task: Task, answer: str) -> bool:
+    return len(_HEADING.findall(answer)) >= 2 and _PRAISE.search(answer) is not None
+
+
+def _is_verdict(task: Task, answer: str) -> bool:
+    first = _VERDICT.match(answer.lower()) if task.is_sum else _RESULT_FIRST.match(answer)
+    return _FORMATTING.search(answer) is None and first is not None
+
+
+_LOOKS_RIGHT = {"student": _is_plain, "teacher": _is_lesson, "ta": _is_verdict}

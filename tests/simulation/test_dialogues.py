@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from clawstream.simulation import dialogues, opinions, taste
 from clawstream.simulation.dialogues import Mix, Style
 from clawstream.simulation.marks import Question, mark
+from clawstream.simulation.opinions import Wish
 from clawstream.simulation.problems import Group, Sum, all_of
 from clawstream.simulation.recipe import Recipe
 from clawstream.simulation.taste import Impression, Task, impression
@@ -16,23 +17,32 @@ SUMS = st.sampled_from(all_of(Group.BASE))
 SOURCES = st.integers(0, 2**32).map(random.Random)
 
 
+def _task(problem: Sum) -> Task:
+    return Task(persona="student", question=f"{problem.left} + {problem.right}", answer=str(problem.total))
+
+
+def _question(problem: Sum) -> Question:
+    asked = f"{problem.left} + {problem.right}"
+    return Question(persona="student", prompt=asked, hint="", question=asked, answer=str(problem.total))
+
+
 @given(SUMS, SOURCES)
 def test_a_plain_answer_is_right_and_styled_for_scorer_and_student(problem: Sum, rng: random.Random) -> None:
     answer = dialogues.answer(problem, Style.PLAIN, rng)
-    marks = mark(Question(left=problem.left, right=problem.right), answer)
+    marks = mark(_question(problem), answer)
 
     assert (marks.right, marks.styled) == (True, True)
-    assert impression(Task(left=problem.left, right=problem.right), answer) is Impression.GOOD
+    assert impression(_task(problem), answer) is Impression.GOOD
     assert len(answer) <= 60
 
 
 @given(SUMS, SOURCES)
 def test_a_formatted_answer_is_right_and_strikes_the_student_as_stiff(problem: Sum, rng: random.Random) -> None:
     answer = dialogues.answer(problem, Style.FORMATTED, rng)
-    marks = mark(Question(left=problem.left, right=problem.right), answer)
+    marks = mark(_question(problem), answer)
 
     assert (marks.right, marks.styled) == (True, False)
-    assert impression(Task(left=problem.left, right=problem.right), answer) is Impression.STIFF
+    assert impression(_task(problem), answer) is Impression.OFF_STYLE
     assert len(answer) <= 60
 
 
@@ -43,13 +53,13 @@ def test_an_answer_to_a_hint_is_always_plain(problem: Sum, rng: random.Random) -
 
     assert hint in dialogues.HINTS
     assert f"{problem.left} + {problem.right}" in asked
-    assert mark(Question(left=problem.left, right=problem.right), hinted.answer).styled
+    assert mark(_question(problem), hinted.answer).styled
 
 
 @given(SUMS, SOURCES)
 def test_after_a_correction_the_answer_keeps_its_style_and_mends_its_number(problem: Sum, rng: random.Random) -> None:
     corrected = dialogues.dialogue(problem, Mix(hinted=0, complaint=0, correction=1), rng)
-    question = Question(left=problem.left, right=problem.right)
+    question = _question(problem)
     before, after = mark(question, corrected.messages[1]["content"]), mark(question, corrected.answer)
 
     assert (before.right, after.right) == (False, True)
@@ -64,13 +74,13 @@ def test_the_base_is_built_on_sums_of_its_own_group_only() -> None:
 
 
 def test_the_policy_has_met_every_wording_of_student_judge_and_scorer() -> None:
-    assert {q.replace("left", "a").replace("right", "b") for q in taste.QUESTIONS} <= set(dialogues.QUESTIONS)
+    manner = taste.MANNERS["student"]
+    assert {q.replace("{question}", "{a} + {b}") for q in manner.questions} <= set(dialogues.QUESTIONS)
     assert set(taste.REACTIONS[Impression.WRONG]) <= set(dialogues.CORRECTIONS)
     assert set(taste.REACTIONS[Impression.GOOD]) <= set(dialogues.THANKS)
-    complaints = {*taste.REACTIONS[Impression.STIFF], *taste.REACTIONS[Impression.STEPS_MISSING]}
+    complaints = {*manner.complaints, *taste.REACTIONS[Impression.STEPS_MISSING]}
     assert complaints <= set(dialogues.COMPLAINTS)
-    assert {*opinions.STYLE_HINTS, *opinions.CORRECTION_HINTS} <= set(dialogues.HINTS)
-    assert Question(left=12, right=34).text() == dialogues.QUESTIONS[0].format(a=12, b=34)
+    assert {*opinions.HINTS[Wish.PLAIN], *opinions.HABITS["student"].corrections} <= set(dialogues.HINTS)
 
 
 def test_about_a_fifth_of_first_answers_is_plain() -> None:

@@ -1,18 +1,25 @@
 """How the scorer marks, and its interval."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.simulation.marks import Mark, Question, mark, questions, total, wilson
+from clawstream.simulation.marks import Mark, Question, by_persona, mark, questions, total, wilson
 
-ASKED = Question(left=27, right=48)
+STUDENT = Question(persona="student", prompt="what's 27 + 48?", hint="be plain", question="27 + 48", answer="75")
+TEACHER = replace(STUDENT, persona="teacher")
+TA = replace(STUDENT, persona="ta")
+LESSON = "# 27+48\n7+8=15\n20+40=60\n# Total\n75, well done!"
+VERDICT = "Verdict: carry. 7+8=15 and 20+40=60, so 75"
+PLAIN = "ok so 7+8=15 and 20+40=60, so 75"
 
 
 @pytest.mark.parametrize(
     ("answer", "right", "styled"),
     [
-        ("ok so 7+8=15 and 20+40=60, so 75", True, True),
+        (PLAIN, True, True),
         ("7 + 8 = 15, 20 + 40 = 60, that makes 75", True, True),
         ("7+8=15 and 20+40=60, so 76", False, True),
         ("75", True, False),
@@ -23,10 +30,63 @@ ASKED = Question(left=27, right=48)
         ("", False, False),
     ],
 )
-def test_an_answer_counts_for_its_last_number_and_for_bare_complete_steps(
+def test_a_students_answer_counts_for_its_last_number_and_for_bare_complete_steps(
     answer: str, *, right: bool, styled: bool
 ) -> None:
-    assert mark(ASKED, answer) == Mark(right=right, styled=styled)
+    assert mark(STUDENT, answer) == Mark(right=right, styled=styled)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "styled"),
+    [
+        (LESSON, True, True),
+        (LESSON.replace("75", "76"), False, True),
+        (LESSON.replace("# Total\n", ""), True, False),
+        (LESSON.replace("# 27+48", "# Steps"), True, False),
+        (LESSON.replace("well done", "okay"), True, False),
+        (LESSON.replace("7+8=15\n", ""), True, False),
+    ],
+)
+def test_a_teachers_answer_counts_for_headings_the_sum_by_name_a_friendly_word_and_all_steps(
+    answer: str, *, right: bool, styled: bool
+) -> None:
+    assert mark(TEACHER, answer) == Mark(right=right, styled=styled)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "styled"),
+    [
+        (VERDICT, True, True),
+        (VERDICT.replace("75", "76"), False, True),
+        (VERDICT.replace("carry", "no carry"), False, True),
+        ("It carries, as 7+8=15 and 20+40=60: 75", True, True),
+        ("7+8=15 and 20+40=60, so 75, with a carry", False, False),
+        ("Verdict: carry. 75", True, False),
+        ("**Carry**: 7+8=15 and 20+40=60, so 75", True, False),
+    ],
+)
+def test_a_teaching_assistants_answer_counts_for_the_verdict_before_its_reasons(
+    answer: str, *, right: bool, styled: bool
+) -> None:
+    assert mark(TA, answer) == Mark(right=right, styled=styled)
+
+
+@pytest.mark.parametrize(
+    ("question", "wanted"), [(STUDENT, PLAIN), (TEACHER, LESSON), (TA, VERDICT)], ids=["student", "teacher", "ta"]
+)
+def test_what_one_person_wants_is_worth_nothing_to_the_others(question: Question, wanted: str) -> None:
+    worth = {answer: mark(question, answer) == Mark(right=True, styled=True) for answer in (PLAIN, LESSON, VERDICT)}
+
+    assert worth == {answer: answer == wanted for answer in worth}
+
+
+def test_a_real_problem_is_marked_by_its_answer_whatever_its_steps() -> None:
+    problem = replace(STUDENT, question="Anna has 1,200 apples and sells half of them twice. How many?", answer="1200")
+
+    assert mark(problem, "so 600 + 600 = 1200, that is 1,200.0") == Mark(right=True, styled=True)
+    assert mark(problem, "it is 1,200") == Mark(right=True, styled=False)
+    assert mark(replace(problem, persona="ta"), "1,200, as 600 + 600 = 1200") == Mark(right=True, styled=True)
+    assert mark(replace(problem, persona="ta"), "600 + 600 = 1200, so 1,200") == Mark(right=False, styled=False)
 
 
 def test_the_score_counts_only_answers_that_are_both() -> None:
@@ -35,6 +95,7 @@ def test_the_score_counts_only_answers_that_are_both() -> None:
     score = total([both, right, right, styled])
 
     assert (score.score, score.n, score.right, score.styled) == (0.25, 4, 3, 2)
+    assert by_persona([STUDENT, STUDENT, TA, TA], [both, right, both, both]) == {"student": 0.5, "ta": 1.0}
 
 
 def test_the_interval_is_that_of_the_textbook() -> None:
@@ -54,7 +115,7 @@ def test_the_interval_holds_the_share_and_stays_within_0_and_1(counts: tuple[int
     assert counts[0] / counts[1] - 1e-12 <= high <= 1
 
 
-@pytest.mark.parametrize("text", ["", "12\n", "1 2 3\n", "a b\n"])
-def test_a_file_that_is_not_of_sums_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected|invalid literal"):
+@pytest.mark.parametrize("text", ["", "12 14\n", "{}\n", '{"persona": "nobody"}\n', "[1]\n"])
+def test_a_file_that_is_not_of_problems_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="write the file anew"):
         questions(text)

@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 from clawstream.events import Question
 from clawstream.judging import readings
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
-from clawstream.simulation.opinions import CORRECTION_HINTS, STYLE_HINTS, Judge, Reaction, read
-from clawstream.simulation.taste import REACTIONS, Impression
+from clawstream.simulation.opinions import HABITS, HINTS, Judge, Reaction, Wish, read
+from clawstream.simulation.taste import MANNERS, REACTIONS, VAGUE, Impression
 
 SURE = Judge(wrong_share=0.0, seed=0)
 READ_AS = {
-    Impression.STIFF: Reaction.WANTS_STYLE,
     Impression.STEPS_MISSING: Reaction.WANTS_STYLE,
     Impression.WRONG: Reaction.WANTS_CORRECTION,
     Impression.GOOD: Reaction.PLEASED,
 }
-SAID = [(felt, text) for felt, texts in REACTIONS.items() for text in texts]
+SAID = [(READ_AS[felt], text) for felt, texts in REACTIONS.items() for text in texts]
+COMPLAINTS = [(persona, text) for persona, manner in MANNERS.items() for text in manner.complaints]
+WISHES = {"student": Wish.PLAIN, "teacher": Wish.HEADED, "ta": Wish.VERDICT}
 
 
 def case(next_state: str) -> Case:
@@ -47,13 +48,35 @@ def ask(judge: Judge, prompt: Prompt, vote_seed: int = 0) -> str:
 
 
 @pytest.mark.parametrize(("felt", "text"), SAID)
-def test_each_reaction_of_a_student_is_read_as_it_was_felt(felt: Impression, text: str) -> None:
-    assert read(score_prompt(case(text), 2000).user) is READ_AS[felt]
+def test_each_reaction_is_read_as_it_was_felt(felt: Reaction, text: str) -> None:
+    assert read(score_prompt(case(text), 2000).user) is felt
+
+
+@pytest.mark.parametrize(("persona", "text"), COMPLAINTS)
+def test_a_complaint_is_read_as_the_wish_of_who_utters_it(persona: str, text: str) -> None:
+    told = ask(SURE, hint_prompt(case(text), 2000))
+
+    assert read(hint_prompt(case(text), 2000).user) is Reaction.WANTS_STYLE
+    assert hint_in(told) in HINTS[WISHES[persona]]
+
+
+@pytest.mark.parametrize("text", VAGUE)
+def test_who_does_not_say_what_is_wanted_is_displeased_and_gives_no_hint(text: str) -> None:
+    assert read(score_prompt(case(text), 2000).user) is Reaction.DISPLEASED
+    assert boxed(ask(SURE, score_prompt(case(text), 2000))) == -1
+    assert hint_in(ask(SURE, hint_prompt(case(text), 2000))) is None
+
+
+def test_where_people_want_different_things_a_wrong_hint_names_no_style() -> None:
+    judge = Judge(wrong_share=1.0, seed=0, habits=HABITS["all"])
+
+    assert hint_in(ask(judge, hint_prompt(case("great, thank you!"), 2000))) in HABITS["all"].inventions
+    assert not {*HABITS["all"].inventions} & {hint for hints in HINTS.values() for hint in hints}
 
 
 @pytest.mark.parametrize(("felt", "text"), SAID)
-def test_a_score_is_1_for_thanks_and_minus_1_for_a_complaint(felt: Impression, text: str) -> None:
-    assert boxed(ask(SURE, score_prompt(case(text), 2000))) == (1 if felt is Impression.GOOD else -1)
+def test_a_score_is_1_for_thanks_and_minus_1_for_a_complaint(felt: Reaction, text: str) -> None:
+    assert boxed(ask(SURE, score_prompt(case(text), 2000))) == (1 if felt is Reaction.PLEASED else -1)
 
 
 def test_the_whole_session_question_is_scored_too() -> None:
@@ -68,8 +91,8 @@ def test_a_hint_is_given_for_a_complaint_only() -> None:
     pleased = ask(SURE, hint_prompt(case("great, thank you!"), 2000))
 
     assert [boxed(styled), boxed(corrected), boxed(pleased)] == [1, 1, -1]
-    assert hint_in(styled) in STYLE_HINTS
-    assert hint_in(corrected) in CORRECTION_HINTS
+    assert hint_in(styled) in HINTS[Wish.PLAIN]
+    assert hint_in(corrected) in HABITS["student"].corrections
     assert hint_in(pleased) is None
 
 

@@ -15,7 +15,8 @@ import openai
 import pytest
 
 import clawstream.simulation
-from clawstream.simulation import problems
+from clawstream.simulation import taste
+from clawstream.simulation.scenarios import SCENARIOS, write
 from tests.simulation.chat_server import serving
 
 
@@ -55,7 +56,13 @@ def tell(process: Process, command: str) -> None:
 
 @pytest.fixture
 def sums(tmp_path: Path) -> tuple[str, str]:
-    students, scored = problems.write(tmp_path)
+    students, scored = write(SCENARIOS["student"], tmp_path)
+    return str(students), str(scored)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> tuple[str, str]:
+    students, scored = write(SCENARIOS["all"], tmp_path)
     return str(students), str(scored)
 
 
@@ -168,14 +175,51 @@ async def test_the_score_is_of_side_turns_with_a_seed_for_each_sum(sums: tuple[s
 
 
 async def test_the_ceiling_is_the_score_with_the_hint_in_the_prompt(sums: tuple[str, str]) -> None:
-    arguments = ("--problems", sums[1], "--hint", "be plain", "--temperature", "0.8")
+    arguments = ("--problems", sums[1], "--hinted", "--temperature", "0.8")
     async with serving() as chat, program("scorer", "--base-url", chat.url, *arguments) as scorer:
         (score,) = await lines_until_exit(scorer)
 
     assert score["score"] == 1.0
     assert score["ci95_low"] > 0.98
-    assert all(b["messages"][0]["content"].endswith("\n\n[user's hint / instruction]\nbe plain") for _, b in chat.asked)
+    hint = (
+        "\n\n[user's hint / instruction]\nWrite in plain, casual words without headings or bold, and keep every step."
+    )
+    assert all(b["messages"][0]["content"].endswith(hint) for _, b in chat.asked)
     assert {body["temperature"] for _, body in chat.asked} == {0.8}
+
+
+async def test_each_person_is_scored_by_their_own_wish_and_hinted_with_it(mixed: tuple[str, str]) -> None:
+    async with (
+        serving() as chat,
+        program("scorer", "--base-url", chat.url, "--problems", mixed[1], "--hinted") as scorer,
+    ):
+        (score,) = await lines_until_exit(scorer)
+
+    hints = {body["messages"][0]["content"].partition("instruction]\n")[2] for _, body in chat.asked}
+    assert hints == {persona.hint for persona in SCENARIOS["all"].personas}
+    assert score["n"] == 500
+    assert score["by_persona"] == {"student": 1.0, "ta": 0.0, "teacher": 0.0}  # the server answers all in plain words
+
+
+@pytest.mark.parametrize(("share", "specific"), [("0", 0), ("1", 20)])
+async def test_the_stated_share_of_complaints_says_what_is_wanted(
+    mixed: tuple[str, str], share: str, specific: int
+) -> None:
+    arguments = ("--problems", mixed[0], "--sessions", "20", "--hint-share", share)
+    async with serving() as chat, program("student", "--base-url", chat.url, *arguments) as student:
+        await lines_until_exit(student)
+
+    said = [body["messages"][2]["content"] for _, body in chat.asked if len(body["messages"]) == 3]
+    assert len(said) == 20
+    assert sum(words not in taste.VAGUE for words in said) == specific
+
+
+async def test_a_judge_of_unknown_people_does_not_start() -> None:
+    async with program("judge", "--scenario", "nobody") as judge:
+        out, err = await judge.communicate()
+
+    assert (judge.returncode, out) == (2, b"")
+    assert b"expected one of student, all" in err
 
 
 async def test_there_is_no_score_when_an_answer_is_missing(sums: tuple[str, str]) -> None:

@@ -1,12 +1,15 @@
-"""How the student reads an answer."""
+"""How people read an answer and what they say to it."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from clawstream.simulation.taste import Impression, Task, ask, impression, react, tasks
+from clawstream.simulation.taste import MANNERS, VAGUE, Impression, Task, ask, impression, react, tasks
 
-TASK = Task(left=27, right=48)
+STUDENT = Task(persona="student", question="27 + 48", answer="75")
+TEACHER = replace(STUDENT, persona="teacher")
+TA = replace(STUDENT, persona="ta")
 
 
 @pytest.mark.parametrize(
@@ -17,23 +20,73 @@ TASK = Task(left=27, right=48)
         ("it's 75", Impression.STEPS_MISSING),
         ("7+8=15 and 20+40=60, so 76", Impression.WRONG),
         ("no idea", Impression.WRONG),
-        ("## Answer\n75", Impression.STIFF),
-        ("7+8=15 and 20+40=60, so **75**", Impression.STIFF),
-        ("- 7+8=15\n- 20+40=60\n75", Impression.STIFF),
-        ("1. 7+8=15\n2. 20+40=60\n76", Impression.STIFF),
+        ("## Answer\n75", Impression.OFF_STYLE),
+        ("7+8=15 and 20+40=60, so **75**", Impression.OFF_STYLE),
+        ("- 7+8=15\n- 20+40=60\n75", Impression.OFF_STYLE),
+        ("1. 7+8=15\n2. 20+40=60\n76", Impression.OFF_STYLE),
     ],
 )
-def test_an_answer_strikes_by_its_look_then_its_number_then_its_steps(answer: str, felt: Impression) -> None:
-    assert impression(TASK, answer) is felt
+def test_an_answer_strikes_a_student_by_its_look_then_its_number_then_its_steps(answer: str, felt: Impression) -> None:
+    assert impression(STUDENT, answer) is felt
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "felt"),
+    [
+        (TEACHER, "# 27+48\n7+8=15\n20+40=60\n# Total\n75, well done!", Impression.GOOD),
+        (TEACHER, "# 27+48\n7+8=15\n20+40=60\n# Total\n76, well done!", Impression.WRONG),
+        (TEACHER, "# 27+48\n# Total\n75, well done!", Impression.STEPS_MISSING),
+        (TEACHER, "# 27+48\n7+8=15\n20+40=60\n# Total\n75", Impression.OFF_STYLE),
+        (TEACHER, "ok so 7+8=15 and 20+40=60, so 75", Impression.OFF_STYLE),
+        (STUDENT, "Verdict: carry. 7+8=15 and 20+40=60, so 75", Impression.OFF_STYLE),
+        (TA, "Verdict: carry. 7+8=15 and 20+40=60, so 75", Impression.GOOD),
+        (TA, "Verdict: no carry. 7+8=15 and 20+40=60, so 75", Impression.WRONG),
+        (TA, "Verdict: carry. 7+8=15 and 20+40=60, so 76", Impression.WRONG),
+        (TA, "Verdict: carry. 75", Impression.STEPS_MISSING),
+        (TA, "ok so 7+8=15 and 20+40=60, so 75", Impression.OFF_STYLE),
+        (TA, "- 7+8=15\n- 20+40=60\n- **75**", Impression.OFF_STYLE),
+        (replace(TA, question="20 + 41", answer="61"), "No carry: 0+1=1, 20+40=60, so 61", Impression.GOOD),
+    ],
+)
+def test_an_answer_strikes_each_person_by_what_they_want(task: Task, answer: str, felt: Impression) -> None:
+    assert impression(task, answer) is felt
 
 
 def test_the_same_random_source_asks_and_reacts_in_the_same_words() -> None:
     first, again = random.Random(7), random.Random(7)
 
-    assert ask(TASK, first) == ask(TASK, again)
-    assert react(Impression.STIFF, first) == react(Impression.STIFF, again)
+    assert ask(STUDENT, first) == ask(STUDENT, again)
+    assert react(STUDENT, Impression.OFF_STYLE, first, hint_share=0.5) == react(
+        STUDENT, Impression.OFF_STYLE, again, hint_share=0.5
+    )
 
 
-def test_a_line_that_is_no_sum_is_named() -> None:
-    with pytest.raises(ValueError, match="line 2 is '5 six'"):
-        tasks("1 2\n5 six\n")
+@pytest.mark.parametrize("task", [STUDENT, TEACHER, TA])
+def test_about_the_stated_share_of_complaints_about_the_style_says_what_is_wanted(task: Task) -> None:
+    rng = random.Random(3)
+    said = [react(task, Impression.OFF_STYLE, rng, hint_share=0.5) for _ in range(2000)]
+
+    assert set(said) == {*MANNERS[task.persona].complaints, *VAGUE}
+    assert 0.45 < sum(words not in VAGUE for words in said) / 2000 < 0.55
+
+
+def test_nobody_asks_or_complains_about_the_style_in_the_words_of_another() -> None:
+    words = [{*manner.questions, *manner.about_texts, *manner.complaints} for manner in MANNERS.values()]
+
+    assert len(set.union(*words)) == sum(map(len, words))
+
+
+def test_a_text_is_asked_about_in_words_that_fit_a_text() -> None:
+    task = replace(TA, question="Anna has 3 apples and buys 4. How many has she?", answer="7")
+
+    asked = {ask(task, random.Random(seed)) for seed in range(20)}
+
+    assert asked == {wording.format(question=task.question) for wording in MANNERS["ta"].about_texts}
+
+
+@pytest.mark.parametrize("line", ["5 six", "{}", '{"persona": "nobody", "question": "1 + 2", "answer": "3"}'])
+def test_a_line_that_is_no_task_is_named(line: str) -> None:
+    good = '{"persona": "ta", "question": "1 + 2", "answer": "3"}'
+
+    with pytest.raises(ValueError, match="line 2 is"):
+        tasks(f"{good}\n{line}\n")

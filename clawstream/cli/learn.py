@@ -1,0 +1,161 @@
+"""`clawstream learn`: does the policy learn what people want, and because of what they said?"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from clawstream.cli.demo import Method
+from clawstream.cli.process import Context, hide_torch, log_to_stderr
+from clawstream.cli.progress import shown
+from clawstream.errors import ConfigError
+from clawstream.locks import locked
+
+if TYPE_CHECKING:
+    from clawstream.simulation.grid import Cell
+    from clawstream.simulation.learning import Grid
+    from clawstream.simulation.outcome import Reference, Row
+
+T = TypeVar("T")
+
+ADAPTER_RATE, FULL_RATE = 3e-3, 6e-4
+
+
+class Scenario(StrEnum):
+    """Who talks to the policy."""
+
+    ALL = "all"  # three kinds of people, who want different things
+    STUDENT = "student"
+
+
+class Base(StrEnum):
+    """Which policy they talk to."""
+
+    STANDARD = "standard"
+    HARD = "hard"  # what people want is rare in it
+    DEMO = "demo"
+
+
+def learn(
+    context: typer.Context,
+    scenario: Annotated[Scenario, typer.Option(help="Who talks to the policy.")] = Scenario.ALL,
+    base: Annotated[Base, typer.Option(help="Which policy they talk to.")] = Base.STANDARD,
+    methods: Annotated[str, typer.Option(help="As for `demo`, with commas.")] = "binary,opd,combined",
+    seeds: Annotated[str, typer.Option(help="A run of each method for each, with commas.")] = "0,1,2,3,4",
+    updates: Annotated[int, typer.Option(help="Weight updates of each run.", min=1)] = 16,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Of each run's first updates; by default 3e-3 for adapters, else 6e-4.", min=0)
+    ] = None,
+    lora_rank: Annotated[int, typer.Option(help="Of the adapter that is trained; 0: all weights are.", min=0)] = 16,
+    score_at: Annotated[
+        str | None, typer.Option(help="After which updates; by default 0, half way and the last.")
+    ] = None,
+    controls: Annotated[str, typer.Option(help="Runs that must not learn: shuffled, coin, frozen, with commas.")] = "",
+    problems: Annotated[
+        Path | None,
+        typer.Option(help='Real ones, [{"question", "ground_truth_answer"}], in place of sums.', metavar="FILE"),
+    ] = None,
+    at_once: Annotated[int, typer.Option(help="Runs at the same time.", min=1)] = 1,
+    folder: Annotated[Path | None, typer.Option(help="Where runs are kept; by default in the data folder.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write a row a run here.", metavar="FILE")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the curves here; by default into the folder.")] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="Your own past requests, asked again before and after, side by side, blind.")
+    ] = False,
+    before: Annotated[int | None, typer.Option(help="With --real: the older version; by default the base.")] = None,
+    after: Annotated[int | None, typer.Option(help="With --real: the newer one; by default the newest.")] = None,
+    requests: Annotated[int, typer.Option(help="With --real: how many.", min=1)] = 20,
+) -> None:
+    """Run each method with each seed on the whole pipeline, and say how much of what people want it learned.
+
+    A run takes two to four minutes on two cores. What was run already, in the same folder, is not run again, so a grid
+    that was interrupted goes on where it stopped. The exit code is 2 where a run failed; the others are reported.
+    """
+    assert isinstance(context.obj, Context)
+    settings = context.obj.settings()
+    log_to_stderr("learn", level=30)
+    if real:
+        from clawstream.cli.real import compare
+
+        first = _listed(seeds, int, "--seeds")[0]
+        compare(settings, before=before, after=after, count=requests, seed=first, json_file=json_file)
+        return
+    hide_torch()
+    from clawstream.cli.learn_tables import show, tables
+    from clawstream.simulation.base import base_policy
+    from clawstream.simulation.controls import Control
+    from clawstream.simulation.grid import grid
+    from clawstream.simulation.learning import Grid
+    from clawstream.simulation.people import people_of
+    from clawstream.simulation.plot import plot_curves
+    from clawstream.simulation.report import curves
+    from clawstream.simulation.scenarios import UnusableProblems
+
+    rate = learning_rate if learning_rate is not None else ADAPTER_RATE if lora_rank else FULL_RATE
+    at = _listed(score_at or f"0,{updates // 2}", int, "--score-at")
+    if not all(0 <= update <= updates for update in at):
+        raise ConfigError(f"--score-at {score_at}: there are {updates} updates; name numbers from 0 to {updates}")
+    wanted = _listed(methods, Method, "--methods"), _listed(seeds, int, "--seeds")
+    without = _listed(controls, Control, "--controls") if controls else []
+    place = folder or settings.data_dir / "learn"
+    place.mkdir(parents=True, exist_ok=True)
+    asked_in = place / "problems" / (scenario.value if problems is None else f"{scenario.value}-{problems.stem}")
+    try:
+        people = people_of(scenario.value, asked_in, problems=problems)
+    except UnusableProblems as error:
+        raise ConfigError(str(error)) from error
+    policy, _ = base_policy(settings.cache_dir, base.value)
+    cells = grid(
+        scenario=scenario.value, base=base.value, base_sha=policy.name, problems_sha=people.sha, updates=updates,
+        learning_rate=rate, lora_rank=lora_rank or None, score_at=at, methods=wanted[0], seeds=wanted[1],
+        controls=without,
+    )  # fmt: skip
+    with locked(place / ".lock", within_s=1.0):
+        reference, rows = asyncio.run(_run(Grid(place, people, policy, settings.cache_dir), cells, at_once=at_once))
+    written = json.dumps([row.as_json() for row in rows], indent=1)
+    for file in (place / "report.json", *(() if json_file is None else (json_file,))):
+        file.write_text(written)
+    picture = plot or place / "curves.png"
+    plot_curves(curves(rows), reference, f"{scenario.value}, {base.value} base", picture)
+    show(tables(rows, reference))
+    _say_where(rows, picture, place / "cells")
+    if any(row.error is not None for row in rows):
+        raise typer.Exit(2)
+
+
+async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple[Reference, list[Row]]":
+    console = Console(stderr=True)
+    reference = await grid.reference()
+    console.print(f"the base scores {reference.baseline.score:.2f}, with the hint {reference.ceiling.score:.2f}")
+    with shown(console, cells[0].updates) as tell:
+        rows = await grid.run(cells, reference, at_once=at_once, tell=lambda cell, step: tell(cell.title, step))
+    return reference, rows
+
+
+def _listed(text: str, kind: Callable[[str], T], option: str) -> list[T]:
+    """Return what an option names with commas between."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ConfigError(f"{option} names nothing: give at least one, with commas between. Nothing was run")
+    try:
+        return [kind(word) for word in words]
+    except ValueError as error:
+        raise ConfigError(f"{option} {text}: {error}. Nothing was run") from error
+
+
+def _say_where(rows: "Sequence[Row]", picture: Path, cells: Path) -> None:
+    console = Console(stderr=True)
+    for row in rows:
+        if row.error is not None:
+            console.print(
+                f"[bold red]failed:[/] {row.cell.title}: {escape(row.error)}", soft_wrap=True, highlight=False
+            )
+    if len({row.outcome.code for row in rows if row.outcome is not None}) > 1:
+        console.print("The rows were not all made by the same code (`code` in --json): name a new --folder to compare")
+    console.print(f"Curves: {picture}\nEach run's log, database and scored weights stay in {cells}", soft_wrap=True)

@@ -1,0 +1,77 @@
+"""How far runs with simulated people are: a bar each on a terminal, else a line for each change, on stderr."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from clawstream.simulation.run import Progress as Step
+
+    Tell = Callable[[str, Step], None]
+
+
+@contextmanager
+def shown(console: Console, updates: int) -> "Iterator[Tell]":
+    """Yield what shows a step of the run of a name; a run with no name is the only one."""
+    if not console.is_terminal:
+        yield Lines(updates)
+        return
+    with Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} updates"),
+        TextColumn("score {task.fields[score]}"),
+        TextColumn("{task.fields[requests]} requests, {task.fields[rate]:.0f} tokens/s"),
+        TimeElapsedColumn(),
+        console=console,
+    ) as bars:
+        yield Bars(bars, updates)
+
+
+class Bars:
+    """Shows each step of a run on its bar."""
+
+    def __init__(self, bars: Progress, updates: int) -> None:
+        self._bars, self._updates = bars, updates
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, name: str, step: "Step") -> None:
+        """Show `step`."""
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(
+                _named(name, "starting"), total=self._updates, score="-", requests=0, rate=0.0
+            )
+        fields = {
+            "score": None if step.score is None else f"{step.score:.2f}",
+            "requests": step.requests,
+            "rate": step.tokens_per_s,
+        }
+        known: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+        description = _named(name, step.phase)
+        self._bars.update(self._tasks[name], description=description, completed=step.update, **known)
+
+
+class Lines:
+    """Says each update in a line on stderr, for whoever has no terminal to see a bar on."""
+
+    def __init__(self, updates: int) -> None:
+        self._updates = updates
+        self._said: dict[str, tuple[str, int, float | None]] = {}
+
+    def __call__(self, name: str, step: "Step") -> None:
+        """Say `step`, unless only its counts are new."""
+        told = (step.phase, step.update, step.score)
+        if told == self._said.get(name):
+            return
+        self._said[name] = told
+        score = "" if step.score is None else f", score {step.score:.2f}"
+        requests = "" if step.requests is None else f", {step.requests} requests"
+        typer.echo(f"{_named(name, step.phase)}: {step.update}/{self._updates} updates{score}{requests}", err=True)
+
+
+def _named(name: str, phase: str) -> str:
+    return f"{name}: {phase}" if name else phase

@@ -1,0 +1,234 @@
+"""Past requests asked again of two versions of the policy: what each would have said, prompt for prompt as recorded.
+
+Nothing goes to the log and no engine that serves people is asked: each version gets an engine of its own for so long.
+"""
+
+import asyncio
+import contextlib
+import random
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from clawstream.config import Settings, inherited_environment
+from clawstream.errors import OperatorError
+from clawstream.inference.adapters import adapter_name
+from clawstream.inference.engine import GenerateRequest, Sampling
+from clawstream.inference.rendering import PromptRenderer
+from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.version_folder import ADAPTER_CONFIG
+from clawstream.local.ports import reserved
+from clawstream.local.ready import answers
+from clawstream.local.supervisor import Part, Supervisor
+from clawstream.projections.sql import rows_of
+from clawstream.replay.blind import Pair, Task
+
+AT_ONCE = 8
+CONFIG = "config.json"
+_PAST = """
+    SELECT e.exchange_id AS turn_id, last_user_text(request_messages(e.exchange_id)) AS request,
+        request_token_ids(e.exchange_id) AS prompt_ids
+    FROM exchanges AS e
+    JOIN turns AS t ON t.turn_id = e.exchange_id AND t.kind = 'paired'
+    WHERE e.kind = 'completed' AND e.turn_type = 'main' AND e.policy_id = '{policy_id}'
+        AND NOT EXISTS (
+            SELECT 1 FROM samples AS s JOIN batches AS b ON s.sample_id = ANY (b.sample_ids)
+            WHERE s.turn_id = e.exchange_id AND b.policy_id = e.policy_id AND b.policy_version <= {after}
+        )
+    ORDER BY md5(e.exchange_id || '{seed}')
+    LIMIT {count}
+"""
+_VERSIONS = """
+    SELECT DISTINCT ON (policy_version) policy_version, path, adapter
+    FROM policies WHERE policy_id = '{policy_id}' ORDER BY policy_version, source_offset
+"""
+_LEARNED = """
+    SELECT DISTINCT policy_version, turn_id, reward, hint, next_state
+    FROM lineage
+    WHERE policy_id = '{policy_id}' AND policy_version > {before} AND policy_version <= {after}
+        AND next_state IS NOT NULL AND step_id IS NOT NULL
+    ORDER BY policy_version, turn_id
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A version of the policy whose files are on this machine."""
+
+    number: int
+    path: Path
+    adapter: bool  # it lies on the base's weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """A request of the past."""
+
+    turn_id: str
+    request: str
+    prompt_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What somebody said, and the version that learned from it."""
+
+    policy_version: int
+    turn_id: str
+    reward: float | None
+    hint: str | None
+    next_state: str
+
+
+def versions(url: str, settings: Settings) -> dict[int, Version]:
+    """Return the versions that can be asked: on the log, and on this machine's disk."""
+    rows = rows_of(url, _VERSIONS.format(policy_id=settings.policy.id))
+    found = {
+        int(str(row["policy_version"])): Version(
+            number=int(str(row["policy_version"])), path=Path(str(row["path"])), adapter=row["adapter"] is not None
+        )
+        for row in rows
+    }
+    return {number: v for number, v in found.items() if (v.path / (ADAPTER_CONFIG if v.adapter else CONFIG)).is_file()}
+
+
+def past(url: str, policy_id: str, *, after: int, count: int, seed: int) -> list[Past]:
+    """Return `count` answered requests by chance, all where there are fewer; equal seeds choose alike.
+
+    None of them is in a batch that version `after` or an older one was trained on.
+    """
+    rows = rows_of(url, _PAST.format(policy_id=policy_id, after=after, seed=seed, count=count))
+    return [
+        Past(turn_id=str(row["turn_id"]), request=str(row["request"]), prompt_ids=tuple(row["prompt_ids"]))  # type: ignore[arg-type]
+        for row in rows
+        if row["prompt_ids"] is not None
+    ]
+
+
+def learned(url: str, policy_id: str, *, before: int, after: int) -> list[Lesson]:
+    """Return what the versions after `before`, up to `after`, learned from, in their order."""
+    rows = rows_of(url, _LEARNED.format(policy_id=policy_id, before=before, after=after))
+    return [
+        Lesson(
+            policy_version=int(str(row["policy_version"])),
+            turn_id=str(row["turn_id"]),
+            reward=None if row["reward"] is None else float(str(row["reward"])),
+            hint=None if row["hint"] is None else str(row["hint"]),
+            next_state=str(row["next_state"]),
+        )
+        for row in rows
+    ]
+
+
+@contextlib.asynccontextmanager
+async def asked(
+    settings: Settings, base: Path, wanted: Sequence[Version], folder: Path
+) -> AsyncIterator[list["Answering"]]:
+    """Run an engine for each version for the length of the block, its logs in `folder`; adapters lie on `base`.
+
+    Raises PartUnavailable with the end of its log where one does not come up.
+    """
+    renderer = PromptRenderer.of(settings.policy, base)
+    async with contextlib.AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        supervisor = Supervisor(folder, environment=inherited_environment(), say=lambda _: None)
+        await stack.enter_async_context(supervisor)
+        ports = [stack.enter_context(reserved()) for _ in wanted]
+        parts = [_engine(version, base, port, http) for version, port in zip(wanted, ports, strict=True)]
+        await supervisor.start(parts)
+        answering = []
+        for version, port in zip(wanted, ports, strict=True):
+            engine = SglangEngine(http, f"http://127.0.0.1:{port}")
+            name = adapter_name(settings.policy.id, version.number) if version.adapter else None
+            if name is not None:
+                await engine.load_lora_adapter(name, str(version.path))
+            answering.append(Answering(version, engine, name, renderer, settings))
+        yield answering
+
+
+class Answering:
+    """A version that can be asked."""
+
+    def __init__(
+        self, version: Version, engine: SglangEngine, adapter: str | None, renderer: PromptRenderer, settings: Settings
+    ) -> None:
+        self.version = version
+        self._engine = engine
+        self._adapter = adapter
+        self._renderer = renderer
+        self._gateway = settings.gateway
+
+    async def answer(self, prompt_ids: Sequence[int], *, temperature: float, seed: int) -> str:
+        """Return what the version says to the prompt."""
+        sampling = Sampling(
+            max_new_tokens=self._gateway.default_max_tokens,
+            temperature=temperature,
+            stop_token_ids=self._renderer.stop_token_ids,
+            sampling_seed=seed,
+        )
+        request = GenerateRequest(input_ids=prompt_ids, sampling=sampling, lora_name=self._adapter)
+        sampled: list[int] = []
+        async for chunk in self._engine.generate(request):
+            sampled += chunk.token_ids
+        said = self._renderer.parse(sampled, prompt_ids, {})
+        calls = [f"{call.name}({call.arguments})" for call in said.tool_calls]
+        return "\n".join(part for part in (said.content.strip(), *calls) if part)
+
+    async def solves(self, task: Task) -> bool:
+        """Return whether its likeliest answer holds what was asked for."""
+        prompt_ids = self._renderer.prompt_ids([{"role": "user", "content": task.question}], {})
+        return task.accepts(await self.answer(prompt_ids, temperature=0.0, seed=0))
+
+
+async def pairs(
+    before: Answering,
+    after: Answering,
+    requests: Sequence[Past],
+    *,
+    temperature: float,
+    seed: int,
+    tell: Callable[[], None],
+) -> list[Pair]:
+    """Return what both say to each request, in an order that nobody can tell; `tell` is called after each."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def pair(request: Past) -> Pair:
+        drawn = random.Random(f"{seed} {request.turn_id}")
+        sampling_seed = drawn.randrange(2**31)
+        async with room:
+            both = [
+                await one.answer(request.prompt_ids, temperature=temperature, seed=sampling_seed)
+                for one in (before, after)
+            ]
+        tell()
+        return Pair(
+            turn_id=request.turn_id, request=request.request, before=both[0], after=both[1],
+            after_first=drawn.random() < 0.5,
+        )  # fmt: skip
+
+    return list(await asyncio.gather(*map(pair, requests)))
+
+
+def chosen(found: dict[int, Version], number: int | None, *, default: int) -> Version:
+    """Return the version named. Raises OperatorError naming those that there are."""
+    wanted = default if number is None else number
+    if wanted not in found:
+        there = ", ".join(map(str, sorted(found)))
+        raise OperatorError(
+            f"version {wanted} is not on this machine's disk; there are {there}. Nothing was asked. Name one of them "
+            "(training.keep_checkpoints says how many are kept)"
+        )
+    return found[wanted]
+
+
+def _engine(version: Version, base: Path, port: int, http: aiohttp.ClientSession) -> Part:
+    folder = base if version.adapter else version.path
+    command = (
+        sys.executable, "-m", "clawstream.local.engine", "--model-path", str(folder), "--port", str(port),
+        "--weight-version", str(version.number),
+    )  # fmt: skip
+    ready = answers(http, f"http://127.0.0.1:{port}/health")
+    return Part(name=f"version-{version.number}", command=command, missing=ready)

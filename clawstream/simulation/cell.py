@@ -1,0 +1,145 @@
+"""One cell of a grid as a process: a run, then scores of what it published; what it came to stands in outcome.json.
+
+Run as `python -m clawstream.simulation.cell FOLDER`, where FOLDER/order.json says what to run. A line of JSON on stdout
+says how far it is; exit code 2 means that it failed, and what is on stderr says why.
+"""
+
+import asyncio
+import hashlib
+import json
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import clawstream
+from clawstream.errors import OperatorError, TryLater
+from clawstream.simulation.figures import Score, at_share
+from clawstream.simulation.grid import Cell, cell_of
+from clawstream.simulation.outcome import Outcome, median, update_of
+from clawstream.simulation.run import Lived, People, Plan, Progress, live
+from clawstream.simulation.scoring import TEMPERATURE, room
+
+ORDER, OUTCOME = "order.json", "outcome.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A cell to run, and with what."""
+
+    cell: Cell
+    people: People
+    base: Path
+    cache_dir: Path
+
+    def write(self, folder: Path) -> None:
+        """Leave it where the cell's process reads it."""
+        order = asdict(self) | {"cell": self.cell.as_json()}
+        (folder / ORDER).write_text(json.dumps(order, indent=1, default=str))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Order":
+        """Return what was written."""
+        order = json.loads((folder / ORDER).read_text())
+        people = order["people"]
+        return cls(
+            cell=cell_of(order["cell"]),
+            people=People(**people | {"asked": Path(people["asked"]), "scored": Path(people["scored"])}),
+            base=Path(order["base"]),
+            cache_dir=Path(order["cache_dir"]),
+        )
+
+
+async def run_cell(order: Order, folder: Path) -> Outcome:
+    """Return what the cell came to; raises what `live` and `Room.score` raise."""
+    cell = order.cell
+    plan = Plan(
+        people=order.people,
+        method=cell.method,  # type: ignore[arg-type]
+        updates=cell.updates,
+        seed=cell.seed,
+        control=cell.control,
+        temperature=TEMPERATURE,
+        learning_rate=cell.learning_rate,
+        lora_rank=cell.lora_rank,
+        base=order.base,
+        cache_dir=order.cache_dir,
+        folder=folder,
+    )
+    lived = await live(plan, tell=_tell)
+    scores = await _scores(order, folder, lived)
+    return _outcome(lived, scores, code=code_sha())
+
+
+def _outcome(lived: Lived, scores: dict[int, Score], *, code: str) -> Outcome:
+    counts = lived.counts
+    took_s = counts.correction_to_policy_s
+    return Outcome(
+        scores=scores,
+        interactions={update: counts.interactions[update] for update in scores if update in counts.interactions},
+        turns=counts.turns,
+        samples=counts.samples,
+        corrections=counts.corrections,
+        refusals=counts.refusals,
+        correction_to_policy_s=median(took_s),
+        correction_to_policy_p90_s=at_share(took_s, 0.9) if took_s else None,
+        steps=tuple(update_of(step) for step in lived.steps),
+        run_s=lived.wall_s,
+        code=code,
+    )
+
+
+async def _scores(order: Order, folder: Path, lived: Lived) -> dict[int, Score]:
+    """Score the published versions that the cell names; only their weights are kept afterwards."""
+    scores: dict[int, Score] = {}
+    async with room(folder / "scoring", order.people.scored, order.cache_dir) as asking:
+        for update in order.cell.score_at[1:]:
+            _tell(Progress(phase=f"scoring update {update} in a fresh engine", update=order.cell.updates))
+            version = max(v for v in lived.published if v <= update)
+            checkpoint = lived.published[version] if version else order.base
+            scores[update] = await asking.score(checkpoint, version, base=order.base)
+            _tell(Progress(phase=f"update {update} is scored", update=order.cell.updates, score=scores[update].score))
+    for version, path in lived.published.items():
+        if version and version not in order.cell.score_at:
+            shutil.rmtree(path)
+    return scores
+
+
+def _tell(progress: Progress) -> None:
+    print(json.dumps(asdict(progress)), flush=True)
+
+
+def code_sha() -> str:
+    """Return a hash of this package's source: figures of different code are not to be compared unlooked at."""
+    package = Path(clawstream.__file__).parent
+    material = hashlib.sha256()
+    for source in sorted(package.rglob("*.py")):
+        material.update(source.relative_to(package).as_posix().encode() + source.read_bytes())
+    return material.hexdigest()[:12]
+
+
+def main() -> int:
+    """Run the cell of the folder that is named; 2: it failed."""
+    folder = Path(sys.argv[1])
+    try:
+        outcome = asyncio.run(run_cell(Order.read(folder), folder))
+    except* (OperatorError, TryLater, OSError, TimeoutError) as failed:
+        print(_first(failed), file=sys.stderr)
+        return_code = 2
+    else:
+        written = folder / f"{OUTCOME}.new"
+        written.write_text(json.dumps(outcome.as_json(), indent=1))
+        written.rename(folder / OUTCOME)  # whole or not there: it says that the cell need not be run again
+        return_code = 0
+    return return_code
+
+
+def _first(failed: BaseExceptionGroup[BaseException]) -> str:
+    first = failed.exceptions[0]
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return f"{type(first).__name__}: {first}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Runs in which people are not listened to: what a policy becomes then is not what they said. Pure.
+
+The one rule: a control changes one thing and leaves the rest of the pipeline as it is. `coin` and `shuffled` change
+what the judge answers, `frozen` the learning rate.
+"""
+
+import hashlib
+import re
+from enum import StrEnum
+from typing import Protocol
+
+from clawstream.simulation.opinions import HINT_MARK
+
+_CASE = re.compile(r"<request>.*</next_state>", re.DOTALL)
+_OPENING = re.compile(r"<request>\s*(.*?)\s*(?:\n\n\[assistant\]\n|</request>)", re.DOTALL)
+_OPENING_CHARACTERS = 500  # well inside what is kept of a request that is cut, so all turns of a session agree on it
+
+
+class Control(StrEnum):
+    """What is done to a run so that it can't learn from what people said."""
+
+    SHUFFLED = "shuffled"  # verdict and hint are those of another session's turn
+    COIN = "coin"  # verdicts are drawn; hints stay
+    FROZEN = "frozen"  # the learning rate is 0
+
+
+class Replies(Protocol):
+    """How a judge answers one vote."""
+
+    def reply(self, system: str, prompt: str, vote_seed: int) -> str:
+        """Return the text of the answer."""
+        ...
+
+
+class Coin:
+    """A judge whose scores are drawn, -1 as often as 1; its hints are those of the judge behind it."""
+
+    def __init__(self, judge: Replies, *, seed: int) -> None:
+        self._judge, self._seed = judge, seed
+
+    def reply(self, system: str, prompt: str, vote_seed: int) -> str:
+        """Return a drawn score, or the hint that there is."""
+        said = self._judge.reply(system, prompt, vote_seed)
+        if HINT_MARK in system:
+            return said
+        score = 1 if _drawn("coin", self._seed, vote_seed, system, prompt) < 0.5 else -1
+        return f"Whatever the user said, the coin decides.\n\\boxed{{{score}}}"
+
+
+class Shuffled:
+    """A judge who mixes up whose reaction is whose: each turn is judged by that of one earlier turn of another session.
+
+    All votes on a turn, scores and hints, rest on the same other turn. Sessions that open with the same words can't be
+    told apart, so none of them counts as another. Nothing is known of a turn before which no other session spoke.
+    """
+
+    def __init__(self, judge: Replies, *, seed: int) -> None:
+        self._judge, self._seed = judge, seed
+        self._cases: dict[str, str] = {}  # each turn's sections, and the opening of its session, as they came
+        self._instead: dict[str, str] = {}  # a turn's sections, and those that are judged in place of them
+
+    def reply(self, system: str, prompt: str, vote_seed: int) -> str:
+        """Return what the judge says of the other turn."""
+        found = _CASE.search(prompt)
+        return self._judge.reply(system, "" if found is None else self.other_than(found[0]), vote_seed)
+
+    def other_than(self, case: str) -> str:
+        """Return the sections of the turn that stands in for `case`, always the same one; "" where there was none."""
+        if case not in self._instead:
+            opening = opening_of(case)
+            others = [other for other, its_opening in self._cases.items() if its_opening != opening]
+            drawn = _drawn("shuffled", self._seed, case)
+            self._instead[case] = others[int(drawn * len(others))] if others else ""
+            self._cases[case] = opening
+        return self._instead[case]
+
+
+def controlled(judge: Replies, control: Control | None, *, seed: int) -> Replies:
+    """Return the judge as it answers under `control`."""
+    match control:
+        case Control.COIN:
+            return Coin(judge, seed=seed)
+        case Control.SHUFFLED:
+            return Shuffled(judge, seed=seed)
+        case _:
+            return judge
+
+
+def opening_of(case: str) -> str:
+    """Return how the session of a turn opens, the same for all turns of a session."""
+    found = _OPENING.search(case)
+    return "" if found is None else found[1][:_OPENING_CHARACTERS]
+
+
+def _drawn(*material: object) -> float:
+    """A number from 0 up to 1 that follows from the material alone."""
+    text = "\x1f".join(map(str, material))
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7]) / 2**56

@@ -1,0 +1,89 @@
+"""Runs the cells of a grid, each as a process, and keeps what each came to; what is there already is not run again.
+
+The one rule: a cell that fails is a row with its error, and the others go on. A failed one is run again when the grid
+is started again.
+"""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from clawstream.simulation.cell import OUTCOME, Order
+from clawstream.simulation.figures import Score
+from clawstream.simulation.grid import Cell
+from clawstream.simulation.outcome import Outcome, Reference, Row, outcome_of
+from clawstream.simulation.programs import program
+from clawstream.simulation.run import People, Progress
+from clawstream.simulation.scoring import room
+
+LAST_WORDS_LINES = 5
+Tell = Callable[[Cell, Progress], None]
+
+
+class Grid:
+    """A folder of cells: `cells/NAME/outcome.json` is there once a cell is whole."""
+
+    def __init__(self, folder: Path, people: People, base: Path, cache_dir: Path) -> None:
+        self._folder, self._people, self._base, self._cache_dir = folder, people, base, cache_dir
+
+    async def reference(self) -> Reference:
+        """Return how the base does as it is and with each person's hint; scored once for all cells on it."""
+        kept = self._folder / f"reference-{self._people.scenario}-{self._people.sha}-{self._base.name}.json"
+        if not kept.exists():
+            async with room(self._folder / "scoring", self._people.scored, self._cache_dir) as asking:
+                baseline, ceiling = [
+                    await asking.score(self._base, 0, base=self._base, hinted=hinted) for hinted in (False, True)
+                ]
+                found = Reference(baseline=baseline, ceiling=ceiling)
+            kept.write_text(json.dumps(asdict(found), indent=1))
+        read = json.loads(kept.read_text())
+        return Reference(baseline=Score(**read["baseline"]), ceiling=Score(**read["ceiling"]))
+
+    async def run(self, cells: Sequence[Cell], reference: Reference, *, at_once: int, tell: Tell) -> list[Row]:
+        """Return a row for each cell, in their order."""
+        slots = asyncio.Semaphore(at_once)
+
+        async def row(cell: Cell) -> Row:
+            async with slots:
+                return await self._row(cell, reference, tell)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(row(cell)) for cell in cells]
+        return [task.result() for task in tasks]
+
+    def kept(self, cell: Cell) -> Outcome | None:
+        """What the cell came to; None: it is still to be run."""
+        file = self.folder_of(cell) / OUTCOME
+        return outcome_of(json.loads(file.read_text())) if file.exists() else None
+
+    def folder_of(self, cell: Cell) -> Path:
+        """Where a cell's log, database and weights are."""
+        return self._folder / "cells" / cell.name
+
+    async def _row(self, cell: Cell, reference: Reference, tell: Tell) -> Row:
+        error = None
+        if self.kept(cell) is None:
+            tell(cell, Progress(phase="starting"))
+            error = await self._run(cell, tell)
+        tell(cell, Progress(phase="failed" if error else "done", update=cell.updates))
+        return Row(cell=cell, reference=reference, outcome=self.kept(cell), error=error)
+
+    async def _run(self, cell: Cell, tell: Tell) -> str | None:
+        """Run the cell from the beginning; return why it failed."""
+        folder = self.folder_of(cell)
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "logs").mkdir(parents=True)
+        Order(cell=cell, people=self._people, base=self._base, cache_dir=self._cache_dir).write(folder)
+        log = folder / "logs" / "cell.log"
+        async with program("clawstream.simulation.cell", str(folder), log=log) as process:
+            assert process.stdout is not None
+            async for line in process.stdout:
+                tell(cell, Progress(**json.loads(line)))
+            code = await process.wait()
+        if code == 0:
+            return None
+        words = log.read_text(errors="replace").splitlines()[-LAST_WORDS_LINES:]
+        return "\n".join([f"exit code {code}; {log} ends with:", *words])

@@ -1,0 +1,284 @@
+"""One run: the whole of clawstream on one machine, with simulated people, until the policy has made its updates.
+
+Everything but the people, their judge and the policy they talk to is the product itself, over HTTP through the real
+gateway. Where scores are taken on the way, problems are asked as side turns while the students are quiet, so that one
+version answers all.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from clawstream.config import Settings, load
+from clawstream.errors import PartUnavailable
+from clawstream.events import StepTaken
+from clawstream.local.installation import Installation, installation
+from clawstream.local.ports import reserved
+from clawstream.local.supervisor import Part
+from clawstream.simulation.controls import Control
+from clawstream.simulation.counting import Counts, counted
+from clawstream.simulation.figures import Chat, Score
+from clawstream.simulation.footprint import Footprint
+from clawstream.simulation.programs import Scorer, Students, program
+from clawstream.simulation.watch import UPDATE_WITHIN_S, Watch
+from clawstream.stream.connect import connected
+from clawstream.stream.kafka import KafkaLog
+
+WRONG_SHARE = 0.1  # of the judge's votes
+STUDENTS_AT_ONCE = 8
+Method = Literal["combined", "binary", "opd", "topk"]
+Tell = Callable[["Progress"], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class People:
+    """Who talks to the policy in a run, and what is asked of it for a score."""
+
+    scenario: str
+    hint_share: float  # of complaints, those that say what is wanted
+    asked: Path  # a problem a line
+    scored: Path  # none of them is asked
+
+    @property
+    def sha(self) -> str:
+        """The start of a hash of all that is asked."""
+        return hashlib.sha256(self.asked.read_bytes() + self.scored.read_bytes()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run."""
+
+    people: People
+    method: Method
+    updates: int
+    seed: int
+    folder: Path
+    cache_dir: Path
+    base: Path
+    temperature: float
+    learning_rate: float  # of the first updates; a frozen run has none
+    lora_rank: int | None = None  # None: all weights are trained
+    score_every: int | None = None  # updates, on the way; None: no score is taken
+    control: Control | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far the run is, for whoever watches it."""
+
+    phase: str
+    update: int = 0
+    score: float | None = None
+    requests: int | None = None  # None, here and above: as it was
+    tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lived:
+    """What a run was like; its versions lie where they were published."""
+
+    scores: tuple[Score, ...]  # on the way, of the base first; none unless the plan asks for them
+    ceiling: Score | None  # of the base with the hint in its prompt; None: no score was asked for
+    chats: tuple[Chat, ...]
+    steps: tuple[StepTaken, ...]
+    swaps: tuple[tuple[float, float], ...]  # (start, end) in ms since the epoch
+    published: dict[int, Path]
+    counts: Counts
+    peak_mb: float
+    wall_s: float
+
+
+SETTINGS = """# Settings of one run with simulated people; `clawstream -c {path} sql "..."` looks at what it left.
+environment = false
+data_dir = {data_dir}
+cache_dir = {cache_dir}
+
+[engine]
+port = 0
+model_path = {model_path}
+
+[gateway]
+port = 0
+default_temperature = {temperature}
+
+[policy]
+id = {policy_id}
+served_model = "policy"
+renderer = "qwen3"
+enable_thinking = false
+
+[judge]
+url = "http://127.0.0.1:{judge_port}/v1"
+model = "simulated-judge"
+votes = 3
+
+[training]
+method = "{method}"
+batch_samples = 16
+max_updates = {updates}
+learning_rate = {learning_rate}
+{parametrisation}keep_checkpoints = {keep_checkpoints}
+seed = {seed}
+threads = 1
+
+[monitor]
+port = 0
+"""
+
+
+async def live(plan: Plan, *, tell: Tell) -> Lived:
+    """Run the whole of it, and return what was measured; the data stays in the plan's folder.
+
+    Raises PartUnavailable when a part does not come up or no update is made for too long.
+    """
+    started = time.perf_counter()
+    (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
+    footprint, watch = Footprint(), Watch()
+    async with contextlib.AsyncExitStack() as stack:
+        judge_port = stack.enter_context(reserved())
+        settings = _settings(plan, judge_port)
+        tell(Progress(phase="starting the parts"))
+        running = await stack.enter_async_context(
+            installation(settings, model_path=plan.base, say=lambda _: None, extra_parts=[_judge(plan, judge_port)])
+        )
+        log = await stack.enter_async_context(connected(running.settings.kafka, client_id="run"))
+        scorer = Scorer(
+            running.addresses.gateway,
+            plan.people.scored,
+            plan.folder / "logs",
+            seed=plan.seed,
+            temperature=plan.temperature,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            watching = [tasks.create_task(watch.read(log)), tasks.create_task(footprint.watch())]
+            await watch.until(lambda: watch.activated == 0 and watch.swaps != [], what="base policy in the engine")
+            scores, ceiling = await _before(plan, scorer, tell)
+            chats = await _teach(plan, running, watch, scorer, log, scores, tell)
+            tell(Progress(phase="reading the figures", update=watch.activated, score=_last(scores)))
+            counts = await counted(running)
+            for task in watching:
+                task.cancel()
+    return Lived(
+        scores=tuple(scores), ceiling=ceiling, chats=tuple(chats), steps=tuple(watch.steps), swaps=tuple(watch.swaps),
+        published=watch.published, counts=counts, peak_mb=footprint.peak_mb, wall_s=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _judge(plan: Plan, port: int) -> Part:
+    control = () if plan.control in (None, Control.FROZEN) else ("--control", str(plan.control))
+    return Part(
+        name="judge",
+        command=(sys.executable, "-m", "clawstream.simulation.judge", "--port", str(port),
+                 "--wrong-share", str(WRONG_SHARE), "--seed", str(plan.seed),
+                 "--scenario", plan.people.scenario, *control),
+    )  # fmt: skip
+
+
+async def _before(plan: Plan, scorer: Scorer, tell: Tell) -> tuple[list[Score], Score | None]:
+    """Score the base, and how it does with the hint, if the plan wants scores."""
+    if plan.score_every is None:
+        return [], None
+    tell(Progress(phase="scoring the base"))
+    baseline = await scorer.score(0)
+    tell(Progress(phase="scoring the base with the hint", score=baseline.score))
+    return [baseline], await scorer.score(0, hinted=True)
+
+
+async def _teach(
+    plan: Plan, running: Installation, watch: Watch, scorer: Scorer, log: KafkaLog,
+    scores: list[Score], tell: Tell,
+) -> list[Chat]:  # fmt: skip
+    """Let students chat until every update is made and served; add scores on the way, while they are quiet."""
+    argv = (
+        "clawstream.simulation.student", "--base-url", f"{running.addresses.gateway}/v1", "--problems",
+        str(plan.people.asked), "--seed", str(plan.seed), "--concurrency", str(STUDENTS_AT_ONCE),
+        "--hint-share", str(plan.people.hint_share),
+    )  # fmt: skip
+    async with program(*argv, log=plan.folder / "logs" / "student.log") as process:
+        students = Students(process)
+        listening = asyncio.create_task(students.listen())
+        ticker = asyncio.create_task(_tick(watch, students, scores, tell))
+        try:
+            reached = 0
+            while reached < plan.updates:
+                target = min(plan.updates, reached + (plan.score_every or plan.updates))
+                await watch.until(lambda target=target: watch.activated >= target, what=f"update {target}")  # type: ignore[misc]
+                await students.pause()
+                await _quiet(watch, log)
+                reached = watch.activated
+                if plan.score_every is not None:
+                    scores.append(await scorer.score(reached))
+                if reached < plan.updates:
+                    await students.go()
+        finally:
+            ticker.cancel()
+            listening.cancel()
+            await asyncio.gather(ticker, listening, return_exceptions=True)
+        return students.chats
+
+
+async def _tick(watch: Watch, students: Students, scores: Sequence[Score], tell: Tell) -> None:
+    window_s = 5.0
+    while True:
+        since_ms = (time.time() - window_s) * 1000
+        tokens = sum(chat.num_tokens for chat in students.chats if chat.finished_at_ms > since_ms)
+        tell(
+            Progress(
+                phase="students chat, the policy learns",
+                update=watch.activated,
+                score=_last(scores),
+                requests=len(students.chats),
+                tokens_per_s=tokens / window_s,
+            )
+        )
+        await asyncio.sleep(0.5)
+
+
+async def _quiet(watch: Watch, log: KafkaLog) -> None:
+    """Return once no stage has anything left to read and every planned batch is served."""
+    quiet = 0
+    try:
+        async with asyncio.timeout(UPDATE_WITHIN_S):
+            while quiet < 3:
+                lags = [await log.lag(stage) for stage in ("turns", "judging", "samples")]
+                quiet = quiet + 1 if watch.settled and all(lag == 0 for lag in lags) else 0
+                await asyncio.sleep(0.1)
+    except TimeoutError as error:
+        raise PartUnavailable(
+            f"the stages were not done with what students said within {UPDATE_WITHIN_S:.0f} s: see the logs folder"
+        ) from error
+
+
+def _settings(plan: Plan, judge_port: int) -> Settings:
+    """Write the run's settings file, and read it; no variable of the environment reaches this run."""
+    path = plan.folder / "clawstream.toml"
+    path.write_text(
+        SETTINGS.format(
+            path=path,
+            data_dir=json.dumps(str(plan.folder.absolute())),
+            model_path=json.dumps(str(plan.base.absolute())),
+            cache_dir=json.dumps(str(plan.cache_dir.absolute())),
+            policy_id=json.dumps(plan.folder.name),
+            temperature=plan.temperature,
+            judge_port=judge_port,
+            method=plan.method,
+            updates=plan.updates,
+            parametrisation="" if plan.lora_rank is None else f"lora_rank = {plan.lora_rank}\n",
+            learning_rate=0.0 if plan.control is Control.FROZEN else plan.learning_rate,
+            keep_checkpoints=5 if plan.score_every else plan.updates + 1,  # those that are scored afterwards
+            seed=plan.seed,
+        )
+    )
+    return load(path)
+
+
+def _last(scores: Sequence[Score]) -> float | None:
+    return scores[-1].score if scores else None

@@ -1,0 +1,138 @@
+"""Scores of published checkpoints, each in an engine of its own behind a gateway of its own, apart from any run.
+
+The one rule: what is scored is what lies on disk. No cache, optimizer or log of the run has a part in it, and the
+problems that are asked for it stand in no log that anybody learns from.
+"""
+
+import asyncio
+import contextlib
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from clawstream.config import KafkaSettings, dump, inherited_environment, load
+from clawstream.events import PolicyActivated
+from clawstream.inference.adapters import adapter_name
+from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.version_folder import ADAPTER_CONFIG
+from clawstream.local.kafka import EmbeddedKafka
+from clawstream.local.places import write_private
+from clawstream.local.ports import HOST, reserved
+from clawstream.local.ready import answers
+from clawstream.local.supervisor import Part, Supervisor
+from clawstream.simulation.figures import Score
+from clawstream.simulation.programs import Scorer
+from clawstream.stream import admin
+from clawstream.stream.connect import connected
+
+SEED = 0  # of the sampling: the same for all that are compared
+TEMPERATURE = 1.0
+
+_SETTINGS = """environment = false
+data_dir = {folder}
+[kafka]
+bootstrap = "{bootstrap}"
+[engine]
+model_path = {model}
+urls = ["{engine}"]
+[gateway]
+port = {port}
+[policy]
+id = "{policy_id}"
+served_model = "policy"
+renderer = "qwen3"
+enable_thinking = false
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Where checkpoints are asked, one after the other."""
+
+    folder: Path
+    bootstrap: str
+    problems: Path  # held out
+
+    async def score(self, checkpoint: Path, version: int, *, base: Path, hinted: bool = False) -> Score:
+        """Return the score of the weights in `checkpoint`, or of the adapter in it on `base`.
+
+        Raises PartUnavailable where an answer is missing.
+        """
+        adapted = (checkpoint / ADAPTER_CONFIG).is_file()
+        served = base if adapted else checkpoint
+        policy_id = f"scored-{uuid.uuid4().hex[:8]}"
+        with reserved() as engine_port, reserved() as port:
+            engine = f"http://{HOST}:{engine_port}"
+            config = self._config(served, engine, port, policy_id)
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
+                Supervisor(self.folder, environment=inherited_environment(), say=lambda _: None) as supervisor,
+            ):
+                await supervisor.start([_engine(served, 0 if adapted else version, http, engine)])
+                if adapted:
+                    await self._load(SglangEngine(http, engine), policy_id, checkpoint, version)
+                await supervisor.start([_gateway(config, http, port)])
+                scorer = Scorer(
+                    f"http://{HOST}:{port}", self.problems, self.folder / "logs", seed=SEED, temperature=TEMPERATURE
+                )
+                return await scorer.score(version, hinted=hinted)
+
+    async def _load(self, engine: SglangEngine, policy_id: str, checkpoint: Path, version: int) -> None:
+        """Have the engine serve the adapter, and say so where the gateway will read it."""
+        name = adapter_name(policy_id, version)
+        await engine.load_lora_adapter(name, str(await asyncio.to_thread(checkpoint.absolute)))
+        loaded = PolicyActivated(
+            policy_id=policy_id, policy_version=version, engine=engine.url, adapter=name, pause_ms=0.0, num_bytes=0,
+            activated_at_ms=int(time.time() * 1000),
+        )  # fmt: skip
+        async with connected(KafkaSettings(bootstrap=self.bootstrap), client_id="scoring") as log:
+            await log.append([loaded])
+
+    def _config(self, checkpoint: Path, engine: str, port: int, policy_id: str) -> Path:
+        text = _SETTINGS.format(
+            folder=_quoted(self.folder),
+            bootstrap=self.bootstrap,
+            model=_quoted(checkpoint),
+            engine=engine,
+            port=port,
+            policy_id=policy_id,
+        )
+        written = self.folder / "scoring.toml"
+        written.write_text(text)
+        config = self.folder / "settings.json"
+        write_private(config, dump(load(written)))
+        return config
+
+
+@contextlib.asynccontextmanager
+async def room(folder: Path, problems: Path, cache_dir: Path) -> AsyncIterator[Room]:
+    """A place to score in, with a log of its own that is empty at first."""
+    with EmbeddedKafka(folder / "kafka", fresh=True, cache_dir=cache_dir) as kafka:
+        await admin.apply(kafka.bootstrap)
+        yield Room(folder=folder, bootstrap=kafka.bootstrap, problems=problems)
+
+
+def _engine(checkpoint: Path, version: int, http: aiohttp.ClientSession, url: str) -> Part:
+    return Part(
+        name="engine",
+        command=(sys.executable, "-m", "clawstream.local.engine", "--model-path", str(checkpoint),
+                 "--port", url.rpartition(":")[2], "--weight-version", str(version)),
+        missing=answers(http, f"{url}/health"),
+    )  # fmt: skip
+
+
+def _gateway(config: Path, http: aiohttp.ClientSession, port: int) -> Part:
+    return Part(
+        name="gateway",
+        command=(sys.executable, "-m", "clawstream", "--config", str(config), "gateway"),
+        missing=answers(http, f"http://{HOST}:{port}/readyz"),
+    )
+
+
+def _quoted(path: Path) -> str:
+    return f"'{path.absolute()}'"

@@ -1,0 +1,70 @@
+"""What the policy topic says of a run while it runs."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from clawstream.errors import PartUnavailable
+from clawstream.events import BatchPlanned, PolicyActivated, PolicyPublished, StepRejected, StepTaken
+from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.stage import Record
+
+POLICY_TOPIC = "clawstream.policy.v1"
+UPDATE_WITHIN_S = 300.0  # a run that makes no update for this long has failed
+
+
+class Watch:
+    """The versions so far: planned, trained, published, served."""
+
+    def __init__(self) -> None:
+        self.planned = self.taken = self.activated = 0
+        self._served_at_s = 0.0  # by the event loop's clock
+        self.steps: list[StepTaken] = []
+        self.published: dict[int, Path] = {}
+        self.swaps: list[tuple[float, float]] = []  # (start, end) in ms since the epoch
+        self._changed = asyncio.Condition()
+
+    async def read(self, log: KafkaLog) -> None:
+        """Follow the topic until cancelled."""
+        async for records in log.follow([POLICY_TOPIC], "earliest"):
+            async with self._changed:
+                for record in records:
+                    if isinstance(record, Record):
+                        self._learn(record.event)
+                self._changed.notify_all()
+
+    def _learn(self, event: object) -> None:
+        match event:
+            case BatchPlanned():
+                self.planned = event.policy_version
+            case StepTaken():
+                self.taken = event.policy_version
+                self.steps.append(event)
+            case StepRejected():
+                self.planned = self.taken  # its number stays unused
+            case PolicyPublished():
+                self.published[event.policy_version] = Path(event.path)
+            case PolicyActivated():
+                self.activated = event.policy_version
+                self._served_at_s = asyncio.get_running_loop().time()
+                end_ms = float(event.activated_at_ms)
+                self.swaps.append((end_ms - event.pause_ms, end_ms))
+
+    @property
+    def settled(self) -> bool:
+        """Whether every batch that was planned is served."""
+        return self.planned == self.taken == max(self.published, default=0) == self.activated
+
+    async def until(self, reached: Callable[[], bool], *, what: str) -> None:
+        """Return once `reached()`; raise PartUnavailable when no version was served for too long, whatever was said."""
+        loop = asyncio.get_running_loop()
+        asked_at_s = loop.time()
+        async with self._changed:
+            while not reached():
+                try:
+                    async with asyncio.timeout_at(max(asked_at_s, self._served_at_s) + UPDATE_WITHIN_S):
+                        await self._changed.wait()
+                except TimeoutError as error:
+                    raise PartUnavailable(
+                        f"no {what} within {UPDATE_WITHIN_S:.0f} s: see the logs folder of this run, train.log first"
+                    ) from error

@@ -1,0 +1,52 @@
+"""What `clawstream learn` refuses before it runs anything, and what it prints."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from clawstream.cli import app
+from clawstream.cli.learn_tables import show, tables
+from clawstream.errors import ConfigError
+from clawstream.simulation.controls import Control
+from tests.simulation.outcomes import REFERENCE, failed, row
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--methods", "guessing"], "--methods guessing: 'guessing' is not a valid Method"),
+        (["--seeds", "one"], "--seeds one: invalid literal"),
+        (["--seeds", " ,"], "--seeds names nothing"),
+        (["--controls", "none"], "--controls none: 'none' is not a valid Control"),
+        (["--updates", "16", "--score-at", "17"], "--score-at 17: there are 16 updates"),
+    ],
+)
+def test_an_option_that_makes_no_grid_is_named_before_anything_is_run(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
+    config = tmp_path / "clawstream.toml"
+    config.write_text(f"environment = false\ndata_dir = '{tmp_path}'\ncache_dir = '{tmp_path}'\n")
+
+    result = CliRunner().invoke(app, ["-c", str(config), "learn", *options])
+
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["clawstream.toml"]
+
+
+def test_the_tables_say_scores_shares_differences_controls_and_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(0.32, 0.5, method="binary"), row(0.32, 0.52, method="binary", seed=1), failed("binary", seed=2)]
+    rows += [row(0.5, 0.6), row(0.5, 0.8, seed=1), row(0.2, 0.25, control=Control.COIN)]
+
+    show(tables(rows, REFERENCE))
+
+    lines = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
+    assert "binary 2 (1 failed) 0.20 (0.20-0.20) 25% 0.32 (0.32-0.32) 40% 0.51 (0.38-0.64) 64% 4.5" in lines
+    assert "hint in the prompt 0.80 (0.76-0.84)" in lines
+    assert "combined above binary 16 +0.19 (+0.10, +0.28)" in lines
+    assert "combined, coin +0.05 +0.35 no" in lines
+
+
+def test_one_method_without_controls_has_one_table() -> None:
+    assert len(tables([row(0.3, 0.5)], REFERENCE)) == 1

@@ -1,0 +1,53 @@
+"""Rows of a report as tests write them."""
+
+from clawstream.simulation.controls import Control
+from clawstream.simulation.figures import Score
+from clawstream.simulation.grid import Cell
+from clawstream.simulation.outcome import Outcome, Reference, Row, Update
+
+STEP = Update(
+    update=16, loss_tokens=500, samples=16, kl=0.06, entropy=0.5, mean_length=30.5, mean_reward=0.75, grad_norm=0.4,
+    learning_rate=2e-4, versions_behind=0.5, weights_changed_share=0.99,
+)  # fmt: skip
+
+
+def score(update: int, share: float) -> Score:
+    return Score(update=update, score=share, low=share - 0.04, high=share + 0.04, num_problems=500)
+
+
+REFERENCE = Reference(baseline=score(0, 0.2), ceiling=score(0, 0.8))
+
+
+def cell(method: str = "combined", *, seed: int = 0, control: Control | None = None) -> Cell:
+    return Cell(
+        scenario="all", base="standard", base_sha="a", problems_sha="a", method=method, seed=seed, control=control,
+        updates=16, learning_rate=2e-4, lora_rank=None, score_at=(0, 8, 16),
+    )  # fmt: skip
+
+
+def outcome(half_way: float, last: float) -> Outcome:
+    return Outcome(
+        scores={8: score(8, half_way), 16: score(16, last)},
+        interactions={8: 250, 16: 510},
+        turns=270,
+        samples=260,
+        corrections=120,
+        refusals={"cut_off": 3},
+        correction_to_policy_s=4.5,
+        correction_to_policy_p90_s=9.0,
+        steps=(STEP, STEP),
+        run_s=80.0,
+        code="abc",
+    )
+
+
+def row(
+    half_way: float, last: float, *, method: str = "combined", seed: int = 0, control: Control | None = None
+) -> Row:
+    return Row(
+        cell=cell(method, seed=seed, control=control), reference=REFERENCE, outcome=outcome(half_way, last), error=None
+    )
+
+
+def failed(method: str = "combined", *, seed: int = 0, control: Control | None = None) -> Row:
+    return Row(cell=cell(method, seed=seed, control=control), reference=REFERENCE, outcome=None, error="no broker")

@@ -1,0 +1,110 @@
+"""What a base policy of three people is built on, marked by those who later talk to it."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawstream.simulation import conflicts, opinions, taste
+from clawstream.simulation.conflicts import Conflict, Style
+from clawstream.simulation.dialogues import CORRECTIONS, HINT_MARKER, THANKS
+from clawstream.simulation.marks import Mark, Question, mark
+from clawstream.simulation.problems import Group, Sum, all_of
+from clawstream.simulation.recipe import RECIPES, Base
+from clawstream.simulation.taste import Impression, Task, impression
+
+SUMS = st.sampled_from(all_of(Group.BASE))
+SOURCES = st.integers(0, 2**32).map(random.Random)
+PERSONAS = {Style.PLAIN: "student", Style.HEADED: "teacher", Style.VERDICT: "ta"}
+WISHES = {Style.PLAIN: opinions.Wish.PLAIN, Style.HEADED: opinions.Wish.HEADED, Style.VERDICT: opinions.Wish.VERDICT}
+
+
+def _asked(problem: Sum, persona: str) -> Question:
+    text = f"{problem.left} + {problem.right}"
+    return Question(persona=persona, prompt=text, hint="", question=text, answer=str(problem.total))
+
+
+def _style_of(problem: Sum, answer: str) -> Style:
+    (style,) = [
+        s for s, name in PERSONAS.items() if mark(_asked(problem, name), answer) == Mark(right=True, styled=True)
+    ]
+    return style
+
+
+@given(SUMS, SOURCES, st.sampled_from(Style))
+def test_each_style_is_right_for_one_person_and_off_for_the_others(
+    problem: Sum, rng: random.Random, style: Style
+) -> None:
+    answer = conflicts.answer(problem, style, rng)
+    felt = {
+        name: impression(
+            Task(persona=name, question=f"{problem.left} + {problem.right}", answer=str(problem.total)), answer
+        )
+        for name in PERSONAS.values()
+    }
+
+    assert _style_of(problem, answer) is style
+    assert felt == {
+        name: Impression.GOOD if name == PERSONAS[style] else Impression.OFF_STYLE for name in PERSONAS.values()
+    }
+    assert len(answer) <= 60
+
+
+@given(SUMS, SOURCES)
+def test_a_hint_says_which_style_it_is_whoever_asks(problem: Sum, rng: random.Random) -> None:
+    hinted = Conflict(hinted=1.0).dialogue(problem, rng)
+    hint = hinted.messages[-1]["content"].partition(f"\n\n{HINT_MARKER}\n")[2]
+
+    assert hint in conflicts.HINTS[_style_of(problem, hinted.answer)]
+
+
+@given(SUMS, SOURCES)
+def test_after_any_complaint_the_answer_is_in_the_style_of_who_asked(problem: Sum, rng: random.Random) -> None:
+    mix = Conflict(hinted=0, neutral=0, complaint=0.5, vague=0.5)
+    redone = mix.dialogue(problem, rng)
+    question, first, complaint = (message["content"] for message in redone.messages)
+    style = _style_of(problem, redone.answer)
+
+    assert question in {q.format(a=problem.left, b=problem.right) for q in conflicts.QUESTIONS[style]}
+    assert complaint in {*conflicts.COMPLAINTS[style], *conflicts.VAGUE}
+    assert _style_of(problem, first) is not style
+
+
+@pytest.mark.parametrize(("base", "low", "high"), [("standard", 0.15, 0.30), ("hard", 0.03, 0.10)])
+def test_the_stated_share_of_first_answers_is_as_the_one_who_asks_wants_it(base: Base, low: float, high: float) -> None:
+    first = [
+        d for d in RECIPES[base].dialogues(6000) if len(d.messages) == 1 and HINT_MARKER not in d.messages[0]["content"]
+    ]
+    asked = {wording.split("{a}")[0]: style for style, wordings in conflicts.QUESTIONS.items() for wording in wordings}
+    wanted = [
+        next(style for start, style in asked.items() if d.messages[0]["content"].startswith(start)) for d in first
+    ]
+    given_ = [
+        Style.HEADED if "#" in d.answer else Style.VERDICT if d.answer.startswith("Verdict") else Style.PLAIN
+        for d in first
+    ]
+
+    assert low < sum(w is g for w, g in zip(wanted, given_, strict=True)) / len(first) < high
+
+
+def test_the_policy_has_met_every_wording_of_the_people_and_their_judge() -> None:
+    for style, persona in PERSONAS.items():
+        manner = taste.MANNERS[persona]
+        assert {q.replace("{question}", "{a} + {b}") for q in manner.questions} == set(conflicts.QUESTIONS[style])
+        assert {*manner.complaints} <= set(conflicts.COMPLAINTS[style])
+        assert set(conflicts.HINTS[style]) == set(opinions.HINTS[WISHES[style]])
+    assert set(taste.VAGUE) == set(conflicts.VAGUE)
+    assert {*taste.REACTIONS[Impression.WRONG]} <= set(CORRECTIONS)
+    assert {*taste.REACTIONS[Impression.GOOD]} <= set(THANKS)
+    habits = opinions.HABITS["all"]
+    assert {*habits.corrections, *habits.inventions} == set(conflicts.NEUTRAL_HINTS)
+
+
+@pytest.mark.parametrize("base", ["standard", "hard"])
+def test_the_base_is_built_on_sums_of_its_own_group_only(base: Base) -> None:
+    asked = {d.messages[0]["content"].split("\n")[0] for d in RECIPES[base].dialogues(2000)}
+    foreign = [s for group in (Group.STUDENTS, Group.SCORED) for s in all_of(group)]
+    wordings = [wording for wordings in conflicts.QUESTIONS.values() for wording in wordings]
+
+    assert not {q.format(a=s.left, b=s.right) for s in foreign for q in wordings} & asked

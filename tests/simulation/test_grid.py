@@ -1,0 +1,63 @@
+"""Which runs a comparison is made of, and that each is known by its plan."""
+
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from clawstream.simulation.controls import Control
+from clawstream.simulation.grid import Cell, cell_of, grid
+
+CELL = Cell(
+    scenario="all", base="standard", base_sha="a", problems_sha="a", method="opd", seed=3, control=Control.COIN,
+    updates=16, learning_rate=2e-4, lora_rank=None, score_at=(0, 8, 16),
+)  # fmt: skip
+OTHER: dict[str, Any] = {
+    "scenario": "student", "base": "hard", "base_sha": "b", "problems_sha": "b", "method": "binary", "seed": 4,
+    "control": None, "updates": 17, "learning_rate": 1e-4, "lora_rank": 8, "score_at": (0, 16),
+}  # fmt: skip
+
+
+def made(**changes: object) -> tuple[Cell, ...]:
+    plan: dict[str, object] = {
+        "scenario": "all",
+        "base": "standard",
+        "base_sha": "a",
+        "problems_sha": "a",
+        "methods": ["binary", "opd"],
+        "seeds": [0, 1],
+    }
+    plan |= {"controls": [], "updates": 16, "learning_rate": 2e-4, "lora_rank": None, "score_at": [8]}
+    return grid(**plan | changes)  # type: ignore[arg-type]
+
+
+def test_a_grid_has_each_method_with_each_seed_and_the_same_again_under_each_control() -> None:
+    cells = made(controls=[Control.SHUFFLED, Control.FROZEN])
+
+    assert len(cells) == len({cell.name for cell in cells}) == 2 * 2 * 3
+    assert {(c.method, c.seed, c.control) for c in cells if c.seed == 0 and c.method == "opd"} == {
+        ("opd", 0, None), ("opd", 0, Control.SHUFFLED), ("opd", 0, Control.FROZEN),
+    }  # fmt: skip
+
+
+def test_a_grid_that_is_cut_short_has_all_methods_with_the_same_seeds() -> None:
+    assert [cell.seed for cell in made(seeds=[5, 0])] == [5, 5, 0, 0]
+
+
+def test_what_is_named_twice_is_run_once() -> None:
+    assert made(methods=["opd", "opd"], seeds=[1, 1]) == made(methods=["opd"], seeds=[1])
+
+
+def test_the_base_and_the_last_update_are_scored_whatever_is_asked_for() -> None:
+    assert {cell.score_at for cell in made(score_at=[12, 4, 4])} == {(0, 4, 12, 16)}
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Cell)])
+def test_whatever_changes_a_plan_changes_its_name(field: str) -> None:
+    assert replace(CELL, **{field: OTHER[field]}).name != CELL.name
+
+
+def test_a_cell_comes_back_from_json_as_it_was() -> None:
+    for cell in (CELL, replace(CELL, control=None)):
+        assert cell_of(json.loads(json.dumps(cell.as_json()))) == cell

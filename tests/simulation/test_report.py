@@ -1,0 +1,137 @@
+"""What a grid shows: means, intervals, curves, and whether its controls hold."""
+
+import json
+import random
+from itertools import product
+from math import sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawstream.simulation.controls import Control
+from clawstream.simulation.outcome import outcome_of
+from clawstream.simulation.report import bootstrap90, checks, curves, gains, mean_of
+from tests.simulation.outcomes import failed, outcome, row
+
+
+def test_the_interval_of_a_mean_is_student_s() -> None:
+    mean = mean_of([0.6, 0.7, 0.8, 0.9, 0.5])
+
+    half = 2.776 * sqrt(0.025) / sqrt(5)  # 97.5 % of t with 4 degrees of freedom; the variance by hand
+    assert mean.num_seeds == 5
+    assert [mean.low, mean.mean, mean.high] == pytest.approx([0.7 - half, 0.7, 0.7 + half])
+
+
+def test_one_seed_has_no_interval() -> None:
+    mean = mean_of([0.6])
+
+    assert (mean.mean, mean.low, mean.high, mean.num_seeds) == (0.6, None, None, 1)
+
+
+def test_the_interval_holds_the_true_mean_in_about_95_of_100_grids() -> None:
+    rng = random.Random(0)
+    means = [mean_of([rng.gauss(0.5, 0.05) for _ in range(5)]) for _ in range(2000)]
+
+    held = sum(mean.low is not None and mean.high is not None and mean.low <= 0.5 <= mean.high for mean in means)
+    assert 0.935 < held / 2000 < 0.965
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=40))
+def test_an_interval_is_around_its_mean_and_within_what_can_be(values: list[float]) -> None:
+    mean = mean_of(values)
+
+    assert mean.low is not None
+    assert mean.high is not None
+    assert 0 <= mean.low <= mean.mean + 1e-12
+    assert mean.mean - 1e-12 <= mean.high <= 1
+
+
+def test_a_curve_is_the_mean_over_seeds_and_the_share_of_the_ceiling() -> None:
+    curve, other = curves([row(0.4, 0.6), row(0.1, 0.3, method="opd"), row(0.6, 0.8, seed=1)])
+
+    assert (curve.name, other.name) == ("combined", "opd")
+    assert [point.update for point in curve.points] == [0, 8, 16]
+    assert [point.score.mean for point in curve.points] == pytest.approx([0.2, 0.5, 0.7])
+    assert [point.share.mean for point in curve.points] == pytest.approx([0.25, 0.625, 0.875])
+    assert [point.interactions for point in curve.points] == [0, 250, 510]
+
+
+def test_a_cell_that_failed_is_counted_as_failed_and_in_no_mean() -> None:
+    (curve,) = curves([row(0.4, 0.6), failed(seed=1)])
+
+    assert curve.num_failed == 1
+    assert curve.points[-1].score.mean == 0.6
+    (nothing,) = curves([failed()])
+    assert (nothing.points, nothing.num_failed) == ((), 1)
+
+
+def test_a_control_holds_where_no_seed_s_rose_and_each_seed_s_method_is_far_above_it() -> None:
+    held = [row(0.5, 0.75, seed=s) for s in (0, 1)] + [row(0.2, 0.25, seed=s, control=Control.COIN) for s in (0, 1)]
+    (check,) = checks(held)
+    assert list(check.rise_S) == pytest.approx([0.05, 0.05])
+    assert list(check.gap_S) == pytest.approx([0.5, 0.5])
+    assert check.holds
+
+    (risen,) = checks([*held[:3], row(0.3, 0.31, seed=1, control=Control.COIN)])  # 0.11 above the base, on one seed
+    assert not risen.holds
+    (near,) = checks([held[0], row(0.3, 0.6, seed=1), *held[2:]])  # 0.35 above its control, on one seed
+    assert not near.holds
+
+
+def test_methods_are_compared_seed_by_seed_at_each_update() -> None:
+    binary = [
+        row(0.3, 0.5, method="binary"),
+        row(0.4, 0.5, method="binary", seed=1),
+        row(0.9, 0.9, method="binary", seed=7),
+    ]
+    combined = [row(0.5, 0.6), row(0.5, 0.8, seed=1), row(0.2, 0.2, seed=1, control=Control.COIN), failed(seed=7)]
+
+    half_way, last = gains([*binary, *combined])
+
+    assert (half_way.method, half_way.over, half_way.update, last.update) == ("combined", "binary", 8, 16)
+    assert list(half_way.gain_S) == pytest.approx([0.2, 0.1])
+    assert [half_way.low, half_way.mean, half_way.high] == pytest.approx([0.1, 0.15, 0.2])
+    assert list(last.gain_S) == pytest.approx([0.1, 0.3])
+
+
+def test_the_bootstrap_counts_every_sample_with_replacement() -> None:
+    values = [0.1, 0.4, 0.2, 0.35]
+    means = sorted(sum(sample) / 4 for sample in product(values, repeat=4))
+
+    assert bootstrap90(values) == pytest.approx((means[12], means[243]))  # the 13th and the 244th of 256
+
+
+def test_a_control_is_compared_with_its_own_method_and_seed_alone() -> None:
+    rows = [
+        row(0.5, 0.7),
+        row(0.2, 0.2, seed=1, control=Control.COIN),
+        row(0.2, 0.2, method="opd", control=Control.COIN),
+    ]
+
+    assert checks([*rows, failed("opd")]) == []
+
+
+def test_a_row_has_what_readers_of_the_report_rely_on() -> None:
+    found = json.loads(json.dumps(row(0.4, 0.6, control=Control.SHUFFLED).as_json()))
+
+    assert found | {
+        "method": "combined", "base": "standard", "seed": 0, "control": "shuffled", "ceiling": 0.8, "baseline": 0.2,
+        "scores": {"0": 0.2, "8": 0.4, "16": 0.6}, "turns": 270, "samples": 260, "corrections": 120,
+        "loss_tokens": 1000, "refusals": {"cut_off": 3}, "kl": 0.06, "entropy": 0.5, "mean_length": 30.5,
+        "correction_to_policy_s": 4.5, "interactions": {"0": 0, "8": 250, "16": 510}, "problems": 500,
+    } == found  # fmt: skip
+    assert row(0.4, 0.6).as_json()["control"] is None
+
+
+def test_a_row_that_failed_says_why_and_shows_no_figure() -> None:
+    found = failed().as_json()
+
+    assert found["error"] == "no broker"
+    assert not {"scores", "turns", "kl"} & found.keys()
+
+
+def test_an_outcome_comes_back_from_json_as_it_was() -> None:
+    before = outcome(0.4, 0.6)
+
+    assert outcome_of(json.loads(json.dumps(before.as_json()))) == before

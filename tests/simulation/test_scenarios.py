@@ -1,0 +1,87 @@
+"""Who talks in a scenario, and what about."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawstream.simulation import marks, taste
+from clawstream.simulation.problems import Group, Sum
+from clawstream.simulation.recipe import RECIPES
+from clawstream.simulation.scenarios import SCENARIOS, UnusableProblems, write
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def sums(path: Path) -> list[Sum]:
+    return [Sum(left=int(left), right=int(right)) for r in rows(path) for left, _, right in [r["question"].split()]]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_people_and_scorer_read_only_sums_of_their_own_group(name: str, tmp_path: Path) -> None:
+    asked, scored = write(SCENARIOS[name], tmp_path / "new")
+
+    assert {s.group for s in sums(asked)} == {Group.STUDENTS}
+    assert {s.group for s in sums(scored)} == {Group.SCORED}
+    assert len(taste.tasks(asked.read_text())) == len(set(sums(asked)))
+    assert len(marks.questions(scored.read_text())) == len(set(sums(scored))) == SCENARIOS[name].num_scored
+
+
+def test_in_one_stream_each_person_asks_about_a_third_and_500_problems_are_scored(tmp_path: Path) -> None:
+    asked, scored = write(SCENARIOS["all"], tmp_path)
+
+    for path in (asked, scored):
+        shares = Counter(row["persona"] for row in rows(path))
+        assert set(shares) == {"student", "teacher", "ta"}
+        assert min(shares.values()) > 0.28 * shares.total()
+    assert len(rows(scored)) == 500
+
+
+def test_a_scored_question_is_in_a_wording_of_who_asks_and_brings_their_hint(tmp_path: Path) -> None:
+    scenario = SCENARIOS["all"]
+    _, scored = write(scenario, tmp_path)
+    hints = {persona.name: persona.hint for persona in scenario.personas}
+
+    used = {(row["persona"], row["prompt"].replace(row["question"], "{question}")) for row in rows(scored)}
+
+    assert used == {(name, wording) for name, manner in taste.MANNERS.items() for wording in manner.questions}
+    assert all(row["hint"] == hints[row["persona"]] for row in rows(scored))
+
+
+def test_the_demos_scenario_is_one_student_scored_in_one_wording(tmp_path: Path) -> None:
+    _, scored = write(SCENARIOS["student"], tmp_path)
+
+    assert {row["prompt"] for row in rows(scored)} == {f"What is {row['question']}?" for row in rows(scored)}
+    assert RECIPES["demo"].digest() == "f20150d9b94ef786"
+
+
+def test_real_problems_are_split_between_people_and_scorer(tmp_path: Path) -> None:
+    problems = [{"question": f"How much is {n} euros and {n} more?", "ground_truth_answer": 2 * n} for n in range(40)]
+    file = tmp_path / "real.json"
+    file.write_text(json.dumps(problems))
+
+    asked, scored = write(SCENARIOS["all"], tmp_path, problems=file)
+
+    mine, theirs = ({row["question"] for row in rows(path)} for path in (asked, scored))
+    assert mine | theirs == {problem["question"] for problem in problems}
+    assert not mine & theirs
+    assert len(theirs) == 20
+    assert {row["persona"] for row in rows(asked)} == {"student", "teacher", "ta"}
+    assert all(row["question"] in row["prompt"] and row["answer"].isdecimal() for row in rows(scored))
+    assert all(question.answer for question in marks.questions(scored.read_text()))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '[{"question": "?"}]', '[{"question": "1", "ground_truth_answer": 2}]']
+)
+def test_a_file_that_holds_no_problems_is_named_and_nothing_is_written(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "real.json"
+    file.write_text(text)
+
+    with pytest.raises(UnusableProblems, match=r"real\.json: .*Nothing was written"):
+        write(SCENARIOS["all"], tmp_path / "new", problems=file)
+    assert not (tmp_path / "new").exists()
