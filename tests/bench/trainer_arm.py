@@ -1,0 +1,140 @@
+"""One arm of `python -m tests.bench trainer`, in a process of its own: forward and backward over all answers, once.
+
+    python -m tests.bench.trainer_arm ARM LOAD LENGTHS_DIVIDED_BY WIDTH_DIVIDED_BY MODEL_FOLDER GRADIENT_FILE
+
+writes the gradient, and beside it {"cpu_s", "wall_s", "peak_bytes", "passes", "num_computed_tokens"}. What is not ours
+runs without this package's dependencies: the arm `trl` in an environment of TRL's own.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from tests.bench.trainer_shapes import Answer, Shape, answers, left_padded, loss, sampled_gradient
+
+
+class Work(NamedTuple):
+    """What an arm does with a list of answers."""
+
+    parameters: dict[str, nn.Parameter]
+    passes: Callable[[Sequence[Answer]], Iterator[tuple[Tensor, Sequence[Answer], int]]]  # log-probs, whose, tokens
+
+
+def main(arm: str, load: str, shape: Shape, folder: Path, gradient_file: Path) -> None:
+    """Write the gradient of the load's loss by one arm, and beside it what it took."""
+    torch.set_num_threads(1)
+    budget_tokens = shape.budget_tokens
+    work = _ours(arm, folder, budget_tokens) if arm.startswith("ours") else _theirs(arm, folder, budget_tokens)
+    _backward(work, [Answer((1, 2, 3), (4, 5), 1.0)])
+    for parameter in work.parameters.values():
+        parameter.grad = None
+    some = answers(load, shape)
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    passes, num_tokens = _backward(work, some)
+    cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    torch.save(sampled_gradient(work.parameters), gradient_file)
+    said = {"cpu_s": cpu_s, "wall_s": wall_s, "peak_bytes": peak_bytes}
+    said |= {"passes": passes, "num_computed_tokens": num_tokens}
+    gradient_file.with_suffix(".json").write_text(json.dumps(said))
+
+
+def _backward(work: Work, some: Sequence[Answer]) -> tuple[int, int]:
+    passes = num_tokens = 0
+    for logp_BT, whose, tokens in work.passes(some):
+        loss(logp_BT, torch.tensor([a.advantage for a in whose])).backward()  # type: ignore[no-untyped-call]
+        passes, num_tokens = passes + 1, num_tokens + tokens
+    return passes, num_tokens
+
+
+def _ours(arm: str, folder: Path, budget_tokens: int) -> Work:
+    from clawstream.training import packing, tree_attention
+    from clawstream.training.answers import Suffix
+    from clawstream.training.torch_model import TorchModel
+
+    if arm == "ours_head":
+        tree_attention.FAMILIES = frozenset()
+    elif arm == "ours_packed":
+        packing.num_shared = lambda one, other: 0  # noqa: ARG005  of the same names as what it stands for
+    model = TorchModel.load(folder, recompute_layers=arm == "ours_recomputed")
+
+    def passes(some: Sequence[Answer]) -> Iterator[tuple[Tensor, Sequence[Answer], int]]:
+        suffixes = [Suffix(a.prompt_ids, a.response_ids, 1.0) for a in some]
+        for group in model.groups(suffixes, budget_tokens=budget_tokens):
+            chosen = [suffixes[i] for i in group]
+            read = [s.read_ids for s in chosen]
+            tokens = len(packing.pack(read).ids) if model.packs else len(read) * max(map(len, read))
+            yield model.look(chosen).logp_BT, [some[i] for i in group], tokens
+
+    return Work(model.trained, passes)
+
+
+def _theirs(arm: str, folder: Path, budget_tokens: int) -> Work:
+    core: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    of_rows = {"padded": _padded, "logits_to_keep": _kept, "trl": _trl}[arm](core)
+
+    def passes(some: Sequence[Answer]) -> Iterator[tuple[Tensor, Sequence[Answer], int]]:
+        prompt_tokens = max(len(a.prompt_ids) for a in some)  # of the whole batch, as TRL's trainer fills up
+        rows = max(1, budget_tokens // (prompt_tokens + max(len(a.response_ids) for a in some)))
+        for start in range(0, len(some), rows):
+            chosen = some[start : start + rows]
+            ids_BL, mask_BL = left_padded(chosen, prompt_tokens)
+            logp_BT = of_rows(ids_BL, mask_BL, ids_BL.shape[1] - prompt_tokens)
+            yield logp_BT.masked_fill(mask_BL[:, prompt_tokens:] == 0, torch.nan), chosen, ids_BL.numel()
+
+    return Work(dict(core.named_parameters()), passes)
+
+
+OfRows = Callable[[Tensor, Tensor, int], Tensor]
+
+
+def _padded(core: Any) -> OfRows:
+    def of_rows(ids_BL: Tensor, mask_BL: Tensor, num_kept: int) -> Tensor:
+        logits = core(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).logits[:, -num_kept - 1 : -1]
+        return _chosen(logits, ids_BL[:, -num_kept:])
+
+    return of_rows
+
+
+def _kept(core: Any) -> OfRows:
+    def of_rows(ids_BL: Tensor, mask_BL: Tensor, num_kept: int) -> Tensor:
+        output = core(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False, logits_to_keep=num_kept + 1)
+        return _chosen(output.logits[:, :-1], ids_BL[:, -num_kept:])
+
+    return of_rows
+
+
+def _chosen(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
+    return logits_BTV.log_softmax(-1).gather(-1, ids_BT.unsqueeze(-1)).squeeze(-1)
+
+
+def _trl(core: Any) -> OfRows:
+    from accelerate import Accelerator
+    from trl import GRPOTrainer
+    from trl.trainer.utils import add_fused_lm_head
+
+    # As the trainer's __init__ does; the method itself reads nothing else of the trainer.
+    add_fused_lm_head(core, temperature=1.0, outputs=("log_probs", "entropy"))
+    trainer = SimpleNamespace(accelerator=Accelerator(cpu=True))
+
+    def of_rows(ids_BL: Tensor, mask_BL: Tensor, num_kept: int) -> Tensor:
+        logp_BT: Tensor
+        logp_BT, *_ = GRPOTrainer._get_per_token_logps_and_entropies(
+            trainer, core, ids_BL, mask_BL, num_kept, compute_entropy=True
+        )
+        return logp_BT
+
+    return of_rows
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Shape(*map(int, sys.argv[3:5])), Path(sys.argv[5]), Path(sys.argv[6]))

@@ -1,0 +1,126 @@
+"""Tokens a second, and which share of a GPU's peak a step uses, for the shapes of Qwen3 with random weights.
+
+Counted are the passes that carry loss: 6 operations for each number that a token is multiplied by (4 where it is frozen
+under an adapter: no gradient of it is computed), the head for response tokens alone, and causal attention; neither
+padding nor what is computed again. A step is forward and backward of one pack; the optimizer's part is not in it.
+"""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from clawstream.training.answers import Suffix
+from clawstream.training.torch_model import TorchModel
+from tests.bench.trainer_shapes import loss
+
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12}  # bfloat16, dense, as NVIDIA's data sheets say
+LORA_RANK = 16
+PASSES = 5
+WITHIN_S = 60.0  # of passes for each row: all shapes and rows fit in 8 minutes
+
+
+class Size(NamedTuple):
+    """A shape, and how long the answers are."""
+
+    width: int
+    feed_forward: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    vocabulary: int = 151_936
+    answers: int = 16
+    prompt_tokens: int = 512
+    response_tokens: int = 512
+
+
+SIZES = {
+    "qwen3-0.6b": Size(1024, 3072, 28, 16, 8),
+    "qwen3-1.7b": Size(2048, 6144, 28, 16, 8),
+    "qwen3-4b": Size(2560, 9728, 36, 32, 8),
+    "tiny": Size(64, 96, 2, 2, 1, vocabulary=101, answers=3, prompt_tokens=20, response_tokens=10),
+}
+
+
+def utilization(device: str, shapes: Sequence[str]) -> dict[str, Any]:
+    """Return a row for each shape, trained whole and by an adapter."""
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else device
+    peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+    rows = [_row(shape, rank, device, peak) for shape in shapes for rank in (None, LORA_RANK)]
+    return {"device": name, "peak_flops": peak, "rows": rows}
+
+
+def _row(shape: str, lora_rank: int | None, device: str, peak: float | None) -> dict[str, Any]:
+    size = SIZES[shape]
+    with tempfile.TemporaryDirectory() as folder:
+        model = _model(Path(folder), size, lora_rank, device)
+        if device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats()
+        suffixes = [
+            Suffix(_ids(size, n, size.prompt_tokens), _ids(size, n + 1, size.response_tokens), 1.0)
+            for n in range(size.answers)
+        ]
+        advantage_B = torch.ones(size.answers, device=device)
+        seconds = _seconds(model, suffixes, advantage_B, device)
+        flops = operations(size, adapter=lora_rank is not None)
+        responses = size.answers * size.response_tokens
+        return {
+            "shape": shape,
+            "lora_rank": lora_rank,
+            "tokens_per_s": round(size.answers * (size.prompt_tokens + size.response_tokens) / seconds, 1),
+            "loss_tokens_per_s": round(responses / seconds, 1),
+            "mfu": None if peak is None else round(flops / seconds / peak, 4),
+            "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.startswith("cuda") else None,
+        }
+
+
+def operations(size: Size, *, adapter: bool) -> float:
+    """Return the floating-point operations of a pass that carries loss, forward and backward."""
+    num_tokens = size.answers * (size.prompt_tokens + size.response_tokens - 1)
+    of_heads, of_key_values = 128 * size.heads, 128 * size.key_value_heads
+    layer = size.width * (2 * of_heads + 2 * of_key_values + 3 * size.feed_forward)
+    multiplied = num_tokens * layer * size.layers
+    multiplied += size.answers * size.response_tokens * size.width * size.vocabulary
+    length = size.prompt_tokens + size.response_tokens - 1
+    pairs = size.answers * length * (length + 1) / 2
+    return (4 if adapter else 6) * multiplied + 3 * 4 * of_heads * pairs * size.layers
+
+
+def _model(folder: Path, size: Size, lora_rank: int | None, device: str) -> TorchModel:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=size.vocabulary, hidden_size=size.width, intermediate_size=size.feed_forward,
+        num_hidden_layers=size.layers, num_attention_heads=size.heads, num_key_value_heads=size.key_value_heads,
+        head_dim=128, max_position_embeddings=40_960, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.device(device):
+        core = Qwen3ForCausalLM(config)
+    core.bfloat16().save_pretrained(folder)
+    del core
+    return TorchModel.load(
+        folder, lora_rank=lora_rank, device=device, dtype=torch.bfloat16, recompute_layers=size.layers > 2
+    )
+
+
+def _ids(size: Size, seed: int, count: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return [int(i) for i in torch.randint(size.vocabulary, (count,), generator=generator)]
+
+
+def _seconds(model: TorchModel, suffixes: Sequence[Suffix], advantage_B: torch.Tensor, device: str) -> float:
+    """Return how long a pass takes, the median of some after two that are not counted."""
+    taken: list[float] = []
+    until = time.perf_counter() + WITHIN_S
+    while len(taken) < PASSES + 2 and (len(taken) < 3 or time.perf_counter() < until):
+        began = time.perf_counter()
+        for parameter in model.trained.values():
+            parameter.grad = None
+        loss(model.look(suffixes).logp_BT, advantage_B).backward()  # type: ignore[no-untyped-call]
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - began)
+    return sorted(taken[2:])[len(taken[2:]) // 2]
