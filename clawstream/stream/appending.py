@@ -18,7 +18,7 @@ from aiokafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeEr
 from aiokafka.structs import RecordMetadata
 
 from clawstream.errors import TryLater, UnusableEvent
-from clawstream.stream.client import MAX_RECORD_BYTES, Broker, describe
+from clawstream.stream.client import MAX_RECORD_BYTES, Broker, describe, to_its_end
 from clawstream.stream.codec import Codec
 from clawstream.stream.headers import headers_of, key_bytes
 from clawstream.stream.log import Outgoing, Sealed
@@ -66,9 +66,7 @@ class Appender:
     ) -> None:
         assert self._watch is not None, "left before it was entered"
         self._watch.cancel()
-        await asyncio.wait([self._watch])
-        async with self._entering:
-            await self._drop()
+        await to_its_end(self._left(self._watch))
 
     @property
     def healthy(self) -> bool:
@@ -171,30 +169,27 @@ class Appender:
         return self._producer
 
     async def _connected(self) -> AIOKafkaProducer:
-        producer = self._broker.producer()
+        producer, started = self._broker.producer(), False
         try:
             await producer.start()
+            started = True
         except (KafkaError, OSError) as error:
-            with contextlib.suppress(KafkaError):
-                await producer.stop()
             raise TryLater(f"no Kafka broker answers at {self._broker.bootstrap} ({describe(error)})") from error
+        finally:
+            if not started:
+                await to_its_end(_closed(producer))
         return producer
 
     async def _drop(self) -> None:
         """Close the producer; what it holds is flushed where the broker still answers."""
         producer, self._producer = self._producer, None
-        if producer is None:
-            return
-        try:
-            async with asyncio.timeout(FLUSH_WITHIN_S):
-                await producer.stop()
-        except TimeoutError:
-            log.warning("producer=dropped reason=no_answer_within_%gs", FLUSH_WITHIN_S)
-            # Its own `stop` waits for the broker for ever; these two end its tasks and connections.
-            await producer._sender.close()  # noqa: SLF001
-            await producer.client.close()
-        except KafkaError as error:
-            log.warning("producer=dropped reason=%s", describe(error))
+        if producer is not None:
+            await to_its_end(_closed(producer))
+
+    async def _left(self, watch: asyncio.Task[None]) -> None:
+        await asyncio.wait([watch])
+        async with self._entering:
+            await self._drop()
 
     async def _look_after(self) -> None:
         while True:
@@ -208,6 +203,19 @@ class Appender:
                     log.log(logging.INFO if answered else logging.WARNING, "kafka=%s", "back" if answered else "away")
                 self._healthy = answered
             await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _closed(producer: AIOKafkaProducer) -> None:
+    try:
+        async with asyncio.timeout(FLUSH_WITHIN_S):
+            await producer.stop()
+    except TimeoutError:
+        log.warning("producer=dropped reason=no_answer_within_%gs", FLUSH_WITHIN_S)
+        # Its own `stop` waits for the broker for ever; these two end its tasks and connections.
+        await producer._sender.close()  # noqa: SLF001
+        await producer.client.close()
+    except KafkaError as error:
+        log.warning("producer=dropped reason=%s", describe(error))
 
 
 def _refuse_oversize(record: Bytes) -> None:

@@ -1,7 +1,7 @@
 """How Kafka's clients are made: who we are to the broker, how much we take at once, what its errors mean to us."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,17 +101,26 @@ class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]
     """
 
     async def stop(self) -> None:
-        """End every task and connection; where the caller is cancelled meanwhile, what is left is not waited for."""
+        """End every task and connection; where the caller is cancelled meanwhile, they end without it."""
         if self._closed:
             return
         self._closed: bool = True
+        await to_its_end(self._close_parts())
+
+    async def _close_parts(self) -> None:
         for part in (self._coordinator, self._fetcher, self._client):
             if part is not None:
-                await _ended(asyncio.create_task(part.close()))
+                await to_its_end(part.close())
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Return when it is, also by being cancelled from within; raises what it raised."""
+_ENDING: set[asyncio.Task[None]] = set()  # the loop itself holds no task
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Do `work` whole: it goes on where the caller is cancelled, and the caller where it is; raises what it raised."""
+    task = asyncio.create_task(work)
+    _ENDING.add(task)
+    task.add_done_callback(_ENDING.discard)
     await asyncio.wait([task])
     if not task.cancelled():
         task.result()

@@ -1,21 +1,31 @@
-"""A reader of a broker that has gone away can be stopped at any time."""
+"""Readers and writers can be stopped at any time, and leave neither task nor connection."""
 
 import asyncio
 import logging
+import uuid
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
+import pytest
 from aiokafka import TopicPartition
 
 from clawstream.local.kafka import EmbeddedKafka
 from clawstream.stream import admin
+from clawstream.stream.appending import Appender
 from clawstream.stream.client import Broker, KafkaSecurity
+from clawstream.stream.codec import codec
 
 WITHIN_S = 60.0
 EXCHANGES = "clawstream.exchanges.v1"
 
 
+def broker_at(bootstrap: str) -> Broker:
+    return Broker(bootstrap=bootstrap, client_id="test", security=KafkaSecurity())
+
+
 async def test_a_reader_that_waits_to_fetch_again_from_a_broker_that_is_away_is_stopped_whole(tmp_path: Path) -> None:
-    failed = asyncio.Event()
+    failed, others = asyncio.Event(), asyncio.all_tasks()
 
     class Failed(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -39,5 +49,37 @@ async def test_a_reader_that_waits_to_fetch_again_from_a_broker_that_is_away_is_
             await consumer.stop()
     finally:
         fetching.removeHandler(handler)
-    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    assert not left
+    assert not asyncio.all_tasks() - others
+
+
+async def all_ended(others: set[asyncio.Task[Any]]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while left := asyncio.all_tasks() - others:
+            await asyncio.wait(left)
+
+
+@pytest.mark.parametrize("num_waits", range(1, 5))
+async def test_a_reader_whose_stop_is_cancelled_ends_whole_all_the_same(kafka_bootstrap: str, num_waits: int) -> None:
+    others = asyncio.all_tasks()
+    consumer = broker_at(kafka_bootstrap).consumer(group_id=f"test-{uuid.uuid4().hex[:12]}")
+    await consumer.start()
+    await cancelled_after(num_waits, consumer.stop())
+    await all_ended(others)
+
+
+@pytest.mark.parametrize("num_waits", range(1, 5))
+async def test_a_writer_whose_end_is_cancelled_ends_whole_all_the_same(
+    kafka_bootstrap: str, topic_prefix: str, num_waits: int
+) -> None:
+    others = asyncio.all_tasks()
+    appender = await Appender(broker_at(kafka_bootstrap), topic_prefix, codec()).__aenter__()
+    await cancelled_after(num_waits, appender.__aexit__(None, None, None))
+    await all_ended(others)
+
+
+async def cancelled_after(num_waits: int, work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.create_task(work)
+    for _ in range(num_waits):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
