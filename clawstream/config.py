@@ -3,7 +3,7 @@
 Nothing else reads the environment.
 An unknown key is an error. Every stage gets its own section and nothing else.
 `CLAWSTREAM_GATEWAY__PORT=8080` overrides `port` under `[gateway]`; CLAWSTREAM_KAFKA and CLAWSTREAM_POSTGRES are
-short for the addresses of the two servers.
+short for the addresses of the two servers. All sections stand in one file, as this is where people look a key up.
 """
 
 import json

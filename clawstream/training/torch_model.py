@@ -113,25 +113,6 @@ class TorchModel(Model):
         )
         return changed / sum(p.numel() for p in self.trained.values())
 
-    def copy(self) -> dict[str, Tensor]:
-        """Return the trained weights as they are now; of a model just loaded, those of the reference."""
-        return {name: p.detach().clone() for name, p in self.trained.items()}
-
-    @contextmanager
-    def holding(self, weights: Weights | None) -> Iterator[None]:
-        """Compute with these weights instead of the current ones, which come back unchanged; None: the current ones."""
-        if weights is None:
-            yield
-            return
-        current = {name: p.data for name, p in self.trained.items()}
-        try:
-            for name, parameter in self.trained.items():
-                parameter.data = weights[name]
-            yield
-        finally:
-            for name, parameter in self.trained.items():
-                parameter.data = current[name]
-
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
         """Return log-probs [B, T] of the responses, NaN past each one's end.
 
