@@ -18,7 +18,7 @@ from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
 from clawstream.training.checkpoints import Checkpoint, write
 from clawstream.training.lived import rejection, step_taken
-from clawstream.training.megatron.shape import configuration, refuse_uneven, shape_of, sizes_of
+from clawstream.training.megatron.shape import configuration, frequencies, refuse_uneven, shape_of, sizes_of
 from clawstream.training.parallel.team import Team, device_of
 from clawstream.training.trainable import ModelLimits, flaw
 from clawstream.training.trainer import Trainer, Update
@@ -168,7 +168,13 @@ def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:
         return
     device_of(training, _device(training.device))
     if training.trainer == "megatron":
-        refuse_uneven(base, shape_of(base, configuration(base)), sizes_of(training))
+        config = configuration(base)
+        refuse_uneven(base, shape_of(base, config), sizes_of(training))
+        frequencies(base, config)
+    if training.trainer == "fsdp":
+        from clawstream.training.parallel.fsdp_model import refuse_what_is_not_cut
+
+        refuse_what_is_not_cut(base, adapter=training.lora_rank is not None)
 
 
 def _start(base: Path, training: TrainingSettings) -> Trainer | Team:

@@ -300,7 +300,7 @@ def limits_of(folder: Path) -> ModelLimits:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
-        raise _unloadable(folder, error) from error
+        raise unloadable(folder, error) from error
     positions = getattr(config, "max_position_embeddings", None)
     return ModelLimits(vocabulary_tokens=config.vocab_size, context_tokens=_stretched(config, positions))
 
@@ -332,7 +332,8 @@ def _stretched(config: Any, positions: int | None) -> int | None:
     return int(positions * (scaling.get("factor") or 1))
 
 
-def _unloadable(folder: Path, error: Exception) -> UnusableCheckpoint:
+def unloadable(folder: Path, error: Exception) -> UnusableCheckpoint:
+    """Return what to raise where transformers can load no model from the folder."""
     return UnusableCheckpoint(
         f"{folder}: no causal model that transformers can load: {error}. Nothing is trained. Name a Hugging Face "
         "folder with config.json and safetensors."
@@ -346,7 +347,7 @@ def _core(folder: Path, device: str) -> Any:
             folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, trust_remote_code=False
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise _unloadable(folder, error) from error
+        raise unloadable(folder, error) from error
     if info["missing_keys"]:
         raise UnusableCheckpoint(
             f"{folder}: {len(info['missing_keys'])} weights are missing, among them {min(info['missing_keys'])}. "
