@@ -7,6 +7,7 @@ of them, V the vocabulary, H hidden width.
 
 import logging
 import shutil
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -365,7 +366,12 @@ def _recompute_layers(core: Any) -> None:
             "is trained. Leave it out, or take a model of another family."
         )
     for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = partial(_computed_again, weakref.ref(layer))  # else a model that is let go of stays in memory
+
+
+def _computed_again(layer_of: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+    layer = layer_of()
+    return checkpoint(type(layer).forward, layer, *args, use_reentrant=False, **kwargs)
 
 
 def _changes_with_length(config: Any) -> bool:
