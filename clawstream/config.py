@@ -3,12 +3,13 @@
 Nothing else reads the environment.
 An unknown key is an error. Every stage gets its own section and nothing else.
 `CLAWSTREAM_GATEWAY__PORT=8080` overrides `port` under `[gateway]`; CLAWSTREAM_KAFKA and CLAWSTREAM_POSTGRES are
-short for the addresses of the two servers.
+short for the addresses of the two servers. All sections stand in one file, as this is where people look a key up.
 """
 
 import json
 import os
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -482,3 +483,9 @@ def _revealed(value: object) -> object:
 def quiet_transformers() -> None:
     """Let transformers, once imported, tell errors only; its advice is for people who write models."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def stay_on_this_machine() -> None:
+    """Let torch's processes find each other on the loopback alone, whatever the host's name resolves to."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, "lo0" if sys.platform == "darwin" else "lo")

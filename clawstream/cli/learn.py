@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ADAPTER_RATE, FULL_RATE = 3e-3, 6e-4
+_OF_REAL = ("before", "after", "requests")
+_OF_BOTH = ("seeds", "json_file", "real")
 
 
 class Scenario(StrEnum):
@@ -80,10 +82,16 @@ def learn(
     assert isinstance(context.obj, Context)
     settings = context.obj.settings()
     log_to_stderr("learn", level=30)
+    _refuse_idle(context, real=real)
+    for option, file in (("--json", json_file), ("--plot", plot)):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise ConfigError(f"{option} {file}: there is no folder {file.absolute().parent}. Nothing was run. Make it")
     if real:
         from clawstream.cli.real import compare
 
-        first = _listed(seeds, int, "--seeds")[0]
+        first, *others = _listed(seeds, int, "--seeds")
+        if others and _is_said(context, "seeds"):
+            raise ConfigError(f"--seeds {seeds}: --real draws with one seed. Nothing was asked. Name one")
         compare(settings, before=before, after=after, count=requests, seed=first, json_file=json_file)
         return
     hide_torch()
@@ -106,17 +114,17 @@ def learn(
     place = folder or settings.data_dir / "learn"
     place.mkdir(parents=True, exist_ok=True)
     asked_in = place / "problems" / (scenario.value if problems is None else f"{scenario.value}-{problems.stem}")
-    try:
-        people = people_of(scenario.value, asked_in, problems=problems)
-    except UnusableProblems as error:
-        raise ConfigError(str(error)) from error
-    policy, _ = base_policy(settings.cache_dir, base.value)
-    cells = grid(
-        scenario=scenario.value, base=base.value, base_sha=policy.name, problems_sha=people.sha, updates=updates,
-        learning_rate=rate, lora_rank=lora_rank or None, score_at=at, methods=wanted[0], seeds=wanted[1],
-        controls=without,
-    )  # fmt: skip
     with locked(place / ".lock", within_s=1.0):
+        try:
+            people = people_of(scenario.value, asked_in, problems=problems)
+        except UnusableProblems as error:
+            raise ConfigError(str(error)) from error
+        policy, _ = base_policy(settings.cache_dir, base.value)
+        cells = grid(
+            scenario=scenario.value, base=base.value, base_sha=policy.name, problems_sha=people.sha, updates=updates,
+            learning_rate=rate, lora_rank=lora_rank or None, score_at=at, methods=wanted[0], seeds=wanted[1],
+            controls=without,
+        )  # fmt: skip
         reference, rows = asyncio.run(_run(Grid(place, people, policy, settings.cache_dir), cells, at_once=at_once))
     written = json.dumps([row.as_json() for row in rows], indent=1)
     for file in (place / "report.json", *(() if json_file is None else (json_file,))):
@@ -136,6 +144,26 @@ async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple
     with shown(console, cells[0].updates) as tell:
         rows = await grid.run(cells, reference, at_once=at_once, tell=lambda cell, step: tell(cell.title, step))
     return reference, rows
+
+
+def _refuse_idle(context: typer.Context, *, real: bool) -> None:
+    """Refuse options that would have no effect."""
+    idle = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name is not None
+        and parameter.name not in _OF_BOTH
+        and (parameter.name in _OF_REAL) is not real
+        and _is_said(context, parameter.name)
+    ]
+    if idle:
+        kind = "with --real: it asks the policy that there is" if real else "without --real"
+        raise ConfigError(f"{', '.join(idle)}: no effect {kind}. Nothing was run. Leave them out")
+
+
+def _is_said(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _listed(text: str, kind: Callable[[str], T], option: str) -> list[T]:

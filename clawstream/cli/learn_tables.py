@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clawstream.simulation.outcome import Reference, Row
-from clawstream.simulation.report import Check, Curve, Gain, Mean, checks, curves, gains
+from clawstream.simulation.report import Check, Curve, Gain, Mean, Point, checks, curves, gains
 
 FILE_COLUMNS = 200
 
@@ -32,7 +32,8 @@ def show(tables: Sequence[Table]) -> None:
 def _scores(curves: list[Curve], reference: Reference) -> Table:
     problems = reference.baseline.num_problems
     table = Table(
-        title=f"Right and as wanted, of {problems} held-out problems: mean over seeds (95 %), share of the ceiling",
+        title=f"Right and as wanted, of {problems} held-out problems: mean over seeds (95 %; after 0 over problems), "
+        "share of the ceiling",
         title_justify="left",
     )
     updates = sorted({point.update for curve in curves for point in curve.points})
@@ -41,9 +42,7 @@ def _scores(curves: list[Curve], reference: Reference) -> Table:
     for curve in curves:
         points = {point.update: point for point in curve.points}
         seeds = max((point.score.num_seeds for point in curve.points), default=0)
-        cells = [
-            f"{_interval(points[u].score)}  [dim]{points[u].share.mean:.0%}[/]" if u in points else "-" for u in updates
-        ]
+        cells = [_scored(points[u]) if u in points else "-" for u in updates]
         seconds = "-" if curve.correction_to_policy_s is None else f"{curve.correction_to_policy_s:.1f}"
         failed = f" ({curve.num_failed} failed)" if curve.num_failed else ""
         table.add_row(curve.name, f"{seeds}{failed}", *cells, seconds)
@@ -53,18 +52,20 @@ def _scores(curves: list[Curve], reference: Reference) -> Table:
     return table
 
 
+def _scored(point: Point) -> str:
+    return _interval(point.score) + ("" if point.share is None else f"  [dim]{point.share:.0%}[/]")
+
+
 def _interval(mean: Mean) -> str:
     return f"{mean.mean:.2f}" if mean.low is None else f"{mean.mean:.2f} ({mean.low:.2f}-{mean.high:.2f})"
 
 
 def _gains(gains: list[Gain]) -> Table:
-    table = Table(title="The same seeds with another method: mean difference, 90 % bootstrap", title_justify="left")
+    table = Table(title="The same seeds with another method: mean difference (90 %, paired t)", title_justify="left")
     for name in ("", "after", "difference"):
         table.add_column(name, justify="right" if name else "left")
     for gain in gains:
-        shown_as = (
-            f"{gain.mean:+.2f}" if len(gain.gain_S) == 1 else f"{gain.mean:+.2f} ({gain.low:+.2f}, {gain.high:+.2f})"
-        )
+        shown_as = f"{gain.mean:+.2f}" + ("" if gain.low is None else f" ({gain.low:+.2f}, {gain.high:+.2f})")
         table.add_row(f"{gain.method} above {gain.over}", str(gain.update), shown_as)
     return table
 
@@ -76,8 +77,14 @@ def _controls(checks: list[Check]) -> Table:
     for check in checks:
         table.add_row(
             f"{check.method}, {check.control.value}",
-            f"{max(check.rise_S):+.2f}",
-            f"{min(check.gap_S):+.2f}",
-            "yes" if check.holds else "no",
+            f"{max(check.rise_S):+.2f}" if check.rise_S else "-",
+            f"{min(check.gap_S):+.2f}" if check.gap_S else "-",
+            _held(check),
         )
     return table
+
+
+def _held(check: Check) -> str:
+    if check.holds is None:
+        return f"unknown ({len(check.rise_S)} of {check.num_seeds} seeds)"
+    return "yes" if check.holds else "no"

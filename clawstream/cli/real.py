@@ -52,6 +52,12 @@ def compare(
 
     Raises OperatorError where there is nothing to compare or nobody to ask.
     """
+    if settings.engine.urls:
+        raise OperatorError(
+            f"--real asks each version in an engine of its own on this machine's CPU, and engine.urls names "
+            f"{', '.join(settings.engine.urls)}, where the policy is served: it is none to be asked here. Nothing was "
+            "asked. Where this machine can hold it twice, compare with settings that have no engine.urls"
+        )
     hide_torch()
     console = Console(stderr=True)
     folder = settings.data_dir / "comparisons" / time.strftime("%Y%m%d-%H%M%S")

@@ -17,6 +17,8 @@ from clawstream.events import (
     StepTaken,
 )
 
+_OF_A_VERSION = (BatchPlanned, StepTaken, StepRejected, PolicyPublished, PolicyRejected, PolicyActivated)
+
 
 class Standing(StrEnum):
     """What became of a version."""
@@ -79,26 +81,23 @@ def versions(events: Iterable[Event], policy_id: str) -> dict[int, Version]:
     found: dict[int, Version] = {}
     served: dict[str, int] = {}
     for event in events:
+        if not isinstance(event, _OF_A_VERSION) or event.policy_id != policy_id:
+            continue
+        if isinstance(event, PolicyActivated):  # an engine serves one version: the last it took over
+            served[event.engine] = event.policy_version
+            continue
+        one = found.setdefault(event.policy_version, Version(version=event.policy_version))
         match event:
-            case BatchPlanned(policy_id=of) if of == policy_id:
-                one = found.setdefault(event.policy_version, Version(version=event.policy_version))
+            case BatchPlanned():
                 one.plan = one.plan or event
-            case StepTaken(policy_id=of) if of == policy_id:
-                one = found.setdefault(event.policy_version, Version(version=event.policy_version))
+            case StepTaken():
                 one.step = one.step or event
-            case StepRejected(policy_id=of) if of == policy_id:
-                one = found.setdefault(event.policy_version, Version(version=event.policy_version))
+            case StepRejected():
                 one.rejected = one.rejected or event
-            case PolicyPublished(policy_id=of) if of == policy_id:
-                one = found.setdefault(event.policy_version, Version(version=event.policy_version))
+            case PolicyPublished():
                 one.published = one.published or event
-            case PolicyRejected(policy_id=of) if of == policy_id:
-                one = found.setdefault(event.policy_version, Version(version=event.policy_version))
+            case PolicyRejected():
                 one.refusals.append(event)
-            case PolicyActivated(policy_id=of) if of == policy_id:
-                served[event.engine] = event.policy_version
-            case _:
-                pass
     for engine, version in served.items():
         found.setdefault(version, Version(version=version)).engines.append(engine)
     return dict(sorted(found.items()))

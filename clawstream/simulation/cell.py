@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import clawstream
@@ -76,14 +76,20 @@ def _outcome(lived: Lived, scores: dict[int, Score], *, code: str) -> Outcome:
     took_s = counts.correction_to_policy_s
     return Outcome(
         scores=scores,
-        interactions={update: counts.interactions[update] for update in scores if update in counts.interactions},
+        interactions={
+            update: counts.interactions[version]
+            for update, version in enumerate(lived.versions)
+            if update in scores and version in counts.interactions
+        },
         turns=counts.turns,
         samples=counts.samples,
         corrections=counts.corrections,
         refusals=counts.refusals,
         correction_to_policy_s=median(took_s),
         correction_to_policy_p90_s=at_share(took_s, 0.9) if took_s else None,
-        steps=tuple(update_of(step) for step in lived.steps),
+        steps=tuple(update_of(step, update) for update, step in enumerate(lived.steps, 1)),
+        rejected=lived.num_rejected,
+        requests_failed=sum(chat.failed for chat in lived.chats),
         run_s=lived.wall_s,
         code=code,
     )
@@ -95,12 +101,13 @@ async def _scores(order: Order, folder: Path, lived: Lived) -> dict[int, Score]:
     async with room(folder / "scoring", order.people.scored, order.cache_dir) as asking:
         for update in order.cell.score_at[1:]:
             _tell(Progress(phase=f"scoring update {update} in a fresh engine", update=order.cell.updates))
-            version = max(v for v in lived.published if v <= update)
+            version = lived.versions[update]
             checkpoint = lived.published[version] if version else order.base
-            scores[update] = await asking.score(checkpoint, version, base=order.base)
+            scores[update] = replace(await asking.score(checkpoint, version, base=order.base), update=update)
             _tell(Progress(phase=f"update {update} is scored", update=order.cell.updates, score=scores[update].score))
+    scored = {lived.versions[update] for update in order.cell.score_at}
     for version, path in lived.published.items():
-        if version and version not in order.cell.score_at:
+        if version and version not in scored:
             shutil.rmtree(path)
     return scores
 

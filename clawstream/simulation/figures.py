@@ -4,7 +4,7 @@ Pure: lists of measurements in, figures out. A figure that was not measured is N
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ class Score:
     low: float  # 95 % interval
     high: float
     num_problems: int
+    num_right: int | None = None  # in whatever style; None, here and below: measured by an older version
+    num_styled: int | None = None  # right or not
+    by_persona: Mapping[str, float] | None = None  # each person's share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

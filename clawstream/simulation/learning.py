@@ -6,10 +6,12 @@ is started again.
 
 import asyncio
 import json
+import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, TypeVar
 
 from clawstream.simulation.cell import OUTCOME, Order
 from clawstream.simulation.figures import Score
@@ -18,6 +20,9 @@ from clawstream.simulation.outcome import Outcome, Reference, Row, outcome_of
 from clawstream.simulation.programs import program
 from clawstream.simulation.run import People, Progress
 from clawstream.simulation.scoring import room
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LAST_WORDS_LINES = 5
 Tell = Callable[[Cell, Progress], None]
@@ -32,15 +37,15 @@ class Grid:
     async def reference(self) -> Reference:
         """Return how the base does as it is and with each person's hint; scored once for all cells on it."""
         kept = self._folder / f"reference-{self._people.scenario}-{self._people.sha}-{self._base.name}.json"
-        if not kept.exists():
+        found = _read(kept, _reference_of)
+        if found is None:
             async with room(self._folder / "scoring", self._people.scored, self._cache_dir) as asking:
                 baseline, ceiling = [
                     await asking.score(self._base, 0, base=self._base, hinted=hinted) for hinted in (False, True)
                 ]
                 found = Reference(baseline=baseline, ceiling=ceiling)
             kept.write_text(json.dumps(asdict(found), indent=1))
-        read = json.loads(kept.read_text())
-        return Reference(baseline=Score(**read["baseline"]), ceiling=Score(**read["ceiling"]))
+        return found
 
     async def run(self, cells: Sequence[Cell], reference: Reference, *, at_once: int, tell: Tell) -> list[Row]:
         """Return a row for each cell, in their order."""
@@ -56,8 +61,7 @@ class Grid:
 
     def kept(self, cell: Cell) -> Outcome | None:
         """What the cell came to; None: it is still to be run."""
-        file = self.folder_of(cell) / OUTCOME
-        return outcome_of(json.loads(file.read_text())) if file.exists() else None
+        return _read(self.folder_of(cell) / OUTCOME, outcome_of)
 
     def folder_of(self, cell: Cell) -> Path:
         """Where a cell's log, database and weights are."""
@@ -77,13 +81,28 @@ class Grid:
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "logs").mkdir(parents=True)
         Order(cell=cell, people=self._people, base=self._base, cache_dir=self._cache_dir).write(folder)
-        log = folder / "logs" / "cell.log"
-        async with program("clawstream.simulation.cell", str(folder), log=log) as process:
+        words = folder / "logs" / "cell.log"
+        async with program("clawstream.simulation.cell", str(folder), log=words) as process:
             assert process.stdout is not None
             async for line in process.stdout:
                 tell(cell, Progress(**json.loads(line)))
             code = await process.wait()
         if code == 0:
             return None
-        words = log.read_text(errors="replace").splitlines()[-LAST_WORDS_LINES:]
-        return "\n".join([f"exit code {code}; {log} ends with:", *words])
+        last = words.read_text(errors="replace").splitlines()[-LAST_WORDS_LINES:]
+        return "\n".join([f"exit code {code}; {words} ends with:", *last])
+
+
+def _read(file: Path, of: Callable[[dict[str, Any]], T]) -> T | None:
+    """Return what the file holds; None: there is none, or none that can be read, which is said."""
+    if not file.exists():
+        return None
+    try:
+        return of(json.loads(file.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("file=%s found=%r expected=what an earlier run wrote next=it is run again", file, error)
+        return None
+
+
+def _reference_of(read: dict[str, Any]) -> Reference:
+    return Reference(baseline=Score(**read["baseline"]), ceiling=Score(**read["ceiling"]))

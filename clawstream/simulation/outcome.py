@@ -53,6 +53,8 @@ class Outcome:
     steps: tuple[Update, ...]
     run_s: float
     code: str  # of the package that ran it
+    rejected: int | None = None  # steps that were no update; None, here and below: an older version did not say
+    requests_failed: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """What `outcome_of` reads."""
@@ -74,6 +76,12 @@ class Row:
             return self.reference.baseline
         return None if self.outcome is None else self.outcome.scores.get(update)
 
+    def interactions(self, update: int) -> int | None:
+        """How many answers people had got when the batch of `update` was planned; None: that was not counted."""
+        if update == 0:
+            return 0
+        return None if self.outcome is None else self.outcome.interactions.get(update)
+
     def as_json(self) -> dict[str, Any]:
         """The object of the report."""
         cell, outcome, reference = self.cell, self.outcome, self.reference
@@ -89,7 +97,12 @@ class Row:
         return head | {
             "scores": {str(update): score.score for update, score in scores.items()},
             "intervals": {str(update): [score.low, score.high] for update, score in scores.items()},
-            "interactions": {str(update): outcome.interactions.get(update, 0) for update in scores},
+            "interactions": {str(update): self.interactions(update) for update in scores},
+            "right": {str(update): score.num_right for update, score in scores.items()},
+            "styled": {str(update): score.num_styled for update, score in scores.items()},
+            "by_persona": {str(update): score.by_persona for update, score in scores.items()},
+            "rejected": outcome.rejected,
+            "requests_failed": outcome.requests_failed,
             "turns": outcome.turns,
             "samples": outcome.samples,
             "corrections": outcome.corrections,
@@ -107,10 +120,10 @@ class Row:
         }
 
 
-def update_of(step: StepTaken) -> Update:
-    """Return what the report says of a step."""
+def update_of(step: StepTaken, update: int) -> Update:
+    """Return what the report says of a step, the `update`th that was published."""
     return Update(
-        update=step.policy_version,
+        update=update,
         loss_tokens=step.num_tokens,
         samples=step.num_samples,
         kl=step.kl_reference_nats,
@@ -127,7 +140,7 @@ def update_of(step: StepTaken) -> Update:
 def outcome_of(found: Mapping[str, Any]) -> Outcome:
     """Return the outcome that was written as `as_json`, once or more often through JSON."""
     return Outcome(
-        **{field.name: found[field.name] for field in fields(Outcome)}
+        **{field.name: found[field.name] for field in fields(Outcome) if field.name in found}
         | {
             "scores": {int(update): Score(**score) for update, score in found["scores"].items()},
             "interactions": {int(update): number for update, number in found["interactions"].items()},

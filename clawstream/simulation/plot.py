@@ -53,8 +53,9 @@ def plot_curves(curves: Sequence[Curve], reference: Reference, title: str, path:
         for curve in (curve for curve in curves if curve.points):
             alpha = 1.0 if curve.control is None else 0.6
             by_update = label.startswith("weight")
-            places = [point.update if by_update else point.interactions for point in curve.points]
-            means = [point.score for point in curve.points]
+            found = [(point.update if by_update else point.interactions, point.score) for point in curve.points]
+            places = [place for place, _ in found if place is not None]
+            means = [mean for place, mean in found if place is not None]
             axes.errorbar(
                 places, [mean.mean for mean in means], yerr=_bars(means), label=curve.name, marker="o", capsize=3,
                 color=colours[curve.method], linestyle=DASHES[curve.control], alpha=alpha,

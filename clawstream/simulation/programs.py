@@ -115,5 +115,7 @@ class Scorer:
                 "a score is of one version, so the run ends here"
             )
         return Score(
-            update=update, score=found["score"], low=found["ci95_low"], high=found["ci95_high"], num_problems=found["n"]
-        )
+            update=update, score=found["score"], low=found["ci95_low"], high=found["ci95_high"],
+            num_problems=found["n"], num_right=found["right"], num_styled=found["styled"],
+            by_persona=found["by_persona"],
+        )  # fmt: skip

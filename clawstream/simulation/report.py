@@ -3,11 +3,10 @@
 A cell that failed counts nowhere but among the failed. S seeds.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations, combinations_with_replacement
-from math import factorial, prod, sqrt
+from itertools import combinations
+from math import sqrt
 from statistics import fmean, stdev
 
 from clawstream.simulation.controls import Control
@@ -15,14 +14,24 @@ from clawstream.simulation.outcome import Row
 
 CONTROL_RISE = 0.10  # a control may end so far above the base
 CONTROL_GAP = 0.40  # and its method ends at least so far above it
-# Student's t: 97.5 % of the draws with 1, 2, ... degrees of freedom lie below.
-_T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-_NORMAL975 = 1.960
+# Below these lie 95 and 97.5 % of the draws of Student's t with 1, 2, ... 30 degrees of freedom: NIST/SEMATECH
+# e-Handbook of Statistical Methods, 1.3.6.7.2. With more of them the last one is taken, some 4 % too wide at most.
+T950 = (
+    6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746,
+    1.740, 1.734, 1.729, 1.725, 1.721, 1.717, 1.714, 1.711, 1.708, 1.706, 1.703, 1.701, 1.699, 1.697,
+)  # fmt: skip
+T975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A mean over seeds with its 95 % interval by Student's t; None: one seed has none."""
+    """A mean over seeds with its 95 % interval by Student's t; None: one seed has none.
+
+    The base is one policy, whatever the seed: its interval is that over its problems.
+    """
 
     mean: float
     low: float | None
@@ -36,8 +45,8 @@ class Point:
 
     update: int
     score: Mean
-    share: Mean  # of the ceiling
-    interactions: float  # mean
+    share: float | None  # of the ceiling, mean; None: that is 0
+    interactions: float | None  # mean; None: they were not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,23 +73,29 @@ class Check:
     control: Control
     rise_S: tuple[float, ...]  # of the control above the base
     gap_S: tuple[float, ...]  # of the method above its control
+    num_seeds: int  # that there should be
 
     @property
-    def holds(self) -> bool:
-        """Whether no seed's control rose, and each seed's method is far above it."""
-        return max(self.rise_S) <= CONTROL_RISE and min(self.gap_S) >= CONTROL_GAP
+    def holds(self) -> bool | None:
+        """Whether no seed's control rose, and each seed's method is far above it; None: seeds are missing to say so."""
+        if any(rise > CONTROL_RISE for rise in self.rise_S) or any(gap < CONTROL_GAP for gap in self.gap_S):
+            return False
+        return True if len(self.rise_S) == self.num_seeds else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """How far a method is above another at one update, seed by seed, with the 90 % interval of the mean."""
+    """How far a method is above another at one update, seed by seed, with the mean's 90 % interval by Student's t.
+
+    None: one seed has no interval.
+    """
 
     method: str
     over: str
     update: int
     gain_S: tuple[float, ...]
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     @property
     def mean(self) -> float:
@@ -91,11 +106,16 @@ class Gain:
 def mean_of(values: Sequence[float], *, bounds: tuple[float, float] = (0.0, 1.0)) -> Mean:
     """Return the mean of at least one value with its interval, cut to what can be."""
     mean, number = fmean(values), len(values)
-    if number == 1:
-        return Mean(mean=mean, low=None, high=None, num_seeds=1)
-    freedom = number - 1
-    half = (_T975[freedom - 1] if freedom <= len(_T975) else _NORMAL975) * stdev(values) / sqrt(number)
+    half = _half(values, T975)
+    if half is None:
+        return Mean(mean=mean, low=None, high=None, num_seeds=number)
     return Mean(mean=mean, low=max(bounds[0], mean - half), high=min(bounds[1], mean + half), num_seeds=number)
+
+
+def _half(values: Sequence[float], quantiles: Sequence[float]) -> float | None:
+    """Return half the interval around the mean of the values; None: one value has none."""
+    number = len(values)
+    return None if number < 2 else quantiles[min(number - 1, len(quantiles)) - 1] * stdev(values) / sqrt(number)
 
 
 def curves(rows: Iterable[Row]) -> list[Curve]:
@@ -107,19 +127,26 @@ def curves(rows: Iterable[Row]) -> list[Curve]:
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
-    """Return a check for each control whose method was run with a seed of its own; seeds without both are left out."""
-    last = {(row.cell.method, row.cell.control, row.cell.seed): row for row in rows if row.outcome is not None}
-    found: dict[tuple[str, Control], list[tuple[float, float]]] = {}
-    for (method, control, seed), row in last.items():
-        real = last.get((method, None, seed))
-        if control is None or real is None:
-            continue
-        end = _last(row)
-        found.setdefault((method, control), []).append((end - row.reference.baseline.score, _last(real) - end))
-    return [
-        Check(method=method, control=control, rise_S=tuple(r for r, _ in pairs), gap_S=tuple(g for _, g in pairs))
-        for (method, control), pairs in found.items()
-    ]
+    """Return a check for each control; it is on the seeds with which both the control and its method are whole."""
+    found: dict[tuple[str, Control], None] = {}
+    for row in rows:
+        if row.cell.control is not None:
+            found.setdefault((row.cell.method, row.cell.control))
+    return [_check(method, control, rows) for method, control in found]
+
+
+def _check(method: str, control: Control, rows: Sequence[Row]) -> Check:
+    ours = [row for row in rows if row.cell.method == method and row.cell.control in (None, control)]
+    whole = {(row.cell.control, row.cell.seed): row for row in ours if row.outcome is not None}
+    seeds = dict.fromkeys(row.cell.seed for row in ours)
+    pairs = [(whole[control, s], whole[None, s]) for s in seeds if (control, s) in whole and (None, s) in whole]
+    return Check(
+        method=method,
+        control=control,
+        rise_S=tuple(_last(controlled) - controlled.reference.baseline.score for controlled, _ in pairs),
+        gap_S=tuple(_last(real) - _last(controlled) for controlled, real in pairs),
+        num_seeds=len(seeds),
+    )
 
 
 def gains(rows: Sequence[Row]) -> list[Gain]:
@@ -133,27 +160,10 @@ def gains(rows: Sequence[Row]) -> list[Gain]:
             pairs = [(real[method, seed].score(update), real[over, seed].score(update)) for seed in seeds]
             gain_S = tuple(a.score - b.score for a, b in pairs if a is not None and b is not None)
             if gain_S:
-                low, high = bootstrap90(gain_S)
+                mean, half = fmean(gain_S), _half(gain_S, T950)
+                low, high = (None, None) if half is None else (mean - half, mean + half)
                 found.append(Gain(method=method, over=over, update=update, gain_S=gain_S, low=low, high=high))
     return found
-
-
-def bootstrap90(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 5th and 95th percentile of the means of all samples with replacement of these values.
-
-    Every sample is counted, none is drawn: 126 different ones of five values, and too many to wait for above twelve.
-    """
-    number = len(values)
-    means = sorted(
-        (fmean(sample), factorial(number) / prod(factorial(times) for times in Counter(picked).values()))
-        for picked in combinations_with_replacement(range(number), number)
-        for sample in [[values[index] for index in picked]]
-    )
-    reached = list(accumulate(weight for _, weight in means))
-    low, high = (
-        next(m for (m, _), r in zip(means, reached, strict=True) if r >= q * reached[-1]) for q in (0.05, 0.95)
-    )
-    return low, high
 
 
 def _curve(method: str, control: Control | None, rows: Sequence[Row]) -> Curve:
@@ -170,13 +180,17 @@ def _curve(method: str, control: Control | None, rows: Sequence[Row]) -> Curve:
 
 
 def _point(update: int, rows: Sequence[Row]) -> Point:
-    scored = [(score.score, row) for row in rows if (score := row.score(update)) is not None]
-    shares = [score / row.reference.ceiling.score for score, row in scored if row.reference.ceiling.score > 0]
+    scored = [(score, row) for row in rows if (score := row.score(update)) is not None]
+    shares = [score.score / row.reference.ceiling.score for score, row in scored if row.reference.ceiling.score > 0]
+    counted = [number for _, row in scored if (number := row.interactions(update)) is not None]
+    base = rows[0].reference.baseline
     return Point(
         update=update,
-        score=mean_of([score for score, _ in scored]),
-        share=mean_of(shares or [0.0], bounds=(0.0, float("inf"))),
-        interactions=fmean(row.outcome.interactions.get(update, 0) for _, row in scored if row.outcome is not None),
+        score=mean_of([score.score for score, _ in scored])
+        if update
+        else Mean(mean=base.score, low=base.low, high=base.high, num_seeds=len(scored)),
+        share=fmean(shares) if shares else None,
+        interactions=fmean(counted) if counted else None,
     )
 
 

@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -91,6 +91,8 @@ class Lived:
     steps: tuple[StepTaken, ...]
     swaps: tuple[tuple[float, float], ...]  # (start, end) in ms since the epoch
     published: dict[int, Path]
+    versions: tuple[int, ...]  # after each update, the base's first
+    num_rejected: int  # steps that were no update
     counts: Counts
     peak_mb: float
     wall_s: float
@@ -162,13 +164,14 @@ async def live(plan: Plan, *, tell: Tell) -> Lived:
             await watch.until(lambda: watch.activated == 0 and watch.swaps != [], what="base policy in the engine")
             scores, ceiling = await _before(plan, scorer, tell)
             chats = await _teach(plan, running, watch, scorer, log, scores, tell)
-            tell(Progress(phase="reading the figures", update=watch.activated, score=_last(scores)))
+            tell(Progress(phase="reading the figures", update=watch.updates, score=_last(scores)))
             counts = await counted(running)
             for task in watching:
                 task.cancel()
     return Lived(
         scores=tuple(scores), ceiling=ceiling, chats=tuple(chats), steps=tuple(watch.steps), swaps=tuple(watch.swaps),
-        published=watch.published, counts=counts, peak_mb=footprint.peak_mb, wall_s=time.perf_counter() - started,
+        published=watch.published, versions=watch.versions, num_rejected=watch.num_rejected, counts=counts,
+        peak_mb=footprint.peak_mb, wall_s=time.perf_counter() - started,
     )  # fmt: skip
 
 
@@ -210,12 +213,12 @@ async def _teach(
             reached = 0
             while reached < plan.updates:
                 target = min(plan.updates, reached + (plan.score_every or plan.updates))
-                await watch.until(lambda target=target: watch.activated >= target, what=f"update {target}")  # type: ignore[misc]
+                await watch.until(lambda target=target: watch.updates >= target, what=f"update {target}")  # type: ignore[misc]
                 await students.pause()
                 await _quiet(watch, log)
-                reached = watch.activated
+                reached = watch.updates
                 if plan.score_every is not None:
-                    scores.append(await scorer.score(reached))
+                    scores.append(replace(await scorer.score(watch.activated), update=reached))
                 if reached < plan.updates:
                     await students.go()
         finally:
@@ -233,7 +236,7 @@ async def _tick(watch: Watch, students: Students, scores: Sequence[Score], tell:
         tell(
             Progress(
                 phase="students chat, the policy learns",
-                update=watch.activated,
+                update=watch.updates,
                 score=_last(scores),
                 requests=len(students.chats),
                 tokens_per_s=tokens / window_s,

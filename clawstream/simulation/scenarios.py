@@ -1,4 +1,4 @@
-"""Who talks to the policy in a simulation, what about, and which base policy suits it.
+"""Who talks to the policy in a simulation, and what about.
 
 Everything that tells one simulation from another is here: programs, events and parts are the same for all. What people
 ask and what is scored have no problem in common, and the base policies were built on neither.
@@ -6,6 +6,7 @@ ask and what is scored have no problem in common, and the base policies were bui
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +14,10 @@ from types import MappingProxyType
 
 from clawstream.simulation.opinions import HINTS, Wish
 from clawstream.simulation.problems import Group, Sum, all_of, scored
-from clawstream.simulation.recipe import Base
 from clawstream.simulation.taste import wordings_of
 
 NUM_SCORED = 500
+_INTEGER = re.compile(r"[0-9]+|[0-9]{1,3}(,[0-9]{3})+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,6 @@ class Scenario:
 
     name: str
     personas: tuple[Persona, ...]
-    base: Base
     hint_share: float  # of complaints, those that say what is wanted; the rest says only that it was not this
     num_scored: int
     num_scored_wordings: int | None = None  # of each person's, in the scored questions; None: all
@@ -58,12 +58,8 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
     {
         s.name: s
         for s in (
-            Scenario(
-                name="student", personas=(STUDENT,), base="demo", hint_share=1.0, num_scored=200, num_scored_wordings=1
-            ),
-            Scenario(
-                name="all", personas=(STUDENT, TEACHER, TA), base="standard", hint_share=0.5, num_scored=NUM_SCORED
-            ),
+            Scenario(name="student", personas=(STUDENT,), hint_share=1.0, num_scored=200, num_scored_wordings=1),
+            Scenario(name="all", personas=(STUDENT, TEACHER, TA), hint_share=0.5, num_scored=NUM_SCORED),
         )
     }
 )
@@ -92,16 +88,29 @@ def _sums(num_scored: int) -> tuple[list[Problem], list[Problem]]:
 
 def _real(file: Path, num_scored: int) -> tuple[list[Problem], list[Problem]]:
     try:
-        rows = json.loads(file.read_text())
-        found = {Problem(question=str(r["question"]), answer=str(r["ground_truth_answer"])) for r in rows}
+        read = json.loads(file.read_text())
+        rows = [(str(row["question"]), str(row["ground_truth_answer"])) for row in read]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UnusableProblems(
             f"{file}: {type(error).__name__}: {error}; expected a list of objects, each with question and "
             "ground_truth_answer. Nothing was written"
         ) from error
+    found: dict[str, Problem] = {}
+    for index, (question, answer) in enumerate(rows):
+        if _INTEGER.fullmatch(answer) is None:
+            raise UnusableProblems(
+                f"{file}[{index}]: ground_truth_answer is {answer!r}, expected an integer of digits, as 1200 or 1,200: "
+                "answers are marked by their last number. Nothing was written. Take the problem out"
+            )
+        known = found.setdefault(question, Problem(question=question, answer=answer.replace(",", "")))
+        if known.answer != answer.replace(",", ""):
+            raise UnusableProblems(
+                f"{file}[{index}]: {question!r} has the answer {answer}, and {known.answer} before. Nothing was "
+                "written. Take the wrong one out"
+            )
     if len(found) < 2:
         raise UnusableProblems(f"{file}: {len(found)} different problems, expected two or more. Nothing was written")
-    ordered = sorted(found, key=lambda problem: _digest("half", problem))
+    ordered = sorted(found.values(), key=lambda problem: _digest("half", problem))
     held_out = ordered[: min(num_scored, len(ordered) // 2)]
     return ordered[len(held_out) :], held_out
 

@@ -21,6 +21,7 @@ class Watch:
         self._served_at_s = 0.0  # by the event loop's clock
         self.steps: list[StepTaken] = []
         self.published: dict[int, Path] = {}
+        self.num_rejected = 0
         self.swaps: list[tuple[float, float]] = []  # (start, end) in ms since the epoch
         self._changed = asyncio.Condition()
 
@@ -42,6 +43,7 @@ class Watch:
                 self.steps.append(event)
             case StepRejected():
                 self.planned = self.taken  # its number stays unused
+                self.num_rejected += 1
             case PolicyPublished():
                 self.published[event.policy_version] = Path(event.path)
             case PolicyActivated():
@@ -49,6 +51,16 @@ class Watch:
                 self._served_at_s = asyncio.get_running_loop().time()
                 end_ms = float(event.activated_at_ms)
                 self.swaps.append((end_ms - event.pause_ms, end_ms))
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The version after each update, the base's first: what was rejected was none."""
+        return tuple(sorted({0, *self.published}))
+
+    @property
+    def updates(self) -> int:
+        """How many updates are served."""
+        return sum(0 < version <= self.activated for version in self.published)
 
     @property
     def settled(self) -> bool:

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -119,16 +119,16 @@ def latest(root: Path) -> Checkpoint | None:
     return None
 
 
-def prune(root: Path, *, keep: int, active: int | None) -> tuple[int, ...]:
+def prune(root: Path, *, keep: int, needed: Container[int | None]) -> tuple[int, ...]:
     """Remove all but the newest `keep` versions, and what an interrupted write left; return the versions removed.
 
-    The version that engines serve stays, however old; so does the newest, from which training resumes.
+    Those that are `needed` stay, however old; so does the newest, from which training resumes.
     """
     for path in root.iterdir():
         if _ASIDE.fullmatch(path.name):
             shutil.rmtree(path)
     complete = sorted(v for v in _versions(root) if (root / version_name(v) / MANIFEST).exists())
-    removed = tuple(v for v in complete[: -max(keep, 1)] if v != active)
+    removed = tuple(v for v in complete[: -max(keep, 1)] if v not in needed)
     for version in removed:
         _remove(root / version_name(version))
     return removed
@@ -150,7 +150,9 @@ def _versions(root: Path) -> list[int]:
 def _manifest(plan: BatchPlanned, step: StepTaken, files: tuple[File, ...]) -> bytes:
     """No byte follows the closing brace, so that a manifest cut anywhere is none."""
     planned = asdict(plan) | {"settings": plan.settings.decode()}
-    # What a step of an older version did not say is not there, so that its manifest has the bytes that it had.
+    if plan.rollback is None:
+        del planned["rollback"]
+    # What a plan or step of an older version did not say is not there, so that its manifest has the bytes that it had.
     silent = {field.name for field in fields(step) if field.default is getattr(step, field.name)}
     said = {name: value for name, value in asdict(step).items() if name not in silent}
     body = {"format": FORMAT, "plan": planned, "step": said, "files": [asdict(file) for file in files]}

@@ -81,6 +81,12 @@ class Lived:
         newest = max(first, default=0)
         return first[newest] if newest > done else None
 
+    def needed(self, asked: Sequence[RollbackAsked], version: int) -> frozenset[int | None]:
+        """Return the versions that are still to be served or gone on from, `version` being the newest on disk."""
+        back = self.rollback(asked)
+        parents = {plan.parent_version for plan in self.pending(version)}
+        return frozenset({self.active, None if back is None else back.to_version} | parents)
+
     def unsaid(self, checkpoint: Checkpoint, *, now_ms: int) -> list[PolicyEvent]:
         """Return what the log lacks of a version that is whole on disk.
 

@@ -21,7 +21,7 @@ from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, Sample
 from clawstream.training.batches import Batch, Batcher
 from clawstream.training.checkpoints import alone_on, folder_of, latest, prune, read
 from clawstream.training.following import Following, TrainingLog
-from clawstream.training.lived import Lived, of_policy
+from clawstream.training.lived import Lived, of_policy, rejection
 from clawstream.training.retraining import Retraining, first_publication
 from clawstream.training.stepping import Stepper, refuse_what_cannot_be
 from clawstream.training.torch_model import limits_of
@@ -88,7 +88,6 @@ class _Loop:
         self._lived = Lived()
         self._first_version = retraining.from_version if retraining is not None else 0
         self._start = read(retraining.start) if retraining is not None and retraining.start is not None else None
-        self._passed_over: set[int] = set()  # numbers of rollbacks
         self._checkpoint = latest(settings.checkpoints_dir)
         self.samples = Following(settings, training_log, self._lived, retraining, limits)
 
@@ -205,18 +204,9 @@ class _Loop:
         )
 
     def _rollback(self) -> BatchPlanned | None:
-        """Return the plan that carries out the rollback that was asked for last: a step without samples.
-
-        A plan's parent has to be on disk, so one whose version is not is passed over, and said.
-        """
+        """Return the plan that carries out the rollback that was asked for last: a step without samples."""
         asked = self._lived.rollback(self.samples.rollbacks)
-        if asked is None or asked.number in self._passed_over:
-            return None
-        try:
-            self._folder_of(asked.to_version)
-        except UnusableCheckpoint as error:
-            self._passed_over.add(asked.number)
-            log.error("rollback_passed_over number=%d version=%d reason=%s", asked.number, asked.to_version, error)
+        if asked is None:
             return None
         plan = self._plan(Batch(samples=(), offsets=()))
         return replace(plan, parent_version=asked.to_version, rollback=asked.number)
@@ -230,12 +220,17 @@ class _Loop:
         return read(folder_of(self._settings.checkpoints_dir, version)).path
 
     async def _execute(self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...]) -> None:
-        outcome = await self._stepper.execute(
-            plan,
-            samples,
-            parent=self._folder_of(plan.parent_version),
-            said=self._lived.steps.get(plan.policy_version),
-        )
+        said = self._lived.steps.get(plan.policy_version)
+        try:
+            parent = self._folder_of(plan.parent_version)
+        except UnusableCheckpoint as error:
+            if plan.rollback is None or said is not None:
+                raise
+            # On the log, so that it is over: else it would come back on the day on which the folder is there again.
+            why = f"rollback {plan.rollback} can't be carried out: {error} Ask for it again once it is there"
+            await self._reject(plan, rejection(plan, why, step_ms=0, now_ms=_now_ms()))
+            return
+        outcome = await self._stepper.execute(plan, samples, parent=parent, said=said)
         if isinstance(outcome, StepRejected):
             await self._reject(plan, outcome)
             return
@@ -247,7 +242,8 @@ class _Loop:
             "step_taken version=%d samples=%d loss=%s grad_norm=%s step_ms=%d",
             checkpoint.version, len(samples), step.loss_nats, step.grad_norm, step.step_ms,
         )  # fmt: skip
-        prune(self._settings.checkpoints_dir, keep=self._settings.training.keep_checkpoints, active=self._lived.active)
+        needed = self._lived.needed(self.samples.rollbacks, checkpoint.version)
+        prune(self._settings.checkpoints_dir, keep=self._settings.training.keep_checkpoints, needed=needed)
 
     async def _reject(self, plan: BatchPlanned, rejected: StepRejected) -> None:
         """Go on from the version before; the samples are used up."""

@@ -7,7 +7,7 @@ T response tokens, K tokens looked at.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,13 +58,24 @@ class Model(ABC):
     def changed_share(self, before: Weights) -> float:
         """Return which share of the published numbers, of all processes, is not as it was `before`."""
 
-    @abstractmethod
     def copy(self) -> dict[str, Tensor]:
         """Return the trained weights that this process holds as they are now."""
+        return {name: p.detach().clone() for name, p in self.trained.items()}
 
-    @abstractmethod
-    def holding(self, weights: Weights | None) -> AbstractContextManager[None]:
+    @contextmanager
+    def holding(self, weights: Weights | None) -> Iterator[None]:
         """Compute with these weights instead of the current ones, which come back unchanged; None: the current ones."""
+        if weights is None:
+            yield
+            return
+        current = {name: p.data for name, p in self.trained.items()}
+        try:
+            for name, parameter in self.trained.items():
+                parameter.data = weights[name]
+            yield
+        finally:
+            for name, parameter in self.trained.items():
+                parameter.data = current[name]
 
     @abstractmethod
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:

@@ -18,7 +18,7 @@ from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
 from clawstream.training.checkpoints import Checkpoint, write
 from clawstream.training.lived import rejection, step_taken
-from clawstream.training.megatron.shape import configuration, refuse_uneven, shape_of, sizes_of
+from clawstream.training.megatron.shape import configuration, frequencies, refuse_uneven, shape_of, sizes_of
 from clawstream.training.parallel.team import Team, device_of
 from clawstream.training.trainable import ModelLimits, flaw
 from clawstream.training.trainer import Trainer, Update
@@ -46,7 +46,8 @@ class Stepper:
         self._checkpoints_dir = checkpoints_dir
         self._thread = thread
         self._team: Team | None = None  # whose processes run
-        self._trainer: tuple[TrainingSettings, int, Trainer | Team] | None = None  # and the version that it holds
+        # And the version that it holds; None: it holds none, as its step was rejected.
+        self._trainer: tuple[TrainingSettings, int | None, Trainer | Team] | None = None
 
     async def execute(
         self,
@@ -78,11 +79,12 @@ class Stepper:
         started = time.perf_counter()
         settings = self._settings_of(plan, said)
         trainer = self._trainer_for(settings, plan.parent_version, parent)
-        self._trainer = None  # until its step is kept: what one that ends otherwise holds is no version
+        self._trainer = None  # until its step is kept or rejected: what one that ends otherwise holds nobody knows
         usable = self._usable(plan, samples)
         try:
             update = self._update(trainer, plan, usable, gated=settings.gate and said is None)
         except StepRefused as why:
+            self._trainer = (settings, None, trainer)
             return rejection(plan, str(why), step_ms=_ms_since(started), now_ms=_now_ms())
         step_ms = _ms_since(started)
         step = said or step_taken(plan, usable, update, step_ms=step_ms, now_ms=_now_ms())
@@ -95,7 +97,15 @@ class Stepper:
         settings = TrainingSettings.model_validate_json(plan.settings)
         if said is not None or self._machine is None:
             return settings
-        return settings.model_copy(update={name: getattr(self._machine, name) for name in _OF_THE_MACHINE})
+        here = {name: getattr(self._machine, name) for name in _OF_THE_MACHINE}
+        others = {name: value for name, value in here.items() if value != getattr(settings, name)}
+        if others:
+            log.warning(
+                "version=%d planned_with=%s taken_with=%s reason=the trainer's settings changed between the plan and "
+                "its step; on record is the plan's",
+                plan.policy_version, {name: getattr(settings, name) for name in others}, others,
+            )  # fmt: skip
+        return settings.model_copy(update=others)
 
     def _update(
         self, trainer: Trainer | Team, plan: BatchPlanned, samples: Sequence[SampleAssembled], *, gated: bool
@@ -129,6 +139,10 @@ class Stepper:
     def _trainer_for(self, training: TrainingSettings, version: int, parent: Path | None) -> Trainer | Team:
         if self._trainer is not None and self._trainer[:2] == (training, version):
             return self._trainer[2]
+        if self._trainer is not None and self._trainer[0] == training and isinstance(self._trainer[2], Trainer):
+            self._trainer[2].restore(parent)
+            return self._trainer[2]
+        self._trainer = None  # two at once may be more than there is memory for
         self.close()
         if training.threads is not None:
             torch.set_num_threads(training.threads)
@@ -154,7 +168,13 @@ def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:
         return
     device_of(training, _device(training.device))
     if training.trainer == "megatron":
-        refuse_uneven(base, shape_of(base, configuration(base)), sizes_of(training))
+        config = configuration(base)
+        refuse_uneven(base, shape_of(base, config), sizes_of(training))
+        frequencies(base, config)
+    if training.trainer == "fsdp":
+        from clawstream.training.parallel.fsdp_model import refuse_what_is_not_cut
+
+        refuse_what_is_not_cut(base, adapter=training.lora_rank is not None)
 
 
 def _start(base: Path, training: TrainingSettings) -> Trainer | Team:

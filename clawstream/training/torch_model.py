@@ -7,6 +7,7 @@ of them, V the vocabulary, H hidden width.
 
 import logging
 import shutil
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -112,25 +113,6 @@ class TorchModel(Model):
             int((p.detach().to("cpu", self.published_dtype) != before[name]).sum()) for name, p in self.trained.items()
         )
         return changed / sum(p.numel() for p in self.trained.values())
-
-    def copy(self) -> dict[str, Tensor]:
-        """Return the trained weights as they are now; of a model just loaded, those of the reference."""
-        return {name: p.detach().clone() for name, p in self.trained.items()}
-
-    @contextmanager
-    def holding(self, weights: Weights | None) -> Iterator[None]:
-        """Compute with these weights instead of the current ones, which come back unchanged; None: the current ones."""
-        if weights is None:
-            yield
-            return
-        current = {name: p.data for name, p in self.trained.items()}
-        try:
-            for name, parameter in self.trained.items():
-                parameter.data = weights[name]
-            yield
-        finally:
-            for name, parameter in self.trained.items():
-                parameter.data = current[name]
 
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
         """Return log-probs [B, T] of the responses, NaN past each one's end.
@@ -319,7 +301,7 @@ def limits_of(folder: Path) -> ModelLimits:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
-        raise _unloadable(folder, error) from error
+        raise unloadable(folder, error) from error
     positions = getattr(config, "max_position_embeddings", None)
     return ModelLimits(vocabulary_tokens=config.vocab_size, context_tokens=_stretched(config, positions))
 
@@ -351,7 +333,8 @@ def _stretched(config: Any, positions: int | None) -> int | None:
     return int(positions * (scaling.get("factor") or 1))
 
 
-def _unloadable(folder: Path, error: Exception) -> UnusableCheckpoint:
+def unloadable(folder: Path, error: Exception) -> UnusableCheckpoint:
+    """Return what to raise where transformers can load no model from the folder."""
     return UnusableCheckpoint(
         f"{folder}: no causal model that transformers can load: {error}. Nothing is trained. Name a Hugging Face "
         "folder with config.json and safetensors."
@@ -365,7 +348,7 @@ def _core(folder: Path, device: str) -> Any:
             folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, trust_remote_code=False
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise _unloadable(folder, error) from error
+        raise unloadable(folder, error) from error
     if info["missing_keys"]:
         raise UnusableCheckpoint(
             f"{folder}: {len(info['missing_keys'])} weights are missing, among them {min(info['missing_keys'])}. "
@@ -383,7 +366,12 @@ def _recompute_layers(core: Any) -> None:
             "is trained. Leave it out, or take a model of another family."
         )
     for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = partial(_computed_again, weakref.ref(layer))  # else a model that is let go of stays in memory
+
+
+def _computed_again(layer_of: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+    layer = layer_of()
+    return checkpoint(type(layer).forward, layer, *args, use_reentrant=False, **kwargs)
 
 
 def _changes_with_length(config: Any) -> bool:

@@ -53,6 +53,12 @@ class Update:
 class Trainer:
     """A policy being trained: its model, the weights at its start, and its optimizer."""
 
+    # What goes on from version to version, beside the weights and the optimizer's moments.
+    _ema: dict[str, Tensor] | None
+    _baseline: Baseline
+    _schedule: Schedule
+    _memory: Memory
+
     def __init__(
         self, base: Path, settings: TrainingSettings, *, device: str = "cpu", model: Model | None = None
     ) -> None:
@@ -64,12 +70,9 @@ class Trainer:
         )  # fmt: skip
         self._base_sha256 = fingerprint(base)
         self._reference = self._model.copy()
-        self._ema = self._model.copy() if settings.teacher == "ema" else None
-        self._baseline = Baseline()
-        self._schedule = Schedule()
         self._optimizer = _optimizer(self._model.trained, settings)
         self._loss = BatchLoss(self._model, settings)
-        self._memory = Memory()
+        self._begin()
 
     def update(
         self, samples: Sequence[SampleAssembled], *, version: int, seed: int, gated: bool = False, num_rejected: int = 0
@@ -77,8 +80,8 @@ class Trainer:
         """Take the steps that make `version`, on these samples in this order; `num_rejected` were just before it.
 
         Where no token can be trained on, the weights stay as they are. Raises GradientNotFinite, with the weights as
-        they were before that step of the optimizer; and, `gated`, StepRefused, after which this trainer is not to be
-        used any more.
+        they were before that step of the optimizer; and, `gated`, StepRefused, after which this trainer is to be
+        restored before it is used.
         """
         torch.manual_seed(seed)
         settings = self._settings
@@ -150,8 +153,17 @@ class Trainer:
         }
         (state / "state.json").write_text(json.dumps(facts))
 
-    def restore(self, folder: Path) -> None:
-        """Go on from a checkpoint of this policy, as if this process had made it. `folder` is verified already."""
+    def restore(self, folder: Path | None) -> None:
+        """Go on from a checkpoint of this policy, as if this process had made it; None: from its start.
+
+        `folder` is verified already. Nothing is left of what this trainer did before.
+        """
+        self._optimizer.state.clear()
+        if folder is None:
+            for name, parameter in self._model.trained.items():
+                parameter.data.copy_(self._reference[name])
+            self._begin()
+            return
         state = folder / STATE_FOLDER
         facts = json.loads((state / "state.json").read_text())
         if facts["base_sha256"] != self._base_sha256:
@@ -170,6 +182,13 @@ class Trainer:
                 self._optimizer.state[self._model.trained[name]][kind] = value
         if self._ema is not None:
             self._ema = self._saved_ema(state)
+
+    def _begin(self) -> None:
+        """Have what goes on from version to version as it is at the policy's start, where the weights are."""
+        self._ema = self._model.copy() if self._settings.teacher == "ema" else None
+        self._baseline = Baseline()
+        self._schedule = Schedule()
+        self._memory = Memory()
 
     def _saved_ema(self, state: Path) -> dict[str, Tensor]:
         saved = self._model.load_state(state, "ema")

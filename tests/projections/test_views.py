@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
-from clawstream.events import ExchangeCompleted
+from clawstream.events import BatchPlanned, ExchangeCompleted, PolicyRejected, StepRejected
 from clawstream.events.history import Parent, WholeRequest, history, shorten
 from clawstream.projections.text import storable_json
 from tests.projections import logs, story
@@ -148,6 +148,24 @@ def test_lineage_walks_from_a_version_to_the_votes_and_the_request_it_learned_fr
         assert row["request"] == [json.loads(message) for message in (story.SYSTEM, story.QUESTION, story.BLOCK)]
         assert (row["answer"], row["next_state"]) == ("**5**", "user: No bold, please.")
     assert (elsewhere["sample_id"], elsewhere["exchange_id"]) == ("elsewhere", None)
+
+
+def test_lineage_says_why_a_step_was_rejected_and_nothing_of_one_that_was_taken(emptied: Engine) -> None:
+    plan, refused = (
+        logs.example(kind, policy_id="policy", policy_version=2, **said)
+        for kind, said in (
+            (BatchPlanned, {"sample_ids": (story.SAMPLE.sample_id,)}),
+            (PolicyRejected, {"reason": "an engine has no room"}),
+        )
+    )
+    rejected = logs.example(StepRejected, policy_id="policy", policy_version=2, reason="it looped")
+    write_all(emptied, logs.records([*story.STORY, plan, refused, rejected]))
+
+    found = {
+        (row["policy_version"], row["step_id"] is not None, row["rejected"])
+        for row in _rows(emptied, "SELECT policy_version, step_id, rejected FROM lineage")
+    }
+    assert found == {(1, True, None), (2, False, "it looped")}
 
 
 def test_a_session_counts_its_exchanges_once_and_says_how_it_ended(told: Engine) -> None:

@@ -12,7 +12,10 @@ STEP = Update(
 
 
 def score(update: int, share: float) -> Score:
-    return Score(update=update, score=share, low=share - 0.04, high=share + 0.04, num_problems=500)
+    return Score(
+        update=update, score=share, low=share - 0.04, high=share + 0.04, num_problems=500,
+        num_right=450, num_styled=300, by_persona={"student": share, "ta": share},
+    )  # fmt: skip
 
 
 REFERENCE = Reference(baseline=score(0, 0.2), ceiling=score(0, 0.8))
@@ -38,6 +41,8 @@ def outcome(half_way: float, last: float) -> Outcome:
         steps=(STEP, STEP),
         run_s=80.0,
         code="abc",
+        rejected=2,
+        requests_failed=1,
     )
 
 

@@ -46,6 +46,22 @@ async def test_a_cell_that_is_there_is_not_run_again_and_one_that_fails_is_a_row
     assert [phase for title, phase in told if title == NONSENSE.title][-1] == "failed"
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"scores": {"8": 1}}', "\x00"])
+async def test_an_outcome_that_can_not_be_read_is_named_and_its_cell_run_again_while_the_others_stand(
+    grid: Grid, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep(grid, cell(seed=0), 0.6)
+    keep(grid, NONSENSE, 0.6)
+    half = grid.folder_of(NONSENSE) / OUTCOME
+    half.write_text(text)
+
+    rows = await grid.run([NONSENSE, cell(seed=0)], REFERENCE, at_once=1, tell=lambda _, __: None)
+
+    assert str(half) in caplog.text
+    assert "exit code 2" in str(rows[0].error)
+    assert rows[1].outcome is not None
+
+
 async def test_a_cell_that_was_cut_off_begins_anew(grid: Grid) -> None:
     left = grid.folder_of(NONSENSE) / "kafka"
     left.mkdir(parents=True)

@@ -2,8 +2,8 @@
 
 import json
 import random
-from itertools import product
-from math import sqrt
+from dataclasses import replace
+from math import gamma, pi, sqrt
 
 import pytest
 from hypothesis import given
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from clawstream.simulation.controls import Control
 from clawstream.simulation.outcome import outcome_of
-from clawstream.simulation.report import bootstrap90, checks, curves, gains, mean_of
-from tests.simulation.outcomes import failed, outcome, row
+from clawstream.simulation.report import T950, T975, checks, curves, gains, mean_of
+from tests.simulation.outcomes import failed, outcome, row, score
 
 
 def test_the_interval_of_a_mean_is_student_s() -> None:
@@ -53,8 +53,26 @@ def test_a_curve_is_the_mean_over_seeds_and_the_share_of_the_ceiling() -> None:
     assert (curve.name, other.name) == ("combined", "opd")
     assert [point.update for point in curve.points] == [0, 8, 16]
     assert [point.score.mean for point in curve.points] == pytest.approx([0.2, 0.5, 0.7])
-    assert [point.share.mean for point in curve.points] == pytest.approx([0.25, 0.625, 0.875])
+    assert [point.share for point in curve.points] == pytest.approx([0.25, 0.625, 0.875])
     assert [point.interactions for point in curve.points] == [0, 250, 510]
+
+
+def test_the_base_s_interval_is_over_its_problems_however_many_seeds_there_are() -> None:
+    for rows in ([row(0.4, 0.6)], [row(0.4, 0.6), row(0.6, 0.8, seed=1)]):
+        (curve,) = curves(rows)
+        assert (curve.points[0].score.low, curve.points[0].score.high) == (0.2 - 0.04, 0.2 + 0.04)
+
+
+def test_what_was_not_counted_is_absent_and_no_zero() -> None:
+    made = row(0.4, 0.6)
+    assert made.outcome is not None
+    uncounted = replace(made, outcome=replace(made.outcome, interactions={16: 510}))
+    no_ceiling = replace(made, reference=replace(made.reference, ceiling=score(0, 0.0)))
+
+    assert uncounted.as_json()["interactions"] == {"0": 0, "8": None, "16": 510}
+    assert [point.interactions for point in curves([uncounted])[0].points] == [0, None, 510]
+    assert [point.interactions for point in curves([uncounted, made])[0].points] == [0, 250, 510]
+    assert curves([no_ceiling])[0].points[-1].share is None
 
 
 def test_a_cell_that_failed_is_counted_as_failed_and_in_no_mean() -> None:
@@ -79,6 +97,17 @@ def test_a_control_holds_where_no_seed_s_rose_and_each_seed_s_method_is_far_abov
     assert not near.holds
 
 
+def test_a_control_of_which_seeds_failed_or_are_missing_holds_for_nobody_to_know() -> None:
+    method, control = row(0.5, 0.75), row(0.2, 0.25, control=Control.COIN)
+    for missing in (failed(seed=1), failed(seed=1, control=Control.COIN), row(0.5, 0.75, seed=1)):
+        (check,) = checks([method, control, missing])
+        assert (check.holds, len(check.rise_S), check.num_seeds) == (None, 1, 2)
+    (none,) = checks([failed(), failed(control=Control.COIN)])
+    assert (none.holds, none.rise_S) == (None, ())
+    (risen,) = checks([method, row(0.5, 0.6, control=Control.COIN), failed(seed=1)])
+    assert risen.holds is False
+
+
 def test_methods_are_compared_seed_by_seed_at_each_update() -> None:
     binary = [
         row(0.3, 0.5, method="binary"),
@@ -91,15 +120,43 @@ def test_methods_are_compared_seed_by_seed_at_each_update() -> None:
 
     assert (half_way.method, half_way.over, half_way.update, last.update) == ("combined", "binary", 8, 16)
     assert list(half_way.gain_S) == pytest.approx([0.2, 0.1])
-    assert [half_way.low, half_way.mean, half_way.high] == pytest.approx([0.1, 0.15, 0.2])
+    half = 6.314 * sqrt(0.005) / sqrt(2)  # 95 % of t with 1 degree of freedom; the variance of 0.2 and 0.1 by hand
+    assert [half_way.low, half_way.mean, half_way.high] == pytest.approx([0.15 - half, 0.15, 0.15 + half])
     assert list(last.gain_S) == pytest.approx([0.1, 0.3])
 
 
-def test_the_bootstrap_counts_every_sample_with_replacement() -> None:
-    values = [0.1, 0.4, 0.2, 0.35]
-    means = sorted(sum(sample) / 4 for sample in product(values, repeat=4))
+def test_one_seed_gives_a_difference_and_no_interval_of_it() -> None:
+    (_, last) = gains([row(0.3, 0.5, method="binary"), row(0.5, 0.6)])
 
-    assert bootstrap90(values) == pytest.approx((means[12], means[243]))  # the 13th and the 244th of 256
+    assert last.mean == pytest.approx(0.1)
+    assert last.low is last.high is None
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 40])
+def test_the_interval_of_a_difference_holds_the_true_one_in_about_90_of_100_grids(seeds: int) -> None:
+    rng = random.Random(0)
+    held = 0
+    for _ in range(1000):
+        drawn = [(rng.gauss(0.5, 0.02), rng.gauss(0.6, 0.02)) for _ in range(seeds)]
+        rows = [row(b, b, method="binary", seed=s) for s, (b, _) in enumerate(drawn)]
+        last = gains([*rows, *(row(c, c, seed=s) for s, (_, c) in enumerate(drawn))])[-1]
+        assert last.low is not None
+        assert last.high is not None
+        held += last.low <= 0.1 <= last.high
+    assert 0.87 < held / 1000 < 0.93
+
+
+@pytest.mark.parametrize(("quantiles", "below"), [(T950, 0.95), (T975, 0.975)])
+def test_the_quantiles_of_student_s_t_are_those_of_its_density(quantiles: tuple[float, ...], below: float) -> None:
+    steps = 2000
+    for freedom, quantile in enumerate(quantiles, 1):
+        density = [
+            gamma((freedom + 1) / 2) / gamma(freedom / 2) / sqrt(freedom * pi)
+            * (1 + (quantile * step / steps) ** 2 / freedom) ** (-(freedom + 1) / 2)
+            for step in range(steps + 1)
+        ]  # fmt: skip
+        simpson = density[0] + density[-1] + 4 * sum(density[1:-1:2]) + 2 * sum(density[2:-1:2])
+        assert 0.5 + simpson * quantile / steps / 3 == pytest.approx(below, abs=6e-5)
 
 
 def test_a_control_is_compared_with_its_own_method_and_seed_alone() -> None:
@@ -109,7 +166,9 @@ def test_a_control_is_compared_with_its_own_method_and_seed_alone() -> None:
         row(0.2, 0.2, method="opd", control=Control.COIN),
     ]
 
-    assert checks([*rows, failed("opd")]) == []
+    found = checks([*rows, failed("opd")])
+
+    assert {(check.method, check.rise_S, check.holds) for check in found} == {("combined", (), None), ("opd", (), None)}
 
 
 def test_a_row_has_what_readers_of_the_report_rely_on() -> None:
@@ -120,7 +179,10 @@ def test_a_row_has_what_readers_of_the_report_rely_on() -> None:
         "scores": {"0": 0.2, "8": 0.4, "16": 0.6}, "turns": 270, "samples": 260, "corrections": 120,
         "loss_tokens": 1000, "refusals": {"cut_off": 3}, "kl": 0.06, "entropy": 0.5, "mean_length": 30.5,
         "correction_to_policy_s": 4.5, "interactions": {"0": 0, "8": 250, "16": 510}, "problems": 500,
+        "rejected": 2, "requests_failed": 1, "right": {"0": 450, "8": 450, "16": 450},
+        "styled": {"0": 300, "8": 300, "16": 300},
     } == found  # fmt: skip
+    assert found["by_persona"]["16"] == {"student": 0.6, "ta": 0.6}
     assert row(0.4, 0.6).as_json()["control"] is None
 
 
@@ -135,3 +197,11 @@ def test_an_outcome_comes_back_from_json_as_it_was() -> None:
     before = outcome(0.4, 0.6)
 
     assert outcome_of(json.loads(json.dumps(before.as_json()))) == before
+
+
+def test_an_outcome_that_an_older_version_wrote_is_read_and_what_it_did_not_say_is_absent() -> None:
+    written = json.loads(json.dumps(outcome(0.4, 0.6).as_json()))
+    del written["rejected"], written["requests_failed"], written["scores"]["16"]["num_right"]
+
+    found = outcome_of(written)
+    assert (found.rejected, found.requests_failed, found.scores[16].num_right) == (None, None, None)

@@ -75,6 +75,36 @@ def test_real_problems_are_split_between_people_and_scorer(tmp_path: Path) -> No
     assert all(question.answer for question in marks.questions(scored.read_text()))
 
 
+def test_a_question_that_stands_twice_is_asked_or_scored_once(tmp_path: Path) -> None:
+    problems = [{"question": f"{n}?", "ground_truth_answer": f"{n},000"} for n in range(1, 5)]
+    file = tmp_path / "real.json"
+    file.write_text(json.dumps([*problems, {"question": "1?", "ground_truth_answer": 1000}]))
+
+    asked, scored = write(SCENARIOS["all"], tmp_path, problems=file)
+
+    assert sorted(row["question"] for path in (asked, scored) for row in rows(path)) == ["1?", "2?", "3?", "4?"]
+    assert {row["answer"] for row in rows(asked)} <= {"1000", "2000", "3000", "4000"}
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({"question": "1?", "ground_truth_answer": 3}, r"real\.json\[1\]: '1\?' has the answer 3, and 2 before"),
+        ({"question": "2?", "ground_truth_answer": "1/2"}, r"real\.json\[1\]: ground_truth_answer is '1/2', expected"),
+        ({"question": "2?", "ground_truth_answer": -4}, r"real\.json\[1\]: ground_truth_answer is '-4', expected"),
+    ],
+)
+def test_an_answer_that_can_not_be_marked_is_named_and_nothing_is_written(
+    second: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "real.json"
+    file.write_text(json.dumps([{"question": "1?", "ground_truth_answer": 2}, second]))
+
+    with pytest.raises(UnusableProblems, match=words):
+        write(SCENARIOS["all"], tmp_path / "new", problems=file)
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", '[{"question": "?"}]', '[{"question": "1", "ground_truth_answer": 2}]']
 )

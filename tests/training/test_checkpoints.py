@@ -1,7 +1,9 @@
 """A version's folder is whole or it is not there, wherever a write, a copy or a removal was cut off."""
 
+import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,13 @@ def test_a_folder_cut_short_anywhere_is_refused_and_passed_over(
     shutil.rmtree(copy)
 
 
+def test_a_manifest_is_what_an_older_version_wrote_where_its_plan_is_no_rollback(root: Path, tmp_path: Path) -> None:
+    assert "rollback" not in json.loads((root / "v000002" / MANIFEST).read_text())["plan"]
+
+    back = replace(plan(3), rollback=4)
+    assert checkpoints.write(tmp_path, back, step(3), fill).plan == back
+
+
 def test_a_cut_file_is_found_without_reading_it(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "v000002", tmp_path / "v000002")
     (tmp_path / "v000002" / "model.safetensors").write_bytes(b"weights")
@@ -170,18 +179,18 @@ def test_the_newest_versions_and_the_active_one_are_kept(tmp_path: Path) -> None
     write(tmp_path, *range(1, 8))
     (tmp_path / ".writing-v000008").mkdir()
 
-    removed = checkpoints.prune(tmp_path, keep=3, active=2)
+    removed = checkpoints.prune(tmp_path, keep=3, needed={2})
 
     assert removed == (1, 3, 4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["v000002", "v000005", "v000006", "v000007"]
-    assert checkpoints.prune(tmp_path, keep=3, active=2) == ()
+    assert checkpoints.prune(tmp_path, keep=3, needed={2}) == ()
 
 
 def test_a_version_without_a_manifest_takes_no_place_among_those_kept(tmp_path: Path) -> None:
     write(tmp_path, 1, 2)
     (tmp_path / "v000002" / MANIFEST).unlink()
 
-    assert checkpoints.prune(tmp_path, keep=1, active=None) == ()
+    assert checkpoints.prune(tmp_path, keep=1, needed=()) == ()
     assert checkpoints.latest(tmp_path) is not None
 
 

@@ -1,6 +1,7 @@
 """A step that is rejected: its samples are used up, the policy is as it was, and no restart takes the step again."""
 
 import asyncio
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -111,6 +112,50 @@ async def test_weights_optimizer_and_all_that_goes_with_them_are_as_if_the_rejec
         assert found.keys() == expected.keys()
         assert all(found[name].equal(expected[name]) for name in found), file
     assert (published / "trainer/state.json").read_bytes() == (tmp_path / "without/trainer/state.json").read_bytes()
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+async def test_a_trainer_whose_step_was_rejected_is_put_back_to_the_start_and_used_again(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gradient_checkpointing: bool
+) -> None:
+    own, made = Trainer._step, []
+
+    def spoiling(self: Trainer, version: int, divisor: int, rate: float) -> float:
+        norm = own(self, version, divisor, rate)
+        made.append(self)
+        if version == 1:
+            next(iter(self._model.trained.values())).data.view(-1)[0] = torch.nan
+        return norm
+
+    monkeypatch.setattr(Trainer, "_step", spoiling)
+    training = {"baseline": "running", "teacher": "ema", "ema_decay": 0.5}
+    training |= {"gradient_checkpointing": gradient_checkpointing}
+    log = await log_of(batch("b", [1, -1]), LATER)
+    events = await trained_until(log, chosen(base, tmp_path, **training), 2)
+    assert [event.policy_version for event in of(events, StepRejected)] == [1]
+    assert made[0] is made[1]
+
+    trainer = Trainer(base, chosen(base, tmp_path, **training).training)
+    trainer.update(LATER, version=2, seed=of(events, BatchPlanned)[-1].seed)
+    (tmp_path / "without").mkdir()
+    trainer.save(tmp_path / "without")
+    published = Path(of(events, PolicyPublished)[-1].path)
+    for file in ("model.safetensors", "trainer/optimizer.safetensors", "trainer/ema.safetensors", "trainer/state.json"):
+        assert (published / file).read_bytes() == (tmp_path / "without" / file).read_bytes(), file
+
+
+async def test_a_step_that_is_taken_with_other_settings_than_it_was_planned_with_says_so(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = await log_of(LATER)
+    whole = await trained_until(log, chosen(base, tmp_path / "first"), 1)
+    planned = await log_of(LATER)
+    await planned.append(of(whole, BatchPlanned))
+
+    with caplog.at_level(logging.WARNING):
+        await trained_until(planned, chosen(base, tmp_path / "second", micro_batch_tokens=64), 1)
+    [words] = [r.getMessage() for r in caplog.records if "planned_with" in r.getMessage()]
+    assert "version=1 planned_with={'micro_batch_tokens': 16384} taken_with={'micro_batch_tokens': 64}" in words
 
 
 async def test_a_step_that_goes_much_too_far_is_rejected_after_the_weights_have_moved(

@@ -3,12 +3,12 @@
 import shutil
 from pathlib import Path
 
-from clawstream.events import BatchPlanned, Event, PolicyPublished, RollbackAsked, StepTaken
+from clawstream.events import BatchPlanned, Event, PolicyPublished, RollbackAsked, StepRejected, StepTaken
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.training.checkpoints import read
 from tests.training import tiny
 from tests.training.test_loop import names, settings, trained_until
-from tests.training.test_rejected_steps import decided_until, of
+from tests.training.test_rejected_steps import of
 
 SAMPLES = [tiny.sample(f"s{i}", reward=1 if i % 2 else -1, hinted=i % 3 == 0) for i in range(12)]
 
@@ -93,12 +93,44 @@ async def test_of_two_rollbacks_the_newest_counts(base: Path, tmp_path: Path) ->
     assert [(p.parent_version, p.rollback) for p in of(events, BatchPlanned)[3:]] == [(2, 2)]
 
 
-async def test_a_version_that_is_not_on_disk_any_more_is_not_gone_back_to(base: Path, tmp_path: Path) -> None:
+async def test_a_version_that_is_not_on_disk_any_more_is_not_gone_back_to_also_when_it_is_there_again(
+    base: Path, tmp_path: Path
+) -> None:
     log, _ = await trained(base, tmp_path)
-    shutil.rmtree(settings(base, tmp_path).checkpoints_dir / "v000001")
+    gone = settings(base, tmp_path).checkpoints_dir / "v000001"
+    gone.rename(tmp_path / "backup")
     await log.append([asked(1, 1), *SAMPLES[9:]])
-    events = await decided_until(log, settings(base, tmp_path), 4)
-    assert [(p.parent_version, p.rollback) for p in of(events, BatchPlanned)[3:]] == [(3, None)]
+    events = await trained_until(log, settings(base, tmp_path), 5)
+    (tmp_path / "backup").rename(gone)
+    await log.append([tiny.sample(f"later{i}", reward=1 if i % 2 else -1) for i in range(3)])
+    events = await trained_until(log, settings(base, tmp_path), 6)
+
+    plans, [rejected] = of(events, BatchPlanned), of(events, StepRejected)
+    assert [(p.parent_version, p.rollback) for p in plans[3:]] == [(1, 1), (3, None), (5, None)]
+    assert (rejected.policy_version, rejected.num_samples) == (4, 0)
+    assert rejected.reason.startswith("rollback 1 can't be carried out: ")
+    assert str(gone) in rejected.reason
+
+
+async def test_a_version_that_is_asked_for_is_kept_until_it_is_gone_back_to(base: Path, tmp_path: Path) -> None:
+    log = MemoryLog(MemoryBroker())
+    await log.append(SAMPLES)
+    whole = await trained_until(log, settings(base, tmp_path), 4)
+    again = MemoryLog(MemoryBroker())  # on which the plan of version 4 is written, and its step still to be taken
+    await again.append(SAMPLES)
+    await again.append(
+        [e for e in whole if not (isinstance(e, (StepTaken, PolicyPublished)) and e.policy_version == 4)]
+    )
+    shutil.rmtree(settings(base, tmp_path).checkpoints_dir / "v000004")
+    await again.append([asked(1, 1)])
+
+    events = await trained_until(again, settings(base, tmp_path, keep_checkpoints=2), 5)
+
+    assert [event.policy_version for event in of(events, PolicyPublished)] == [0, 1, 2, 3, 4, 5]
+    published = Path(of(events, PolicyPublished)[-1].path)
+    assert of(events, BatchPlanned)[-1].rollback == 1
+    left = sorted(path.name for path in published.parent.glob("v*"))
+    assert left == ["v000004", "v000005"]  # it is let go of once it was gone back to
 
 
 async def test_a_rollback_is_none_of_the_updates_that_were_asked_for(base: Path, tmp_path: Path) -> None:

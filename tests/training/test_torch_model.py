@@ -1,7 +1,9 @@
 """Log-probs against transformers' own logits, one row at a time; weights swapped, saved and loaded."""
 
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
@@ -210,3 +212,16 @@ def test_a_family_that_caps_its_logits_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="caps or scales"):
         TorchModel.load(tmp_path)
+
+
+def test_a_model_whose_layers_are_computed_again_is_out_of_memory_once_it_is_let_go_of(base: Path) -> None:
+    model = TorchModel.load(base, recompute_layers=True)
+    model.logprobs(RAGGED).nansum().backward()  # type: ignore[no-untyped-call]
+    layer = weakref.ref(model.core.get_decoder().layers[0])
+    gc.collect()
+    gc.disable()  # as between two of its rounds
+    try:
+        del model
+        assert layer() is None
+    finally:
+        gc.enable()

@@ -6,7 +6,6 @@ rows, N response tokens, V the vocabulary rows of this process, H the model's wi
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,25 +92,6 @@ class MegatronModel(Model):
         both = torch.tensor([changed, numbers], dtype=torch.float64, device=self.device)
         dist.all_reduce(both)
         return float(both[0] / both[1])
-
-    def copy(self) -> dict[str, Tensor]:
-        """Return the trained weights that this process holds as they are now."""
-        return {name: p.detach().clone() for name, p in self.trained.items()}
-
-    @contextmanager
-    def holding(self, weights: Weights | None) -> Iterator[None]:
-        """Compute with these weights instead of the current ones, which come back unchanged; None: the current ones."""
-        if weights is None:
-            yield
-            return
-        current = {name: p.data for name, p in self.trained.items()}
-        try:
-            for name, parameter in self.trained.items():
-                parameter.data = weights[name]
-            yield
-        finally:
-            for name, parameter in self.trained.items():
-                parameter.data = current[name]
 
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
         """Return log-probs [B, T] of the responses, NaN past each one's end; on the last stage."""

@@ -18,6 +18,7 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.model_folder import tensor_headers, weight_files
@@ -26,7 +27,7 @@ from clawstream.training.microbatches import micro_batches
 from clawstream.training.model import Look, Top, Weights, key, stored, tensors_of
 from clawstream.training.parallel.files import write_parts
 from clawstream.training.sharing import shares
-from clawstream.training.torch_model import TorchModel, copy_words, saved_name
+from clawstream.training.torch_model import TorchModel, copy_words, saved_name, unloadable
 
 T = TypeVar("T")
 
@@ -50,12 +51,6 @@ class FsdpModel(TorchModel):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         super().__init__(folder, core, adapter)
-        unknown = [] if adapter is not None else sorted(self.trained.keys() - (tensor_headers(folder) or {}).keys())
-        if unknown:
-            raise ConfigError(
-                f"{folder}: its files have no tensor {unknown[0]}, so what is trained could not be written under its "
-                'names. Nothing is trained. Take training.trainer = "torch", or a model of another family.'
-            )
 
     @property
     def leads(self) -> bool:
@@ -238,6 +233,29 @@ class FsdpModel(TorchModel):
         for _ in range(idle):
             scored([_NOTHING])
         return [found[i] for i in range(len(suffixes))]
+
+
+def refuse_what_is_not_cut(folder: Path, *, adapter: bool) -> None:
+    """Raise ConfigError for a model whose layers are not where they are looked for, or not named as in its files.
+
+    Raises UnusableCheckpoint where there is none.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):  # names without numbers
+            core = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise unloadable(folder, error) from error
+    instead = 'Nothing is trained. Take training.trainer = "torch", or a model of another family.'
+    if not hasattr(core.get_decoder(), "layers"):
+        raise ConfigError(f"{folder}: {type(core).__name__} has no decoder.layers, by which FSDP cuts it. {instead}")
+    names = {name for name, _ in core.named_parameters()}
+    unknown = [] if adapter else sorted(names - (tensor_headers(folder) or {}).keys())
+    if unknown:
+        raise ConfigError(
+            f"{folder}: its files have no tensor {unknown[0]}, so what is trained could not be written under its "
+            f"names. {instead}"
+        )
 
 
 class _Root(nn.Module):

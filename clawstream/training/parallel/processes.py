@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from clawstream.config import stay_on_this_machine
 from clawstream.errors import OperatorError, PartUnavailable
 
 JOIN_S = 10.0
@@ -92,14 +94,16 @@ class Processes:
         return [replies[rank] for rank in sorted(replies)]
 
     def close(self) -> None:
-        """End all of them, at once where they don't end by themselves."""
+        """End all of them; those that don't end by themselves within JOIN_S are killed together."""
         for _, connection in self._members:
             connection.close()
+        killed_at_s = time.monotonic() + JOIN_S
+        for process, _ in self._members:
+            process.join(max(0.0, killed_at_s - time.monotonic()))
+        for process, _ in self._members:
+            process.kill()
         for process, _ in self._members:
             process.join(JOIN_S)
-            if process.is_alive():
-                process.kill()
-                process.join(JOIN_S)
         self._members = []
         self._store.cleanup()
 
@@ -133,6 +137,7 @@ def _serve(connection: Connection, rank: int, count: int, store: Path, start: St
         torch.set_num_threads(start.threads)
     if start.backend == "nccl":
         torch.cuda.set_device(rank)
+    stay_on_this_machine()
     dist.init_process_group(
         start.backend,
         init_method=f"file://{store}",

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import ConfigError, PartUnavailable
@@ -20,15 +21,18 @@ from clawstream.events import BatchPlanned, SampleAssembled
 from clawstream.inference.model_folder import weight_files
 from clawstream.training.checkpoints import Checkpoint
 from clawstream.training.model import tensors_of
+from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.parallel.team import Team
 from clawstream.training.stepping import Stepper, refuse_what_cannot_be
 from clawstream.training.torch_model import limits_of
 from clawstream.training.trainer import Trainer, Update
 from tests.training import tiny
+from tests.training.parallel import families
 from tests.training.parallel.conftest import Teams, two_processes
 
 pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
 
+WAITING = "tests.training.parallel.waiting"
 FSDP = {"trainer": "fsdp", "processes": 2, "gate": False}
 TENSOR = {"trainer": "megatron", "processes": 2, "tensor_parallel": 2, "sequence_parallel": True, "gate": False}
 PIPELINE = {"trainer": "megatron", "processes": 2, "pipeline_parallel": 2, "gate": False}
@@ -291,3 +295,45 @@ def test_a_trainer_that_cannot_compute_here_is_refused_before_it_starts(base: Pa
     with pytest.raises(ConfigError, match="'cuda:0' names one device"):
         refuse_what_cannot_be(base, settings_of(FSDP | {"device": "cuda:0"}))
     refuse_what_cannot_be(base, settings_of(FSDP | {"device": "cpu"}))
+
+
+def test_a_model_that_a_trainer_can_not_cut_is_refused_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stretched = Qwen3Config(
+        **families.COMMON, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+    )
+    stretched.save_pretrained(tmp_path / "yarn")
+    monkeypatch.setattr("clawstream.training.stepping.device_of", lambda *_: "cuda")  # there is none here
+    with pytest.raises(ConfigError, match="rope_type = 'yarn', where the Megatron trainer needs one of"):
+        refuse_what_cannot_be(tmp_path / "yarn", settings_of(TENSOR))
+
+    other = GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    GPT2LMHeadModel(other).save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(ConfigError, match=r"GPT2LMHeadModel has no decoder\.layers"):
+        refuse_what_cannot_be(tmp_path / "gpt2", settings_of(FSDP | {"device": "cpu"}))
+
+    families.build(tmp_path / "renamed", "qwen3")
+    file = tmp_path / "renamed" / "model.safetensors"
+    save_file({f"language.{name}": value for name, value in load_file(file).items()}, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"its files have no tensor model\.embed_tokens\.weight"):
+        refuse_what_cannot_be(tmp_path / "renamed", settings_of(FSDP | {"device": "cpu"}))
+
+
+def test_processes_that_are_stuck_are_ended_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes(3, Start(backend="gloo", threads=1))
+    processes.ask(f"{WAITING}:nothing")
+    pids = processes.pids
+    for _, connection in processes._members:
+        connection.send((f"{WAITING}:sleep", (60.0,)))
+    monkeypatch.setattr("clawstream.training.parallel.processes.JOIN_S", 1.5)
+
+    started_s = time.monotonic()
+    processes.close()
+
+    assert time.monotonic() - started_s < 3.0
+    assert not any(map(running, pids))
+
+
+def test_processes_find_each_other_on_this_machine_alone(two: Processes) -> None:
+    assert {name for names in two.ask(f"{WAITING}:interfaces") for name in names} == {"lo"}
