@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ADAPTER_RATE, FULL_RATE = 3e-3, 6e-4
+ADAPTER_RATE, FULL_RATE = 1.5e-3, 3e-4
 _OF_REAL = ("before", "after", "requests")
 _OF_BOTH = ("seeds", "json_file", "real")
 
@@ -52,8 +52,10 @@ def learn(
     seeds: Annotated[str, typer.Option(help="A run of each method for each, with commas.")] = "0,1,2,3,4",
     updates: Annotated[int, typer.Option(help="Weight updates of each run.", min=1)] = 16,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Of each run's first updates; by default 3e-3 for adapters, else 6e-4.", min=0)
+        float | None,
+        typer.Option(help="Of each run's first updates; by default 1.5e-3 for adapters, else 3e-4.", min=0),
     ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over each batch.", min=1)] = 3,
     lora_rank: Annotated[int, typer.Option(help="Of the adapter that is trained; 0: all weights are.", min=0)] = 16,
     score_at: Annotated[
         str | None, typer.Option(help="After which updates; by default 0, half way and the last.")
@@ -122,8 +124,8 @@ def learn(
         policy, _ = base_policy(settings.cache_dir, base.value)
         cells = grid(
             scenario=scenario.value, base=base.value, base_sha=policy.name, problems_sha=people.sha, updates=updates,
-            learning_rate=rate, lora_rank=lora_rank or None, score_at=at, methods=wanted[0], seeds=wanted[1],
-            controls=without,
+            learning_rate=rate, epochs=epochs, lora_rank=lora_rank or None, score_at=at, methods=wanted[0],
+            seeds=wanted[1], controls=without,
         )  # fmt: skip
         reference, rows = asyncio.run(_run(Grid(place, people, policy, settings.cache_dir), cells, at_once=at_once))
     written = json.dumps([row.as_json() for row in rows], indent=1)

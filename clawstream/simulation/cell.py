@@ -61,6 +61,7 @@ async def run_cell(order: Order, folder: Path) -> Outcome:
         control=cell.control,
         temperature=TEMPERATURE,
         learning_rate=cell.learning_rate,
+        epochs=cell.epochs,
         lora_rank=cell.lora_rank,
         base=order.base,
         cache_dir=order.cache_dir,

@@ -25,6 +25,7 @@ class Cell:
     control: Control | None
     updates: int
     learning_rate: float
+    epochs: int  # passes over each batch
     lora_rank: int | None  # None: all weights are trained
     score_at: tuple[int, ...]  # updates, ascending
 
@@ -55,8 +56,8 @@ def cell_of(plan: dict[str, Any]) -> Cell:
 
 def grid(
     *, scenario: str, base: str, base_sha: str, problems_sha: str, methods: Sequence[str], seeds: Sequence[int],
-    controls: Sequence[Control], updates: int, learning_rate: float, lora_rank: int | None,
-    score_at: Sequence[int],
+    controls: Sequence[Control], updates: int, learning_rate: float, epochs: int,
+    lora_rank: int | None, score_at: Sequence[int],
 ) -> tuple[Cell, ...]:  # fmt: skip
     """Return every cell, seed by seed, so that a grid that is cut short has all methods with the same seeds."""
     return tuple(
@@ -70,6 +71,7 @@ def grid(
             control=control,
             updates=updates,
             learning_rate=learning_rate,
+            epochs=epochs,
             lora_rank=lora_rank,
             score_at=tuple(sorted({0, *score_at, updates})),
         )

@@ -87,7 +87,12 @@ class Row:
         cell, outcome, reference = self.cell, self.outcome, self.reference
         control = None if cell.control is None else cell.control.value
         head = {"method": cell.method, "base": cell.base, "seed": cell.seed, "control": control}
-        head |= {"scenario": cell.scenario, "updates": cell.updates, "learning_rate": cell.learning_rate}
+        head |= {
+            "scenario": cell.scenario,
+            "updates": cell.updates,
+            "learning_rate": cell.learning_rate,
+            "epochs": cell.epochs,
+        }
         head |= {"lora_rank": cell.lora_rank}
         head |= {"ceiling": reference.ceiling.score, "baseline": reference.baseline.score}
         if outcome is None:

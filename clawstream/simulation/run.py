@@ -65,6 +65,7 @@ class Plan:
     base: Path
     temperature: float
     learning_rate: float  # of the first updates; a frozen run has none
+    epochs: int = 1  # passes over each batch
     lora_rank: int | None = None  # None: all weights are trained
     score_every: int | None = None  # updates, on the way; None: no score is taken
     control: Control | None = None
@@ -127,6 +128,7 @@ method = "{method}"
 batch_samples = 16
 max_updates = {updates}
 learning_rate = {learning_rate}
+epochs = {epochs}
 {parametrisation}keep_checkpoints = {keep_checkpoints}
 seed = {seed}
 threads = 1
@@ -275,6 +277,7 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             method=plan.method,
             updates=plan.updates,
             parametrisation="" if plan.lora_rank is None else f"lora_rank = {plan.lora_rank}\n",
+            epochs=plan.epochs,
             learning_rate=0.0 if plan.control is Control.FROZEN else plan.learning_rate,
             keep_checkpoints=5 if plan.score_every else plan.updates + 1,  # those that are scored afterwards
             seed=plan.seed,
