@@ -85,9 +85,11 @@ def learn(
     settings = context.obj.settings()
     log_to_stderr("learn", level=30)
     _refuse_idle(context, real=real)
+    to_be_made = None if folder is None else folder.absolute()
     for option, file in (("--json", json_file), ("--plot", plot)):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise ConfigError(f"{option} {file}: there is no folder {file.absolute().parent}. Nothing was run. Make it")
+        into = None if file is None else file.absolute().parent
+        if into is not None and into != to_be_made and not into.is_dir():
+            raise ConfigError(f"{option} {file}: there is no folder {into}. Nothing was run. Make it")
     if real:
         from clawstream.cli.real import compare
 
@@ -128,11 +130,11 @@ def learn(
             seeds=wanted[1], controls=without,
         )  # fmt: skip
         reference, rows = asyncio.run(_run(Grid(place, people, policy, settings.cache_dir), cells, at_once=at_once))
-    written = json.dumps([row.as_json() for row in rows], indent=1)
-    for file in (place / "report.json", *(() if json_file is None else (json_file,))):
-        file.write_text(written)
-    picture = plot or place / "curves.png"
-    plot_curves(curves(rows), reference, f"{scenario.value}, {base.value} base", picture)
+        written = json.dumps([row.as_json() for row in rows], indent=1)
+        for file in (place / "report.json", *(() if json_file is None else (json_file,))):
+            file.write_text(written)
+        picture = plot or place / "curves.png"
+        plot_curves(curves(rows), reference, f"{scenario.value}, {base.value} base", picture)
     show(tables(rows, reference))
     _say_where(rows, picture, place / "cells")
     if any(row.error is not None for row in rows):

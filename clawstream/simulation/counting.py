@@ -42,6 +42,7 @@ _CORRECTION_TO_POLICY = """
 WITH corrections AS (
     SELECT b.policy_version, e.received_at_ms
     FROM batches AS b
+    JOIN steps USING (policy_id, policy_version)
     CROSS JOIN LATERAL unnest(b.sample_ids) AS planned (sample_id)
     JOIN samples AS s ON s.sample_id = planned.sample_id AND (s.reward < 0 OR s.hint IS NOT NULL)
     JOIN turns AS t ON t.turn_id = s.turn_id AND t.kind = 'paired'

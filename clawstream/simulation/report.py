@@ -78,7 +78,8 @@ class Check:
     @property
     def holds(self) -> bool | None:
         """Whether no seed's control rose, and each seed's method is far above it; None: seeds are missing to say so."""
-        if any(rise > CONTROL_RISE for rise in self.rise_S) or any(gap < CONTROL_GAP for gap in self.gap_S):
+        rises = any(round(rise, 6) > CONTROL_RISE for rise in self.rise_S)  # shares of some 500, as floats
+        if rises or any(round(gap, 6) < CONTROL_GAP for gap in self.gap_S):
             return False
         return True if len(self.rise_S) == self.num_seeds else None
 

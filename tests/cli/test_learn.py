@@ -22,6 +22,7 @@ from tests.simulation.outcomes import REFERENCE, failed, row
         (["--controls", "none"], "--controls none: 'none' is not a valid Control"),
         (["--updates", "16", "--score-at", "17"], "--score-at 17: there are 16 updates"),
         (["--json", "nowhere/learn.json"], "--json nowhere/learn.json: there is no folder"),
+        (["--folder", "runs", "--json", "runs/learn.json", "--methods", "guess"], "--methods guess"),
         (["--plot", "nowhere/learn.png"], "--plot nowhere/learn.png: there is no folder"),
         (["--before", "1", "--requests", "3"], "--before, --requests: no effect without --real"),
         (["--real", "--methods", "opd", "--folder", "x"], "--methods, --folder: no effect with --real"),

@@ -91,6 +91,8 @@ def test_a_control_holds_where_no_seed_s_rose_and_each_seed_s_method_is_far_abov
     assert list(check.gap_S) == pytest.approx([0.5, 0.5])
     assert check.holds
 
+    (just,) = checks([row(0.5, 0.7), row(0.2, 0.3, control=Control.COIN)])  # 0.7 - 0.3 as floats is less than 0.4
+    assert just.holds
     (risen,) = checks([*held[:3], row(0.3, 0.31, seed=1, control=Control.COIN)])  # 0.11 above the base, on one seed
     assert not risen.holds
     (near,) = checks([held[0], row(0.3, 0.6, seed=1), *held[2:]])  # 0.35 above its control, on one seed
