@@ -77,6 +77,7 @@ def sample(turn_id: str, policy_id: str = "policy") -> SampleAssembled:
         policy_id=policy_id,
         versions=(),
         num_earlier_turns=0,
+        total_reward=1.0,
     )
 
 
