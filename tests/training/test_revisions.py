@@ -3,14 +3,17 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import NOBODY, BatchPlanned, SampleAssembled
+from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.training.batches import Arrival, Batch, Batcher, DropReason, Rules, resume_offsets, turn_of
 from tests.training import tiny
+from tests.training.test_loop import settings, trained_until
 
 RULES = Rules(policy_id="policy", batch_samples=2, max_wait_ms=1000)
 
@@ -193,3 +196,24 @@ def test_parts_that_outweigh_each_other_are_not_trained_on_without_a_hint() -> N
     plain, hinted = (replace(tiny.sample(n, hinted=n == "h", num_feedback=1), total_reward=0.0) for n in "ph")
     assert batcher.receive(arrival(plain, 0)) is DropReason.NO_SIGNAL
     assert batcher.receive(arrival(hinted, 1)) is None
+
+
+async def test_late_feedback_is_never_trained_and_early_feedback_takes_the_first_revisions_place(
+    base: Path, tmp_path: Path
+) -> None:
+    log = MemoryLog(MemoryBroker())
+    trained = [tiny.sample(name, reward=reward) for name, reward in (("a", 1), ("b", -1), ("c", 1))]
+    thumbed = tiny.sample("a", reward=-1, num_feedback=1)
+    await log.append(trained)
+    chosen = settings(base, tmp_path)
+    await trained_until(log, chosen, 1)
+    waiting = [tiny.sample(name, reward=-1) for name in "de"]
+    revised = tiny.sample("d", reward=1, num_feedback=1)
+    await log.append([thumbed, *waiting, revised, tiny.sample("b", num_feedback=2), tiny.sample("f")])
+    events = await trained_until(log, chosen, 2)
+
+    plans = [event for event in events if isinstance(event, BatchPlanned)]
+    named = [name for plan in plans for name in plan.sample_ids]
+    assert len(named) == len(set(named)) == 6
+    assert set(plans[1].sample_ids) == {one.sample_id for one in (waiting[1], revised, tiny.sample("f"))}
+    assert sorted(turn.turn_id for turn in plans[1].turns or ()) == ["d", "e", "f"]
