@@ -146,8 +146,8 @@ def test_each_revision_of_a_sample_says_whether_it_was_planned_or_came_too_late(
 
 
 def test_trajectories_and_scores_tell_the_newest_revision(emptied: Engine) -> None:
-    revised = replace(story.SAMPLE, num_feedback=1, person_reward=1.0, total_reward=0.0)
-    write_all(emptied, logs.records([*story.STORY, revised]))
+    older, revised = (replace(story.SAMPLE, num_feedback=heard, total_reward=0.0) for heard in (1, 2))
+    write_all(emptied, logs.records([*story.STORY, revised, older]))
     [told, _] = _rows(emptied, f"SELECT * FROM trajectories WHERE session_id = '{story.SESSION}' ORDER BY position")
     [scored] = _rows(emptied, "SELECT * FROM turn_scores")
     for row in (told, scored):
