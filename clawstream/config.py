@@ -200,6 +200,27 @@ class SamplesSettings(Section):
     )
 
 
+class RewardsSettings(Section):
+    """How much each source counts in a sample's reward: the weighted sum of those that said something, -1 to 1."""
+
+    judge: float = Field(1.0, ge=0, allow_inf_nan=False, description="0: it is recorded alone, as with all four")
+    person: float = Field(1.0, ge=0, allow_inf_nan=False)
+    environment: float = Field(1.0, ge=0, allow_inf_nan=False)
+    heuristic: float = Field(1.0, ge=0, allow_inf_nan=False)
+    heard_for_days: float = Field(
+        7.0,
+        ge=1,
+        le=90,
+        description="feedback counts so long after the last word of an answer's session, which is kept in memory and "
+        "read again by a samples stage that starts",
+    )
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """By source."""
+        return self.model_dump(include={"judge", "person", "environment", "heuristic"})
+
+
 class TrainingSettings(Section):
     """Micro-batches and losses; names and defaults as in design.md section 7."""
 
@@ -376,6 +397,7 @@ class Settings(BaseSettings):
     turns: TurnsSettings = TurnsSettings()
     judge: JudgeSettings = JudgeSettings()
     samples: SamplesSettings = SamplesSettings()
+    rewards: RewardsSettings = RewardsSettings()
     training: TrainingSettings = TrainingSettings()
     weights: WeightsSettings = WeightsSettings()
     monitor: MonitorSettings = MonitorSettings()

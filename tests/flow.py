@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 from clawstream.config import JudgeSettings, TurnsSettings
 from clawstream.events import (
     Event,
+    FeedbackGiven,
     HintAbsent,
     HintFound,
     OffDistribution,
     Question,
+    RewardWeights,
     SampleAssembled,
     SampleRefused,
     TurnOrphaned,
@@ -30,10 +32,11 @@ from clawstream.events import (
 from clawstream.inference.continuing import Renderer
 from clawstream.inference.judge_client import JudgeReply
 from clawstream.judging.stage import judging_stage
+from clawstream.samples.joining import Rules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.stage import Record, Stage
 from clawstream.turns.stage import turns_stage
-from tests.sessions import EXCHANGES, HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters
+from tests.sessions import EXCHANGES, FEEDBACK, HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters
 
 T = TypeVar("T")
 
@@ -43,6 +46,7 @@ _TOPICS: Mapping[str, tuple[type[Event], ...]] = {
     VERDICTS: (VerdictReached,),
     HINTS: (HintFound, HintAbsent),
     SAMPLES: (SampleAssembled, SampleRefused),
+    FEEDBACK: (FeedbackGiven,),
 }
 _TOPIC_OF = {kind: topic for topic, kinds in _TOPICS.items() for kind in kinds}
 REPLIES = {
@@ -173,6 +177,7 @@ class Flow:
         settings: JudgeSettings | None = None,
         renderer: Renderer | None = None,
         off_distribution: OffDistribution = OffDistribution.REFUSE,
+        weights: RewardWeights = RewardWeights(),  # noqa: B008  # frozen
     ) -> None:
         self.log = Log()
         self.judge = judge or Oracle()
@@ -180,7 +185,7 @@ class Flow:
         stages: list[Stage[Any, Any]] = [
             turns_stage(TurnsSettings()),
             judging_stage(settings, self.judge, now_ms=lambda: 0),
-            samples_stage(renderer or Letters(), off_distribution),
+            samples_stage(Rules(renderer or Letters(), off_distribution, weights)),
         ]
         self.workers = [Worker(stage, self.log) for stage in stages]
 
@@ -197,11 +202,14 @@ class Flow:
                 return self.log
             worker, choice = choices[0] if rng is None else rng.choice(choices)
             if worker is None:
-                self.log.append(EXCHANGES, waiting.pop(0))
+                self._write(waiting.pop(0))
             elif rng is not None and rng.random() < restarts:
                 worker.restart()
             else:
                 worker.act(choice)
+
+    def _write(self, event: Event) -> None:
+        self.log.append(_TOPIC_OF.get(type(event), EXCHANGES), event)
 
     def states(self) -> list[Any]:
         """What the stages still remember."""

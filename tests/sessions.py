@@ -14,6 +14,8 @@ from clawstream.events import (
     ExchangeCompleted,
     ExchangeFailed,
     FailureReason,
+    FeedbackGiven,
+    FeedbackSource,
     FinishReason,
     RequestDelta,
     Sampling,
@@ -36,6 +38,7 @@ VOTES = "clawstream.votes.v1"
 VERDICTS = "clawstream.verdicts.v1"
 HINTS = "clawstream.hints.v1"
 SAMPLES = "clawstream.samples.v1"
+FEEDBACK = "clawstream.feedback.v1"
 
 
 def user(text: str) -> Json:
@@ -80,6 +83,7 @@ class Session:
     session_id: str = "s"
     policy_version: int = 3
     num: int = 0
+    num_rated: int = 0
     written: list[Event] = field(default_factory=list)
     _parent: Parent | None = None
     answers: list[Answered] = field(default_factory=list)  # that the gateway knows
@@ -155,6 +159,24 @@ class Session:
         self.answers.clear()
         self.written.append(SessionDone(session_id=self.session_id, after_exchange_id=after))
         return self.written[-1]  # type: ignore[return-value]
+
+    def rate(
+        self, exchange_id: str, score: float | None, source: FeedbackSource = FeedbackSource.PERSON, *, name: str = ""
+    ) -> FeedbackGiven:
+        """Feedback on an answer; with a `name` it is the same feedback each time."""
+        self.num_rated += 1
+        given = FeedbackGiven(
+            session_id=self.session_id,
+            feedback_id=name or f"{self.session_id}-feedback-{self.num_rated}",
+            turn_id=exchange_id,
+            key_name=None,
+            source=source,
+            score=score,
+            text="so so" if score is None else None,
+            given_at_ms=0,
+        )
+        self.written.append(given)
+        return given
 
     def forget(self) -> None:
         """The gateway starts anew: the next request is written whole."""

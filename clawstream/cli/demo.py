@@ -119,7 +119,7 @@ COMMAND = "uv run --extra local clawstream"
 QUERIES = (
     "SELECT policy_version, num_samples, mean_reward, pause_ms, num_served, mean_score FROM policy_report ORDER BY 1",
     "SELECT request, answer, next_state, score, hint FROM trajectories WHERE pairing = 'paired' LIMIT 3",
-    "SELECT DISTINCT policy_version, reward, answer, next_state FROM lineage ORDER BY 1 DESC LIMIT 3",
+    "SELECT DISTINCT policy_version, total_reward AS reward, answer, next_state FROM lineage ORDER BY 1 DESC LIMIT 3",
 )
 
 

@@ -175,7 +175,7 @@ async def work_on(
     from clawstream.stream.connect import security_of
     from clawstream.stream.topics import replay_topics
 
-    started, ended = await begin(log, wanted, settings.judge, settings.samples)
+    started, ended = await begin(log, wanted, settings.judge, settings.samples, settings.rewards)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     if ended is not None:
         say(f"replay {wanted.name} has ended before; nothing was done")

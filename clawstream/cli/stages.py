@@ -84,15 +84,19 @@ def judging(context: typer.Context) -> None:
 
 
 def samples(context: typer.Context) -> None:
-    """Join turns, verdicts and hints to what a trainer needs: -> samples."""
+    """Join turns, verdicts, hints and feedback to what a trainer needs: -> samples."""
     settings = _settings(context, "samples")
     hide_torch()
-    from clawstream.events import OffDistribution
+    from clawstream.events import OffDistribution, RewardWeights
     from clawstream.inference.rendering import PromptRenderer
+    from clawstream.samples.joining import Rules
     from clawstream.samples.stage import samples_stage
+    from clawstream.stream.stage import DAY_MS
 
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
-    _run_stage(settings, samples_stage(renderer, OffDistribution(settings.samples.off_distribution)))
+    weights = RewardWeights(**settings.rewards.weights)
+    rules = Rules(renderer, OffDistribution(settings.samples.off_distribution), weights)
+    _run_stage(settings, samples_stage(rules, retain_ms=round(settings.rewards.heard_for_days * DAY_MS)))
 
 
 def train(

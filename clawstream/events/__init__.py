@@ -48,6 +48,7 @@ from clawstream.events.judging import (
 )
 from clawstream.events.policy import (
     BatchPlanned,
+    PlannedTurn,
     PolicyActivated,
     PolicyPublished,
     PolicyRejected,
@@ -55,7 +56,14 @@ from clawstream.events.policy import (
     StepTaken,
     TopicOffset,
 )
-from clawstream.events.samples import OffDistribution, RefusalReason, SampleAssembled, SampleRefused
+from clawstream.events.samples import (
+    NOBODY,
+    OffDistribution,
+    RefusalReason,
+    RewardWeights,
+    SampleAssembled,
+    SampleRefused,
+)
 from clawstream.events.turns import OrphanReason, TurnOrphaned, TurnPaired, TurnsSettled
 
 EVENTS: tuple[type[Event], ...] = (
@@ -87,6 +95,7 @@ EVENTS: tuple[type[Event], ...] = (
 
 __all__ = [
     "EVENTS",
+    "NOBODY",
     "BatchPlanned",
     "Event",
     "ExchangeCompleted",
@@ -104,6 +113,7 @@ __all__ = [
     "OffsetRange",
     "OrphanReason",
     "Packed",
+    "PlannedTurn",
     "PolicyActivated",
     "PolicyEvent",
     "PolicyPublished",
@@ -113,6 +123,7 @@ __all__ = [
     "ReplayEnded",
     "ReplayStarted",
     "RequestDelta",
+    "RewardWeights",
     "RollbackAsked",
     "SampleAssembled",
     "SampleRefused",

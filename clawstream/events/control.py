@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from clawstream.events.base import Event, PolicyEvent
-from clawstream.events.samples import OffDistribution
+from clawstream.events.samples import OffDistribution, RewardWeights
 
 
 class VotesFrom(StrEnum):
@@ -53,6 +53,7 @@ class ReplayStarted(ReplayEvent):
     ranges: tuple[OffsetRange, ...]
     started_at_ms: int  # since the epoch, UTC
     off_distribution: OffDistribution | None = None  # None: such answers are samples like any others
+    reward_weights: RewardWeights | None = None  # None: it began when feedback did not count yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,15 @@ class TopicOffset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTurn:
+    """The turn that a planned sample is of, and who judged it; no other revision of it is ever planned."""
+
+    turn_id: str
+    judge: str
+    prompt_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlanned(PolicyEvent):
     """What the step that makes `policy_version` trains on; written before the step, and executed as written."""
 
@@ -36,6 +45,7 @@ class BatchPlanned(PolicyEvent):
     planned_at_ms: int  # since the epoch, UTC
     replay: str | None = None  # whose samples they are; None: the live ones
     rollback: int | None = None  # the number of the rollback that it carries out, without a sample; None: it is none
+    turns: tuple[PlannedTurn, ...] | None = None  # of the samples, in their order; None: not said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from clawstream.events.base import LogProbs, Mask, SessionEvent, TokenIds
+from clawstream.events.base import LogProbs, Mask, SessionEvent, TokenIds, derived_id
 from clawstream.events.exchanges import Sampling, VersionSpan
 
 
@@ -21,6 +21,7 @@ class RefusalReason(StrEnum):
     OFF_DISTRIBUTION = "off_distribution"  # sampled greedily or from the likeliest tokens alone
     PROMPT_UNKNOWN = "prompt_unknown"  # an exchange that the prompt refers to is not known any more
     HINT_UNRENDERABLE = "hint_unrenderable"  # the hinted prompt can't be rendered or is too long
+    ANSWER_UNKNOWN = "answer_unknown"  # there is feedback on it, and no such answer in the session
 
 
 class OffDistribution(StrEnum):
@@ -31,21 +32,35 @@ class OffDistribution(StrEnum):
     GATEWAY_OVERRIDE = "gateway_override"  # refused; the gateway lets none come about
 
 
+NOBODY = "nobody"  # in a judge's place, where none is asked: the answer has no next state, there is feedback alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardWeights:
+    """How much each source counts in a reward; 0: it is recorded alone."""
+
+    judge: float = 1.0
+    person: float = 1.0
+    environment: float = 1.0
+    heuristic: float = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleAssembled(SessionEvent):
     """One trainable turn: tokens exactly as sampled, and the reward, the hinted prompt, or both.
+
+    Neither is there where feedback took back what a revision before it said. Of a turn the newest revision holds: the
+    look at it that came last, and of one look the sample that knows most of the turn's feedback.
 
     The model is trained on `response_ids` after `prompt_ids`; its teacher is the model that sees `hinted_prompt_ids`
     instead. `sample_id` is the event's id.
     """
 
-    IDENTITY: ClassVar = ("turn_id", "judge", "prompt_version", "revision")
-
     turn_id: str
-    judge: str
+    judge: str  # NOBODY where none is asked
     prompt_version: str
     revision: int
-    reward: int | None  # -1 or 1; None: no verdict says either
+    reward: int | None  # the judge's part, -1 or 1; None: no verdict says either
     hint: str | None
     prompt_ids: TokenIds
     hinted_prompt_ids: TokenIds | None  # None exactly when `hint` is
@@ -57,6 +72,25 @@ class SampleAssembled(SessionEvent):
     policy_id: str
     versions: tuple[VersionSpan, ...]
     num_earlier_turns: int  # main turns of the session before this one; 0: its first answer
+    total_reward: float | None  # -1 to 1, what all parts come to; None: they say nothing
+    person_reward: float | None = None  # the newest score by this source; None: it gave none
+    environment_reward: float | None = None
+    heuristic_reward: float | None = None
+    num_feedback: int | None = None  # how often by then feedback gave a source another score; None: never
+
+    @property
+    def event_id(self) -> str:
+        """One per turn, look and number of changes by feedback; without feedback as it was before there was any."""
+        return self._id_at(self.num_feedback)
+
+    @property
+    def id_without_feedback(self) -> str:
+        """The id of the same look's sample before any feedback."""
+        return self._id_at(None)
+
+    def _id_at(self, num_feedback: int | None) -> str:
+        look = (self.turn_id, self.judge, self.prompt_version, self.revision)
+        return derived_id("SampleAssembled", *look, *([] if num_feedback is None else [num_feedback]))
 
     @property
     def sample_id(self) -> str:

@@ -33,7 +33,7 @@ class TurnPaired(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOrphaned(SessionEvent):
-    """The session went on without echoing this answer; it is never judged and never trained on."""
+    """The session went on without echoing this answer; it is never judged, and trained on by feedback alone."""
 
     IDENTITY: ClassVar = ("turn_id",)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from clawstream.events import (
     BatchPlanned,
+    PlannedTurn,
     PolicyActivated,
     PolicyPublished,
     SampleAssembled,
@@ -17,7 +18,7 @@ from clawstream.events import (
 from clawstream.monitoring.alarm import Outcome, recent, standstill
 from clawstream.stream.stage import Record
 
-PLANNED_KEPT = 4096  # ids of the newest plans; older samples lie before where their partition is used up
+PLANNED_KEPT = 8192  # ids and turns of the newest plans; older samples lie before where their partition is used up
 
 
 class _Place(NamedTuple):
@@ -25,18 +26,20 @@ class _Place(NamedTuple):
     partition: int
     offset: int
     timestamp_ms: int
+    sample_id: str
 
 
 class PolicyBoard:
     """What the policy topic and the samples topic say so far of one policy.
 
-    A sample that the trainer drops (stale, or without weight in its method) waits until a plan passes it.
+    A sample that the trainer drops (stale, or without weight in its method) waits until a plan passes it. Of a turn's
+    revisions one waits, since the first of them came, and none once a plan has one.
     """
 
     def __init__(self, policy_id: str) -> None:
         self._policy_id = policy_id
-        self._waiting: dict[str, _Place] = {}  # by sample id
-        self._planned: dict[str, None] = {}  # sample ids, in order of planning
+        self._waiting: dict[PlannedTurn, _Place] = {}
+        self._planned: dict[str | PlannedTurn, None] = {}  # sample ids and turns, in order of planning
         self._planned_version = 0
         self._used_up: dict[tuple[str, int], int] = {}
         self._next_offsets: dict[tuple[str, int], int] = {}
@@ -73,7 +76,7 @@ class PolicyBoard:
         self._next_offsets[place] = record.offset + 1
         match event := record.event:
             case SampleAssembled(policy_id=self._policy_id):
-                self._wait(event.sample_id, _Place(record.topic, record.partition, record.offset, record.timestamp_ms))
+                self._wait(event, _Place(*place, record.offset, record.timestamp_ms, event.sample_id))
             case BatchPlanned(policy_id=self._policy_id):
                 self._plan(event)
             case StepTaken(policy_id=self._policy_id):
@@ -89,21 +92,26 @@ class PolicyBoard:
             case _:
                 pass
 
-    def _wait(self, sample_id: str, where: _Place) -> None:
-        if sample_id not in self._planned and not self._is_used_up(where):
-            self._waiting.setdefault(sample_id, where)
+    def _wait(self, sample: SampleAssembled, where: _Place) -> None:
+        turn = PlannedTurn(turn_id=sample.turn_id, judge=sample.judge, prompt_version=sample.prompt_version)
+        planned = any(name in self._planned for name in (turn, sample.sample_id, sample.id_without_feedback))
+        if planned or self._is_used_up(where):
+            return
+        before = self._waiting.get(turn, where)
+        is_revision = before.sample_id != where.sample_id
+        self._waiting[turn] = where._replace(timestamp_ms=before.timestamp_ms) if is_revision else before
 
     def _plan(self, plan: BatchPlanned) -> None:
         if plan.policy_version <= self._planned_version:
             return  # of two plans for a version the first counts
         self._planned_version = plan.policy_version
-        self._planned |= dict.fromkeys(plan.sample_ids)
+        self._planned |= dict.fromkeys((*plan.sample_ids, *(plan.turns or ())))
         for end in plan.offsets:
             partition = (end.topic, end.partition)
             self._used_up[partition] = max(end.next_offset, self._used_up.get(partition, 0))
-        for sample_id, where in list(self._waiting.items()):
-            if sample_id in self._planned or self._is_used_up(where):
-                del self._waiting[sample_id]
+        for turn, where in list(self._waiting.items()):
+            if turn in self._planned or where.sample_id in self._planned or self._is_used_up(where):
+                del self._waiting[turn]
         while len(self._planned) > PLANNED_KEPT:
             del self._planned[next(iter(self._planned))]
 

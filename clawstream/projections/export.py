@@ -54,7 +54,7 @@ _JUDGEMENTS = """
         last_user_text(request_messages(v.turn_id)) AS request,
         message_text(e.message) AS answer,
         next_state_text(t.next_exchange_id, t.next_state) AS next_state,
-        v.policy_versions, v.sample_id, v.reward, v.feedback_score,
+        v.policy_versions, v.sample_id, v.reward, v.feedback_score, v.total_reward,
         (
             SELECT jsonb_agg(
                 jsonb_build_object(
@@ -75,7 +75,8 @@ _JUDGEMENTS = """
 _SAMPLES = """
     SELECT sample_id, session_id, turn_id, judge, prompt_version, revision, reward, hint, prompt_ids, hinted_prompt_ids,
         response_ids, response_logprobs, trained, temperature, policy_id, sampled_by(versions) AS policy_versions,
-        versions, num_earlier_turns, log_time AS assembled_at
+        versions, num_earlier_turns, total_reward, person_reward, environment_reward, heuristic_reward, num_feedback,
+        log_time AS assembled_at
     FROM samples
     ORDER BY session_id, source_partition, source_offset
 """

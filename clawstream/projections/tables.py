@@ -234,6 +234,11 @@ samples = _judged(
     _must("policy_id", Text),
     _must("versions", JSONB),
     _must("num_earlier_turns", BigInteger),
+    _may("total_reward", Double),
+    _may("person_reward", Double),
+    _may("environment_reward", Double),
+    _may("heuristic_reward", Double),
+    _may("num_feedback", BigInteger),
     Index("samples_by_sample_id", "sample_id"),
 )
 
@@ -257,6 +262,7 @@ batches = _policy_facts(
     _must("planned_at_ms", BigInteger),
     _may("replay", Text),
     _may("rollback", BigInteger),
+    _may("turns", JSONB),
 )
 
 steps = _policy_facts(
@@ -325,6 +331,7 @@ replays = _facts(
     _must("ranges", JSONB),
     _must("started_at_ms", BigInteger),
     _may("off_distribution", Text),
+    _may("reward_weights", JSONB),
 )
 
 replay_ends = _facts(

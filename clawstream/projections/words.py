@@ -87,7 +87,8 @@ def _turn(event: Event) -> str | None:
             return f"all turns up to {event.after_exchange_id} stand; {'done' if event.done else 'idle'}"
         case SampleAssembled():
             hint = f", hint {_short(event.hint)}" if event.hint is not None else ""
-            return f"turn {event.turn_id}: reward {event.reward}, {len(event.response_ids)} tokens{hint}"
+            heard = "" if event.num_feedback is None else f" after feedback {event.num_feedback}"
+            return f"turn {event.turn_id}: reward {event.total_reward}{heard}, {len(event.response_ids)} tokens{hint}"
         case SampleRefused():
             return f"{'the session' if event.turn_id is None else f'turn {event.turn_id}'}: {event.reason.value}"
         case FeedbackGiven():

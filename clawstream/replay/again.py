@@ -46,7 +46,7 @@ _VERSIONS = """
     FROM policies WHERE policy_id = '{policy_id}' ORDER BY policy_version, source_offset
 """
 _LEARNED = """
-    SELECT DISTINCT policy_version, turn_id, reward, hint, next_state
+    SELECT DISTINCT policy_version, turn_id, total_reward AS reward, hint, next_state
     FROM lineage
     WHERE policy_id = '{policy_id}' AND policy_version > {before} AND policy_version <= {after}
         AND next_state IS NOT NULL AND step_id IS NOT NULL

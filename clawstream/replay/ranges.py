@@ -13,6 +13,7 @@ from clawstream.stream.log import Place, Start
 
 EXCHANGES = "clawstream.exchanges.v1"
 VOTES = "clawstream.votes.v1"
+FEEDBACK = "clawstream.feedback.v1"
 
 
 class OffsetLog(Protocol):
@@ -26,7 +27,7 @@ class OffsetLog(Protocol):
 async def frozen(
     log: OffsetLog, *, since: str | None, until: str | None, votes_from: VotesFrom, now_ms: int
 ) -> tuple[OffsetRange, ...]:
-    """Return the exchanges from `since` up to and without `until`, and all votes that may be about them.
+    """Return the exchanges from `since` up to and without `until`, and all votes and feedback that may be about them.
 
     Both are an offset on each partition, or a time: 90s, 5m, 2h, 1d before now, or ISO. None: all there is. Raises
     OperatorError for what is neither, ConfigError for a range without a record.
@@ -40,13 +41,12 @@ async def frozen(
             f"no exchange stands on the log from {since or 'its beginning'} to {until or 'its end'}: nothing was "
             "begun. Name another range with --from and --to"
         )
-    if votes_from is VotesFrom.LOG:
-        votes_end = await log.end_offsets([VOTES])
-        votes_first = dict(await log.begin_offsets([VOTES]))
+    for topic in (VOTES, FEEDBACK) if votes_from is VotesFrom.LOG else (FEEDBACK,):
+        begins, ends = dict(await log.begin_offsets([topic])), await log.end_offsets([topic])
         if since is not None and not since.isdecimal():
-            # A vote is never older than what it is about.
-            votes_first = dict(await log.offsets_at([VOTES], start_ms(since, now_ms)))
-        ranges += [_range(place, votes_first[place], votes_end[place]) for place in sorted(votes_end)]
+            # Neither is ever older than what it is about.
+            begins = dict(await log.offsets_at([topic], start_ms(since, now_ms)))
+        ranges += [_range(place, begins[place], ends[place]) for place in sorted(ends)]
     return tuple(ranges)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clawstream.config import JudgeSettings, SamplesSettings
+from clawstream.config import JudgeSettings, RewardsSettings, SamplesSettings
 from clawstream.errors import ConfigError
-from clawstream.events import OffDistribution, ReplayEnded, ReplayStarted, VotesFrom
+from clawstream.events import OffDistribution, ReplayEnded, ReplayStarted, RewardWeights, VotesFrom
 from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.replay.output import merged, samples_sha256
 from clawstream.replay.ranges import OffsetLog, frozen
@@ -45,7 +45,7 @@ def refuse_name(name: str) -> None:
 
 
 async def begin(
-    log: RunLog, wanted: Wanted, judge: JudgeSettings, samples: SamplesSettings
+    log: RunLog, wanted: Wanted, judge: JudgeSettings, samples: SamplesSettings, rewards: RewardsSettings
 ) -> tuple[ReplayStarted, ReplayEnded | None]:
     """Return what the replay reads, written down now or by an earlier run, and how it ended if it has.
 
@@ -69,6 +69,7 @@ async def begin(
         ranges=await frozen(log, since=wanted.since, until=wanted.until, votes_from=wanted.votes_from, now_ms=now_ms),
         started_at_ms=now_ms,
         off_distribution=OffDistribution(samples.off_distribution),
+        reward_weights=RewardWeights(**rewards.weights),
     )
     await log.append([started])
     return started, None

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clawstream.config import JudgeSettings, Settings, TurnsSettings
-from clawstream.events import ReplayStarted, VotesFrom
+from clawstream.events import ReplayStarted, RewardWeights, VotesFrom
 from clawstream.inference.continuing import Renderer
 from clawstream.judging.stage import Judge, aggregation, judging_stage
+from clawstream.samples.joining import Rules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.stage import Stage
 from clawstream.turns.stage import turns_stage
@@ -22,6 +23,7 @@ def hosted(
 ) -> tuple[Callable[[], Sequence[Stage[Any, Any]]], Stage[Any, Any] | None]:
     """Return what makes one partition's stages, and the judging stage where it asks `judge`."""
     section = judge_settings(settings.judge, started)
+    rules = Rules(renderer, started.off_distribution, started.reward_weights or RewardWeights())
     asking = None
     if started.votes_from is VotesFrom.NEW:
         assert judge is not None, f"replay {started.replay} asks a judge, and there is none"
@@ -30,12 +32,8 @@ def hosted(
     def stages() -> Sequence[Stage[Any, Any]]:
         turns = turns_stage(TurnsSettings())
         if asking is not None:
-            return (turns, asking, samples_stage(renderer, started.off_distribution))
+            return (turns, asking, samples_stage(rules))
         # A judge may have voted long after another was done with the session.
-        return (
-            turns,
-            aggregation(section, started.judge),
-            samples_stage(renderer, started.off_distribution, forgets=False),
-        )
+        return (turns, aggregation(section, started.judge), samples_stage(rules, forgets=False))
 
     return stages, asking

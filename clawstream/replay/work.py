@@ -1,7 +1,8 @@
 """One worker of a replay: reads its partitions, folds, asks, writes.
 
 The one rule: a vote is on its topic, acknowledged, before anything follows from it; so a replay that was killed finds
-each reply that something rests on, and concludes the same.
+each reply that something rests on, and concludes the same. What was said of an answer, however late, is read with it: a
+turn's first sample is also its last.
 """
 
 import asyncio
@@ -12,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from clawstream.errors import TryLater, UnusableEvent
-from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, ReplayStarted, VoteCast
+from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, FeedbackGiven, ReplayStarted, VoteCast
 from clawstream.replay.hosting import Host, Said, following
 from clawstream.replay.output import Output
-from clawstream.replay.ranges import VOTES, by_partition
+from clawstream.replay.ranges import FEEDBACK, VOTES, by_partition
 from clawstream.stream.calling import Caller, wait_before
 from clawstream.stream.log import Arrived, Place, Put, Undecodable
 from clawstream.stream.rebuild import in_clock_order
@@ -111,7 +112,7 @@ class Worker:
         for number in numbers:
             known = await self._known_votes(number) if self.judging is not None else {}
             async with asyncio.TaskGroup() as tasks:
-                await _Partition(self, number, tasks, known).run()
+                await _Partition(self, number, tasks, known, await self._feedback(number)).run()
 
     async def _known_votes(self, number: int) -> dict[tuple[object, ...], VoteCast]:
         """Return what the judge replied to an earlier run of this replay, the first reply to each ballot."""
@@ -125,6 +126,18 @@ class Worker:
                         vote = record.event
                         known.setdefault((vote.turn_id, vote.question, vote.revision, vote.ballot), vote)
         return known
+
+    async def _feedback(self, number: int) -> dict[str, list[FeedbackGiven]]:
+        """Return what was said of the partition's answers outside the conversation, by turn and in order."""
+        found: dict[str, list[FeedbackGiven]] = {}
+        ranges = by_partition(self.started.ranges, number)
+        places = {place: ends for place, ends in ranges.items() if place.topic == FEEDBACK}
+        if places:
+            async for records in self.log.replay(places, digest=False):
+                for record in records:
+                    if isinstance(record, Record) and isinstance(record.event, FeedbackGiven):
+                        found.setdefault(record.event.turn_id, []).append(record.event)
+        return found
 
     async def pace(self) -> None:
         """Tell how far we are, and wait where we are faster than we may be."""
@@ -156,12 +169,18 @@ class _Partition:
     """One partition number being replayed."""
 
     def __init__(
-        self, worker: Worker, number: int, tasks: asyncio.TaskGroup, known: Mapping[tuple[object, ...], VoteCast]
+        self,
+        worker: Worker,
+        number: int,
+        tasks: asyncio.TaskGroup,
+        known: Mapping[tuple[object, ...], VoteCast],
+        feedback: Mapping[str, Sequence[FeedbackGiven]],
     ) -> None:
         self._worker = worker
         self._number = number
         self._tasks = tasks
         self._known = known
+        self._feedback = feedback
         self._host = Host(worker.stages())
         self._waiting: list[Put] = []
         self._waiting_bytes = 0
@@ -176,6 +195,7 @@ class _Partition:
             streams = [
                 await stack.enter_async_context(contextlib.aclosing(self._counted(place, ends)))
                 for place, ends in by_partition(worker.started.ranges, self._number).items()
+                if place.topic != FEEDBACK
             ]
             async for records in in_clock_order(streams):
                 for record in records:
@@ -207,6 +227,11 @@ class _Partition:
     def _take(self, record: Record) -> None:
         self._worker.progress.num_exchanges += isinstance(record.event, ExchangeCompleted | ExchangeFailed)
         self._follow_up(record, self._feed(record))
+        if isinstance(record.event, ExchangeCompleted):
+            for given in self._feedback.get(record.event.exchange_id, ()):
+                if given.session_id == record.key:
+                    said = following(record, FEEDBACK, given)
+                    self._follow_up(said, self._feed(said))
 
     def _feed(self, record: Record) -> Said:
         oldest_ms = min(cause.timestamp_ms for cause in self._open.values()) if self._open else None

@@ -1,35 +1,60 @@
-"""Join an answer with what judges said of it to a sample, or say why there is none. Pure.
+"""Join an answer with what judges and people said of it to a sample, or say why there is none. Pure.
 
-The one rule: a sample rests on its answer, its verdict and its hint, and on nothing else; whichever comes last writes
-it, so the same facts give the same bytes in any order. A score of 0, or none, is nothing to train on.
+The one rule: a sample rests on its answer, its verdict, its hint and the feedback that it counts, and on nothing else;
+whichever comes last writes it, so the same facts give the same bytes in any order. A score of 0, or none, is nothing to
+train on. Feedback that comes later makes the next revision, of all that is known by then; an answer without a next
+state has a sample of feedback alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import NamedTuple
 
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
+    NOBODY,
     Event,
     ExchangeCompleted,
+    ExchangeFailed,
+    FeedbackGiven,
     HintAbsent,
     HintFound,
     OffDistribution,
     RefusalReason,
+    RewardWeights,
     SampleAssembled,
     SampleRefused,
+    TurnOrphaned,
     TurnsSettled,
     VerdictReached,
 )
-from clawstream.events.floor import buried, second_looks
 from clawstream.events.history import WholeRequest, rebuild
 from clawstream.inference.continuing import Renderer
+from clawstream.samples.forgetting import rest
 from clawstream.samples.hinted import Hinted, hinted_prompt
 from clawstream.samples.masks import mask
-from clawstream.samples.session import Answer, Judged, Recalled, Session, judged_of, learn
+from clawstream.samples.rewards import parts_of, reward_of
+from clawstream.samples.session import (
+    FIRST_LOOK,
+    FLOOR_LOOK,
+    Answer,
+    Judged,
+    Recalled,
+    Session,
+    is_of_the_past,
+    judged_of,
+    learn,
+    never_judged,
+    opinions_of,
+)
 
-FIRST_LOOK = 0
-FLOOR_LOOK = 1
+
+class Rules(NamedTuple):
+    """How samples are made; `off_distribution` None: such answers are like any others."""
+
+    renderer: Renderer
+    off_distribution: OffDistribution | None = OffDistribution.REFUSE
+    weights: RewardWeights = RewardWeights()
 
 
 class Follows(NamedTuple):
@@ -39,31 +64,48 @@ class Follows(NamedTuple):
     events: list[Event]
 
 
-def observe(
-    session: Session | None,
-    event: Event,
-    renderer: Renderer,
-    *,
-    off_distribution: OffDistribution | None = OffDistribution.REFUSE,
-    forgets: bool = True,
-) -> Follows:
+def observe(session: Session | None, event: Event, rules: Rules, *, forgets: bool = True) -> Follows:
     """Return what follows from one more record of a session, of any topic that joining reads.
 
-    A session that is done and joined is then forgotten, where `forgets` says so.
+    A session that is done and joined is then put away, where `forgets` says so: feedback alone is still heard.
     """
     before = session if session is not None else Session()
+    for number, life in enumerate(before.past):
+        if is_of_the_past(life, event):
+            again = _observe(life, event, rules)
+            past = (*before.past[:number], again.session or life, *before.past[number + 1 :])
+            return Follows(before._replace(past=past), again.events)
+    after = _observe(before, event, rules)
+    if after.session is before:
+        return Follows(session, [])
+    assert after.session is not None, "what was learned is known"
+    return Follows(rest(after.session), after.events) if forgets else after
+
+
+def _observe(before: Session, event: Event, rules: Rules) -> Follows:
     after = learn(before, event)
     if after is before:
-        return Follows(session, [])
+        return Follows(before, [])
     events: list[Event] = []
     if isinstance(event, TurnsSettled) and after.marks[-1].start == len(after.turns):
         events.append(_refused(event.session_id, None, None, RefusalReason.NO_NEXT_STATE))
-    ready = [key for key in _completed(after, event) if key not in after.joined and _is_ready(after, key)]
-    for key in ready:
-        joined = _join(after, key, renderer, off_distribution=off_distribution)
-        events.append(joined.event)
-        after = after._replace(joined=after.joined | {key}, recalled=joined.recalled)
-    return Follows(_rest(after) if forgets else after, events)
+    if isinstance(event, FeedbackGiven):
+        events += [_refused(event.session_id, lost, None, RefusalReason.ANSWER_UNKNOWN) for lost in after.lost]
+        after = after._replace(lost=())
+    for key in _due(after, event):
+        joined = _join(after, key, rules)
+        if key not in after.joined or isinstance(joined.event, SampleAssembled):
+            events.append(joined.event)
+        known = opinions_of(after, key.turn_id).num_changes
+        after = after._replace(joined=MappingProxyType({**after.joined, key: known}), recalled=joined.recalled)
+    return Follows(after, events)
+
+
+def _due(session: Session, event: Event) -> list[Judged]:
+    """Return what is to be joined now that `event` is known: for the first time, or with feedback that is new."""
+    keys = [key for key in _completed(session, event) if _is_ready(session, key)]
+    keys += _of_feedback_alone(session, event)
+    return [key for key in keys if session.joined.get(key, -1) < opinions_of(session, key.turn_id).num_changes]
 
 
 def _completed(session: Session, event: Event) -> list[Judged]:
@@ -73,7 +115,35 @@ def _completed(session: Session, event: Event) -> list[Judged]:
             return [judged_of(event)]
         case ExchangeCompleted():
             return [key for key in session.verdicts if key.turn_id == event.exchange_id]
+        case FeedbackGiven():
+            return _newest(key for key in session.verdicts if key.turn_id == event.turn_id)
     return []
+
+
+def _newest(keys: Iterable[Judged]) -> list[Judged]:
+    """Return of each judge the key of its last look."""
+    newest: dict[tuple[str, str], Judged] = {}
+    for key in sorted(keys, key=lambda key: key.revision):
+        newest[key.judge, key.prompt_version] = key
+    return list(newest.values())
+
+
+def _of_feedback_alone(session: Session, event: Event) -> list[Judged]:
+    """Return the answers with feedback that `event` may have shown never to be judged."""
+    match event:
+        case FeedbackGiven() | TurnOrphaned():
+            turn_ids = [event.turn_id]
+        case ExchangeCompleted() | ExchangeFailed() | TurnsSettled():
+            turn_ids = list(session.feedback)
+        case _:
+            return []
+    keys = [Judged(NOBODY, NOBODY, FIRST_LOOK, turn_id) for turn_id in turn_ids]
+    return [
+        key
+        for key in keys
+        if session.joined.get(key, 0) < opinions_of(session, key.turn_id).num_changes
+        and never_judged(session, key.turn_id)
+    ]
 
 
 def _is_ready(session: Session, key: Judged) -> bool:
@@ -86,27 +156,35 @@ class _Joined(NamedTuple):
     recalled: Recalled
 
 
-def _join(session: Session, key: Judged, renderer: Renderer, *, off_distribution: OffDistribution | None) -> _Joined:
-    answer, verdict = session.answers[key.turn_id], session.verdicts[key]
-    found = session.hints.get(key)
+class _Said(NamedTuple):
+    """What a sample is to say beside its tokens."""
+
+    hint: str | None
+    judged: int | None
+    total: float | None
+
+
+def _join(session: Session, key: Judged, rules: Rules) -> _Joined:
+    answer, verdict, found = session.answers[key.turn_id], session.verdicts.get(key), session.hints.get(key)
+    session_id, opinions = answer.exchange.session_id, opinions_of(session, key.turn_id)
     hint = found.hint if isinstance(found, HintFound) else None
-    reward = verdict.score if verdict.score in (-1, 1) else None
-    if hint is None and reward is None:
+    judged = verdict.score if verdict is not None and verdict.score in (-1, 1) else None
+    if hint is None and judged is None and not opinions.num_changes:
         floor = key.revision == FLOOR_LOOK
         reason = RefusalReason.FLOOR_UNDECIDED if floor else RefusalReason.NO_SIGNAL
-        return _Joined(_refused(verdict.session_id, None if floor else key.turn_id, key, reason), session.recalled)
-    if off_distribution is not None and not answer.exchange.sampling.of_the_policy:
-        if hint is None or off_distribution is not OffDistribution.HINT_ONLY:
-            refusal = _refused(verdict.session_id, key.turn_id, key, RefusalReason.OFF_DISTRIBUTION)
+        return _Joined(_refused(session_id, None if floor else key.turn_id, key, reason), session.recalled)
+    total = reward_of(parts_of(judged, opinions), rules.weights)
+    if rules.off_distribution is not None and not answer.exchange.sampling.of_the_policy:
+        if hint is None or rules.off_distribution is not OffDistribution.HINT_ONLY:
+            refusal = _refused(session_id, key.turn_id, key, RefusalReason.OFF_DISTRIBUTION)
             return _Joined(refusal, session.recalled)
-        reward = None  # it would weigh tokens by a probability that they were not drawn with
-    return _sample(session, answer, key, reward=reward, hint=hint, renderer=renderer)
+        judged = total = None  # it would weigh tokens by a probability that they were not drawn with
+    return _sample(session, answer, key, _Said(hint, judged, total), rules.renderer)
 
 
-def _sample(
-    session: Session, answer: Answer, key: Judged, *, reward: int | None, hint: str | None, renderer: Renderer
-) -> _Joined:
-    exchange = answer.exchange
+def _sample(session: Session, answer: Answer, key: Judged, said: _Said, renderer: Renderer) -> _Joined:
+    exchange, hint, opinions = answer.exchange, said.hint, opinions_of(session, key.turn_id)
+    parts = parts_of(said.judged, opinions)
 
     def refused(reason: RefusalReason, recalled: Recalled = session.recalled) -> _Joined:
         return _Joined(_refused(exchange.session_id, key.turn_id, key, reason), recalled)
@@ -128,7 +206,7 @@ def _sample(
         judge=key.judge,
         prompt_version=key.prompt_version,
         revision=key.revision,
-        reward=reward,
+        reward=parts.judge,
         hint=hint,
         prompt_ids=request.token_ids,
         hinted_prompt_ids=hinted.token_ids,
@@ -140,6 +218,11 @@ def _sample(
         policy_id=exchange.policy_id,
         versions=exchange.versions,
         num_earlier_turns=answer.num_earlier_turns,
+        total_reward=said.total,
+        person_reward=parts.person,
+        environment_reward=parts.environment,
+        heuristic_reward=parts.heuristic,
+        num_feedback=opinions.num_changes or None,
     )
     return _Joined(sample, hinted.recalled)
 
@@ -162,50 +245,3 @@ def _refused(session_id: str, turn_id: str | None, key: Judged | None, reason: R
         revision=FIRST_LOOK if key is None else key.revision,
         reason=reason,
     )
-
-
-def _rest(session: Session) -> Session:
-    """Return what is still needed of a session: once it is done and joined, its ids and what is of a later life."""
-    newest = session.marks[-1] if session.marks else None
-    if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
-        return session
-    end = newest.settled.after_exchange_id
-    if end not in session.requests or not _all_joined(session):
-        return session
-    order = list(session.requests)
-    later = order[order.index(end) + 1 :]
-    verdicts = {key: said for key, said in session.verdicts.items() if key.turn_id not in session.turns}
-    hints = {key: said for key, said in session.hints.items() if key.turn_id not in session.turns}
-    over = buried(session.over, session.marks, session.turns)
-    if not (later or verdicts or hints):
-        return Session(over=over)
-    return Session(
-        era=session.era,
-        ended_after=session.ended_after,
-        requests=MappingProxyType({id_: session.requests[id_] for id_ in later}),
-        answers=MappingProxyType({id_: session.answers[id_] for id_ in later if id_ in session.answers}),
-        verdicts=MappingProxyType(verdicts),
-        hints=MappingProxyType(hints),
-        joined=frozenset(key for key in session.joined if key.turn_id not in session.turns),
-        over=over,
-    )
-
-
-def _all_joined(session: Session) -> bool:
-    """Return whether every judge that has spoken has spoken of every turn, and the floor has had its say."""
-    judges = {(key.judge, key.prompt_version) for key in session.verdicts}
-    if session.turns and not judges:
-        return False
-    return all(_judge_is_done(session, *judge) for judge in judges)
-
-
-def _judge_is_done(session: Session, judge: str, prompt_version: str) -> bool:
-    def of(revision: int) -> Mapping[str, VerdictReached]:
-        mine = (judge, prompt_version, revision)
-        return {key.turn_id: verdict for key, verdict in session.verdicts.items() if key[:3] == mine}
-
-    hints = {key.turn_id: hint for key, hint in session.hints.items() if key[:2] == (judge, prompt_version)}
-    looks = second_looks(list(session.turns), session.marks, of(FIRST_LOOK), hints, of(FLOOR_LOOK))
-    turns = [Judged(judge, prompt_version, FIRST_LOOK, turn_id) for turn_id in session.turns]
-    again = [Judged(judge, prompt_version, FLOOR_LOOK, look.turn_id) for look in looks.due]
-    return looks.settled and all(key in session.joined for key in [*turns, *again])

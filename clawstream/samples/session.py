@@ -1,9 +1,9 @@
-"""What joining knows of a session: facts from four topics, in any order. Pure.
+"""What joining knows of a session: facts from five topics, in any order. Pure.
 
 The one rule: of two facts with one identity the first counts, so reading a record again is no news.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -11,11 +11,13 @@ from clawstream.events import (
     Event,
     ExchangeCompleted,
     ExchangeFailed,
+    FeedbackGiven,
     HintAbsent,
     HintFound,
     RequestDelta,
     SessionDone,
     TokenIds,
+    TurnOrphaned,
     TurnPaired,
     TurnsSettled,
     TurnType,
@@ -24,9 +26,15 @@ from clawstream.events import (
 from clawstream.events.floor import Mark, Over, is_over, marked
 from clawstream.inference.continuing import Continued
 from clawstream.inference.echoes import Answered
+from clawstream.samples.rewards import Opinions, heard
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
+
+FIRST_LOOK = 0
+FLOOR_LOOK = 1
+MAX_UNPLACED = 64  # turns with feedback whose answers are not known; their exchanges are behind, or there are none
+PAST_LIVES = 4
 
 
 class Sampled(NamedTuple):
@@ -60,9 +68,9 @@ class Recalled(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What verdicts and hints are collected under."""
+    """What verdicts and hints are collected under, and samples are made of."""
 
-    judge: str
+    judge: str  # NOBODY where none is asked
     prompt_version: str
     revision: int
     turn_id: str
@@ -79,9 +87,31 @@ class Session(NamedTuple):
     verdicts: Mapping[Judged, VerdictReached] = MappingProxyType({})
     hints: Mapping[Judged, HintFound | HintAbsent] = MappingProxyType({})
     marks: tuple[Mark, ...] = ()
-    joined: frozenset[Judged] = frozenset()  # what a sample or a refusal was written for
+    orphans: frozenset[str] = frozenset()  # turns
+    feedback: Mapping[str, Opinions] = MappingProxyType({})  # by turn, also of answers that are not known yet
+    lost: tuple[str, ...] = ()  # turns whose feedback the newest fact pushed out
+    joined: Mapping[Judged, int] = MappingProxyType({})  # written for, and how much feedback the newest sample knows
     recalled: Recalled = Recalled()
     over: Over = MappingProxyType({})
+    past: tuple["Session", ...] = ()  # lives that are over, the newest last: feedback may still come
+
+
+def opinions_of(session: Session, turn_id: str) -> Opinions:
+    """Return what was said of a turn outside the conversation."""
+    return session.feedback.get(turn_id, Opinions())
+
+
+def never_judged(session: Session, turn_id: str) -> bool:
+    """Return whether an answer is known to have no next state: the session went on without it, or is over or idle.
+
+    An idle session may go on; its answer is then judged all the same, and its sample a newer one.
+    """
+    if turn_id not in session.answers or turn_id in session.turns:
+        return False
+    if turn_id in session.orphans:
+        return True
+    order = {id_: number for number, id_ in enumerate(session.requests)}
+    return any(order[turn_id] <= order.get(mark.settled.after_exchange_id, -1) for mark in session.marks)
 
 
 def learn(session: Session, event: Event) -> Session:
@@ -111,7 +141,28 @@ def learn(session: Session, event: Event) -> Session:
         case HintFound() | HintAbsent():
             hints = _with(session.hints, judged_of(event), event)
             return session if hints is session.hints else session._replace(hints=hints)
+        case TurnOrphaned():
+            known = event.turn_id in session.orphans
+            return session if known else session._replace(orphans=session.orphans | {event.turn_id})
+        case FeedbackGiven():
+            return _learn_feedback(session, event)
     return session
+
+
+def _learn_feedback(session: Session, event: FeedbackGiven) -> Session:
+    before = opinions_of(session, event.turn_id)
+    after = heard(before, event)
+    if after is before:
+        return session
+    feedback = {**session.feedback, event.turn_id: after}
+    lost = _unplaced(session, feedback)[:-MAX_UNPLACED]
+    for turn_id in lost:
+        del feedback[turn_id]
+    return session._replace(feedback=MappingProxyType(feedback), lost=tuple(lost))
+
+
+def _unplaced(session: Session, feedback: Iterable[str]) -> list[str]:
+    return [turn_id for turn_id in feedback if turn_id not in session.answers]
 
 
 def _learn_exchange(session: Session, event: ExchangeCompleted | ExchangeFailed) -> Session:
@@ -125,6 +176,16 @@ def _learn_exchange(session: Session, event: ExchangeCompleted | ExchangeFailed)
     before = {answer.exchange.request_sha256 for answer in session.answers.values() if answer.era == session.era}
     answer = Answer(event, session.era, len(before - {event.request_sha256}))
     return session._replace(answers=_with(session.answers, event.exchange_id, answer))
+
+
+def is_of_the_past(life: Session, event: Event) -> bool:
+    """Return whether the event is about an exchange of `life`."""
+    match event:
+        case ExchangeCompleted() | ExchangeFailed():
+            return event.exchange_id in life.requests
+        case FeedbackGiven() | TurnOrphaned():
+            return event.turn_id in life.answers
+    return False
 
 
 def judged_of(event: VerdictReached | HintFound | HintAbsent) -> Judged:

@@ -44,7 +44,7 @@ WITH corrections AS (
     FROM batches AS b
     JOIN steps USING (policy_id, policy_version)
     CROSS JOIN LATERAL unnest(b.sample_ids) AS planned (sample_id)
-    JOIN samples AS s ON s.sample_id = planned.sample_id AND (s.reward < 0 OR s.hint IS NOT NULL)
+    JOIN samples AS s ON s.sample_id = planned.sample_id AND (s.total_reward < 0 OR s.hint IS NOT NULL)
     JOIN turns AS t ON t.turn_id = s.turn_id AND t.kind = 'paired'
     JOIN exchanges AS e ON e.exchange_id = t.next_exchange_id AND e.kind = 'completed'
 ), answers AS (

@@ -33,10 +33,19 @@ def unsaid(*fields: str) -> Upcast:
     return lambda plain: {**plain, **absent}
 
 
+def _rewarded_by_the_judge(plain: Plain) -> Plain:
+    """There was no feedback in rewards: the whole of one was the judge's part."""
+    total = None if plain["reward"] is None else float(plain["reward"])
+    return {**_NO_FEEDBACK(plain), "total_reward": total}
+
+
+_NO_FEEDBACK = unsaid("person_reward", "environment_reward", "heuristic_reward", "num_feedback")
+
+
 UPCASTERS: Upcasters = MappingProxyType(
     {
         (BatchPlanned, 1): unsaid("replay"),
-        (BatchPlanned, 2): unsaid("rollback"),
+        (BatchPlanned, 2): unsaid("rollback", "turns"),
         (ExchangeCompleted, 1): unsaid("key_name", "num_spliced"),
         (ExchangeFailed, 1): unsaid("key_name"),
         (FeedbackGiven, 1): unsaid("key_name"),
@@ -44,7 +53,9 @@ UPCASTERS: Upcasters = MappingProxyType(
         (PolicyPublished, 1): unsaid("adapter"),
         (ReplayEnded, 1): unsaid("num_votes_cast"),
         (ReplayStarted, 1): unsaid("off_distribution"),
+        (ReplayStarted, 2): unsaid("reward_weights"),
         (SampleAssembled, 1): unsaid("sampling"),
+        (SampleAssembled, 2): _rewarded_by_the_judge,
         (StepTaken, 1): unsaid("entropy_nats", "behaviour_kl_nats", "mean_response_tokens", "weights_changed_share"),
     }
 )

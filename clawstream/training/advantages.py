@@ -30,7 +30,7 @@ class Baseline:
     mean: float = 0.0
     num_rewards: int = 0
 
-    def after(self, rewards: Sequence[int]) -> "Baseline":
+    def after(self, rewards: Sequence[float]) -> "Baseline":
         """Return the baseline once these rewards are counted, in any order they came."""
         if not rewards:
             return self
@@ -45,7 +45,7 @@ def token_advantages(
 ) -> Tensor:
     """Return the advantage of each token [B, T]; NaN where it depends on a gap that is not finite.
 
-    reward_B    [B] float, -1 or 1; read only where rewarded_B
+    reward_B    [B] float, -1 to 1; read only where rewarded_B
     rewarded_B  [B] bool
     gap_BT      [B, T] float, nats: teacher (which saw the hint) less student; read only where hinted_B
     hinted_B    [B] bool

@@ -1,22 +1,28 @@
 """Which samples make up the next batch. Pure: time and versions come in as arguments.
 
 Every sample is in exactly one batch, whatever is delivered twice or read again from any planned offset: a plan, once on
-the log, is executed as it stands, and what it or an earlier plan names is taken by nobody else.
+the log, is executed as it stands, and what it or an earlier plan names is taken by nobody else. Of a turn and its judge
+one revision at most is planned: the newest that is there by then, and what comes later is not trained on.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from clawstream.events import BatchPlanned, SampleAssembled, TopicOffset
+from clawstream.events import NOBODY, BatchPlanned, PlannedTurn, SampleAssembled, TopicOffset
 from clawstream.training.trainable import ModelLimits, flaw
+
+_Judge = tuple[str, str]  # and what it was asked with
+_Revision = tuple[bool, int, int]  # in the order in which they come to be
 
 
 class DropReason(StrEnum):
     """Why a sample that arrived is in no batch of ours."""
 
     REPEATED = "repeated"  # its id came before: the first in the partition counts
+    LATE = "late"  # another revision of its turn is in a plan
+    SUPERSEDED = "superseded"  # a newer revision of its turn came
     STALE = "stale"  # sampled too many versions ago
     NO_SIGNAL = "no_signal"  # it has only what this method gives no weight to
     OTHER_POLICY = "other_policy"
@@ -76,10 +82,13 @@ class Batcher:
         self._waiting: dict[str, Arrival] = {}  # by sample id, in order of arrival
         self._read: dict[tuple[str, int], int] = {}  # partition -> next offset to read
         self._taken: set[str] = set()  # in a plan, or dropped for good
+        self._turns: defaultdict[str, set[_Judge]] = defaultdict(set)  # in a plan, by turn id
+        self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # samples that wait, by turn id
+        self._newest: dict[PlannedTurn, _Revision] = {}  # of turns with feedback
         self._pending: list[BatchPlanned] = []
         self._found: dict[str, SampleAssembled] = {}  # of pending plans, by id
         for plan in first_plans(planned):
-            self._taken.update(plan.sample_ids)
+            self._take(plan)
             self._read |= {(o.topic, o.partition): o.next_offset for o in plan.offsets}
             if plan.policy_version > executed_version and plan.policy_version not in rejected:
                 self._pending.append(plan)
@@ -95,9 +104,11 @@ class Batcher:
         if name in self._wanted:
             self._found.setdefault(name, arrival.sample)
         elif reason is None:
-            self._waiting[name] = arrival
+            self._wait(arrival)
         else:
             self.dropped[reason] += 1
+            if reason is DropReason.NO_SIGNAL:
+                self._supersede(arrival.sample)  # it was taken back
         return reason
 
     def flaw(self, sample: SampleAssembled) -> str | None:
@@ -152,11 +163,11 @@ class Batcher:
 
     def plan(self, plan: BatchPlanned) -> None:
         """The plan is on the log: it is now the one to execute, and its samples are taken."""
-        self._taken.update(plan.sample_ids)
+        self._take(plan)
         self._pending.append(plan)
         self._wanted.update(plan.sample_ids)
         for name in plan.sample_ids:
-            if (arrival := self._waiting.pop(name, None)) is not None:
+            if (arrival := self._let_go(name)) is not None:
                 self._found[name] = arrival.sample
 
     @property
@@ -175,11 +186,57 @@ class Batcher:
             return DropReason.REPEATED
         if sample.policy_id != rules.policy_id:
             return DropReason.OTHER_POLICY
-        rewarded = sample.reward is not None and rules.rewards_count
+        if self._is_late(sample):
+            return DropReason.LATE
+        newer = self._newest.get(turn_of(sample), _revision(sample)) > _revision(sample)
+        if newer or any(_outranks(other, sample) for other in self._rivals(sample)):
+            return DropReason.SUPERSEDED
+        rewarded = bool(sample.total_reward) and rules.rewards_count
         hinted = sample.hinted_prompt_ids is not None and rules.hints_count
         if not (rewarded or hinted):
             return DropReason.NO_SIGNAL
         return DropReason.UNTRAINABLE if flaw(sample, rules.limits) is not None else None
+
+    def _is_late(self, sample: SampleAssembled) -> bool:
+        """Return whether its turn is in a plan; a plan of an older version names samples alone."""
+        if sample.id_without_feedback in self._taken:
+            return True
+        return any(_is_one(judge, _judge(sample)) for judge in self._turns.get(sample.turn_id, ()))
+
+    def _rivals(self, sample: SampleAssembled) -> list[SampleAssembled]:
+        """Return the other revisions of its turn that wait; there is one at most."""
+        waiting = [self._waiting[name].sample for name in self._revisions.get(sample.turn_id, ())]
+        return [other for other in waiting if _is_one(_judge(other), _judge(sample))]
+
+    def _wait(self, arrival: Arrival) -> None:
+        """Let it wait in place of older revisions, as if it had come when they did."""
+        sample = arrival.sample
+        since_ms = min([arrival.timestamp_ms, *(one.timestamp_ms for one in self._supersede(sample))])
+        self._waiting[sample.sample_id] = replace(arrival, timestamp_ms=since_ms)
+        self._revisions[sample.turn_id].add(sample.sample_id)
+
+    def _supersede(self, sample: SampleAssembled) -> list[Arrival]:
+        if sample.num_feedback is not None:
+            self._newest[turn_of(sample)] = _revision(sample)
+        older = [self._waiting[other.sample_id] for other in self._rivals(sample)]
+        for arrival in older:
+            self._let_go(arrival.sample.sample_id)
+            self.dropped[DropReason.SUPERSEDED] += 1
+        return older
+
+    def _let_go(self, name: str) -> Arrival | None:
+        arrival = self._waiting.pop(name, None)
+        if arrival is not None:
+            turn_id = arrival.sample.turn_id
+            self._revisions[turn_id].discard(name)
+            if not self._revisions[turn_id]:
+                del self._revisions[turn_id]
+        return arrival
+
+    def _take(self, plan: BatchPlanned) -> None:
+        self._taken.update(plan.sample_ids)
+        for turn in plan.turns or ():
+            self._turns[turn.turn_id].add((turn.judge, turn.prompt_version))
 
     def _drop_stale(self, parent_version: int) -> None:
         bound = self._rules.max_versions_behind
@@ -187,7 +244,7 @@ class Batcher:
             return
         stale = [n for n, a in self._waiting.items() if versions_behind(a.sample, parent_version) > bound]
         for name in stale:
-            del self._waiting[name]
+            self._let_go(name)
             self._taken.add(name)
             self.dropped[DropReason.STALE] += 1
 
@@ -202,6 +259,11 @@ class Batcher:
             TopicOffset(topic=topic, partition=partition, next_offset=offset)
             for (topic, partition), offset in sorted(next_offsets.items())
         )
+
+
+def turn_of(sample: SampleAssembled) -> PlannedTurn:
+    """Return the turn that a sample is of, and who judged it."""
+    return PlannedTurn(turn_id=sample.turn_id, judge=sample.judge, prompt_version=sample.prompt_version)
 
 
 def first_plans(planned: Iterable[BatchPlanned]) -> list[BatchPlanned]:
@@ -227,3 +289,20 @@ def resume_offsets(planned: Iterable[BatchPlanned], executed_version: int) -> di
 def versions_behind(sample: SampleAssembled, parent_version: int) -> int:
     """Return how many versions passed since the sample's last token was sampled; 0 where none is named."""
     return max(parent_version - max((s.policy_version for s in sample.versions), default=parent_version), 0)
+
+
+def _judge(sample: SampleAssembled) -> _Judge:
+    return sample.judge, sample.prompt_version
+
+
+def _is_one(one: _Judge, other: _Judge) -> bool:
+    """Return whether samples by these are revisions of one: what nobody judged is of the turn, whoever judges it."""
+    return one == other or NOBODY in (one[0], other[0])
+
+
+def _revision(sample: SampleAssembled) -> _Revision:
+    return sample.judge != NOBODY, sample.revision, sample.num_feedback or 0
+
+
+def _outranks(one: SampleAssembled, other: SampleAssembled) -> bool:
+    return _revision(one) > _revision(other)

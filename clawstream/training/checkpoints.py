@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clawstream.errors import UnusableCheckpoint
-from clawstream.events import BatchPlanned, StepTaken, TopicOffset
+from clawstream.events import BatchPlanned, PlannedTurn, StepTaken, TopicOffset
 from clawstream.inference.version_folder import ADAPTER_CONFIG, MANIFEST, File, version_name
 from clawstream.locks import locked
 
@@ -171,7 +171,13 @@ def _checkpoint(folder: Path, body: dict[str, Any], sha256: str) -> Checkpoint:
         raise _unusable(folder, MANIFEST, f"format {body['format']}", f"format {FORMAT}")
     plan = body["plan"]
     offsets = tuple(TopicOffset(**offset) for offset in plan["offsets"])
-    parts = {"offsets": offsets, "sample_ids": tuple(plan["sample_ids"]), "settings": plan["settings"].encode()}
+    turns = plan.get("turns")  # none: it was planned by an older version
+    parts = {
+        "offsets": offsets,
+        "sample_ids": tuple(plan["sample_ids"]),
+        "settings": plan["settings"].encode(),
+        "turns": None if turns is None else tuple(PlannedTurn(**turn) for turn in turns),
+    }
     return Checkpoint(
         path=folder,
         plan=BatchPlanned(**plan | parts),

@@ -49,7 +49,7 @@ class Canary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A reward that came."""
+    """The judge's part of a reward that came; feedback is not asked of anybody, so it can't be one-sided."""
 
     good: bool  # above 0
     hinted: bool  # the answer has a hint how it should have been

@@ -18,7 +18,7 @@ from pathlib import Path
 from clawstream.config import Settings
 from clawstream.errors import ConfigError, SamplesGone, UnusableCheckpoint
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
-from clawstream.training.batches import Batch, Batcher
+from clawstream.training.batches import Batch, Batcher, turn_of
 from clawstream.training.checkpoints import alone_on, folder_of, latest, prune, read
 from clawstream.training.following import Following, TrainingLog
 from clawstream.training.lived import Lived, of_policy, rejection
@@ -201,6 +201,7 @@ class _Loop:
             settings=training.model_dump_json().encode(),
             planned_at_ms=_now_ms(),
             replay=self.samples.replay,
+            turns=tuple(map(turn_of, batch.samples)),
         )
 
     def _rollback(self) -> BatchPlanned | None:

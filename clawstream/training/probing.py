@@ -117,9 +117,9 @@ class Probe:
         if teacher is not None:
             gaps = zip(teacher.tolist(), seen.logps, strict=True)
             return tuple(max(-clip, min(clip, theirs - ours)) for theirs, ours in gaps)
-        if sample.reward is None or self._settings.weights[0] == 0:
+        if sample.total_reward is None or self._settings.weights[0] == 0:
             return None
-        return (float(sample.reward) - baseline,) * len(seen.logps)
+        return (sample.total_reward - baseline,) * len(seen.logps)
 
 
 def _of_answer(top: Top, response_ids: Sequence[int]) -> Tensor:
@@ -133,7 +133,7 @@ def _telling(scored: Scored, at_most: int) -> list[int]:
     """Return so many samples of a step, those first by which something is to change: they make most of its gradient."""
     order = sorted(
         range(len(scored.samples)),
-        key=lambda i: scored.samples[i].hinted_prompt_ids is None and (scored.samples[i].reward or 0) > 0,
+        key=lambda i: scored.samples[i].hinted_prompt_ids is None and (scored.samples[i].total_reward or 0) > 0,
     )
     return order[:at_most]
 

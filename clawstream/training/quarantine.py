@@ -83,7 +83,9 @@ class Quarantine:
             return
         waits = letter is not None and not letter.applied and error is None
         if not waits or batcher.wants(sample.sample_id):
-            batcher.receive(arrival(record, sample))
+            reason = batcher.receive(arrival(record, sample))
+            if reason is DropReason.LATE:
+                log.info("sample=%s turn=%s trained=never reason=late", sample.sample_id, sample.turn_id)
 
     async def rule(self, topic: str, batcher: Batcher) -> None:
         """Use and close what was ruled about on the topic that the batcher's samples are of.

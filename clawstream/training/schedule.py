@@ -17,10 +17,10 @@ class Schedule:
     """Where the rate's fall began, and how the policy has fared since."""
 
     began_after: int = 0  # a version: the next update is the first
-    last_rewards: tuple[int, ...] = ()  # since then, the newest last
+    last_rewards: tuple[float, ...] = ()  # since then, the newest last
     best_mean: float | None = None  # None: there were fewer than a window's
 
-    def before(self, version: int, rewards: Sequence[int]) -> "Schedule":
+    def before(self, version: int, rewards: Sequence[float]) -> "Schedule":
         """Return the schedule by which the step that makes `version` is taken, its samples having these rewards."""
         last = (*self.last_rewards, *rewards)[-WINDOW_REWARDS:]
         if len(last) < WINDOW_REWARDS:

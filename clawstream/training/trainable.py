@@ -68,7 +68,9 @@ def _outside(sample: SampleAssembled, limits: ModelLimits) -> str | None:
 
 def _not_a_number(sample: SampleAssembled) -> str | None:
     if sample.reward not in (None, -1, 1):
-        return f"the reward is {sample.reward}: expected -1, 1 or none"
+        return f"the judge's part of the reward is {sample.reward}: expected -1, 1 or none"
+    if sample.total_reward is not None and not abs(sample.total_reward) <= 1:
+        return f"the reward is {sample.total_reward:g}: expected -1 to 1 or none"
     if not isfinite(sample.temperature) or sample.temperature < 0:
         return f"the temperature is {sample.temperature:g}: expected a finite number from 0 on"
     if any(span.policy_version < 0 for span in sample.versions):

@@ -85,7 +85,7 @@ class Trainer:
         """
         torch.manual_seed(seed)
         settings = self._settings
-        rewards = [s.reward for s in samples if s.reward is not None]
+        rewards = [s.total_reward for s in samples if s.total_reward is not None]
         rate = self._learning_rate(version, rewards)
         steps = optimizer_steps(len(samples), epochs=settings.epochs, minibatches=settings.minibatches, seed=seed)
         teacher = {"reference": self._reference, "ema": self._ema, "current": None}[settings.teacher]
@@ -213,7 +213,7 @@ class Trainer:
     def _baseline_now(self) -> float:
         return self._baseline.mean if self._settings.baseline == "running" else 0.0
 
-    def _learning_rate(self, version: int, rewards: Sequence[int]) -> float:
+    def _learning_rate(self, version: int, rewards: Sequence[float]) -> float:
         settings, began_after = self._settings, self._schedule.began_after
         self._schedule = self._schedule.before(version, rewards)
         if self._schedule.began_after != began_after:

@@ -184,6 +184,7 @@ class Students:
             policy_id="policy",
             versions=(VersionSpan(policy_version=version, num_tokens=count),),
             num_earlier_turns=0,
+            total_reward=float(reward) if reward is not None else None,
         )
 
     def _majority(self, truth: bool) -> bool:

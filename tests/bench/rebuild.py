@@ -163,7 +163,8 @@ def _session(n: int) -> list[Event]:
         made.append(example(HintFound, **about, hint="Answer in one line, without headings or bold."))
         made.append(
             example(
-                SampleAssembled, **about, reward=-1, hint="Answer in one line, without headings or bold.",
+                SampleAssembled, **about, reward=-1, total_reward=-1.0,
+                hint="Answer in one line, without headings or bold.",
                 prompt_ids=tuple(range(PROMPT_TOKENS)), hinted_prompt_ids=tuple(range(PROMPT_TOKENS + 50)),
                 response_ids=tuple(range(ANSWER_TOKENS)), response_logprobs=(-0.25,) * ANSWER_TOKENS,
                 trained=(1,) * ANSWER_TOKENS, versions=(VersionSpan(policy_version=1, num_tokens=ANSWER_TOKENS),),

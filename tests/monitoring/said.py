@@ -2,6 +2,7 @@
 
 from clawstream.events import (
     BatchPlanned,
+    PlannedTurn,
     PolicyActivated,
     PolicyPublished,
     Question,
@@ -58,7 +59,7 @@ def verdict(turn_id: str, score: int | None) -> VerdictReached:
     )
 
 
-def sample(turn_id: str, policy_id: str = "policy") -> SampleAssembled:
+def sample(turn_id: str, policy_id: str = "policy", num_feedback: int | None = None) -> SampleAssembled:
     return SampleAssembled(
         session_id="s",
         turn_id=turn_id,
@@ -77,6 +78,8 @@ def sample(turn_id: str, policy_id: str = "policy") -> SampleAssembled:
         policy_id=policy_id,
         versions=(),
         num_earlier_turns=0,
+        total_reward=1.0,
+        num_feedback=num_feedback,
     )
 
 
@@ -90,6 +93,9 @@ def plan(version: int, samples: tuple[SampleAssembled, ...], offsets: dict[int, 
         seed=0,
         settings=b"{}",
         planned_at_ms=0,
+        turns=tuple(
+            PlannedTurn(turn_id=one.turn_id, judge=one.judge, prompt_version=one.prompt_version) for one in samples
+        ),
     )
 
 

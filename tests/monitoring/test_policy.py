@@ -58,6 +58,15 @@ def test_a_sample_that_was_written_twice_waits_once() -> None:
     assert board(at(0, plan(1, (S[0],), {}), POLICY), at(0, S[0]), at(1, S[0])).num_waiting == 0
 
 
+def test_of_a_turns_revisions_one_waits_since_the_first_came_and_none_once_one_is_planned() -> None:
+    again = sample("0", num_feedback=1)
+    told = board(at(0, S[0]), at(1, again))
+    assert (told.num_waiting, told.oldest_ms) == (1, 0)
+    told.learn(at(0, plan(1, (again,), {0: 2}), POLICY))
+    told.learn(at(2, sample("0", num_feedback=2)))
+    assert told.num_waiting == 0
+
+
 def test_of_two_plans_for_a_version_the_first_counts() -> None:
     told = board(
         at(0, S[0]), at(1, S[1]), at(0, plan(1, (S[0],), {0: 1}), POLICY), at(1, plan(1, (S[1],), {0: 2}), POLICY)

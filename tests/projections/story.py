@@ -105,6 +105,7 @@ SAMPLE: SampleAssembled = example(
     prompt_version="v1",
     revision=0,
     reward=-1,
+    total_reward=-1.0,
     hint="Answer without bold.",
     prompt_ids=(1, 2, 3),
     hinted_prompt_ids=(1, 2, 9, 3),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
-from clawstream.events import BatchPlanned, ExchangeCompleted, PolicyRejected, StepRejected
+from clawstream.events import (
+    NOBODY,
+    BatchPlanned,
+    ExchangeCompleted,
+    PlannedTurn,
+    PolicyRejected,
+    SampleAssembled,
+    StepRejected,
+)
 from clawstream.events.history import Parent, WholeRequest, history, shorten
 from clawstream.projections.text import storable_json
 from tests.projections import logs, story
@@ -115,6 +124,42 @@ def test_turn_scores_put_verdict_votes_hint_sample_and_feedback_side_by_side(tol
     assert row["mean_vote"] == pytest.approx(-1 / 3)
     assert (row["score"], row["num_readable"], row["num_unreadable"]) == (-1, 3, 1)
     assert (row["sample_id"], row["feedback_score"], row["policy_versions"]) == (story.SAMPLE.sample_id, -1.0, [0])
+
+
+def test_each_revision_of_a_sample_says_whether_it_was_planned_or_came_too_late(emptied: Engine) -> None:
+    def revised(num_feedback: int | None, turn_id: str = story.FIRST, **changes: Any) -> SampleAssembled:
+        return replace(story.SAMPLE, turn_id=turn_id, num_feedback=num_feedback, **changes)
+
+    first, planned, late = revised(None), revised(1, person_reward=1.0, total_reward=0.0), revised(2)
+    waits, gone, alone = revised(3, "t2"), revised(2, "t2"), revised(1, "t3", judge=NOBODY, prompt_version=NOBODY)
+    after = revised(1, "t3")
+    plan = BatchPlanned(
+        policy_id="policy", policy_version=1, parent_version=0, sample_ids=(planned.sample_id, alone.sample_id),
+        offsets=(), seed=0, settings=b"{}", planned_at_ms=0,
+        turns=(PlannedTurn(turn_id=story.FIRST, judge="judge", prompt_version="v1"),),
+    )  # fmt: skip
+    write_all(emptied, logs.records([first, planned, late, gone, waits, alone, after, plan]))
+    rows = {row["sample_id"]: row for row in _rows(emptied, "SELECT * FROM sample_revisions")}
+    assert {name: row["standing"] for name, row in rows.items()} == {
+        first.sample_id: "superseded",
+        planned.sample_id: "planned",
+        late.sample_id: "late",
+        gone.sample_id: "superseded",
+        waits.sample_id: "unplanned",
+        alone.sample_id: "planned",
+        after.sample_id: "late",
+    }
+    row = rows[planned.sample_id]
+    assert (row["planned_version"], row["reward"], row["person_reward"], row["total_reward"]) == (1, -1, 1.0, 0.0)
+
+
+def test_trajectories_and_scores_tell_the_newest_revision(emptied: Engine) -> None:
+    older, revised = (replace(story.SAMPLE, num_feedback=heard, total_reward=0.0) for heard in (1, 2))
+    write_all(emptied, logs.records([*story.STORY, revised, older]))
+    [told, _] = _rows(emptied, f"SELECT * FROM trajectories WHERE session_id = '{story.SESSION}' ORDER BY position")
+    [scored] = _rows(emptied, "SELECT * FROM turn_scores")
+    for row in (told, scored):
+        assert (row["sample_id"], row["reward"], row["total_reward"]) == (revised.sample_id, -1, 0.0)
 
 
 def test_judge_agreement_counts_readable_scores_and_shares_of_the_rest(told: Engine) -> None:

@@ -57,7 +57,7 @@ async def replayed(
     log: MemoryLog, what: Wanted | None = None, *, workers: int = 1, judge: Judge | None = None
 ) -> ReplayEnded:
     """Start a replay and work it through."""
-    started, ended = await begin(log, what or wanted(), SETTINGS.judge, SETTINGS.samples)
+    started, ended = await begin(log, what or wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
     assert ended is None
     return await work_through(log, started, lambda begun: work(log, begun, workers=workers, judge=judge))
 

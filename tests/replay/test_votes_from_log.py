@@ -89,7 +89,7 @@ def test_each_judge_that_voted_has_verdicts_and_samples_of_its_own(moves: list[l
 async def test_ends_are_frozen_while_producers_go_on_and_live_topics_and_groups_stay_as_they_are() -> None:
     flow = lived(people([["ask"] * 4, ["ask"] * 3]), 1)
     log = await written(flow, 3)
-    started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples)
+    started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
     late = lived(conversation(["ask"] * 4, "late"), 2)
     await log.write([Outgoing(record.event) for topic in (EXCHANGES, VOTES) for record in late.log.topics[topic]])
     live = log.broker.places(topic for topic in event_topics() if topic != "clawstream.control.v1")
@@ -110,13 +110,13 @@ async def test_a_replay_that_was_killed_is_begun_again_under_its_name_and_says_t
     flow = lived(people([["ask"] * 6, ["ask"] * 6, ["ask"] * 3]), 3)
     calm = await replayed(await written(flow, 3))
     log = await written(flow, 3)
-    started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples)
+    started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
     await work(log, replace(started, ranges=tuple(replace(r, end_offset=r.end_offset // 2) for r in started.ranges)))
     await log.write(
         [Outgoing(record.event) for record in lived(conversation(["ask"] * 3, "late"), 2).log.topics[VOTES]]
     )
 
-    again, ended = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples)
+    again, ended = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
     assert (again, ended) == (started, None)
     samples = [await work(log, again) for _ in range(2)]
     assert samples[0] == samples[1]
@@ -141,7 +141,7 @@ async def test_what_becomes_of_greedy_answers_is_as_it_was_when_the_replay_began
     ]
     log = await written(flow, 3)
     began_with = SamplesSettings(off_distribution=(rule or OffDistribution.REFUSE).value)
-    started, _ = await begin(log, wanted(), SETTINGS.judge, began_with)
+    started, _ = await begin(log, wanted(), SETTINGS.judge, began_with, SETTINGS.rewards)
     assert started.off_distribution is (rule or OffDistribution.REFUSE)
     await work(log, replace(started, off_distribution=rule))
     samples = (await said(log, [own(SAMPLES)]))[own(SAMPLES)].values()
@@ -164,11 +164,11 @@ async def test_a_session_is_replayed_alone() -> None:
 async def test_a_name_is_one_replay_and_its_end_is_on_record() -> None:
     log = await written(lived(people([["ask"] * 3]), 5), 1)
     ended = await replayed(log)
-    assert (await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples))[1] == ended
+    assert (await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards))[1] == ended
     with pytest.raises(ConfigError, match="was begun with judge None, not somebody"):
-        await begin(log, wanted(judge="somebody"), SETTINGS.judge, SETTINGS.samples)
+        await begin(log, wanted(judge="somebody"), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
     with pytest.raises(ConfigError, match="can't be named"):
-        await begin(log, wanted("../x"), SETTINGS.judge, SETTINGS.samples)
+        await begin(log, wanted("../x"), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
     assert list((await Registry.read(log)).ended) == ["again"]
 
 

@@ -1,6 +1,7 @@
 """Exchanges to samples through all three stages, in memory."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -21,6 +22,7 @@ from clawstream.events import (
     VerdictReached,
     VerdictStatus,
 )
+from clawstream.samples.session import PAST_LIVES
 from tests import recorded
 from tests.flow import Flow, Oracle
 from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters, Session, assistant, user
@@ -84,7 +86,7 @@ def test_every_turn_gives_exactly_one_sample_or_refusal_at_first_look(moves: lis
 
 
 @given(MOVES, SEEDS)
-def test_a_done_and_judged_session_leaves_nothing_behind_but_the_ids_of_what_is_over(
+def test_a_done_and_judged_session_leaves_nothing_behind_but_the_ids_of_what_is_over_and_its_last_lives(
     moves: list[str], seed: int
 ) -> None:
     flow = Flow()
@@ -115,7 +117,14 @@ def test_what_is_written_again_after_its_session_was_forgotten_changes_nothing(m
 
 
 def nothing_left(flow: Flow) -> bool:
-    return all(state == type(state)(over=state.over) for state in flow.states())
+    """Whether nothing is known but what is over, and lives that feedback may still be about."""
+    return all(state == type(state)(**_kept(state)) for state in flow.states())
+
+
+def _kept(state: Any) -> dict[str, Any]:
+    past = getattr(state, "past", ())
+    assert len(past) <= PAST_LIVES
+    return {"over": state.over} | ({"past": past} if past else {})
 
 
 @given(MOVES, SEEDS)

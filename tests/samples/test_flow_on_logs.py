@@ -13,6 +13,7 @@ from clawstream.config import JudgeSettings, TurnsSettings
 from clawstream.events import Event, TurnPaired
 from clawstream.inference.judge_client import JudgeClient
 from clawstream.judging.stage import Judge, judging_stage
+from clawstream.samples.joining import Rules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream import admin
 from clawstream.stream.cut import Cut
@@ -36,7 +37,7 @@ def stages(judge: Judge) -> list[Stage[Any, Any]]:
     return [
         turns_stage(TurnsSettings()),
         judging_stage(JudgeSettings(votes=3), judge, now_ms=lambda: 0),
-        samples_stage(Letters()),
+        samples_stage(Rules(Letters())),
     ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from clawstream.events import Event, FinishReason, RefusalReason, SampleAssembled, SampleRefused
 from clawstream.events.conversation import Message, text_of
 from clawstream.samples.hinted import with_hint
-from clawstream.samples.joining import observe
+from clawstream.samples.joining import Rules, observe
 from clawstream.samples.masks import mask
 from clawstream.samples.session import Session as State
 from tests import recorded
@@ -110,7 +110,7 @@ def test_a_prompt_that_rests_on_a_session_that_was_done_is_not_made_up_whatever_
     state: State | None = None
     refusals: list[Event] = []
     for record in (record for topic in order for record in log.topics[topic]):
-        state, events = observe(state, record.event, Letters())
+        state, events = observe(state, record.event, Rules(Letters()))
         refusals += [event for event in events if isinstance(event, SampleRefused) and event.turn_id is not None]
     (refused,) = log.of(SampleRefused)[1:]
     assert refusals == [refused]

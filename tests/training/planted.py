@@ -52,7 +52,7 @@ def loops(trainer: Trainer) -> None:
 
 def always_good(samples: Samples) -> list[SampleAssembled]:
     """What a judge makes of answers that says yes to everything; its hints are what they were."""
-    return [replace(sample, reward=1) for sample in samples]
+    return [replace(sample, reward=1, total_reward=1.0) for sample in samples]
 
 
 FAULTS: Mapping[str, Callable[[Trainer], None]] = {

@@ -212,7 +212,7 @@ def test_nothing_is_learned_from_rewards_that_never_differ() -> None:
 
 
 def test_where_hints_teach_good_answers_alone_are_something_to_learn_from() -> None:
-    hinted_too = [*rewarded(*[1] * 15), replace(tiny.sample("h", hinted=True), reward=None)]
+    hinted_too = [*rewarded(*[1] * 15), tiny.sample("h", reward=None, hinted=True)]
     assert one_sided(hinted_too, after(*[1] * (ALIKE_REWARDS - 15))) is None
 
 

@@ -38,7 +38,9 @@ FLAWS: list[tuple[dict[str, Any], str]] = [
     ({"hinted_prompt_ids": (1, 96)}, "hinted_prompt_ids has the id 96"),
     ({"prompt_ids": (1,) * 26}, "33 tokens: expected at most 32"),
     ({"hinted_prompt_ids": (1,) * 26}, "33 tokens: expected at most 32"),
-    ({"reward": 10**9}, "the reward is 1000000000"),
+    ({"reward": 10**9}, "the judge's part of the reward is 1000000000"),
+    ({"total_reward": 1.5}, "the reward is 1.5: expected -1 to 1"),
+    ({"total_reward": math.nan}, "the reward is nan"),
     ({"temperature": -1.0}, "the temperature is -1"),
     ({"temperature": math.nan}, "the temperature is nan"),
     ({"temperature": math.inf}, "the temperature is inf"),
@@ -52,7 +54,15 @@ def test_a_flaw_is_said_in_words(changes: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"prompt_ids": (95,) * 25}, {"reward": None}, {"temperature": 0.0}, {"trained": (0,) * N}]
+    "changes",
+    [
+        {},
+        {"prompt_ids": (95,) * 25},
+        {"total_reward": None},
+        {"total_reward": 0.25},
+        {"temperature": 0.0},
+        {"trained": (0,) * N},
+    ],
 )
 def test_a_sample_at_the_limits_has_none(changes: dict[str, Any]) -> None:
     assert flaw(replace(GOOD, **changes), LIMITS) is None
@@ -79,6 +89,7 @@ def odd_samples(draw: st.DrawFn) -> SampleAssembled:
         response_logprobs=tuple(draw(logprob) for _ in range(draw(about))),
         trained=tuple(draw(st.integers(0, 1)) for _ in range(draw(about))),
         reward=draw(st.sampled_from([None, -1, 1, 1, 10**18])),
+        total_reward=draw(st.sampled_from([None, -1.0, 1.0, 0.0, -0.25, 1e18, math.nan])),
         temperature=draw(st.sampled_from([0.0, 1e-300, 1e-6, 0.7, 2.0, 1e300, 1.0, -1.0, math.nan])),
     )
 

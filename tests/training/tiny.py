@@ -42,6 +42,9 @@ def sample(
     temperature: float = 1.0,
     version: int = 0,
     policy_id: str = "policy",
+    judge: str = "judge",
+    revision: int = 0,
+    num_feedback: int | None = None,
 ) -> SampleAssembled:
     """A sample whose tokens follow from its name."""
     rng = random.Random(name)
@@ -53,9 +56,9 @@ def sample(
     return SampleAssembled(
         session_id=f"session-{name}",
         turn_id=name,
-        judge="judge",
+        judge=judge,
         prompt_version="1",
-        revision=0,
+        revision=revision,
         reward=reward,
         hint="keep it plain" if hinted else None,
         prompt_ids=prompt,
@@ -68,4 +71,6 @@ def sample(
         policy_id=policy_id,
         versions=(VersionSpan(policy_version=version, num_tokens=response_tokens),),
         num_earlier_turns=0,
+        total_reward=None if reward is None else float(reward),
+        num_feedback=num_feedback,
     )

@@ -1,0 +1,95 @@
+"""What is kept of a session that is over. Pure.
+
+The one rule: nothing is let go that a sample may still need, and what is written again of a life that is over is
+nothing to the session's next one.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+from clawstream.events import VerdictReached
+from clawstream.events.floor import buried, second_looks
+from clawstream.samples.session import FIRST_LOOK, FLOOR_LOOK, PAST_LIVES, Judged, Recalled, Session
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+def rest(session: Session) -> Session:
+    """Return what is still needed of a session: once it is done and joined, what is of a later life.
+
+    Beside it stand its ids, so that what is written again is no news, and its last lives, as feedback may still come.
+    """
+    newest = session.marks[-1] if session.marks else None
+    if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
+        return session
+    end = newest.settled.after_exchange_id
+    if end not in session.requests or not _all_joined(session):
+        return session
+    order = list(session.requests)
+    later = order[order.index(end) + 1 :]
+    verdicts = {key: said for key, said in session.verdicts.items() if key.turn_id not in session.turns}
+    hints = {key: said for key, said in session.hints.items() if key.turn_id not in session.turns}
+    over = buried(session.over, session.marks, session.turns)
+    life = _life(session, set(order[: order.index(end) + 1]))
+    past = (*session.past, life)[-PAST_LIVES:]
+    feedback = MappingProxyType({id_: said for id_, said in session.feedback.items() if id_ not in life.answers})
+    if not (later or verdicts or hints):
+        return Session(over=over, past=past, feedback=feedback)
+    return Session(
+        era=session.era,
+        ended_after=session.ended_after,
+        orphans=session.orphans - life.answers.keys(),
+        feedback=feedback,
+        past=past,
+        requests=MappingProxyType({id_: session.requests[id_] for id_ in later}),
+        answers=MappingProxyType({id_: session.answers[id_] for id_ in later if id_ in session.answers}),
+        verdicts=MappingProxyType(verdicts),
+        hints=MappingProxyType(hints),
+        joined=_only(session.joined, lambda key: key.turn_id not in session.turns and key.turn_id not in life.answers),
+        over=over,
+    )
+
+
+def _life(session: Session, exchange_ids: set[str]) -> Session:
+    """Return the session as far as it is about these exchanges."""
+
+    def of_it(key: Judged) -> bool:
+        return key.turn_id in exchange_ids
+
+    return session._replace(
+        requests=_only(session.requests, exchange_ids.__contains__),
+        answers=_only(session.answers, exchange_ids.__contains__),
+        verdicts=_only(session.verdicts, of_it),
+        hints=_only(session.hints, of_it),
+        feedback=_only(session.feedback, exchange_ids.__contains__),
+        joined=_only(session.joined, of_it),
+        recalled=Recalled(),
+        over=MappingProxyType({}),
+        past=(),
+    )
+
+
+def _only(known: Mapping[_K, _V], wanted: Callable[[_K], bool]) -> Mapping[_K, _V]:
+    return MappingProxyType({key: value for key, value in known.items() if wanted(key)})
+
+
+def _all_joined(session: Session) -> bool:
+    """Return whether every judge that has spoken has spoken of every turn, and the floor has had its say."""
+    judges = {(key.judge, key.prompt_version) for key in session.verdicts}
+    if session.turns and not judges:
+        return False
+    return all(_judge_is_done(session, *judge) for judge in judges)
+
+
+def _judge_is_done(session: Session, judge: str, prompt_version: str) -> bool:
+    def of(revision: int) -> Mapping[str, VerdictReached]:
+        mine = (judge, prompt_version, revision)
+        return {key.turn_id: verdict for key, verdict in session.verdicts.items() if key[:3] == mine}
+
+    hints = {key.turn_id: hint for key, hint in session.hints.items() if key[:2] == (judge, prompt_version)}
+    looks = second_looks(list(session.turns), session.marks, of(FIRST_LOOK), hints, of(FLOOR_LOOK))
+    turns = [Judged(judge, prompt_version, FIRST_LOOK, turn_id) for turn_id in session.turns]
+    again = [Judged(judge, prompt_version, FLOOR_LOOK, look.turn_id) for look in looks.due]
+    return looks.settled and all(key in session.joined for key in [*turns, *again])

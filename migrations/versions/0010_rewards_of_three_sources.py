@@ -1,0 +1,22 @@
+"""Rewards of what judges, people, environments and heuristics said; which revision of a turn's sample was planned."""
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects.postgresql import JSONB
+
+revision = "0010"
+down_revision = "0009"
+
+
+def upgrade() -> None:
+    """Add the columns; until now the judge's part was the whole of a reward. Views gain theirs at their end."""
+    for name in ("total_reward", "person_reward", "environment_reward", "heuristic_reward"):
+        op.add_column("samples", sa.Column(name, sa.Double))
+    op.add_column("samples", sa.Column("num_feedback", sa.BigInteger))
+    op.execute("UPDATE samples SET total_reward = reward WHERE reward IS NOT NULL")
+    op.add_column("batches", sa.Column("turns", JSONB))
+    op.add_column("replays", sa.Column("reward_weights", JSONB))
+    cursor = op.get_bind().connection.cursor()
+    cursor.execute((Path(__file__).parent / "0010_views.sql").read_text())
