@@ -79,18 +79,24 @@ class SampleAssembled(SessionEvent):
     num_feedback: int | None = None  # how often by then feedback gave a source another score; None: never
 
     @property
+    def learned_reward(self) -> float | None:
+        """What is trained on; None: the parts say nothing, or outweigh each other."""
+        return self.total_reward or None
+
+    @property
     def event_id(self) -> str:
-        """One per turn, look and number of changes by feedback; without feedback as it was before there was any."""
-        return self._id_at(self.num_feedback)
+        """One per turn, look and feedback known, by its number and scores; without any as before there was any."""
+        heard = (self.num_feedback, self.person_reward, self.environment_reward, self.heuristic_reward)
+        return derived_id("SampleAssembled", *self._look, *([] if self.num_feedback is None else heard))
 
     @property
     def id_without_feedback(self) -> str:
         """The id of the same look's sample before any feedback."""
-        return self._id_at(None)
+        return derived_id("SampleAssembled", *self._look)
 
-    def _id_at(self, num_feedback: int | None) -> str:
-        look = (self.turn_id, self.judge, self.prompt_version, self.revision)
-        return derived_id("SampleAssembled", *look, *([] if num_feedback is None else [num_feedback]))
+    @property
+    def _look(self) -> tuple[str, str, str, int]:
+        return self.turn_id, self.judge, self.prompt_version, self.revision
 
     @property
     def sample_id(self) -> str:

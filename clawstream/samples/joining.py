@@ -137,13 +137,16 @@ def _of_feedback_alone(session: Session, event: Event) -> list[Judged]:
             turn_ids = list(session.feedback)
         case _:
             return []
-    keys = [Judged(NOBODY, NOBODY, FIRST_LOOK, turn_id) for turn_id in turn_ids]
-    return [
-        key
-        for key in keys
-        if session.joined.get(key, 0) < opinions_of(session, key.turn_id).num_changes
-        and never_judged(session, key.turn_id)
+    new = [
+        turn_id
+        for turn_id in turn_ids
+        if session.joined.get(_alone(turn_id), 0) < opinions_of(session, turn_id).num_changes
     ]
+    return [_alone(turn_id) for turn_id in never_judged(session, new)]
+
+
+def _alone(turn_id: str) -> Judged:
+    return Judged(NOBODY, NOBODY, FIRST_LOOK, turn_id)
 
 
 def _is_ready(session: Session, key: Judged) -> bool:

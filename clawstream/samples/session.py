@@ -33,8 +33,8 @@ _V = TypeVar("_V")
 
 FIRST_LOOK = 0
 FLOOR_LOOK = 1
-MAX_UNPLACED = 64  # turns with feedback whose answers are not known; their exchanges are behind, or there are none
-PAST_LIVES = 4
+MAX_UNPLACED = 1024  # turns with feedback whose answers are not known; their exchanges are behind, or there are none
+PAST_LIVES = 16
 
 
 class Sampled(NamedTuple):
@@ -101,17 +101,17 @@ def opinions_of(session: Session, turn_id: str) -> Opinions:
     return session.feedback.get(turn_id, Opinions())
 
 
-def never_judged(session: Session, turn_id: str) -> bool:
-    """Return whether an answer is known to have no next state: the session went on without it, or is over or idle.
+def never_judged(session: Session, turn_ids: Iterable[str]) -> list[str]:
+    """Return which answers are known to have no next state: the session went on without it, or is over or idle.
 
     An idle session may go on; its answer is then judged all the same, and its sample a newer one.
     """
-    if turn_id not in session.answers or turn_id in session.turns:
-        return False
-    if turn_id in session.orphans:
-        return True
+    unpaired = [id_ for id_ in turn_ids if id_ in session.answers and id_ not in session.turns]
+    if all(id_ in session.orphans for id_ in unpaired):
+        return unpaired
     order = {id_: number for number, id_ in enumerate(session.requests)}
-    return any(order[turn_id] <= order.get(mark.settled.after_exchange_id, -1) for mark in session.marks)
+    settled = max((order.get(mark.settled.after_exchange_id, -1) for mark in session.marks), default=-1)
+    return [id_ for id_ in unpaired if id_ in session.orphans or order[id_] <= settled]
 
 
 def learn(session: Session, event: Event) -> Session:

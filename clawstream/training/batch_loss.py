@@ -99,8 +99,8 @@ class BatchLoss:
         new_BT = look.logp_BT
         known, trained_BT = self._known(scored, group, look)
         samples = [scored.samples[i] for i in group]
-        rewarded_B = torch.tensor([s.total_reward is not None for s in samples], device=new_BT.device)
-        reward_B = new_BT.new_tensor([torch.nan if s.total_reward is None else s.total_reward for s in samples])
+        rewarded_B = torch.tensor([s.learned_reward is not None for s in samples], device=new_BT.device)
+        reward_B = new_BT.new_tensor([torch.nan if s.learned_reward is None else s.learned_reward for s in samples])
         hinted_B = torch.tensor([i in scored.hinted for i in group], device=new_BT.device)
         nothing = new_BT.new_empty(0)
         gap_BT = _padded([scored.hinted.get(i, nothing) for i in group], like_BT=known.old) - known.old

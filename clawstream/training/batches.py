@@ -85,6 +85,7 @@ class Batcher:
         self._turns: defaultdict[str, set[_Judge]] = defaultdict(set)  # in a plan, by turn id
         self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # samples that wait, by turn id
         self._newest: dict[PlannedTurn, _Revision] = {}  # of turns with feedback
+        self._chosen: dict[str, Arrival] = {}  # by the newest `due`, whose plan is on its way to the log
         self._pending: list[BatchPlanned] = []
         self._found: dict[str, SampleAssembled] = {}  # of pending plans, by id
         for plan in first_plans(planned):
@@ -147,7 +148,9 @@ class Batcher:
             self._found.pop(name, None)
 
     def due(self, *, parent_version: int, now_ms: int) -> Batch | None:
-        """Return the batch to plan now, if there is one; the samples stay until `plan` says that it is on the log.
+        """Return the batch to plan now, if there is one; its samples wait until `plan` says that it is on the log.
+
+        A newer revision that is read meanwhile is late where the plan gets there, and takes its place where not.
 
         `now_ms` is compared with the log's own times. None also while a plan is pending: one step at a time.
         """
@@ -159,6 +162,7 @@ class Batcher:
         if not enough and now_ms - oldest_ms < self._rules.max_wait_ms:
             return None
         chosen = list(self._waiting.values())[: self._rules.batch_samples]
+        self._chosen = {arrival.sample.sample_id: arrival for arrival in chosen}
         return Batch(samples=tuple(a.sample for a in chosen), offsets=self._offsets(without=len(chosen)))
 
     def plan(self, plan: BatchPlanned) -> None:
@@ -167,8 +171,14 @@ class Batcher:
         self._pending.append(plan)
         self._wanted.update(plan.sample_ids)
         for name in plan.sample_ids:
-            if (arrival := self._let_go(name)) is not None:
-                self._found[name] = arrival.sample
+            arrival = self._let_go(name) or self._chosen.get(name)
+            if arrival is None:
+                continue
+            self._found[name] = arrival.sample
+            for late in self._rivals(arrival.sample):
+                self._let_go(late.sample_id)
+                self.dropped[DropReason.LATE] += 1
+        self._chosen = {}
 
     @property
     def num_waiting(self) -> int:
@@ -191,7 +201,7 @@ class Batcher:
         newer = self._newest.get(turn_of(sample), _revision(sample)) > _revision(sample)
         if newer or any(_outranks(other, sample) for other in self._rivals(sample)):
             return DropReason.SUPERSEDED
-        rewarded = bool(sample.total_reward) and rules.rewards_count
+        rewarded = sample.learned_reward is not None and rules.rewards_count
         hinted = sample.hinted_prompt_ids is not None and rules.hints_count
         if not (rewarded or hinted):
             return DropReason.NO_SIGNAL

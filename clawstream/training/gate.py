@@ -230,8 +230,11 @@ def _entropy_gone(before: Sequence[Seen], after: Sequence[Seen]) -> str | None:
 
 
 def _verdicts(samples: Sequence[SampleAssembled]) -> tuple[Verdict, ...]:
+    """What the judge said, as far as it counts: where people overruled it, its word teaches nothing."""
     return tuple(
-        Verdict(good=s.reward > 0, hinted=s.hinted_prompt_ids is not None) for s in samples if s.reward is not None
+        Verdict(good=s.reward > 0, hinted=s.hinted_prompt_ids is not None)
+        for s in samples
+        if s.reward is not None and s.reward * (s.learned_reward or 0) > 0
     )
 
 

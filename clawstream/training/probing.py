@@ -117,9 +117,9 @@ class Probe:
         if teacher is not None:
             gaps = zip(teacher.tolist(), seen.logps, strict=True)
             return tuple(max(-clip, min(clip, theirs - ours)) for theirs, ours in gaps)
-        if sample.total_reward is None or self._settings.weights[0] == 0:
+        if sample.learned_reward is None or self._settings.weights[0] == 0:
             return None
-        return (sample.total_reward - baseline,) * len(seen.logps)
+        return (sample.learned_reward - baseline,) * len(seen.logps)
 
 
 def _of_answer(top: Top, response_ids: Sequence[int]) -> Tensor:

@@ -85,7 +85,7 @@ class Trainer:
         """
         torch.manual_seed(seed)
         settings = self._settings
-        rewards = [s.total_reward for s in samples if s.total_reward is not None]
+        rewards = [s.learned_reward for s in samples if s.learned_reward is not None]
         rate = self._learning_rate(version, rewards)
         steps = optimizer_steps(len(samples), epochs=settings.epochs, minibatches=settings.minibatches, seed=seed)
         teacher = {"reference": self._reference, "ema": self._ema, "current": None}[settings.teacher]

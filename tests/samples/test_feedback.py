@@ -128,6 +128,14 @@ def test_a_thumb_before_the_verdict_is_in_the_first_revision_and_one_after_it_in
     assert plain.sample_id == revised.id_without_feedback != revised.sample_id
 
 
+def test_samples_that_know_the_same_number_of_scores_but_not_the_same_scores_are_two() -> None:
+    """What was heard too long ago is forgotten, so that a count may begin anew."""
+    [first] = Flow(Oracle(BAD)).run(asked_twice(before=[1.0])).of(SampleAssembled)
+    assert replace(first, person_reward=-1.0).sample_id != first.sample_id
+    assert replace(first, person_reward=None, environment_reward=1.0).sample_id != first.sample_id
+    assert replace(first, num_feedback=2).sample_id != first.sample_id
+
+
 def test_up_down_up_ends_with_up() -> None:
     log = Flow(Oracle(UNDECIDED)).run(asked_twice(after=[(0, 1.0), (0, -1.0), (0, 1.0)]))
     assert [sample.total_reward for sample in log.of(SampleAssembled)] == [1.0, -1.0, 1.0]

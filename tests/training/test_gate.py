@@ -39,6 +39,7 @@ def answered(trainer: Trainer, number: int) -> list[SampleAssembled]:
         replace(
             sample,
             reward=1 if good else -1,
+            total_reward=1.0 if good else -1.0,
             hinted_prompt_ids=None if good else sample.hinted_prompt_ids,
             response_ids=tuple(suffix.response_ids),
             response_logprobs=float32(logp.tolist()),
@@ -198,6 +199,11 @@ def test_a_judge_is_seen_to_say_yes_to_everything_where_it_begins_suddenly_and_n
     assert "6 of the 32" in (one_sided(rewarded(*[1] * 16), after(*[1, -1, -1, -1, -1] * 6, -1, -1)) or "")
     assert one_sided(rewarded(*[1] * 16), after(*[1, 1, -1] * 11)) is None
     assert one_sided(rewarded(*[1] * 15, -1), after(*[-1] * 32)) is None
+
+
+def test_a_judge_whose_word_people_overrule_is_not_seen_to_say_yes_to_everything() -> None:
+    overruled = [replace(sample, person_reward=-1.0, total_reward=-1.0) for sample in rewarded(*[1] * 16)]
+    assert one_sided(overruled, after(*[1, -1, -1, -1, -1] * 6, -1, -1)) is None
 
 
 def test_hints_for_answers_that_are_all_good_tell_on_the_judge() -> None:

@@ -131,6 +131,39 @@ def test_two_revisions_in_one_window_are_one_sample_of_the_batch() -> None:
     assert batch.samples == (revisions[-1], tiny.sample("other"))
 
 
+@pytest.mark.parametrize("reward", [1, None])  # a newer opinion; the older one taken back
+def test_what_is_read_while_the_plan_is_on_its_way_to_the_log_is_late(reward: int | None) -> None:
+    batcher = Batcher(RULES)
+    planned = [tiny.sample(name, reward=-1) for name in "ab"]
+    for offset, sample in enumerate(planned):
+        batcher.receive(arrival(sample, offset))
+    batch = batcher.due(parent_version=0, now_ms=0)
+    assert batch is not None
+
+    batcher.receive(arrival(tiny.sample("a", reward=reward, num_feedback=1), 2))
+    plan = plan_of(batch, 1)
+    batcher.plan(plan)
+
+    assert batcher.pending() == (plan, tuple(planned))
+    assert batcher.num_waiting == 0
+    batcher.executed(plan)
+    assert batcher.due(parent_version=1, now_ms=10**9) is None
+
+
+def test_a_newer_revision_is_planned_where_the_plan_on_its_way_did_not_get_to_the_log() -> None:
+    batcher = Batcher(RULES)
+    for offset, name in enumerate("ab"):
+        batcher.receive(arrival(tiny.sample(name, reward=-1), offset))
+    assert batcher.due(parent_version=0, now_ms=0) is not None
+    newer = tiny.sample("a", reward=1, num_feedback=1)
+    batcher.receive(arrival(newer, 2))
+
+    batch = batcher.due(parent_version=0, now_ms=0)
+
+    assert batch is not None
+    assert newer in batch.samples
+
+
 @pytest.mark.parametrize("says_turns", [True, False])
 @pytest.mark.parametrize("restarted", [True, False])
 def test_a_revision_of_a_turn_that_is_planned_is_late_also_after_a_restart(

@@ -10,6 +10,7 @@ import torch
 from clawstream.config import TrainingSettings
 from clawstream.errors import TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
+from clawstream.training.advantages import Baseline
 from clawstream.training.answers import Suffix
 from clawstream.training.torch_model import TorchModel
 from clawstream.training.trainer import Trainer
@@ -65,6 +66,18 @@ def test_a_hint_alone_brings_the_policy_nearer_to_its_hinted_self(base: Path) ->
     trainer.update([s], version=1, seed=0)
 
     assert float((teacher - scored(trainer, s)).abs().mean()) < float(before)
+
+
+def test_parts_that_outweigh_each_other_are_no_reward_beside_a_hint_either(base: Path) -> None:
+    silent = tiny.sample("s", reward=None, hinted=True)
+    outweighed = replace(silent, reward=-1, person_reward=1.0, num_feedback=1, total_reward=0.0)
+    updates = []
+    for sample in (silent, outweighed):
+        trainer = Trainer(base, SETTINGS.model_copy(update={"baseline": "running"}))
+        trainer._baseline = Baseline(mean=0.5, num_rewards=10)
+        updates.append(trainer.update([sample], version=1, seed=1))
+    assert updates[0] == updates[1]
+    assert updates[1].num_rewarded == 0
 
 
 def test_a_step_says_how_sure_the_policy_was_and_how_far_the_engine_s_was_from_it(base: Path) -> None:
