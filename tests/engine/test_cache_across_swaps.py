@@ -19,6 +19,7 @@ COMPUTING = ["cpu", pytest.param("sglang", marks=ON_SGLANG)]
 # Float32 on both sides: SGLang is 7e-7 nats away from transformers, and 3 nats where it reads stale keys.
 CLOSE = 2e-4
 FAR = 0.05
+ROW_TOKENS = 300  # a row is taken for longer than a busy machine needs to come to the pause
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ async def test_first_chunk_tells_that_a_request_under_the_old_key_met_the_swap(s
         # All rows are taken, so that some requests wait in the engine, and one more comes during the pause.
         for index in range(NUM_ROWS):
             stream = await stack.enter_async_context(
-                aclosing(subject.engine.generate(asking((index + 40,), 60, extra_key="running")))
+                aclosing(subject.engine.generate(asking((index + 40,), ROW_TOKENS, extra_key="running")))
             )
             await anext(stream)
         queued = [group.create_task(first_chunk(subject, extra_key="1")) for _ in range(4)]
