@@ -7,6 +7,7 @@ either may come first.
 from typing import NamedTuple
 
 from clawstream.events import (
+    NOBODY,
     BatchPlanned,
     PlannedTurn,
     PolicyActivated,
@@ -94,26 +95,43 @@ class PolicyBoard:
 
     def _wait(self, sample: SampleAssembled, where: _Place) -> None:
         turn = PlannedTurn(turn_id=sample.turn_id, judge=sample.judge, prompt_version=sample.prompt_version)
-        planned = any(name in self._planned for name in (turn, sample.sample_id, sample.id_without_feedback))
-        if planned or self._is_used_up(where):
+        if self._is_planned(turn, sample.sample_id, sample.id_without_feedback) or self._is_used_up(where):
             return
+        if turn.judge == NOBODY and any(one.turn_id == turn.turn_id and one != turn for one in self._waiting):
+            return
+        if turn.judge != NOBODY:
+            where = self._in_place_of(_of_nobody(turn), where)
         before = self._waiting.get(turn, where)
         is_revision = before.sample_id != where.sample_id
         self._waiting[turn] = where._replace(timestamp_ms=before.timestamp_ms) if is_revision else before
+
+    def _in_place_of(self, turn: PlannedTurn, where: _Place) -> _Place:
+        before = self._waiting.pop(turn, where)
+        return where._replace(timestamp_ms=before.timestamp_ms)
+
+    def _is_planned(self, turn: PlannedTurn, *sample_ids: str) -> bool:
+        """Return whether a plan has it; what nobody judged is of the turn, whoever judges it."""
+        any_judge = turn.turn_id if turn.judge == NOBODY else _of_nobody(turn)
+        return any(name in self._planned for name in (turn, any_judge, *sample_ids))
 
     def _plan(self, plan: BatchPlanned) -> None:
         if plan.policy_version <= self._planned_version:
             return  # of two plans for a version the first counts
         self._planned_version = plan.policy_version
-        self._planned |= dict.fromkeys((*plan.sample_ids, *(plan.turns or ())))
+        turns = plan.turns or ()
+        self._planned |= dict.fromkeys((*plan.sample_ids, *turns, *(turn.turn_id for turn in turns)))
         for end in plan.offsets:
             partition = (end.topic, end.partition)
             self._used_up[partition] = max(end.next_offset, self._used_up.get(partition, 0))
         for turn, where in list(self._waiting.items()):
-            if turn in self._planned or where.sample_id in self._planned or self._is_used_up(where):
+            if self._is_planned(turn, where.sample_id) or self._is_used_up(where):
                 del self._waiting[turn]
         while len(self._planned) > PLANNED_KEPT:
             del self._planned[next(iter(self._planned))]
 
     def _is_used_up(self, where: _Place) -> bool:
         return where.offset < self._used_up.get((where.topic, where.partition), 0)
+
+
+def _of_nobody(turn: PlannedTurn) -> PlannedTurn:
+    return PlannedTurn(turn_id=turn.turn_id, judge=NOBODY, prompt_version=NOBODY)

@@ -1,9 +1,11 @@
 """Samples that wait: those in no plan, whichever of the two topics is read first."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.events import Event
+from clawstream.events import NOBODY, Event
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.stream.stage import Record
 from tests.monitoring.said import POLICY, SAMPLES, activated, plan, published, sample
@@ -65,6 +67,19 @@ def test_of_a_turns_revisions_one_waits_since_the_first_came_and_none_once_one_i
     told.learn(at(0, plan(1, (again,), {0: 2}), POLICY))
     told.learn(at(2, sample("0", num_feedback=2)))
     assert told.num_waiting == 0
+
+
+def test_a_sample_of_feedback_alone_is_of_the_turn_whoever_judges_it() -> None:
+    alone, judged = (
+        replace(sample("0", num_feedback=1), judge=NOBODY, prompt_version=NOBODY),
+        sample("0", num_feedback=1),
+    )
+    for first, second in ((alone, judged), (judged, alone)):
+        assert board(at(0, first), at(1, second)).num_waiting == 1
+        told = board(at(0, first), at(0, plan(1, (first,), {0: 1}), POLICY), at(1, second))
+        assert told.num_waiting == 0
+        late = board(at(0, S[1]), at(1, second), at(0, plan(1, (first,), {0: 0}), POLICY))
+        assert late.num_waiting == 1
 
 
 def test_of_two_plans_for_a_version_the_first_counts() -> None:
