@@ -95,7 +95,8 @@ def samples(context: typer.Context) -> None:
 
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
     weights = RewardWeights(**settings.rewards.weights)
-    rules = Rules(renderer, OffDistribution(settings.samples.off_distribution), weights)
+    off_distribution = OffDistribution(settings.samples.off_distribution)
+    rules = Rules(renderer, off_distribution, weights, judged=settings.judge.url is not None)
     _run_stage(settings, samples_stage(rules, retain_ms=round(settings.rewards.heard_for_days * DAY_MS)))
 
 

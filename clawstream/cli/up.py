@@ -95,7 +95,7 @@ def _greet(
     console.print(f"\n[bold green]clawstream is up[/]: {addresses.gateway}/v1 serves {settings.policy.served_model}")
     console.print(f"  policy   {model_path}\n  Kafka    {addresses.kafka}\n  logs     {settings.data_dir / 'logs'}")
     if settings.judge.url is None:
-        console.print("  [yellow]no judge is set (judge.url): exchanges are recorded and paired, nothing is learned[/]")
+        console.print("  [yellow]no judge is set (judge.url): thumbs alone teach (POST /v1/feedback), words do not[/]")
     console.print(f"\nPoint OpenClaw here: [bold]{connecting(settings, addresses.gateway, config)}[/]", soft_wrap=True)
     if (warning := too_few(context_tokens)) is not None:
         console.print(f"  [yellow]{warning}[/]")

@@ -50,11 +50,15 @@ from clawstream.samples.session import (
 
 
 class Rules(NamedTuple):
-    """How samples are made; `off_distribution` None: such answers are like any others."""
+    """How samples are made; `off_distribution` None: such answers are like any others.
+
+    Where nothing is `judged`, feedback waits for no judge.
+    """
 
     renderer: Renderer
     off_distribution: OffDistribution | None = OffDistribution.REFUSE
     weights: RewardWeights = RewardWeights()
+    judged: bool = True
 
 
 class Follows(NamedTuple):
@@ -92,7 +96,7 @@ def _observe(before: Session, event: Event, rules: Rules) -> Follows:
     if isinstance(event, FeedbackGiven):
         events += [_refused(event.session_id, lost, None, RefusalReason.ANSWER_UNKNOWN) for lost in after.lost]
         after = after._replace(lost=())
-    for key in _due(after, event):
+    for key in _due(after, event, judged=rules.judged):
         joined = _join(after, key, rules)
         if key not in after.joined or isinstance(joined.event, SampleAssembled):
             events.append(joined.event)
@@ -101,10 +105,10 @@ def _observe(before: Session, event: Event, rules: Rules) -> Follows:
     return Follows(after, events)
 
 
-def _due(session: Session, event: Event) -> list[Judged]:
+def _due(session: Session, event: Event, *, judged: bool) -> list[Judged]:
     """Return what is to be joined now that `event` is known: for the first time, or with feedback that is new."""
     keys = [key for key in _completed(session, event) if _is_ready(session, key)]
-    keys += _of_feedback_alone(session, event)
+    keys += _of_feedback_alone(session, event, judged=judged)
     return [key for key in keys if session.joined.get(key, -1) < opinions_of(session, key.turn_id).num_changes]
 
 
@@ -128,8 +132,8 @@ def _newest(keys: Iterable[Judged]) -> list[Judged]:
     return list(newest.values())
 
 
-def _of_feedback_alone(session: Session, event: Event) -> list[Judged]:
-    """Return the answers with feedback that `event` may have shown never to be judged."""
+def _of_feedback_alone(session: Session, event: Event, *, judged: bool) -> list[Judged]:
+    """Return the answers with feedback that `event` may have shown never to be judged; all of them, if none is."""
     match event:
         case FeedbackGiven() | TurnOrphaned():
             turn_ids = [event.turn_id]
@@ -142,7 +146,8 @@ def _of_feedback_alone(session: Session, event: Event) -> list[Judged]:
         for turn_id in turn_ids
         if session.joined.get(_alone(turn_id), 0) < opinions_of(session, turn_id).num_changes
     ]
-    return [_alone(turn_id) for turn_id in never_judged(session, new)]
+    alone = never_judged(session, new) if judged else [turn_id for turn_id in new if turn_id in session.answers]
+    return [_alone(turn_id) for turn_id in alone]
 
 
 def _alone(turn_id: str) -> Judged:

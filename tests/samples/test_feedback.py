@@ -182,6 +182,20 @@ def test_a_thumb_on_an_answer_without_a_next_state_makes_a_sample_of_feedback_al
     assert sample.response_ids == only.output_ids
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_where_no_judge_is_asked_a_thumb_alone_makes_the_sample_at_once(*, early: bool) -> None:
+    session = Session()
+    first = session.ask([user("a")], "b")
+    session.ask([user("a"), assistant("b"), user("c")], "d")
+    thumb = session.rate(first.exchange_id, -1.0)
+    events = [event for event in session.written if event is not thumb]
+    state, samples = None, []
+    for event in [thumb, *events] if early else [*events, thumb]:
+        state, new = observe(state, event, Rules(Letters(), judged=False))
+        samples += [one for one in new if isinstance(one, SampleAssembled)]
+    assert [(one.turn_id, one.judge, one.total_reward) for one in samples] == [(first.exchange_id, NOBODY, -1.0)]
+
+
 def test_an_answer_that_may_still_be_judged_has_no_sample_of_feedback_alone() -> None:
     assert Flow(Oracle(GOOD)).run(asked_twice(after=[(1, 1.0)])).of(SampleAssembled)[1:] == []
 
