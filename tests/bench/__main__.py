@@ -16,6 +16,7 @@ COMMANDS = (
     "restart",
     "trainer",
     "gate",
+    "sketch",
 )  # each in its module
 
 

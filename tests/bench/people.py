@@ -1,0 +1,153 @@
+"""People who ask a policy in one process, without servers, and say what they think; three votes, some of them wrong.
+
+What they say is what the simulations' people say, and a hint is what their judge would read in it: samples are as those
+of a run, but none is older than the weights.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+
+from renderers import Qwen3RendererConfig
+
+from clawstream.events import SampleAssembled, VersionSpan, float32
+from clawstream.inference.rendering import PromptRenderer
+from clawstream.simulation import taste
+from clawstream.simulation.dialogues import with_hint
+from clawstream.simulation.opinions import HABITS, HINTS, Wish
+from clawstream.simulation.problems import Group, Sum, all_of
+from clawstream.simulation.tokenizer import END_OF_MESSAGE
+from clawstream.simulation.tokenizer import build as tokenizer
+from clawstream.training.answers import Suffix
+from clawstream.training.torch_model import TorchModel
+from clawstream.training.trainer import Trainer
+from clawstream.training.writing import write
+
+ASKED_AT_ONCE = 16
+WRONG_SHARE = 0.1
+LIMIT_TOKENS = 200
+WISHES = {"student": Wish.PLAIN, "teacher": Wish.HEADED, "ta": Wish.VERDICT}
+VOTES = 3
+
+
+class People:
+    """Ask a policy, and say what they think of its answers."""
+
+    def __init__(
+        self, seed: int, *, scenario: str = "student", hint_share: float = 1.0, temperature: float = 0.8
+    ) -> None:
+        self.num_asked = 0  # answers that ended
+        self._rng = random.Random(seed)
+        self._sums = all_of(Group.STUDENTS)
+        self._habits = HABITS[scenario]
+        self._personas = tuple(WISHES) if scenario == "all" else (scenario,)
+        self._hint_share, self._temperature = hint_share, temperature
+        self._words = tokenizer()
+        self._renderer = PromptRenderer(self._words, Qwen3RendererConfig(enable_thinking=False))
+        self._end = int(self._words.convert_tokens_to_ids(END_OF_MESSAGE))
+
+    def samples(
+        self, trainer: Trainer, *, version: int, count: int = 16, hinted_alone: bool = False
+    ) -> list[SampleAssembled]:
+        """Return the next so many samples, or such with a hint."""
+        found: list[SampleAssembled] = []
+        while len(found) < count:
+            found += [s for s in self._ask(trainer, version) if s.hint is not None or not hinted_alone]
+        return found[:count]
+
+    def score(self, trainer: Trainer, sums: Sequence[Sum], *, seed: int) -> float:
+        """Return the share of answers that whoever asks is pleased with; the seed fixes wordings and draws."""
+        rng = random.Random(seed)
+        tasks = [_task(one, self._personas[i % len(self._personas)]) for i, one in enumerate(sums)]
+        questions = [self._question(taste.ask(task, rng)) for task in tasks]
+        answers = write(_model(trainer), questions, limit_tokens=LIMIT_TOKENS, seed=seed)
+        assert answers is not None
+        felt = [
+            taste.impression(task, self._words.decode(answer.token_ids)) if answer.ended else None
+            for task, answer in zip(tasks, answers, strict=True)
+        ]
+        return felt.count(taste.Impression.GOOD) / len(felt)
+
+    def _ask(self, trainer: Trainer, version: int) -> Iterator[SampleAssembled]:
+        sums = self._rng.choices(self._sums, k=ASKED_AT_ONCE)
+        tasks = [_task(one, self._persona()) for one in sums]
+        said = [taste.ask(task, self._rng) for task in tasks]
+        questions = [self._question(text) for text in said]
+        seed = self._rng.randrange(2**31)
+        written = write(_model(trainer), questions, limit_tokens=LIMIT_TOKENS, seed=seed)
+        assert written is not None
+        whole = [
+            (text, Suffix(q.prompt_ids, (*a.token_ids, self._end), self._temperature), task)
+            for text, q, a, task in zip(said, questions, written, tasks, strict=True)
+            if a.ended and a.token_ids
+        ]
+        logps = _model(trainer).score([s for _, s, _ in whole], weights=None, budget_tokens=16_384)
+        for (text, suffix, task), logp in zip(whole, logps, strict=True):
+            felt = taste.impression(task, self._words.decode(suffix.response_ids[:-1]))
+            self.num_asked += 1
+            yield self._sample(text, suffix, self._judged(task, felt), float32(logp.tolist()), version)
+
+    def _persona(self) -> str:
+        return self._personas[0] if len(self._personas) == 1 else self._rng.choice(self._personas)
+
+    def _judged(self, task: taste.Task, felt: taste.Impression) -> tuple[int, str | None]:
+        """Return reward and hint."""
+        reward = 1 if self._majority(felt is taste.Impression.GOOD) else -1
+        due = self._due(task, felt)
+        hint = self._rng.choice(due or self._habits.inventions) if self._majority(bool(due)) else None
+        return reward, hint
+
+    def _due(self, task: taste.Task, felt: taste.Impression) -> Sequence[str]:
+        """Return the hints that what is said of the answer gives; praise and vague words give none."""
+        match felt:
+            case taste.Impression.GOOD:
+                return ()
+            case taste.Impression.WRONG:
+                return self._habits.corrections
+            case taste.Impression.STEPS_MISSING:
+                return HINTS[Wish.PLAIN]
+        vague = self._hint_share < 1 and self._rng.random() >= self._hint_share
+        return () if vague else HINTS[WISHES[task.persona]]
+
+    def _sample(
+        self, text: str, suffix: Suffix, judged: tuple[int, str | None], logps: tuple[float | None, ...], version: int
+    ) -> SampleAssembled:
+        reward, hint = judged
+        count = len(suffix.response_ids)
+        return SampleAssembled(
+            session_id=f"s{self.num_asked}",
+            turn_id=f"t{self.num_asked}",
+            judge="judge",
+            prompt_version="1",
+            revision=0,
+            reward=reward,
+            hint=hint,
+            prompt_ids=tuple(suffix.prompt_ids),
+            hinted_prompt_ids=None if hint is None else self._prompt(with_hint(text, hint)),
+            response_ids=tuple(suffix.response_ids),
+            response_logprobs=logps,
+            trained=(1,) * count,
+            temperature=self._temperature,
+            sampling=None,
+            policy_id="policy",
+            versions=(VersionSpan(policy_version=version, num_tokens=count),),
+            num_earlier_turns=0,
+            total_reward=float(reward),
+        )
+
+    def _majority(self, truth: bool) -> bool:
+        return sum(truth != (self._rng.random() < WRONG_SHARE) for _ in range(VOTES)) > VOTES // 2
+
+    def _question(self, text: str) -> Suffix:
+        return Suffix(self._prompt(text), (0,), self._temperature)
+
+    def _prompt(self, text: str) -> tuple[int, ...]:
+        return self._renderer.prompt_ids(({"role": "user", "content": text},), {})
+
+
+def _model(trainer: Trainer) -> TorchModel:
+    assert isinstance(trainer._model, TorchModel)
+    return trainer._model
+
+
+def _task(problem: Sum, persona: str) -> taste.Task:
+    return taste.Task(persona=persona, question=f"{problem.left} + {problem.right}", answer=str(problem.total))
