@@ -57,9 +57,13 @@ def learn(state: Rollout, event: Event) -> Rollout:
 
 
 def _published(state: Rollout, event: PolicyPublished) -> Rollout:
-    if any(event.policy_version < version for version in _offered(state)):
-        return state
     full = event.adapter is None
+    if any(event.policy_version < version for version in _offered(state)):
+        if not full or state.newest is None or event.policy_version != state.newest.policy_version:
+            return state
+        # The weights below a newer adapter, published again.
+        others = frozenset(pair for pair in state.rejected if pair[1] != event.policy_version)
+        return replace(state, newest=event, rejected=others)
     after = replace(state, newest=event, adapter=None) if full else replace(state, adapter=event)
     current = _offered(after) - {event.policy_version}
     return replace(after, rejected=frozenset(pair for pair in state.rejected if pair[1] in current))
