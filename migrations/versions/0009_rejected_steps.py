@@ -1,7 +1,5 @@
 """Steps whose outcome was not published, beside the versions that engines did not take over; rollbacks."""
 
-from pathlib import Path
-
 import sqlalchemy as sa
 from alembic import op
 
@@ -29,4 +27,3 @@ def upgrade() -> None:
         sa.Column("to_version", sa.BigInteger, nullable=False),
         sa.Column("asked_at_ms", sa.BigInteger, nullable=False),
     )
-    op.execute((Path(__file__).parent / "0009_lineage.sql").read_text())

@@ -1,4 +1,5 @@
--- The views that tell of samples, with all parts of their rewards; `reward` is the judge's, as ever.
+-- The views that tell of samples, with all parts of their rewards; `reward` is the judge's, as ever. `rejected` is why a
+-- batch's step was not published.
 
 -- A session's answers in order, and what came of each.
 CREATE OR REPLACE VIEW trajectories AS
