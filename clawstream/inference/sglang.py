@@ -97,9 +97,11 @@ class SglangEngine:
         except (KeyError, TypeError, IndexError) as error:
             raise TryLater(f"engine {self._url}: a score without input_token_logprobs: {error!r}") from error
         expected = list(input_ids[start:])
-        if tokens != expected or None in values:
-            found = zip(tokens, values, expected, strict=False)
-            wrong = next((entry[:2] for entry in found if entry[0] != entry[2] or entry[1] is None), None)
+        # SGLang names the vocabulary's last row 0 here; no id is larger, so only the largest asked for can be that row.
+        shown = {token: {token} for token in expected} | {max(input_ids): {max(input_ids), 0}}
+        found = list(zip(tokens, values, expected, strict=False))
+        wrong = next((entry[:2] for entry in found if entry[0] not in shown[entry[2]] or entry[1] is None), None)
+        if wrong is not None or len(tokens) != len(expected):
             raise TryLater(
                 f"engine {self._url}: scores for {len(values)} tokens, the first wrong one being {wrong}; expected a "
                 f"value for each of the {len(expected)} tokens from position {start}; the scores are not used"

@@ -50,6 +50,13 @@ async def test_score_gives_one_value_per_token_from_start(subject: Subject, star
     assert len(scores) == len(PROMPT) - start
 
 
+async def test_last_row_of_the_vocabulary_has_a_score_too(subject: Subject) -> None:
+    last = orjson.loads((subject.model / "config.json").read_bytes())["vocab_size"] - 1
+    scores = await subject.engine.score((*PROMPT, last, *PROMPT), len(PROMPT))
+    assert len(scores) == 1 + len(PROMPT)
+    assert all(-math.inf < value < 0 for value in scores)
+
+
 async def test_score_from_the_end_is_empty(subject: Subject) -> None:
     assert await subject.engine.score(PROMPT, len(PROMPT)) == ()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -127,6 +128,33 @@ async def test_an_engine_that_repeats_the_answer_in_each_chunk_is_told_which_fla
     async with TestServer(app) as server, engine_session(EngineSettings()) as session:
         with pytest.raises(TryLater, match="--incremental-streaming-output"):
             await tokens(SglangEngine(session, str(server.make_url(""))))
+
+
+@pytest.mark.parametrize(
+    ("entries", "wrong"),
+    [
+        ([[None, 1], [-0.5, 9], [-0.25, 3]], None),
+        ([[None, 1], [-0.5, 0], [-0.25, 3]], None),  # the vocabulary's last row, as SGLang names it
+        ([[None, 1], [-0.5, 9], [-0.25, 0]], "(0, -0.25)"),
+        ([[None, 9], [-0.5, 3], [-0.25, 9]], "(3, -0.5)"),
+        ([[None, 1], [-0.5, 9], [None, 3]], "(3, None)"),
+        ([[None, 1], [-0.5, 9]], "scores for 1 tokens"),
+        ([[None, 1], [-0.5, 9], [-0.25, 3], [-0.1, 4]], "scores for 3 tokens"),
+    ],
+)
+async def test_scores_of_other_tokens_than_asked_for_are_not_used(entries: list[object], wrong: str | None) -> None:
+    async def generate(_request: web.Request) -> web.Response:
+        return web.json_response({"meta_info": {"input_token_logprobs": entries}})
+
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    async with TestServer(app) as server, engine_session(EngineSettings()) as session:
+        engine = SglangEngine(session, str(server.make_url("")))
+        if wrong is None:
+            assert await engine.score([1, 9, 3], 1) == (-0.5, -0.25)
+        else:
+            with pytest.raises(TryLater, match=re.escape(wrong)):
+                await engine.score([1, 9, 3], 1)
 
 
 async def test_silence_beyond_the_limit_is_for_later(engine: SglangEngine, backend: ScriptedBackend) -> None:
