@@ -57,6 +57,10 @@ def learn(
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over each batch.", min=1)] = 3,
     lora_rank: Annotated[int, typer.Option(help="Of the adapter that is trained; 0: all weights are.", min=0)] = 16,
+    hurry: Annotated[
+        bool,
+        typer.Option("--hurry", help="People ask on while weights are trained: samples are older than the policy."),
+    ] = False,
     score_at: Annotated[
         str | None, typer.Option(help="After which updates; by default 0, half way and the last.")
     ] = None,
@@ -126,7 +130,7 @@ def learn(
         policy, _ = base_policy(settings.cache_dir, base.value)
         cells = grid(
             scenario=scenario.value, base=base.value, base_sha=policy.name, problems_sha=people.sha, updates=updates,
-            learning_rate=rate, epochs=epochs, lora_rank=lora_rank or None, score_at=at, methods=wanted[0],
+            learning_rate=rate, epochs=epochs, lora_rank=lora_rank or None, hurry=hurry, score_at=at, methods=wanted[0],
             seeds=wanted[1], controls=without,
         )  # fmt: skip
         reference, rows = asyncio.run(_run(Grid(place, people, policy, settings.cache_dir), cells, at_once=at_once))

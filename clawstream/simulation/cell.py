@@ -63,6 +63,7 @@ async def run_cell(order: Order, folder: Path) -> Outcome:
         learning_rate=cell.learning_rate,
         epochs=cell.epochs,
         lora_rank=cell.lora_rank,
+        patient=not cell.hurry,
         base=order.base,
         cache_dir=order.cache_dir,
         folder=folder,

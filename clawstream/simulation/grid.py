@@ -27,6 +27,7 @@ class Cell:
     learning_rate: float
     epochs: int  # passes over each batch
     lora_rank: int | None  # None: all weights are trained
+    hurry: bool  # people do not wait for the policy that learned from what they said
     score_at: tuple[int, ...]  # updates, ascending
 
     @property
@@ -57,7 +58,7 @@ def cell_of(plan: dict[str, Any]) -> Cell:
 def grid(
     *, scenario: str, base: str, base_sha: str, problems_sha: str, methods: Sequence[str], seeds: Sequence[int],
     controls: Sequence[Control], updates: int, learning_rate: float, epochs: int,
-    lora_rank: int | None, score_at: Sequence[int],
+    lora_rank: int | None, hurry: bool, score_at: Sequence[int],
 ) -> tuple[Cell, ...]:  # fmt: skip
     """Return every cell, seed by seed, so that a grid that is cut short has all methods with the same seeds."""
     return tuple(
@@ -73,6 +74,7 @@ def grid(
             learning_rate=learning_rate,
             epochs=epochs,
             lora_rank=lora_rank,
+            hurry=hurry,
             score_at=tuple(sorted({0, *score_at, updates})),
         )
         for seed in dict.fromkeys(seeds)

@@ -93,7 +93,7 @@ class Row:
             "learning_rate": cell.learning_rate,
             "epochs": cell.epochs,
         }
-        head |= {"lora_rank": cell.lora_rank}
+        head |= {"lora_rank": cell.lora_rank, "hurry": cell.hurry}
         head |= {"ceiling": reference.ceiling.score, "baseline": reference.baseline.score}
         if outcome is None:
             return head | {"error": self.error}

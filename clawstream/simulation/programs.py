@@ -56,8 +56,19 @@ class Students:
 
     async def pause(self) -> None:
         """Return once no session is open; raise PartUnavailable when the process does not say so in time."""
+        await self._all_said("pause")
+
+    async def go(self) -> None:
+        """Let sessions start again."""
+        await self._tell("go")
+
+    async def hold(self, num_sessions: int) -> None:
+        """Let so many sessions start, and return once they are over; raises what `pause` does."""
+        await self._all_said(f"go {num_sessions}")
+
+    async def _all_said(self, command: str) -> None:
         self._paused.clear()
-        await self._tell("pause")
+        await self._tell(command)
         try:
             await asyncio.wait_for(self._paused.wait(), PAUSE_WITHIN_S)
         except TimeoutError as error:
@@ -65,10 +76,6 @@ class Students:
                 f"the students did not pause within {PAUSE_WITHIN_S:.0f} s (exit code {self._process.returncode}): "
                 "see student.log in the logs folder of this run"
             ) from error
-
-    async def go(self) -> None:
-        """Let sessions start again."""
-        await self._tell("go")
 
     async def _tell(self, command: str) -> None:
         assert self._process.stdin is not None

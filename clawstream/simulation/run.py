@@ -33,6 +33,9 @@ from clawstream.stream.kafka import KafkaLog
 
 WRONG_SHARE = 0.1  # of the judge's votes
 STUDENTS_AT_ONCE = 8
+BATCH_SAMPLES = 16
+MORE_SESSIONS = 2  # at a time, until a batch is full that some sessions gave no sample to
+PLANNED_WITHIN_S = 2.0  # of its last sample, or the batch is not full
 Method = Literal["combined", "binary", "opd", "topk"]
 Tell = Callable[["Progress"], None]
 
@@ -69,6 +72,7 @@ class Plan:
     lora_rank: int | None = None  # None: all weights are trained
     score_every: int | None = None  # updates, on the way; None: no score is taken
     control: Control | None = None
+    patient: bool = False  # people wait for the policy that learned from what they said before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +129,7 @@ votes = 3
 
 [training]
 method = "{method}"
-batch_samples = 16
+batch_samples = {batch_samples}
 max_updates = {updates}
 learning_rate = {learning_rate}
 epochs = {epochs}
@@ -205,7 +209,7 @@ async def _teach(
     argv = (
         "clawstream.simulation.student", "--base-url", f"{running.addresses.gateway}/v1", "--problems",
         str(plan.people.asked), "--seed", str(plan.seed), "--concurrency", str(STUDENTS_AT_ONCE),
-        "--hint-share", str(plan.people.hint_share),
+        "--hint-share", str(plan.people.hint_share), *(("--wait",) if plan.patient else ()),
     )  # fmt: skip
     async with program(*argv, log=plan.folder / "logs" / "student.log") as process:
         students = Students(process)
@@ -215,19 +219,35 @@ async def _teach(
             reached = 0
             while reached < plan.updates:
                 target = min(plan.updates, reached + (plan.score_every or plan.updates))
-                await watch.until(lambda target=target: watch.updates >= target, what=f"update {target}")  # type: ignore[misc]
+                async with asyncio.TaskGroup() as tasks:
+                    if plan.patient:
+                        tasks.create_task(_rounds(target, students, watch, log))
+                    await watch.until(lambda target=target: watch.updates >= target, what=f"update {target}")  # type: ignore[misc]
                 await students.pause()
                 await _quiet(watch, log)
                 reached = watch.updates
                 if plan.score_every is not None:
                     scores.append(replace(await scorer.score(watch.activated), update=reached))
-                if reached < plan.updates:
+                if reached < plan.updates and not plan.patient:
                     await students.go()
         finally:
             ticker.cancel()
             listening.cancel()
             await asyncio.gather(ticker, listening, return_exceptions=True)
         return students.chats
+
+
+async def _rounds(target: int, students: Students, watch: Watch, log: KafkaLog) -> None:
+    """Let people ask for one batch after the other, each answered by the policy that all before it taught."""
+    num_sessions = BATCH_SAMPLES
+    while watch.updates < target:
+        planned = watch.num_planned
+        await students.hold(num_sessions)
+        await _quiet(watch, log)
+        full = await watch.heard(lambda planned=planned: watch.num_planned > planned, within_s=PLANNED_WITHIN_S)  # type: ignore[misc]
+        num_sessions = BATCH_SAMPLES if full else MORE_SESSIONS
+        if full:
+            await _quiet(watch, log)
 
 
 async def _tick(watch: Watch, students: Students, scores: Sequence[Score], tell: Tell) -> None:
@@ -275,6 +295,7 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             temperature=plan.temperature,
             judge_port=judge_port,
             method=plan.method,
+            batch_samples=BATCH_SAMPLES,
             updates=plan.updates,
             parametrisation="" if plan.lora_rank is None else f"lora_rank = {plan.lora_rank}\n",
             epochs=plan.epochs,

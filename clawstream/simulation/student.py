@@ -2,7 +2,8 @@
 
 The one rule: a session is closed by its last request (X-Session-Done), and a failed request ends its session.
 Run as `python -m clawstream.simulation.student --base-url URL/v1 --problems students.jsonl`. JSON goes to stdout, one
-object a line. Lines on stdin steer it: `pause` (answered by {"event": "paused"} once no session is open), `go`, `stop`.
+object a line. Lines on stdin steer it: `pause`, `go`, `go N` (N sessions and no more), `stop`. `pause` and `go N` are
+answered by {"event": "paused"} once no session is open.
 """
 
 import asyncio
@@ -136,16 +137,20 @@ class Student:
 class Classroom:
     """Keeps `concurrency` students busy, and pauses, goes on and stops as it is told."""
 
-    def __init__(self, student: Student, sums: list[Task], *, seed: int, num_sessions: int | None) -> None:
+    def __init__(
+        self, student: Student, sums: list[Task], *, seed: int, num_sessions: int | None, waits: bool = False
+    ) -> None:
         self._student, self._seed = student, seed
         self._plan: Iterator[tuple[int, Task]] = enumerate(itertools.cycle(sums))
         if num_sessions is not None:
             self._plan = itertools.islice(self._plan, num_sessions)
         self._name = f"student-{seed}-{uuid.uuid4().hex[:8]}"
         self._may_start, self._nobody_talks, self._stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._may_start.set()
+        if not waits:
+            self._may_start.set()
         self._nobody_talks.set()
         self._num_open = 0
+        self._left: int | None = None  # sessions that may still start; None: any number
 
     def stop(self) -> None:
         """Let open sessions end and start no more."""
@@ -160,16 +165,26 @@ class Classroom:
 
     async def obey(self, command: str) -> None:
         """Do what one line of stdin says."""
+        word, _, number = command.partition(" ")
         if command == "pause":
             self._may_start.clear()
-            await self._nobody_talks.wait()
-            say({"event": "paused"})
+            await self._all_said()
         elif command == "go":
+            self._left = None
             self._may_start.set()
+        elif word == "go" and number.isdecimal() and int(number):
+            self._left = int(number)
+            self._may_start.set()
+            self._nobody_talks.clear()
+            await self._all_said()
         elif command == "stop":
             self.stop()
         elif command:
-            print(f"unknown command {command!r}: send pause, go or stop; nothing changed", file=sys.stderr)
+            print(f"unknown command {command!r}: send pause, go, go N or stop; nothing changed", file=sys.stderr)
+
+    async def _all_said(self) -> None:
+        await self._nobody_talks.wait()
+        say({"event": "paused"})
 
     async def _seat(self) -> None:
         while True:
@@ -179,6 +194,10 @@ class Classroom:
             if planned is None:
                 return
             number, task = planned
+            if self._left is not None:
+                self._left -= 1
+                if self._left == 0:
+                    self._may_start.clear()
             if not await self._hold(number, task):
                 await asyncio.sleep(_AFTER_FAILURE_S)
 
@@ -190,7 +209,7 @@ class Classroom:
             return await self._student.chat(f"{self._name}-{number:05d}", task, rng)
         finally:
             self._num_open -= 1
-            if self._num_open == 0:
+            if self._num_open == 0 and (not self._may_start.is_set() or self._left is None):
                 self._nobody_talks.set()
 
 
@@ -232,6 +251,7 @@ def main(
     seed: Annotated[int, typer.Option(help="of sums and wordings")] = 0,
     hint_share: Annotated[float, typer.Option(help="of complaints: those that say what is wanted", min=0, max=1)] = 1.0,
     max_tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 160,
+    wait: Annotated[bool, typer.Option("--wait", help="start no session before stdin says go")] = False,
     timeout_s: Annotated[float, typer.Option(help="of one request", min=0.1)] = 120.0,
 ) -> None:
     """Chat with the policy as people would; stop cleanly on SIGTERM."""
@@ -245,7 +265,7 @@ def main(
     async def talk() -> None:
         async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
             student = Student(client, model, max_tokens=max_tokens, hint_share=hint_share)
-            classroom = Classroom(student, sums, seed=seed, num_sessions=sessions or None)
+            classroom = Classroom(student, sums, seed=seed, num_sessions=sessions or None, waits=wait)
             await run(classroom, concurrency, until_closed=sessions == 0)
 
     asyncio.run(talk())

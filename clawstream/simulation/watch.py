@@ -21,7 +21,7 @@ class Watch:
         self._served_at_s = 0.0  # by the event loop's clock
         self.steps: list[StepTaken] = []
         self.published: dict[int, Path] = {}
-        self.num_rejected = 0
+        self.num_planned = self.num_rejected = 0  # batches
         self.swaps: list[tuple[float, float]] = []  # (start, end) in ms since the epoch
         self._changed = asyncio.Condition()
 
@@ -38,6 +38,7 @@ class Watch:
         match event:
             case BatchPlanned():
                 self.planned = event.policy_version
+                self.num_planned += 1
             case StepTaken():
                 self.taken = event.policy_version
                 self.steps.append(event)
@@ -66,6 +67,15 @@ class Watch:
     def settled(self) -> bool:
         """Whether every batch that was planned is served."""
         return self.planned == self.taken == max(self.published, default=0) == self.activated
+
+    async def heard(self, reached: Callable[[], bool], *, within_s: float) -> bool:
+        """Whether it is `reached()`, now or within that time."""
+        try:
+            async with asyncio.timeout(within_s), self._changed:
+                await self._changed.wait_for(reached)
+        except TimeoutError:
+            return False
+        return True
 
     async def until(self, reached: Callable[[], bool], *, what: str) -> None:
         """Return once `reached()`; raise PartUnavailable when no version was served for too long, whatever was said."""

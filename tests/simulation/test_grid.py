@@ -11,11 +11,12 @@ from clawstream.simulation.grid import Cell, cell_of, grid
 
 CELL = Cell(
     scenario="all", base="standard", base_sha="a", problems_sha="a", method="opd", seed=3, control=Control.COIN,
-    updates=16, learning_rate=2e-4, epochs=1, lora_rank=None, score_at=(0, 8, 16),
+    updates=16, learning_rate=2e-4, epochs=1, lora_rank=None, hurry=False, score_at=(0, 8, 16),
 )  # fmt: skip
 OTHER: dict[str, Any] = {
     "scenario": "student", "base": "hard", "base_sha": "b", "problems_sha": "b", "method": "binary", "seed": 4,
-    "control": None, "updates": 17, "learning_rate": 1e-4, "epochs": 2, "lora_rank": 8, "score_at": (0, 16),
+    "control": None, "updates": 17, "learning_rate": 1e-4, "epochs": 2, "lora_rank": 8, "hurry": True,
+    "score_at": (0, 16),
 }  # fmt: skip
 
 
@@ -28,7 +29,15 @@ def made(**changes: object) -> tuple[Cell, ...]:
         "methods": ["binary", "opd"],
         "seeds": [0, 1],
     }
-    plan |= {"controls": [], "updates": 16, "learning_rate": 2e-4, "epochs": 1, "lora_rank": None, "score_at": [8]}
+    plan |= {
+        "controls": [],
+        "updates": 16,
+        "learning_rate": 2e-4,
+        "epochs": 1,
+        "lora_rank": None,
+        "hurry": False,
+        "score_at": [8],
+    }
     return grid(**plan | changes)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,97 @@
+"""Simulated people start when they are told to, and say when nobody talks any more."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from clawstream.simulation import student
+from clawstream.simulation.student import Classroom
+from clawstream.simulation.taste import Task
+
+SUMS = [Task(persona="student", question="1 + 1", answer="2")] * 3
+
+
+class Talker:
+    """A student whose sessions last until they are let end."""
+
+    def __init__(self) -> None:
+        self.num_held = self.num_open = 0
+        self.may_end = asyncio.Event()
+
+    async def chat(self, session: str, task: Task, rng: random.Random) -> bool:
+        """Hold a session."""
+        del session, task, rng
+        self.num_held, self.num_open = self.num_held + 1, self.num_open + 1
+        await self.may_end.wait()
+        await asyncio.sleep(0)
+        self.num_open -= 1
+        return True
+
+
+@asynccontextmanager
+async def classroom(talker: Talker, *, waits: bool) -> AsyncIterator[Classroom]:
+    """Four seats."""
+    room = Classroom(talker, SUMS, seed=0, num_sessions=None, waits=waits)  # type: ignore[arg-type]
+    running = asyncio.create_task(room.run(4))
+    yield room
+    talker.may_end.set()
+    room.stop()
+    await asyncio.wait_for(running, 5)
+
+
+async def settled() -> None:
+    """Every task that can go on has."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("num", [1, 3, 4, 5, 11])
+async def test_so_many_sessions_are_held_as_are_asked_for_and_then_it_says_so(
+    num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(student, "say", said.append)
+    talker = Talker()
+    async with classroom(talker, waits=True) as room:
+        await settled()
+        assert talker.num_held == 0
+        for round_ in (1, 2):
+            talker.may_end.clear()
+            holding = asyncio.create_task(room.obey(f"go {num}"))
+            await settled()
+            assert talker.num_open == min(num, 4)
+            assert len(said) == round_ - 1
+            talker.may_end.set()
+            await asyncio.wait_for(holding, 5)
+            assert (talker.num_held, talker.num_open, len(said)) == (round_ * num, 0, round_)
+
+
+async def test_a_pause_is_over_only_once_no_session_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(student, "say", said.append)
+    talker = Talker()
+    async with classroom(talker, waits=False) as room:
+        await settled()
+        pausing = asyncio.create_task(room.obey("pause"))
+        await settled()
+        assert (talker.num_open, said) == (4, [])
+        talker.may_end.set()
+        await asyncio.wait_for(pausing, 5)
+        assert (talker.num_held, talker.num_open, len(said)) == (4, 0, 1)
+        talker.may_end.clear()
+        await room.obey("go")
+        await settled()
+        assert talker.num_open == 4
+
+
+@pytest.mark.parametrize("command", ["go 0", "go -1", "go two", "stay"])
+async def test_an_unknown_command_changes_nothing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    talker = Talker()
+    async with classroom(talker, waits=True) as room:
+        await room.obey(command)
+        await settled()
+        assert talker.num_held == 0
+    assert f"unknown command '{command}'" in capsys.readouterr().err
