@@ -171,6 +171,9 @@ class JudgeSettings(Section):
     api_key: SecretStr | None = None
     votes: int = Field(3, ge=1, le=15, description="per question and turn")
     quorum: int | None = Field(None, ge=1, description="readable votes that a verdict needs; none: a majority of votes")
+    hint_quorum: int | None = Field(
+        None, ge=1, description="votes that must offer a hint, or there is none; 1: any; none: a majority of votes"
+    )
     temperature: float = Field(0.6, ge=0, le=2)
     max_tokens: int = Field(1024, ge=16)
     section_tokens: int = Field(2000, ge=64, description="of request, answer and next state each in a judge's prompt")
@@ -187,6 +190,11 @@ class JudgeSettings(Section):
     def needed(self) -> int:
         """The quorum in force."""
         return self.quorum if self.quorum is not None else self.votes // 2 + 1
+
+    @property
+    def needed_for_a_hint(self) -> int:
+        """The hints' quorum in force."""
+        return self.hint_quorum if self.hint_quorum is not None else self.votes // 2 + 1
 
 
 class SamplesSettings(Section):

@@ -37,6 +37,7 @@ class HintAbsence(StrEnum):
     """Why a turn has no hint."""
 
     NONE_OFFERED = "none_offered"  # the readable votes say that the next state teaches nothing
+    OUTVOTED = "outvoted"  # fewer votes than needed offered one
     TOO_SHORT = "too_short"  # hints were offered, none longer than ten characters
     UNREADABLE = "unreadable"  # no vote could be read
     FAILED = "failed"  # no judge answered
@@ -122,6 +123,7 @@ class HintAbsent(SessionEvent):
     prompt_version: str
     revision: int
     reason: HintAbsence
+    num_offered: int | None  # None: in older records, that was not said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,7 @@ class Judging:
     prompt_version: str
     num_votes: int
     quorum: int
+    hint_quorum: int
     section_tokens: int
 
 
@@ -78,7 +79,9 @@ def observe(session: Session | None, event: Event, judging: Judging) -> Follows:
     events: list[Event] = []
     if isinstance(event, VoteCast):
         cast = after.votes[Box(event.turn_id, event.question, event.revision)]
-        events = conclusions(cast, event, num_votes=judging.num_votes, quorum=judging.quorum)
+        events = conclusions(
+            cast, event, num_votes=judging.num_votes, quorum=judging.quorum, hint_quorum=judging.hint_quorum
+        )
     ballots: list[Ballot] = []
     if not isinstance(event, VoteCast):  # no look rests on a vote
         after, ballots = _ask(after, judging)

@@ -41,23 +41,25 @@ class Counted(NamedTuple):
     events: list[Event]
 
 
-def count(cast: Cast, vote: VoteCast, *, num_votes: int, quorum: int) -> Counted:
+def count(cast: Cast, vote: VoteCast, *, num_votes: int, quorum: int, hint_quorum: int) -> Counted:
     """Return the votes with `vote` among them; of two on one ballot the first counts."""
     asked = Asked(vote.judge, vote.prompt_version, vote.turn_id, vote.question, vote.revision)
     known = cast.get(asked, {})
     if vote.ballot in known:
         return Counted(cast, [])
     votes = MappingProxyType({**known, vote.ballot: vote})
-    events = conclusions(votes, vote, num_votes=num_votes, quorum=quorum)
+    events = conclusions(votes, vote, num_votes=num_votes, quorum=quorum, hint_quorum=hint_quorum)
     return Counted(MappingProxyType({**cast, asked: votes}), events)
 
 
-def conclusions(cast: Mapping[int, VoteCast], vote: VoteCast, *, num_votes: int, quorum: int) -> list[Event]:
+def conclusions(
+    cast: Mapping[int, VoteCast], vote: VoteCast, *, num_votes: int, quorum: int, hint_quorum: int
+) -> list[Event]:
     """Return what the votes on a question come to if `vote`, one of them, was the last."""
     if vote.ballot >= num_votes or len(cast) < num_votes or any(number not in cast for number in range(num_votes)):
         return []
     votes = [cast[number] for number in range(num_votes)]
-    return [_verdict(votes, quorum) if vote.question is Question.SCORE else _hint(votes)]
+    return [_verdict(votes, quorum) if vote.question is Question.SCORE else _hint(votes, hint_quorum)]
 
 
 def _verdict(votes: list[VoteCast], quorum: int) -> VerdictReached:
@@ -79,8 +81,8 @@ def _verdict(votes: list[VoteCast], quorum: int) -> VerdictReached:
     )
 
 
-def _hint(votes: list[VoteCast]) -> HintFound | HintAbsent:
-    first, chosen = votes[0], choose(votes)
+def _hint(votes: list[VoteCast], quorum: int) -> HintFound | HintAbsent:
+    first, chosen = votes[0], choose(votes, quorum=quorum)
     if isinstance(chosen, HintAbsence):
         return HintAbsent(
             session_id=first.session_id,
@@ -89,6 +91,7 @@ def _hint(votes: list[VoteCast]) -> HintFound | HintAbsent:
             prompt_version=first.prompt_version,
             revision=first.revision,
             reason=chosen,
+            num_offered=len(offers(votes)),
         )
     return HintFound(
         session_id=first.session_id,

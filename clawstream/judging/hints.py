@@ -7,8 +7,12 @@ from clawstream.events import HintAbsence, VoteCast, VoteStatus
 MIN_CHARACTERS = 11
 
 
-def choose(votes: Sequence[VoteCast]) -> str | HintAbsence:
-    """Return the longest hint offered, of equals the first by ballot; or why there is none."""
+def choose(votes: Sequence[VoteCast], *, quorum: int) -> str | HintAbsence:
+    """Return the longest hint that `quorum` votes offered, of equals the first by ballot; or why there is none.
+
+    OpenClaw-RL takes a hint that any vote offers; with three votes wrong once in ten that invents one for every fourth
+    answer with nothing to improve.
+    """
     readable = [vote for vote in votes if vote.status is VoteStatus.READABLE]
     if not readable:
         unread = any(vote.status is VoteStatus.UNREADABLE for vote in votes)
@@ -16,6 +20,8 @@ def choose(votes: Sequence[VoteCast]) -> str | HintAbsence:
     offered = offers(votes)
     if not offered:
         return HintAbsence.NONE_OFFERED
+    if len(offered) < quorum:
+        return HintAbsence.OUTVOTED
     longest = max(offered, key=len)
     return longest if len(longest) >= MIN_CHARACTERS else HintAbsence.TOO_SHORT
 

@@ -45,6 +45,7 @@ def judging_stage(
         prompt_version=PROMPT_VERSION,
         num_votes=settings.votes,
         quorum=settings.needed,
+        hint_quorum=settings.needed_for_a_hint,
         section_tokens=settings.section_tokens,
     )
     booth = _Booth(judge, now_ms, settings.deadline_s)
@@ -74,7 +75,10 @@ def aggregation(settings: JudgeSettings, only: str | None = None) -> Stage[Cast,
         vote = record.event
         if not isinstance(vote, VoteCast) or only not in (None, vote.judge):
             return Step(cast)
-        counted = count(cast or {}, vote, num_votes=settings.votes, quorum=settings.needed)
+        counted = count(
+            cast or {}, vote, num_votes=settings.votes, quorum=settings.needed,
+            hint_quorum=settings.needed_for_a_hint,
+        )  # fmt: skip
         return Step(counted.cast, counted.events)
 
     return Stage(name="judging", reads=READS, step=step)

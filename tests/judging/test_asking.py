@@ -20,7 +20,7 @@ from clawstream.judging.asking import Ballot, Judging, observe
 from clawstream.judging.session import Session as State
 from tests.sessions import Session, assistant, user
 
-JUDGING = Judging(judge="judge@test", prompt_version="v", num_votes=3, quorum=2, section_tokens=500)
+JUDGING = Judging(judge="judge@test", prompt_version="v", num_votes=3, quorum=2, hint_quorum=2, section_tokens=500)
 
 
 def fold(events: Iterable[Event], state: State | None = None) -> tuple[State | None, list[Event], list[Ballot]]:
@@ -163,6 +163,7 @@ def test_votes_on_a_later_life_of_a_session_outlive_the_end_of_an_earlier_one() 
         prompt_version="v",
         revision=0,
         reason=HintAbsence.NONE_OFFERED,
+        num_offered=0,
     )
     state, _, _ = fold([first, second, third, fourth, before, settled, *cast, verdict, no_hint])
     assert state is not None

@@ -99,7 +99,7 @@ def test_votes_come_to(
 
 def test_the_longest_hint_is_kept_and_of_equals_the_first() -> None:
     cast = [vote(2, 1, LONG), vote(1, 1, LONG[:-1] + "!"), vote(0, 1, "Use no bold."), vote(3, -1, None)]
-    assert choose(cast) == "Write it in plain words!"
+    assert choose(cast, quorum=3) == "Write it in plain words!"
     assert len(offers(cast)) == 3
 
 
@@ -114,8 +114,16 @@ def test_the_longest_hint_is_kept_and_of_equals_the_first() -> None:
     ],
 )
 def test_without_a_hint_the_reason_is_said(cast: list[VoteCast], reason: HintAbsence) -> None:
-    assert choose(cast) is reason
+    assert choose(cast, quorum=1) is reason
 
 
 def test_a_hint_of_eleven_characters_is_long_enough() -> None:
-    assert choose([vote(0, 1, "01234567890")]) == "01234567890"
+    assert choose([vote(0, 1, "01234567890")], quorum=1) == "01234567890"
+
+
+@given(st.lists(st.sampled_from([LONG, None]), min_size=1, max_size=8), st.integers(1, 9))
+def test_a_hint_that_fewer_votes_offer_than_needed_is_none(hints: list[str | None], quorum: int) -> None:
+    cast = [vote(number, -1 if hint is None else 1, hint) for number, hint in enumerate(hints)]
+    num_offered = hints.count(LONG)
+    outvoted = HintAbsence.OUTVOTED if num_offered else HintAbsence.NONE_OFFERED
+    assert choose(cast, quorum=quorum) == (LONG if num_offered >= quorum else outvoted)

@@ -33,6 +33,7 @@ def no_hint(turn_id: str) -> HintAbsent:
         prompt_version="v",
         revision=0,
         reason=HintAbsence.NONE_OFFERED,
+        num_offered=0,
     )
 
 

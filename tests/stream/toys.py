@@ -50,6 +50,7 @@ def joined(session_id: str, number: int) -> HintAbsent:
         prompt_version="1",
         revision=0,
         reason=HintAbsence.NONE_OFFERED,
+        num_offered=0,
     )
 
 
