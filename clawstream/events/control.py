@@ -54,6 +54,7 @@ class ReplayStarted(ReplayEvent):
     started_at_ms: int  # since the epoch, UTC
     off_distribution: OffDistribution | None = None  # None: such answers are samples like any others
     reward_weights: RewardWeights | None = None  # None: it began when feedback did not count yet
+    hint_quorum: int | None = None  # None: it began when any vote's hint counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -332,6 +332,7 @@ replays = _facts(
     _must("started_at_ms", BigInteger),
     _may("off_distribution", Text),
     _may("reward_weights", JSONB),
+    _may("hint_quorum", BigInteger),
 )
 
 replay_ends = _facts(

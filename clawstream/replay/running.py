@@ -70,6 +70,7 @@ async def begin(
         started_at_ms=now_ms,
         off_distribution=OffDistribution(samples.off_distribution),
         reward_weights=RewardWeights(**rewards.weights),
+        hint_quorum=judge.needed_for_a_hint,
     )
     await log.append([started])
     return started, None

@@ -15,7 +15,9 @@ from clawstream.turns.stage import turns_stage
 
 def judge_settings(settings: JudgeSettings, started: ReplayStarted) -> JudgeSettings:
     """Return the settings with what was written down when the replay began."""
-    return settings.model_copy(update={"votes": started.num_votes, "quorum": started.quorum})
+    return settings.model_copy(
+        update={"votes": started.num_votes, "quorum": started.quorum, "hint_quorum": started.hint_quorum or 1}
+    )
 
 
 def hosted(

@@ -34,8 +34,8 @@ from clawstream.stream.kafka import KafkaLog
 WRONG_SHARE = 0.1  # of the judge's votes
 STUDENTS_AT_ONCE = 8
 BATCH_SAMPLES = 16
-MORE_SESSIONS = 2  # at a time, until a batch is full that some sessions gave no sample to
-PLANNED_WITHIN_S = 2.0  # of its last sample, or the batch is not full
+MORE_SESSIONS = 2  # at a time, while a batch is not full: some sessions give no sample that the method learns from
+PLANNED_WITHIN_S = 2.0  # of its last sample, else it is not full
 Method = Literal["combined", "binary", "opd", "topk"]
 Tell = Callable[["Progress"], None]
 
@@ -239,15 +239,17 @@ async def _teach(
 
 async def _rounds(target: int, students: Students, watch: Watch, log: KafkaLog) -> None:
     """Let people ask for one batch after the other, each answered by the policy that all before it taught."""
-    num_sessions = BATCH_SAMPLES
+    enough = BATCH_SAMPLES
     while watch.updates < target:
-        planned = watch.num_planned
-        await students.hold(num_sessions)
-        await _quiet(watch, log)
-        full = await watch.heard(lambda planned=planned: watch.num_planned > planned, within_s=PLANNED_WITHIN_S)  # type: ignore[misc]
-        num_sessions = BATCH_SAMPLES if full else MORE_SESSIONS
-        if full:
+        planned, num_asked = watch.num_planned, 0
+        while watch.num_planned == planned:
+            num_sessions = MORE_SESSIONS if num_asked else enough
+            await students.hold(num_sessions)
+            num_asked += num_sessions
             await _quiet(watch, log)
+            await watch.heard(lambda planned=planned: watch.num_planned > planned, within_s=PLANNED_WITHIN_S)  # type: ignore[misc]
+        await _quiet(watch, log)
+        enough = max(BATCH_SAMPLES, num_asked - MORE_SESSIONS)
 
 
 async def _tick(watch: Watch, students: Students, scores: Sequence[Score], tell: Tell) -> None:

@@ -18,5 +18,6 @@ def upgrade() -> None:
     op.execute("UPDATE samples SET total_reward = reward WHERE reward IS NOT NULL")
     op.add_column("batches", sa.Column("turns", JSONB))
     op.add_column("replays", sa.Column("reward_weights", JSONB))
+    op.add_column("replays", sa.Column("hint_quorum", sa.BigInteger))
     cursor = op.get_bind().connection.cursor()
     cursor.execute((Path(__file__).parent / "0010_views.sql").read_text())

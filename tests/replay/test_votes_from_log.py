@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clawstream.config import SamplesSettings
+from clawstream.config import JudgeSettings, SamplesSettings
 from clawstream.errors import ConfigError
 from clawstream.events import (
     Event,
@@ -22,6 +22,7 @@ from clawstream.events import (
 )
 from clawstream.replay.registry import Registry
 from clawstream.replay.running import begin, shares
+from clawstream.replay.stages import judge_settings
 from clawstream.stream.log import Outgoing
 from clawstream.stream.topics import event_topics
 from tests.flow import Oracle
@@ -192,6 +193,12 @@ def _started(sizes: list[int]) -> ReplayStarted:
         replay="r", votes_from=VotesFrom.LOG, judge=None, prompt_version=None, session_id=None, num_votes=3, quorum=2,
         ranges=ranges, started_at_ms=0,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("began_with", "needed"), [(None, 1), (1, 1), (3, 3)])
+def test_a_replay_counts_hints_by_the_rule_that_it_began_with(began_with: int | None, needed: int) -> None:
+    started = replace(_started([1]), hint_quorum=began_with)
+    assert judge_settings(JudgeSettings(votes=3, hint_quorum=2), started).needed_for_a_hint == needed
 
 
 def test_a_vote_repeated_on_the_log_changes_nothing() -> None:

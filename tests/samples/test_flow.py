@@ -11,6 +11,8 @@ from clawstream.config import JudgeSettings
 from clawstream.events import (
     Event,
     ExchangeCompleted,
+    HintAbsence,
+    HintAbsent,
     HintFound,
     Question,
     RefusalReason,
@@ -240,3 +242,19 @@ def test_a_ballot_whose_vote_is_known_is_not_asked_again() -> None:
         worker.restart()
     flow.run([])
     assert (asked, len(flow.judge.asked)) == (6, 6)
+
+
+@pytest.mark.parametrize(("hint_quorum", "expected"), [(None, {2, 3}), (1, {1, 2, 3}), (3, {3})])
+def test_a_hint_that_too_few_votes_offer_is_none_and_says_how_many_did(
+    hint_quorum: int | None, expected: set[int]
+) -> None:
+    replies = {
+        Question.SCORE: ["\\boxed{1}"],
+        Question.HINT: ["\\boxed{1} [HINT_START]Say it in plain words.[HINT_END]", "\\boxed{-1}"],
+    }
+    settings = JudgeSettings(votes=3, hint_quorum=hint_quorum)
+    log = Flow(Oracle(replies), settings).run(conversation(["ask"] * 40 + ["done"]))
+    outvoted = [absent.num_offered for absent in log.of(HintAbsent) if absent.reason is HintAbsence.OUTVOTED]
+    assert {found.num_offered for found in log.of(HintFound)} == expected
+    assert set(outvoted) == {1, 2, 3} - expected
+    assert {absent.num_offered for absent in log.of(HintAbsent) if absent.reason is HintAbsence.NONE_OFFERED} == {0}

@@ -32,10 +32,10 @@ class Talker:
 
 
 @asynccontextmanager
-async def classroom(talker: Talker, *, waits: bool) -> AsyncIterator[Classroom]:
-    """Four seats."""
+async def classroom(talker: Talker, *, waits: bool, seats: int = 4) -> AsyncIterator[Classroom]:
+    """Open, with so many seats."""
     room = Classroom(talker, SUMS, seed=0, num_sessions=None, waits=waits)  # type: ignore[arg-type]
-    running = asyncio.create_task(room.run(4))
+    running = asyncio.create_task(room.run(seats))
     yield room
     talker.may_end.set()
     room.stop()
@@ -48,21 +48,21 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("num", [1, 3, 4, 5, 11])
+@pytest.mark.parametrize(("num", "seats"), [(1, 4), (40, 1), (4, 4), (5, 4), (11, 3)])
 async def test_so_many_sessions_are_held_as_are_asked_for_and_then_it_says_so(
-    num: int, monkeypatch: pytest.MonkeyPatch
+    num: int, seats: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[object] = []
     monkeypatch.setattr(student, "say", said.append)
     talker = Talker()
-    async with classroom(talker, waits=True) as room:
+    async with classroom(talker, waits=True, seats=seats) as room:
         await settled()
         assert talker.num_held == 0
         for round_ in (1, 2):
             talker.may_end.clear()
             holding = asyncio.create_task(room.obey(f"go {num}"))
             await settled()
-            assert talker.num_open == min(num, 4)
+            assert talker.num_open == min(num, seats)
             assert len(said) == round_ - 1
             talker.may_end.set()
             await asyncio.wait_for(holding, 5)
