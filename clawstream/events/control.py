@@ -54,6 +54,7 @@ class ReplayStarted(ReplayEvent):
     started_at_ms: int  # since the epoch, UTC
     off_distribution: OffDistribution | None = None  # None: such answers are samples like any others
     reward_weights: RewardWeights | None = None  # None: it began when feedback did not count yet
+    teacher: str | None = None  # the engine whose recorded scores weigh hints; None: the trainer's own do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
