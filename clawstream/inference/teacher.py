@@ -41,7 +41,8 @@ class Wanted(NamedTuple):
     hinted_ids: TokenIds
     prompt_ids: TokenIds
     response_ids: TokenIds
-    sampled_by: int  # the newest version that sampled a token of it
+    policy_id: str
+    sampled_by: int  # the newest version of that policy that sampled a token of it
 
 
 class Engine(Protocol):
@@ -79,6 +80,10 @@ class Teacher:
         return Scores(await self._teacher.score(asked, len(wanted.hinted_ids)), student, version)
 
     async def _student_score(self, engine: Engine, wanted: Wanted) -> tuple[int, tuple[float, ...]]:
+        if wanted.policy_id != self._policy_id:
+            raise EngineRefused(
+                404, f"engine {engine.url} serves {self._policy_id}, and {wanted.policy_id} sampled the answer"
+            )
         before = await self._served(engine)
         if before.version < wanted.sampled_by:
             raise TryLater(

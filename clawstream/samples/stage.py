@@ -78,7 +78,9 @@ class _Desk:
     async def ask(self, scoring: Scoring) -> Sequence[Event]:
         """Ask both engines. Raises TryLater where no score came."""
         began_ms = self._now_ms()
-        wanted = Wanted(scoring.hinted_ids, scoring.prompt_ids, scoring.response_ids, scoring.sampled_by)
+        wanted = Wanted(
+            scoring.hinted_ids, scoring.prompt_ids, scoring.response_ids, scoring.policy_id, scoring.sampled_by
+        )
         try:
             scores = await self._teacher.score(wanted)
         except EngineRefused as error:

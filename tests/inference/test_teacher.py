@@ -17,7 +17,7 @@ from clawstream.inference.sglang import SglangEngine
 from clawstream.inference.teacher import Teacher, Wanted, refuse_another_vocabulary
 from tests.engine.tiny_model import make_config
 
-WANTED = Wanted(hinted_ids=(1, 2, 9), prompt_ids=(1, 2), response_ids=(5, 6), sampled_by=4)
+WANTED = Wanted(hinted_ids=(1, 2, 9), prompt_ids=(1, 2), response_ids=(5, 6), policy_id="policy", sampled_by=4)
 
 
 class Engine:
@@ -96,6 +96,13 @@ async def test_the_next_engine_is_asked_where_one_is_behind() -> None:
     with pytest.raises(TryLater):
         await both.score(WANTED)
     assert (await both.score(WANTED)).student_version == 4
+
+
+async def test_an_answer_of_another_policy_is_not_scored_as_this_one_s() -> None:
+    student = Engine("6")
+    with pytest.raises(EngineRefused, match="serves policy, and older sampled the answer"):
+        await teacher(student).score(WANTED._replace(policy_id="older"))
+    assert student.asked == []
 
 
 @pytest.mark.parametrize("versions", [("4",), ("4", "5")])
