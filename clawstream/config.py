@@ -197,6 +197,22 @@ class JudgeSettings(Section):
         return self.hint_quorum if self.hint_quorum is not None else self.votes // 2 + 1
 
 
+class TeacherSettings(Section):
+    """An engine that is the teacher, in place of the trainer: SGLang's dialect, and the policy's own tokenizer."""
+
+    url: str | None = Field(None, description='where training.teacher_scores = "engine" has hints weighed')
+    model: str = Field("teacher", description="names it on the log, with its address")
+    api_key: SecretStr | None = None
+    calls_at_once: int = Field(8, ge=1, description="each is a prompt that it reads whole")
+    call_timeout_s: float = Field(120.0, gt=0, description="for its score and the policy's engine's")
+    deadline_s: float = Field(600.0, gt=0, description="after which a hint that was not scored is not learned from")
+
+    @model_validator(mode="after")
+    def _its_address_is_no_secret(self) -> "TeacherSettings":
+        _refuse_userinfo("teacher.url", self.url or "", "teacher.api_key")
+        return self
+
+
 class SamplesSettings(Section):
     """What becomes a sample."""
 
@@ -253,6 +269,9 @@ class TrainingSettings(Section):
     minibatches: int = Field(1, ge=1, description="optimizer steps a pass, where there are so many samples")
     average: Literal["sequence", "token"] = "sequence"
     teacher: Literal["reference", "ema", "current"] = "reference"
+    teacher_scores: Literal["trainer", "engine"] = Field(
+        "trainer", description="engine: teacher.url and engine.urls weigh the hints, and `teacher` says nothing"
+    )
     ema_decay: float = Field(0.99, gt=0, lt=1)
     ratio_to: Literal["old", "sampled"] = "old"
     learning_rate: float = Field(1e-5, ge=0, description="0: every version is the base, a control")
@@ -286,6 +305,27 @@ class TrainingSettings(Section):
             raise ValueError(
                 f"{', '.join(idle)}: these say how advantages act, and method = 'topk' has none: it brings whole "
                 "distributions together. Leave them out, or take another method"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_teacher_for_hints(self) -> "TrainingSettings":
+        if self.teacher_scores == "trainer":
+            return self
+        if self.method == "topk":
+            raise ValueError(
+                "teacher_scores = 'engine' gives the log-probs of the tokens sampled, and method = 'topk' needs those "
+                "of the teacher's likeliest: take 'opd' or 'combined', or teacher_scores = 'trainer'"
+            )
+        if self.weights[1] == 0:
+            raise ValueError(
+                "teacher_scores = 'engine' weighs hints, and under this method and w_opd they count nothing: leave it "
+                "out, or take method = 'opd' or 'combined' and w_opd above 0"
+            )
+        if self._is_said("teacher"):
+            raise ValueError(
+                f"teacher = {self.teacher!r} names weights of the trainer, and teacher_scores = 'engine' those of an "
+                "engine: say one of them"
             )
         return self
 
@@ -404,6 +444,7 @@ class Settings(BaseSettings):
     gateway: GatewaySettings = GatewaySettings()
     turns: TurnsSettings = TurnsSettings()
     judge: JudgeSettings = JudgeSettings()
+    teacher: TeacherSettings = TeacherSettings()
     samples: SamplesSettings = SamplesSettings()
     rewards: RewardsSettings = RewardsSettings()
     training: TrainingSettings = TrainingSettings()
@@ -423,6 +464,16 @@ class Settings(BaseSettings):
         if init_settings().get("environment") is False:
             return (init_settings,)
         return _Environment(settings_cls), init_settings
+
+    @model_validator(mode="after")
+    def _an_engine_is_named_where_it_is_the_teacher(self) -> "Settings":
+        if (self.teacher.url is not None) != (self.training.teacher_scores == "engine"):
+            found = "not set" if self.teacher.url is None else "set"
+            raise ValueError(
+                f"teacher.url is {found} and training.teacher_scores is {self.training.teacher_scores!r}: an engine is "
+                "asked for a teacher's scores where both name it. Set both, or neither"
+            )
+        return self
 
     @property
     def keys_file(self) -> Path:
@@ -487,7 +538,8 @@ def _problem(item: dict[str, object]) -> str:
         return f"unknown key {key}: remove it, or see `clawstream config` for the keys there are"
     found = item.get("input")
     hidden = isinstance(found, dict) or "@" in repr(found) or key.endswith(("api_key", "password"))
-    return f"{key}: {item.get('msg')}" + ("" if hidden else f" (found {found!r})")
+    where = f"{key}: " if key else ""  # no key: it is about several
+    return f"{where}{item.get('msg')}" + ("" if hidden else f" (found {found!r})")
 
 
 def dump(settings: Settings) -> str:

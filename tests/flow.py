@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from clawstream.config import JudgeSettings, TurnsSettings
+from clawstream.config import JudgeSettings, TeacherSettings, TurnsSettings
 from clawstream.events import (
     Event,
     FeedbackGiven,
@@ -22,6 +22,7 @@ from clawstream.events import (
     RewardWeights,
     SampleAssembled,
     SampleRefused,
+    TeacherScored,
     TurnOrphaned,
     TurnPaired,
     TurnsSettled,
@@ -30,10 +31,12 @@ from clawstream.events import (
     derived_id,
 )
 from clawstream.inference.continuing import Renderer
+from clawstream.inference.engine import EngineRefused
 from clawstream.inference.judge_client import JudgeReply
+from clawstream.inference.teacher import Scores, Wanted
 from clawstream.judging.stage import judging_stage
-from clawstream.samples.joining import Rules
-from clawstream.samples.stage import samples_stage
+from clawstream.samples.joining import Asks, Rules
+from clawstream.samples.stage import asking_stage, samples_stage
 from clawstream.stream.stage import Record, Stage
 from clawstream.turns.stage import turns_stage
 from tests.sessions import EXCHANGES, FEEDBACK, HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters
@@ -44,7 +47,7 @@ _TOPICS: Mapping[str, tuple[type[Event], ...]] = {
     TURNS: (TurnPaired, TurnOrphaned, TurnsSettled),
     VOTES: (VoteCast,),
     VERDICTS: (VerdictReached,),
-    HINTS: (HintFound, HintAbsent),
+    HINTS: (HintFound, HintAbsent, TeacherScored),
     SAMPLES: (SampleAssembled, SampleRefused),
     FEEDBACK: (FeedbackGiven,),
 }
@@ -75,6 +78,26 @@ class Oracle:
         replies = self.replies[question]
         chosen = int(derived_id("reply", user, seed)[:6], 16) % len(replies)
         return JudgeReply(text=replies[chosen], prompt_tokens=None, completion_tokens=None)
+
+
+class Tutor:
+    """A teacher whose scores follow from what is scored; answers of `too_long` tokens are refused."""
+
+    name = "tutor@test"
+
+    def __init__(self, *, too_long: int = 10**9) -> None:
+        self.too_long = too_long
+        self.asked: list[Wanted] = []
+
+    async def score(self, wanted: Wanted) -> Scores:
+        self.asked.append(wanted)
+        if len(wanted.response_ids) >= self.too_long:
+            raise EngineRefused(400, "the input is longer than the model's context")
+        return Scores(
+            tuple(-0.001 * (len(wanted.hinted_ids) + token) for token in wanted.response_ids),
+            tuple(-0.001 * (len(wanted.prompt_ids) + token) for token in wanted.response_ids),
+            wanted.sampled_by + 1,
+        )
 
 
 @dataclass
@@ -178,14 +201,20 @@ class Flow:
         renderer: Renderer | None = None,
         off_distribution: OffDistribution = OffDistribution.REFUSE,
         weights: RewardWeights = RewardWeights(),  # noqa: B008  # frozen
+        teacher: Tutor | None = None,
     ) -> None:
         self.log = Log()
         self.judge = judge or Oracle()
         settings = settings or JudgeSettings(votes=3)
+        rules = Rules(renderer or Letters(), off_distribution, weights)
+        samples = samples_stage(rules)
+        if teacher is not None:
+            samples = samples_stage(rules._replace(asks=Asks(teacher.name)))
+            samples = asking_stage(samples, TeacherSettings(), teacher, now_ms=lambda: 0)
         stages: list[Stage[Any, Any]] = [
             turns_stage(TurnsSettings()),
             judging_stage(settings, self.judge, now_ms=lambda: 0),
-            samples_stage(Rules(renderer or Letters(), off_distribution, weights)),
+            samples,
         ]
         self.workers = [Worker(stage, self.log) for stage in stages]
 

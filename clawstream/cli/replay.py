@@ -168,6 +168,7 @@ async def work_on(
     settings: Settings, log: "KafkaLog", wanted: "Wanted", *, num_workers: int, rate: float | None
 ) -> ReplayEnded:
     """Begin the replay, or find it begun, and return how it ended."""
+    from clawstream.inference.teacher import teacher_name
     from clawstream.replay.processes import in_processes, prepare
     from clawstream.replay.ranges import EXCHANGES, num_records
     from clawstream.replay.running import begin, work_through
@@ -175,7 +176,9 @@ async def work_on(
     from clawstream.stream.connect import security_of
     from clawstream.stream.topics import replay_topics
 
-    started, ended = await begin(log, wanted, settings.judge, settings.samples, settings.rewards)
+    started, ended = await begin(
+        log, wanted, settings.judge, settings.samples, settings.rewards, teacher=teacher_name(settings.teacher)
+    )
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     if ended is not None:
         say(f"replay {wanted.name} has ended before; nothing was done")

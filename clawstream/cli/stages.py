@@ -89,15 +89,30 @@ def samples(context: typer.Context) -> None:
     hide_torch()
     from clawstream.events import OffDistribution, RewardWeights
     from clawstream.inference.rendering import PromptRenderer
-    from clawstream.samples.joining import Rules
-    from clawstream.samples.stage import samples_stage
+    from clawstream.inference.teacher import teacher_name, teaching
+    from clawstream.samples.joining import Asks, Rules
+    from clawstream.samples.stage import asking_stage, samples_stage
     from clawstream.stream.stage import DAY_MS
 
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
     weights = RewardWeights(**settings.rewards.weights)
     off_distribution = OffDistribution(settings.samples.off_distribution)
-    rules = Rules(renderer, off_distribution, weights, judged=settings.judge.url is not None)
-    _run_stage(settings, samples_stage(rules, retain_ms=round(settings.rewards.heard_for_days * DAY_MS)))
+    teacher = teacher_name(settings.teacher)
+    asks = None if teacher is None else Asks(teacher)
+    rules = Rules(renderer, off_distribution, weights, judged=settings.judge.url is not None, asks=asks)
+    stage = samples_stage(rules, retain_ms=round(settings.rewards.heard_for_days * DAY_MS))
+    if asks is None:
+        _run_stage(settings, stage)
+        return
+
+    async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
+        from clawstream.stream.runner import run
+
+        async with teaching(settings, renderer.marker_ids) as asked:
+            asking = asking_stage(stage, settings.teacher, asked)
+            await run(asking, log, stop=stop, instance_id=_instance(settings, "samples"))
+
+    _with_log(settings, "samples", main)
 
 
 def train(

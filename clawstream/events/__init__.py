@@ -41,10 +41,13 @@ from clawstream.events.judging import (
     HintAbsent,
     HintFound,
     Question,
+    TeacherScored,
+    TeacherStatus,
     VerdictReached,
     VerdictStatus,
     VoteCast,
     VoteStatus,
+    sha256_of,
 )
 from clawstream.events.policy import (
     BatchPlanned,
@@ -78,6 +81,7 @@ EVENTS: tuple[type[Event], ...] = (
     VerdictReached,
     HintFound,
     HintAbsent,
+    TeacherScored,
     FeedbackGiven,
     SampleAssembled,
     SampleRefused,
@@ -134,6 +138,8 @@ __all__ = [
     "SessionIdle",
     "StepRejected",
     "StepTaken",
+    "TeacherScored",
+    "TeacherStatus",
     "TokenIds",
     "TopicOffset",
     "TurnOrphaned",
@@ -148,4 +154,5 @@ __all__ = [
     "VotesFrom",
     "derived_id",
     "float32",
+    "sha256_of",
 ]

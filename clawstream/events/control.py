@@ -55,6 +55,7 @@ class ReplayStarted(ReplayEvent):
     off_distribution: OffDistribution | None = None  # None: such answers are samples like any others
     reward_weights: RewardWeights | None = None  # None: it began when feedback did not count yet
     hint_quorum: int | None = None  # None: it began when any vote's hint counted
+    teacher: str | None = None  # the engine whose recorded scores weigh hints; None: the trainer's own do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

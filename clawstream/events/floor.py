@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from clawstream.events.base import Event
-from clawstream.events.judging import HintAbsent, HintFound, VerdictReached, VoteCast
+from clawstream.events.judging import HintAbsent, HintFound, TeacherScored, VerdictReached, VoteCast
 from clawstream.events.turns import TurnPaired, TurnsSettled
 
 Hint = HintFound | HintAbsent
@@ -57,7 +57,7 @@ def is_over(over: Over, event: Event) -> bool:
     match event:
         case TurnsSettled():
             return event.after_exchange_id in over
-        case TurnPaired() | VoteCast() | VerdictReached() | HintFound() | HintAbsent():
+        case TurnPaired() | VoteCast() | VerdictReached() | HintFound() | HintAbsent() | TeacherScored():
             return event.turn_id in over
     return False
 

@@ -1,13 +1,15 @@
-"""Votes, verdicts and hints: what judges said of a turn, and what that comes to.
+"""Votes, verdicts, hints and teachers' scores: what models said of a turn, and what that comes to.
 
 A turn is asked about in revisions: 0 is the ordinary look, 1 the floor's look at a session that gave no sample.
 """
 
+import struct
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 from typing import ClassVar
 
-from clawstream.events.base import SessionEvent, derived_id
+from clawstream.events.base import LogProbs, SessionEvent, TokenIds, derived_id
 
 
 class Question(StrEnum):
@@ -41,6 +43,14 @@ class HintAbsence(StrEnum):
     TOO_SHORT = "too_short"  # hints were offered, none longer than ten characters
     UNREADABLE = "unreadable"  # no vote could be read
     FAILED = "failed"  # no judge answered
+
+
+class TeacherStatus(StrEnum):
+    """What came of asking a teacher."""
+
+    SCORED = "scored"
+    REFUSED = "refused"  # an engine will not score it, however often it is asked: it is too long, for example
+    FAILED = "failed"  # before the deadline no teacher answered, or no engine whose weights kept one version
 
 
 class FeedbackSource(StrEnum):
@@ -124,6 +134,51 @@ class HintAbsent(SessionEvent):
     revision: int
     reason: HintAbsence
     num_offered: int | None  # None: in older records, that was not said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherScored(SessionEvent):
+    """What two engines make of a hinted turn's answer, token by token, or the fact that they do not say.
+
+    The teacher sees the hint, the student, the policy, does not; both are engines' scores at temperature 1, so that
+    their difference is one of opinion and not of arithmetic.
+    """
+
+    turn_id: str
+    judge: str  # whose hint it is, as are the next two
+    prompt_version: str
+    revision: int
+    teacher: str  # model and endpoint, "qwen3-32b@teacher.internal:30000"
+    scored_sha256: str  # of the token ids that were scored: `sha256_of` hinted prompt, prompt and response
+    policy_id: str
+    status: TeacherStatus
+    teacher_logprobs: LogProbs | None  # one per response id; None unless scored
+    student_logprobs: LogProbs | None
+    student_version: int | None  # of the policy, whose weights made all of them
+    error: str | None  # None exactly when scored
+    latency_ms: int
+    scored_at_ms: int  # since the epoch, UTC
+
+    @property
+    def scoring_id(self) -> str:
+        """What was to be scored, by whom; whatever came of it."""
+        asked = (self.turn_id, self.judge, self.prompt_version, self.revision, self.teacher, self.scored_sha256)
+        return derived_id("TeacherScored", *asked)
+
+    @property
+    def event_id(self) -> str:
+        """One per scoring; one that failed has an id of its own, so that asking again later does not collide."""
+        if self.status is TeacherStatus.SCORED:
+            return self.scoring_id
+        return derived_id("TeacherScored", self.scoring_id, self.scored_at_ms)
+
+
+def sha256_of(*token_ids: TokenIds) -> str:
+    """Return the hash of sequences of token ids, each cut off from the next."""
+    digest = sha256()
+    for ids in token_ids:
+        digest.update(struct.pack(f"<q{len(ids)}i", len(ids), *ids))
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ class RefusalReason(StrEnum):
     OFF_DISTRIBUTION = "off_distribution"  # sampled greedily or from the likeliest tokens alone
     PROMPT_UNKNOWN = "prompt_unknown"  # an exchange that the prompt refers to is not known any more
     HINT_UNRENDERABLE = "hint_unrenderable"  # the hinted prompt can't be rendered or is too long
+    HINT_UNSCORED = "hint_unscored"  # an engine is the teacher, and it or the policy's engine gave no scores
     ANSWER_UNKNOWN = "answer_unknown"  # there is feedback on it, and no such answer in the session
 
 
@@ -77,6 +78,10 @@ class SampleAssembled(SessionEvent):
     environment_reward: float | None = None
     heuristic_reward: float | None = None
     num_feedback: int | None = None  # how often by then feedback gave a source another score; None: never
+    teacher: str | None = None  # the engine whose scores these are; None: the trainer is to score by its own weights
+    teacher_logprobs: LogProbs | None = None  # of the response after the hinted prompt, at temperature 1
+    student_logprobs: LogProbs | None = None  # by the policy's engine after the prompt, at temperature 1
+    student_version: int | None = None  # of the policy that made those; None exactly when the other three are
 
     @property
     def learned_reward(self) -> float | None:

@@ -21,11 +21,9 @@ from clawstream.events import (
     float32,
 )
 from clawstream.gateway.refusal import to_json
+from clawstream.inference.adapters import policy_version
 from clawstream.inference.engine import Chunk, Finish, FinishKind
 from clawstream.inference.engine import VersionSpan as EngineSpan
-
-BASE_VERSION = 0
-_BASE_NAMES = ("default", "base")  # what SGLang calls the weights that it was started with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,15 +169,3 @@ def finish_reason(finish: Finish, tool_calls: Sequence[object]) -> FinishReason:
     if finish.kind is FinishKind.LENGTH:
         return FinishReason.LENGTH
     return FinishReason.TOOL_CALLS if tool_calls else FinishReason.STOP
-
-
-def policy_version(name: str | None) -> int:
-    """Return the version that an engine's weights are named after; the weights that it was started with are version 0.
-
-    Raises TryLater for a name that is no version of ours.
-    """
-    if name is None or name in _BASE_NAMES:
-        return BASE_VERSION
-    if not (name.isascii() and name.isdigit()):
-        raise TryLater(f"the engine's weights are named {name!r}; expected a version number. Start it without a name")
-    return int(name)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from clawstream.events import PolicyActivated
-from clawstream.gateway.capture import BASE_VERSION
 from clawstream.gateway.routing import Standing, choose, offered, order_of
 from clawstream.gateway.served import Place, ServedEngine
+from clawstream.inference.adapters import BASE_VERSION
 
 LOG = logging.getLogger(__name__)
 ASK_EVERY_S = 2.0

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawstream.errors import ClawstreamError, TryLater
-from clawstream.gateway.capture import BASE_VERSION, policy_version
-from clawstream.inference.adapters import adapter_version
+from clawstream.inference.adapters import BASE_VERSION, adapter_version, cache_key, policy_version
 from clawstream.inference.engine import Chunk, Engine, EngineRefused
 from clawstream.inference.vocabulary import too_small_for
 
@@ -72,7 +71,7 @@ class ServedEngine:
             version=version,
             adapter=self.adapters.get(version) if version != weights else None,
             alone=alone,
-            extra_key=f"{self.policy_id}:{weights}" + (f":{uuid.uuid4().hex}" if alone else ""),
+            extra_key=cache_key(self.policy_id, weights) + (f":{uuid.uuid4().hex}" if alone else ""),
         )
 
     async def ask(self) -> None:

@@ -1,4 +1,4 @@
-"""What LoRA adapters are called. Pure.
+"""What versions of a policy are called where engines serve them: weights, adapters, cache keys. Pure.
 
 The one rule: the name of an adapter ends with its policy version, so what an engine has loaded says which versions it
 serves, whoever asks and whatever they missed.
@@ -6,7 +6,28 @@ serves, whoever asks and whatever they missed.
 
 import re
 
+from clawstream.errors import TryLater
+
+BASE_VERSION = 0
+_BASE_NAMES = ("default", "base")  # what SGLang calls the weights that it was started with
 _VERSION = re.compile(r".+-v([0-9]{1,18})", re.ASCII | re.DOTALL)
+
+
+def policy_version(name: str | None) -> int:
+    """Return the version that an engine's weights are named after; the weights that it was started with are version 0.
+
+    Raises TryLater for a name that is no version of ours.
+    """
+    if name is None or name in _BASE_NAMES:
+        return BASE_VERSION
+    if not (name.isascii() and name.isdigit()):
+        raise TryLater(f"the engine's weights are named {name!r}; expected a version number. Start it without a name")
+    return int(name)
+
+
+def cache_key(policy_id: str, weights: int) -> str:
+    """Return the key under which requests to these weights may share what is cached of their prompts."""
+    return f"{policy_id}:{weights}"
 
 
 def adapter_name(policy_id: str, version: int) -> str:

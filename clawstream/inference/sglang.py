@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from clawstream.config import EngineSettings
+from clawstream.config import EngineSettings, TeacherSettings
 from clawstream.errors import TryLater
 from clawstream.inference.dialect import joined, read_chunk, write_request
 from clawstream.inference.engine import Chunk, EngineRefused, FinishKind, GenerateRequest, Sampling, ServerInfo
@@ -20,7 +20,7 @@ _HEADERS = {"Content-Type": "application/json"}
 _NOT_OURS = (401, 403, 404, 405)  # no key, no right, no such route: no fault of a request
 
 
-def engine_session(settings: EngineSettings) -> aiohttp.ClientSession:
+def engine_session(settings: EngineSettings | TeacherSettings) -> aiohttp.ClientSession:
     """Return the pool for a process's engines, as many connections as there are requests; each shows the engines' key.
 
     SGLang closes a connection that was idle for 5 s, so it is closed here sooner than a request could be lost on it.
@@ -163,6 +163,17 @@ class SglangEngine:
             )
         except (KeyError, TypeError, IndexError) as error:
             raise TryLater(f"engine {self._url}: /v1/models or /model_info lacks a field: {error!r}") from error
+
+    async def token_ids(self, text: str) -> tuple[int, ...] | None:
+        """What its tokenizer makes of a text, nothing added; None where it has no route that says it."""
+        body = {"prompt": text, "add_special_tokens": False}
+        async with self._asking("POST", "/tokenize", body, self._control_timeout) as response:
+            if response.status in (404, 405):
+                return None
+            tokens = (await self._check(response, "/tokenize", read=True)).get("tokens")
+        if not isinstance(tokens, list):
+            raise TryLater(f"engine {self._url}: /tokenize gives no tokens; expected a list of ids")
+        return tuple(tokens)
 
     async def weight_version(self) -> str | None:
         """The name of the weights that it serves; None where it gives none."""

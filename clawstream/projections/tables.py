@@ -205,6 +205,21 @@ hints = _judged(
     _may("reason", Text),
 )
 
+teacher_scores = _judged(
+    "teacher_scores",
+    HINTS,
+    _must("teacher", Text),
+    _must("scored_sha256", Text),
+    _must("policy_id", Text),
+    _must("status", Text),
+    _may("teacher_logprobs", _LOGPROBS),
+    _may("student_logprobs", _LOGPROBS),
+    _may("student_version", BigInteger),
+    _may("error", Text),
+    _must("latency_ms", BigInteger),
+    _must("scored_at_ms", BigInteger),
+)
+
 feedback = _session_facts(
     "feedback",
     FEEDBACK,
@@ -239,6 +254,10 @@ samples = _judged(
     _may("environment_reward", Double),
     _may("heuristic_reward", Double),
     _may("num_feedback", BigInteger),
+    _may("teacher", Text),
+    _may("teacher_logprobs", _LOGPROBS),
+    _may("student_logprobs", _LOGPROBS),
+    _may("student_version", BigInteger),
     Index("samples_by_sample_id", "sample_id"),
 )
 
@@ -333,6 +352,7 @@ replays = _facts(
     _may("off_distribution", Text),
     _may("reward_weights", JSONB),
     _may("hint_quorum", BigInteger),
+    _may("teacher", Text),
 )
 
 replay_ends = _facts(

@@ -24,6 +24,7 @@ from clawstream.events import (
     SessionIdle,
     StepRejected,
     StepTaken,
+    TeacherScored,
     TurnOrphaned,
     TurnPaired,
     TurnsSettled,
@@ -111,6 +112,10 @@ def _judging(event: Event) -> str | None:
             return f"turn {event.turn_id}: {_short(event.hint)}"
         case HintAbsent():
             return f"turn {event.turn_id}: no hint, {event.reason.value}"
+        case TeacherScored():
+            by = f"{event.status.value} by {event.teacher}"
+            found = f"policy v{event.student_version}" if event.error is None else _short(event.error)
+            return f"turn {event.turn_id}: {by}, {found}"
     return None
 
 

@@ -14,6 +14,7 @@ from clawstream.stream.log import Place, Start
 EXCHANGES = "clawstream.exchanges.v1"
 VOTES = "clawstream.votes.v1"
 FEEDBACK = "clawstream.feedback.v1"
+HINTS = "clawstream.hints.v1"
 
 
 class OffsetLog(Protocol):
@@ -25,12 +26,13 @@ class OffsetLog(Protocol):
 
 
 async def frozen(
-    log: OffsetLog, *, since: str | None, until: str | None, votes_from: VotesFrom, now_ms: int
+    log: OffsetLog, *, since: str | None, until: str | None, votes_from: VotesFrom, now_ms: int, scored: bool = False
 ) -> tuple[OffsetRange, ...]:
     """Return the exchanges from `since` up to and without `until`, and all votes and feedback that may be about them.
 
-    Both are an offset on each partition, or a time: 90s, 5m, 2h, 1d before now, or ISO. None: all there is. Raises
-    OperatorError for what is neither, ConfigError for a range without a record.
+    Where hints were `scored` by an engine those scores are among them. Both ends are an offset on each partition, or a
+    time: 90s, 5m, 2h, 1d before now, or ISO. None: all there is. Raises OperatorError for what is neither, ConfigError
+    for a range without a record.
     """
     ends = await log.end_offsets([EXCHANGES])
     first = await _at(log, since, now_ms, dict(await log.begin_offsets([EXCHANGES])))
@@ -41,10 +43,11 @@ async def frozen(
             f"no exchange stands on the log from {since or 'its beginning'} to {until or 'its end'}: nothing was "
             "begun. Name another range with --from and --to"
         )
-    for topic in (VOTES, FEEDBACK) if votes_from is VotesFrom.LOG else (FEEDBACK,):
+    votes = (VOTES,) if votes_from is VotesFrom.LOG else ()
+    for topic in (*votes, FEEDBACK, *((HINTS,) if scored else ())):
         begins, ends = dict(await log.begin_offsets([topic])), await log.end_offsets([topic])
         if since is not None and not since.isdecimal():
-            # Neither is ever older than what it is about.
+            # None is ever older than what it is about.
             begins = dict(await log.offsets_at([topic], start_ms(since, now_ms)))
         ranges += [_range(place, begins[place], ends[place]) for place in sorted(ends)]
     return tuple(ranges)

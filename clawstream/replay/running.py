@@ -45,11 +45,18 @@ def refuse_name(name: str) -> None:
 
 
 async def begin(
-    log: RunLog, wanted: Wanted, judge: JudgeSettings, samples: SamplesSettings, rewards: RewardsSettings
+    log: RunLog,
+    wanted: Wanted,
+    judge: JudgeSettings,
+    samples: SamplesSettings,
+    rewards: RewardsSettings,
+    *,
+    teacher: str | None = None,
 ) -> tuple[ReplayStarted, ReplayEnded | None]:
     """Return what the replay reads, written down now or by an earlier run, and how it ended if it has.
 
-    Raises ConfigError for a name that can't be one, or that is another replay's.
+    Hints are weighed by what `teacher` was recorded to make of them; None: by the trainer. Raises ConfigError for a
+    name that can't be one, or that is another replay's.
     """
     refuse_name(wanted.name)
     registry = await Registry.read(log)
@@ -66,11 +73,19 @@ async def begin(
         session_id=wanted.session_id,
         num_votes=judge.votes,
         quorum=judge.needed,
-        ranges=await frozen(log, since=wanted.since, until=wanted.until, votes_from=wanted.votes_from, now_ms=now_ms),
+        ranges=await frozen(
+            log,
+            since=wanted.since,
+            until=wanted.until,
+            votes_from=wanted.votes_from,
+            now_ms=now_ms,
+            scored=teacher is not None,
+        ),
         started_at_ms=now_ms,
         off_distribution=OffDistribution(samples.off_distribution),
         reward_weights=RewardWeights(**rewards.weights),
         hint_quorum=judge.needed_for_a_hint,
+        teacher=teacher,
     )
     await log.append([started])
     return started, None

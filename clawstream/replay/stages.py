@@ -7,7 +7,7 @@ from clawstream.config import JudgeSettings, Settings, TurnsSettings
 from clawstream.events import ReplayStarted, RewardWeights, VotesFrom
 from clawstream.inference.continuing import Renderer
 from clawstream.judging.stage import Judge, aggregation, judging_stage
-from clawstream.samples.joining import Rules
+from clawstream.samples.joining import Asks, Rules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.stage import Stage
 from clawstream.turns.stage import turns_stage
@@ -25,7 +25,8 @@ def hosted(
 ) -> tuple[Callable[[], Sequence[Stage[Any, Any]]], Stage[Any, Any] | None]:
     """Return what makes one partition's stages, and the judging stage where it asks `judge`."""
     section = judge_settings(settings.judge, started)
-    rules = Rules(renderer, started.off_distribution, started.reward_weights or RewardWeights())
+    asks = None if started.teacher is None else Asks(started.teacher, waits=False)
+    rules = Rules(renderer, started.off_distribution, started.reward_weights or RewardWeights(), asks=asks)
     asking = None
     if started.votes_from is VotesFrom.NEW:
         assert judge is not None, f"replay {started.replay} asks a judge, and there is none"

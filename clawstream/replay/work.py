@@ -13,10 +13,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from clawstream.errors import TryLater, UnusableEvent
-from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, FeedbackGiven, ReplayStarted, VoteCast
+from clawstream.events import (
+    Event,
+    ExchangeCompleted,
+    ExchangeFailed,
+    FeedbackGiven,
+    ReplayStarted,
+    TeacherScored,
+    VoteCast,
+)
 from clawstream.replay.hosting import Host, Said, following
 from clawstream.replay.output import Output
-from clawstream.replay.ranges import FEEDBACK, VOTES, by_partition
+from clawstream.replay.ranges import FEEDBACK, HINTS, VOTES, by_partition
 from clawstream.stream.calling import Caller, wait_before
 from clawstream.stream.log import Arrived, Place, Put, Undecodable
 from clawstream.stream.rebuild import in_clock_order
@@ -31,6 +39,8 @@ GROUP_BYTES = 4 * 2**20
 BREATHE_EVERY = 100  # records; fetching goes on meanwhile
 RETRY_S = 0.25
 NEWS_EVERY_S = 0.5
+_BESIDE = (FEEDBACK, HINTS)  # of the latter teachers' scores alone
+Beside = Mapping[str, Sequence[tuple[str, FeedbackGiven | TeacherScored]]]  # by turn, with their topics
 
 
 class ReplayLog(Protocol):
@@ -112,7 +122,7 @@ class Worker:
         for number in numbers:
             known = await self._known_votes(number) if self.judging is not None else {}
             async with asyncio.TaskGroup() as tasks:
-                await _Partition(self, number, tasks, known, await self._feedback(number)).run()
+                await _Partition(self, number, tasks, known, await self._said_of(number)).run()
 
     async def _known_votes(self, number: int) -> dict[tuple[object, ...], VoteCast]:
         """Return what the judge replied to an earlier run of this replay, the first reply to each ballot."""
@@ -127,16 +137,16 @@ class Worker:
                         known.setdefault((vote.turn_id, vote.question, vote.revision, vote.ballot), vote)
         return known
 
-    async def _feedback(self, number: int) -> dict[str, list[FeedbackGiven]]:
-        """Return what was said of the partition's answers outside the conversation, by turn and in order."""
-        found: dict[str, list[FeedbackGiven]] = {}
+    async def _said_of(self, number: int) -> Beside:
+        """Return what was said of the partition's answers and is not said again, by turn and in each topic's order."""
+        found: dict[str, list[tuple[str, FeedbackGiven | TeacherScored]]] = {}
         ranges = by_partition(self.started.ranges, number)
-        places = {place: ends for place, ends in ranges.items() if place.topic == FEEDBACK}
+        places = {place: ends for place, ends in ranges.items() if place.topic in _BESIDE}
         if places:
             async for records in self.log.replay(places, digest=False):
                 for record in records:
-                    if isinstance(record, Record) and isinstance(record.event, FeedbackGiven):
-                        found.setdefault(record.event.turn_id, []).append(record.event)
+                    if isinstance(record, Record) and isinstance(record.event, FeedbackGiven | TeacherScored):
+                        found.setdefault(record.event.turn_id, []).append((record.topic, record.event))
         return found
 
     async def pace(self) -> None:
@@ -174,13 +184,13 @@ class _Partition:
         number: int,
         tasks: asyncio.TaskGroup,
         known: Mapping[tuple[object, ...], VoteCast],
-        feedback: Mapping[str, Sequence[FeedbackGiven]],
+        beside: Beside,
     ) -> None:
         self._worker = worker
         self._number = number
         self._tasks = tasks
         self._known = known
-        self._feedback = feedback
+        self._beside = beside
         self._host = Host(worker.stages())
         self._waiting: list[Put] = []
         self._waiting_bytes = 0
@@ -195,7 +205,7 @@ class _Partition:
             streams = [
                 await stack.enter_async_context(contextlib.aclosing(self._counted(place, ends)))
                 for place, ends in by_partition(worker.started.ranges, self._number).items()
-                if place.topic != FEEDBACK
+                if place.topic not in _BESIDE
             ]
             async for records in in_clock_order(streams):
                 for record in records:
@@ -228,9 +238,9 @@ class _Partition:
         self._worker.progress.num_exchanges += isinstance(record.event, ExchangeCompleted | ExchangeFailed)
         self._follow_up(record, self._feed(record))
         if isinstance(record.event, ExchangeCompleted):
-            for given in self._feedback.get(record.event.exchange_id, ()):
+            for topic, given in self._beside.get(record.event.exchange_id, ()):
                 if given.session_id == record.key:
-                    said = following(record, FEEDBACK, given)
+                    said = following(record, topic, given)
                     self._follow_up(said, self._feed(said))
 
     def _feed(self, record: Record) -> Said:

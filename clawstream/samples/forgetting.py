@@ -47,6 +47,7 @@ def rest(session: Session) -> Session:
         answers=MappingProxyType({id_: session.answers[id_] for id_ in later if id_ in session.answers}),
         verdicts=MappingProxyType(verdicts),
         hints=MappingProxyType(hints),
+        scores=_only(session.scores, lambda turn_id: turn_id not in session.turns),
         joined=_only(session.joined, lambda key: key.turn_id not in session.turns and key.turn_id not in life.answers),
         over=over,
     )
@@ -63,6 +64,7 @@ def _life(session: Session, exchange_ids: set[str]) -> Session:
         answers=_only(session.answers, exchange_ids.__contains__),
         verdicts=_only(session.verdicts, of_it),
         hints=_only(session.hints, of_it),
+        scores=_only(session.scores, exchange_ids.__contains__),
         feedback=_only(session.feedback, exchange_ids.__contains__),
         joined=_only(session.joined, of_it),
         recalled=Recalled(),

@@ -1,12 +1,12 @@
 """Join an answer with what judges and people said of it to a sample, or say why there is none. Pure.
 
-The one rule: a sample rests on its answer, its verdict, its hint and the feedback that it counts, and on nothing else;
-whichever comes last writes it, so the same facts give the same bytes in any order. A score of 0, or none, is nothing to
-train on. Feedback that comes later makes the next revision, of all that is known by then; an answer without a next
-state has a sample of feedback alone.
+The one rule: a sample rests on its answer, its verdict, its hint (with what a teacher makes of it, where an engine is
+one) and the feedback that it counts, and on nothing else; whichever comes last writes it, so the same facts give the
+same bytes in any order. A score of 0, or none, is nothing to train on. Feedback that comes later makes the next
+revision, of all that is known by then; an answer without a next state has a sample of feedback alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,6 +24,9 @@ from clawstream.events import (
     RewardWeights,
     SampleAssembled,
     SampleRefused,
+    TeacherScored,
+    TeacherStatus,
+    TokenIds,
     TurnOrphaned,
     TurnsSettled,
     VerdictReached,
@@ -46,26 +49,37 @@ from clawstream.samples.session import (
     learn,
     never_judged,
     opinions_of,
+    with_score,
 )
+from clawstream.samples.teaching import Scoring
+
+
+class Asks(NamedTuple):
+    """An engine that is the teacher, by its name; without `waits` what it said before is all that it will say."""
+
+    teacher: str
+    waits: bool = True
 
 
 class Rules(NamedTuple):
     """How samples are made; `off_distribution` None: such answers are like any others.
 
-    Where nothing is `judged`, feedback waits for no judge.
+    Where nothing is `judged`, feedback waits for no judge. `asks` None: the trainer is the teacher.
     """
 
     renderer: Renderer
     off_distribution: OffDistribution | None = OffDistribution.REFUSE
     weights: RewardWeights = RewardWeights()
     judged: bool = True
+    asks: Asks | None = None
 
 
 class Follows(NamedTuple):
-    """The session after a record, and what to write."""
+    """The session after a record, and what to write and to ask."""
 
     session: Session | None
     events: list[Event]
+    calls: Sequence[Scoring] = ()
 
 
 def observe(session: Session | None, event: Event, rules: Rules, *, forgets: bool = True) -> Follows:
@@ -78,12 +92,12 @@ def observe(session: Session | None, event: Event, rules: Rules, *, forgets: boo
         if is_of_the_past(life, event):
             again = _observe(life, event, rules)
             past = (*before.past[:number], again.session or life, *before.past[number + 1 :])
-            return Follows(before._replace(past=past), again.events)
+            return Follows(before._replace(past=past), again.events, again.calls)
     after = _observe(before, event, rules)
     if after.session is before:
         return Follows(session, [])
     assert after.session is not None, "what was learned is known"
-    return Follows(rest(after.session), after.events) if forgets else after
+    return after._replace(session=rest(after.session)) if forgets else after
 
 
 def _observe(before: Session, event: Event, rules: Rules) -> Follows:
@@ -91,6 +105,7 @@ def _observe(before: Session, event: Event, rules: Rules) -> Follows:
     if after is before:
         return Follows(before, [])
     events: list[Event] = []
+    calls: list[Scoring] = []
     if isinstance(event, TurnsSettled) and after.marks[-1].start == len(after.turns):
         events.append(_refused(event.session_id, None, None, RefusalReason.NO_NEXT_STATE))
     if isinstance(event, FeedbackGiven):
@@ -98,11 +113,17 @@ def _observe(before: Session, event: Event, rules: Rules) -> Follows:
         after = after._replace(lost=())
     for key in _due(after, event, judged=rules.judged):
         joined = _join(after, key, rules)
+        if isinstance(joined.event, Scoring):
+            if joined.event.id not in after.scores.get(key.turn_id, {}):
+                calls.append(joined.event)
+                after = with_score(after, key.turn_id, joined.event.id, None)
+            after = after._replace(recalled=joined.recalled)
+            continue
         if key not in after.joined or isinstance(joined.event, SampleAssembled):
             events.append(joined.event)
         known = opinions_of(after, key.turn_id).num_changes
         after = after._replace(joined=MappingProxyType({**after.joined, key: known}), recalled=joined.recalled)
-    return Follows(after, events)
+    return Follows(after, events, calls)
 
 
 def _due(session: Session, event: Event, *, judged: bool) -> list[Judged]:
@@ -115,7 +136,7 @@ def _due(session: Session, event: Event, *, judged: bool) -> list[Judged]:
 def _completed(session: Session, event: Event) -> list[Judged]:
     """Return the verdicts that `event`, the newest, may be the last fact for."""
     match event:
-        case VerdictReached() | HintFound() | HintAbsent():
+        case VerdictReached() | HintFound() | HintAbsent() | TeacherScored():
             return [judged_of(event)]
         case ExchangeCompleted():
             return [key for key in session.verdicts if key.turn_id == event.exchange_id]
@@ -160,7 +181,7 @@ def _is_ready(session: Session, key: Judged) -> bool:
 
 
 class _Joined(NamedTuple):
-    event: SampleAssembled | SampleRefused
+    event: SampleAssembled | SampleRefused | Scoring  # the last: it waits for what comes of that
     recalled: Recalled
 
 
@@ -170,6 +191,7 @@ class _Said(NamedTuple):
     hint: str | None
     judged: int | None
     total: float | None
+    without_hint: bool  # whether it says anything then
 
 
 def _join(session: Session, key: Judged, rules: Rules) -> _Joined:
@@ -182,15 +204,17 @@ def _join(session: Session, key: Judged, rules: Rules) -> _Joined:
         reason = RefusalReason.FLOOR_UNDECIDED if floor else RefusalReason.NO_SIGNAL
         return _Joined(_refused(session_id, None if floor else key.turn_id, key, reason), session.recalled)
     total = reward_of(parts_of(judged, opinions), rules.weights)
+    without_hint = judged is not None or bool(opinions.num_changes)
     if rules.off_distribution is not None and not answer.exchange.sampling.of_the_policy:
         if hint is None or rules.off_distribution is not OffDistribution.HINT_ONLY:
             refusal = _refused(session_id, key.turn_id, key, RefusalReason.OFF_DISTRIBUTION)
             return _Joined(refusal, session.recalled)
         judged = total = None  # it would weigh tokens by a probability that they were not drawn with
-    return _sample(session, answer, key, _Said(hint, judged, total), rules.renderer)
+        without_hint = False
+    return _sample(session, answer, key, _Said(hint, judged, total, without_hint), rules)
 
 
-def _sample(session: Session, answer: Answer, key: Judged, said: _Said, renderer: Renderer) -> _Joined:
+def _sample(session: Session, answer: Answer, key: Judged, said: _Said, rules: Rules) -> _Joined:
     exchange, hint, opinions = answer.exchange, said.hint, opinions_of(session, key.turn_id)
     parts = parts_of(said.judged, opinions)
 
@@ -204,10 +228,20 @@ def _sample(session: Session, answer: Answer, key: Judged, said: _Said, renderer
     if request is None:
         return refused(RefusalReason.PROMPT_UNKNOWN)
     hinted = Hinted(None, session.recalled)
+    scored: TeacherScored | None = None
     if hint is not None:
-        hinted = hinted_prompt(session, answer, request, hint, renderer)
+        hinted = hinted_prompt(session, answer, request, hint, rules.renderer)
         if hinted.token_ids is None:
             return refused(RefusalReason.HINT_UNRENDERABLE, hinted.recalled)
+        if rules.asks is not None:
+            scoring = _scoring(answer, key, rules.asks.teacher, hinted.token_ids, request.token_ids)
+            scored = session.scores.get(key.turn_id, {}).get(scoring.id)
+            if scored is None and rules.asks.waits:
+                return _Joined(scoring, hinted.recalled)
+            if scored is None or scored.status is not TeacherStatus.SCORED:
+                if not said.without_hint:
+                    return refused(RefusalReason.HINT_UNSCORED, hinted.recalled)
+                hint, hinted, scored = None, hinted._replace(token_ids=None), None
     sample = SampleAssembled(
         session_id=exchange.session_id,
         turn_id=key.turn_id,
@@ -231,8 +265,26 @@ def _sample(session: Session, answer: Answer, key: Judged, said: _Said, renderer
         environment_reward=parts.environment,
         heuristic_reward=parts.heuristic,
         num_feedback=opinions.num_changes or None,
+        teacher=None if scored is None else scored.teacher,
+        teacher_logprobs=None if scored is None else scored.teacher_logprobs,
+        student_logprobs=None if scored is None else scored.student_logprobs,
+        student_version=None if scored is None else scored.student_version,
     )
     return _Joined(sample, hinted.recalled)
+
+
+def _scoring(answer: Answer, key: Judged, teacher: str, hinted_ids: TokenIds, prompt_ids: TokenIds) -> Scoring:
+    exchange = answer.exchange
+    return Scoring(
+        session_id=exchange.session_id,
+        key=key,
+        teacher=teacher,
+        policy_id=exchange.policy_id,
+        hinted_ids=hinted_ids,
+        prompt_ids=prompt_ids,
+        response_ids=exchange.output_ids,
+        sampled_by=max((span.policy_version for span in exchange.versions), default=0),
+    )
 
 
 def _request(session: Session, answer: Answer) -> WholeRequest | None:

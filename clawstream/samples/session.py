@@ -16,6 +16,7 @@ from clawstream.events import (
     HintFound,
     RequestDelta,
     SessionDone,
+    TeacherScored,
     TokenIds,
     TurnOrphaned,
     TurnPaired,
@@ -86,6 +87,7 @@ class Session(NamedTuple):
     turns: Mapping[str, TurnPaired] = MappingProxyType({})  # in topic order
     verdicts: Mapping[Judged, VerdictReached] = MappingProxyType({})
     hints: Mapping[Judged, HintFound | HintAbsent] = MappingProxyType({})
+    scores: Mapping[str, Mapping[str, TeacherScored | None]] = MappingProxyType({})  # by turn and scoring; None: asked
     marks: tuple[Mark, ...] = ()
     orphans: frozenset[str] = frozenset()  # turns
     feedback: Mapping[str, Opinions] = MappingProxyType({})  # by turn, also of answers that are not known yet
@@ -141,12 +143,22 @@ def learn(session: Session, event: Event) -> Session:
         case HintFound() | HintAbsent():
             hints = _with(session.hints, judged_of(event), event)
             return session if hints is session.hints else session._replace(hints=hints)
+        case TeacherScored():
+            of_turn = session.scores.get(event.turn_id, {})
+            known = of_turn.get(event.scoring_id) is not None
+            return session if known else with_score(session, event.turn_id, event.scoring_id, event)
         case TurnOrphaned():
-            known = event.turn_id in session.orphans
-            return session if known else session._replace(orphans=session.orphans | {event.turn_id})
+            orphaned = event.turn_id in session.orphans
+            return session if orphaned else session._replace(orphans=session.orphans | {event.turn_id})
         case FeedbackGiven():
             return _learn_feedback(session, event)
     return session
+
+
+def with_score(session: Session, turn_id: str, scoring_id: str, scored: TeacherScored | None) -> Session:
+    """Return the session with what came of a scoring; None: it was asked for."""
+    of_turn = MappingProxyType({**session.scores.get(turn_id, {}), scoring_id: scored})
+    return session._replace(scores=MappingProxyType({**session.scores, turn_id: of_turn}))
 
 
 def _learn_feedback(session: Session, event: FeedbackGiven) -> Session:
@@ -188,8 +200,8 @@ def is_of_the_past(life: Session, event: Event) -> bool:
     return False
 
 
-def judged_of(event: VerdictReached | HintFound | HintAbsent) -> Judged:
-    """Return what the verdict or the hint is collected under."""
+def judged_of(event: VerdictReached | HintFound | HintAbsent | TeacherScored) -> Judged:
+    """Return what the verdict, the hint or what a teacher makes of it is collected under."""
     return Judged(event.judge, event.prompt_version, event.revision, event.turn_id)
 
 

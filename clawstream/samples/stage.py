@@ -1,10 +1,22 @@
-"""The samples stage: answers, verdicts, hints and feedback -> samples.
+"""The samples stage: answers, verdicts, hints and feedback -> samples; and what a teacher makes of a hint.
 
-The one rule: hinted prompts are made by the code that made the prompt, so the two differ by the hint alone.
+The one rule: hinted prompts are made by the code that made the prompt, so the two differ by the hint alone. Where an
+engine is the teacher it is asked here, as nobody else has that prompt, and a scoring ends in exactly one fact: what did
+not arrive is asked again until the deadline, and only then recorded as failed.
 """
 
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from clawstream.config import TeacherSettings
+from clawstream.events import Event, TeacherStatus, float32
+from clawstream.inference.engine import EngineRefused
+from clawstream.inference.teacher import Scores, Wanted
 from clawstream.samples.joining import Rules, observe
 from clawstream.samples.session import Session
+from clawstream.samples.teaching import Scoring
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
 
 READS = (
@@ -16,14 +28,81 @@ READS = (
 )
 
 
-def samples_stage(rules: Rules, *, forgets: bool = True, retain_ms: int = DAY_MS) -> Stage[Session, None]:
+class Teacher(Protocol):
+    """Who is asked."""
+
+    async def score(self, wanted: Wanted) -> Scores:
+        """Return both scores; raises TryLater or EngineRefused."""
+
+
+def samples_stage(rules: Rules, *, forgets: bool = True, retain_ms: int = DAY_MS) -> Stage[Session, Scoring]:
     """Return the stage that joins what a trainer needs.
 
     It puts a session away that is done once every judge that has spoken is done with it, unless told not to; feedback
-    on any is heard until the session was silent for `retain_ms`.
+    on any is heard until the session was silent for `retain_ms`. Its calls are made by `asking_stage`.
     """
 
-    def step(session: Session | None, record: Record) -> Step[Session, None]:
+    def step(session: Session | None, record: Record) -> Step[Session, Scoring]:
         return Step(*observe(session, record.event, rules, forgets=forgets))
 
     return Stage(name="samples", reads=READS, step=step, retain_ms=retain_ms)
+
+
+def asking_stage(
+    stage: Stage[Session, Scoring],
+    settings: TeacherSettings,
+    teacher: Teacher,
+    *,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> Stage[Session, Scoring]:
+    """Return the samples stage with its calls made, to `teacher`."""
+    desk = _Desk(teacher, now_ms, settings.deadline_s)
+    return replace(
+        stage,
+        perform=desk.ask,
+        give_up=desk.give_up,
+        calls_at_once=settings.calls_at_once,
+        call_timeout_s=settings.call_timeout_s,
+        deadline_s=settings.deadline_s,
+    )
+
+
+class _Desk:
+    """Turns scorings into facts."""
+
+    def __init__(self, teacher: Teacher, now_ms: Callable[[], int], deadline_s: float) -> None:
+        self._teacher = teacher
+        self._now_ms = now_ms
+        self._deadline_ms = int(deadline_s * 1000)
+
+    async def ask(self, scoring: Scoring) -> Sequence[Event]:
+        """Ask both engines. Raises TryLater where no score came."""
+        began_ms = self._now_ms()
+        wanted = Wanted(
+            scoring.hinted_ids, scoring.prompt_ids, scoring.response_ids, scoring.policy_id, scoring.sampled_by
+        )
+        try:
+            scores = await self._teacher.score(wanted)
+        except EngineRefused as error:
+            took_ms = self._now_ms() - began_ms
+            return [
+                scoring.said(
+                    status=TeacherStatus.REFUSED, latency_ms=took_ms, at_ms=self._now_ms(), error=error.message
+                )
+            ]
+        return [
+            scoring.said(
+                status=TeacherStatus.SCORED,
+                latency_ms=self._now_ms() - began_ms,
+                at_ms=self._now_ms(),
+                teacher_logprobs=float32(scores.teacher_logprobs),
+                student_logprobs=float32(scores.student_logprobs),
+                student_version=scores.student_version,
+            )
+        ]
+
+    def give_up(self, scoring: Scoring, why: str) -> Sequence[Event]:
+        """Say that no score came before the deadline."""
+        return [
+            scoring.said(status=TeacherStatus.FAILED, latency_ms=self._deadline_ms, at_ms=self._now_ms(), error=why)
+        ]

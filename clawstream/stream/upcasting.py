@@ -35,12 +35,13 @@ def unsaid(*fields: str) -> Upcast:
 
 
 def _rewarded_by_the_judge(plain: Plain) -> Plain:
-    """There was no feedback in rewards: the whole of one was the judge's part."""
+    """There was no feedback in rewards: the whole of one was the judge's part. And only the trainer was a teacher."""
     total = None if plain["reward"] is None else float(plain["reward"])
-    return {**_NO_FEEDBACK(plain), "total_reward": total}
+    return {**_NO_TEACHER(_NO_FEEDBACK(plain)), "total_reward": total}
 
 
 _NO_FEEDBACK = unsaid("person_reward", "environment_reward", "heuristic_reward", "num_feedback")
+_NO_TEACHER = unsaid("teacher", "teacher_logprobs", "student_logprobs", "student_version")
 
 
 UPCASTERS: Upcasters = MappingProxyType(
@@ -55,7 +56,7 @@ UPCASTERS: Upcasters = MappingProxyType(
         (PolicyPublished, 1): unsaid("adapter"),
         (ReplayEnded, 1): unsaid("num_votes_cast"),
         (ReplayStarted, 1): unsaid("off_distribution"),
-        (ReplayStarted, 2): unsaid("reward_weights", "hint_quorum"),
+        (ReplayStarted, 2): unsaid("reward_weights", "hint_quorum", "teacher"),
         (SampleAssembled, 1): unsaid("sampling"),
         (SampleAssembled, 2): _rewarded_by_the_judge,
         (StepTaken, 1): unsaid("entropy_nats", "behaviour_kl_nats", "mean_response_tokens", "weights_changed_share"),

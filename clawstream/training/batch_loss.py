@@ -1,7 +1,15 @@
 """The loss of a planned batch under the settings' method: what is scored beforehand, and each piece's sum.
 
 What is scored before the first step of the optimizer stays as it is through all of them: teacher, reference, and the
-log-probs that the ratio starts from. B samples, T response tokens, K tokens that the teacher likes best.
+log-probs that the ratio starts from.
+
+The one rule of a gap: teacher and student in it come from the same code. Where the trainer is the teacher both are its
+own, of the weights just before the step, at the temperature of sampling. Where an engine is, both are engines' scores,
+which came with the sample, at temperature 1; what kernels and precision make of a token is then on both sides. The
+student's may be of an older version than the weights just before the step, never of one older than the answer, so it
+says what there was to learn when it was asked. Ratios and leash are the trainer's own in either case.
+
+B samples, T response tokens, K tokens that the teacher likes best.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +24,7 @@ from clawstream.training.advantages import Signals, has_signal, token_advantages
 from clawstream.training.answers import Suffix
 from clawstream.training.losses import LogProbs, Objective, Tally, distillation_loss, policy_loss
 from clawstream.training.model import Look, Model, Top, Weights
+from clawstream.training.trainable import hint_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +34,7 @@ class Scored:
     samples: Sequence[SampleAssembled]
     plain: list[Suffix]
     hinted: Mapping[int, Tensor]  # the teacher's log-probs [T], by index; of the samples whose hint counts
+    students: Mapping[int, Tensor]  # to hold those against, [T]; without an entry the trainer's own before the step are
     tops: Mapping[int, Top]  # in place of those, where its whole distribution counts
     old: list[Tensor] | None  # [T] each; None: one step is taken, and the weights being trained are those before it
     reference: list[Tensor] | None  # [T] each; None only without a leash
@@ -36,6 +46,7 @@ class BatchLoss:
     def __init__(self, model: Model, settings: TrainingSettings) -> None:
         self._model = model
         self._budget_tokens = settings.micro_batch_tokens
+        self._by_engine = settings.teacher_scores == "engine"
         self._top_tokens = settings.topk_tokens if settings.method == "topk" else None
         w_binary, w_opd = settings.weights
         self._signals = Signals(
@@ -64,12 +75,18 @@ class BatchLoss:
         """
         model, budget = self._model, self._budget_tokens
         plain = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in samples]
-        chosen = [i for i, s in enumerate(samples) if s.hinted_prompt_ids is not None and self._signals.w_opd > 0]
+        chosen = [i for i, s in enumerate(samples) if hint_counts(s, by_engine=self._by_engine)]
+        chosen = chosen if self._signals.w_opd > 0 else []
         questions = [plain[i]._replace(prompt_ids=samples[i].hinted_prompt_ids or ()) for i in chosen]
         leashed = plain if self.objective.kl > 0 else []
         hinted: dict[int, Tensor] = {}
+        students: dict[int, Tensor] = {}
         tops: dict[int, Top] = {}
-        if self._top_tokens is not None:
+        if self._by_engine:
+            hinted = {i: _floats(samples[i].teacher_logprobs or ()) for i in chosen}
+            students = {i: _floats(samples[i].student_logprobs or ()) for i in chosen}
+            answers = model.score(leashed, weights=reference, budget_tokens=budget)
+        elif self._top_tokens is not None:
             found = model.likeliest(questions, num_tokens=self._top_tokens, weights=teacher, budget_tokens=budget)
             tops = dict(zip(chosen, found, strict=True))
             answers = model.score(leashed, weights=reference, budget_tokens=budget)
@@ -83,6 +100,7 @@ class BatchLoss:
             samples=samples,
             plain=plain,
             hinted=hinted,
+            students=students,
             tops=tops,
             old=model.score(plain, weights=None, budget_tokens=budget) if moves else None,
             reference=answers if self.objective.kl > 0 else None,
@@ -103,7 +121,10 @@ class BatchLoss:
         reward_B = new_BT.new_tensor([torch.nan if s.learned_reward is None else s.learned_reward for s in samples])
         hinted_B = torch.tensor([i in scored.hinted for i in group], device=new_BT.device)
         nothing = new_BT.new_empty(0)
-        gap_BT = _padded([scored.hinted.get(i, nothing) for i in group], like_BT=known.old) - known.old
+        student_BT = known.old
+        if scored.students:
+            student_BT = _padded([scored.students.get(i, nothing) for i in group], like_BT=known.old)
+        gap_BT = _padded([scored.hinted.get(i, nothing) for i in group], like_BT=known.old) - student_BT
         trained_BT &= has_signal(rewarded_B, hinted_B, signals=self._signals).unsqueeze(1)
         advantage_BT = token_advantages(
             reward_B, rewarded_B, gap_BT, hinted_B, signals=self._signals, baseline=baseline

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from clawstream.events import NOBODY, BatchPlanned, PlannedTurn, SampleAssembled, TopicOffset
-from clawstream.training.trainable import ModelLimits, flaw
+from clawstream.training.trainable import ModelLimits, flaw, hint_counts
 
 _Judge = tuple[str, str]  # and what it was asked with
 _Revision = tuple[bool, int, int]  # in the order in which they come to be
@@ -51,6 +51,7 @@ class Rules:
     max_versions_behind: int | None = None  # None: however old
     rewards_count: bool = True
     hints_count: bool = True
+    by_engine: bool = False  # an engine is the teacher, and a hint without its scores counts nothing
     limits: ModelLimits = field(default_factory=ModelLimits)
 
 
@@ -202,7 +203,7 @@ class Batcher:
         if newer or any(_outranks(other, sample) for other in self._rivals(sample)):
             return DropReason.SUPERSEDED
         rewarded = sample.learned_reward is not None and rules.rewards_count
-        hinted = sample.hinted_prompt_ids is not None and rules.hints_count
+        hinted = rules.hints_count and hint_counts(sample, by_engine=rules.by_engine)
         if not (rewarded or hinted):
             return DropReason.NO_SIGNAL
         return DropReason.UNTRAINABLE if flaw(sample, rules.limits) is not None else None

@@ -146,5 +146,6 @@ def rules(settings: Settings, *, of: str, limits: ModelLimits) -> Rules:
         max_versions_behind=training.max_versions_behind,
         rewards_count=w_binary > 0,
         hints_count=w_opd > 0,
+        by_engine=training.teacher_scores == "engine",
         limits=limits,
     )

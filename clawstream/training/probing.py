@@ -115,7 +115,8 @@ class Probe:
         if teacher is None and index in scored.tops:
             teacher = _of_answer(scored.tops[index], sample.response_ids)
         if teacher is not None:
-            gaps = zip(teacher.tolist(), seen.logps, strict=True)
+            student = scored.students.get(index)
+            gaps = zip(teacher.tolist(), seen.logps if student is None else student.tolist(), strict=True)
             return tuple(max(-clip, min(clip, theirs - ours)) for theirs, ours in gaps)
         if sample.learned_reward is None or self._settings.weights[0] == 0:
             return None

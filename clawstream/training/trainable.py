@@ -24,6 +24,11 @@ def flaw(sample: SampleAssembled, limits: ModelLimits) -> str | None:
     return _misaligned(sample) or _outside(sample, limits) or _not_a_number(sample)
 
 
+def hint_counts(sample: SampleAssembled, *, by_engine: bool) -> bool:
+    """Return whether a sample's hint can be weighed; an engine's scores are made before the sample, or never."""
+    return sample.hinted_prompt_ids is not None and (not by_engine or sample.teacher_logprobs is not None)
+
+
 def asks_too_much(topk_tokens: int, limits: ModelLimits) -> str | None:
     """Return why a teacher's so many likeliest tokens can't be had, in words for a person; None: they can."""
     size = limits.vocabulary_tokens
@@ -41,8 +46,16 @@ def _misaligned(sample: SampleAssembled) -> str | None:
     num_tokens = len(sample.response_ids)
     if not num_tokens:
         return "response_ids is empty: expected at least one token"
-    for name, values in (("response_logprobs", sample.response_logprobs), ("trained", sample.trained)):
-        if len(values) != num_tokens:
+    rows: dict[str, Sequence[float | None] | None] = {
+        "response_logprobs": sample.response_logprobs,
+        "trained": sample.trained,
+        "teacher_logprobs": sample.teacher_logprobs,
+        "student_logprobs": sample.student_logprobs,
+    }
+    if (sample.teacher_logprobs is None) != (sample.student_logprobs is None):
+        return "it has the log-probs of a teacher or of a student: expected both or neither, to hold against each other"
+    for name, values in rows.items():
+        if values is not None and len(values) != num_tokens:
             return f"{name} has {len(values)} values: expected {num_tokens}, one per token of the response"
     if not set(sample.trained) <= {0, 1}:
         return f"trained has a {max(sample.trained, key=abs)}: expected 0 or 1"

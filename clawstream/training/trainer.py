@@ -28,6 +28,7 @@ from clawstream.training.model import Model
 from clawstream.training.probing import Probe
 from clawstream.training.schedule import Schedule
 from clawstream.training.torch_model import TorchModel
+from clawstream.training.trainable import hint_counts
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class Trainer:
         self._baseline = self._baseline.after(rewards)
         return Update(
             num_samples=len(samples),
-            num_hinted=sum(s.hinted_prompt_ids is not None for s in samples),
+            num_hinted=sum(hint_counts(s, by_engine=settings.teacher_scores == "engine") for s in samples),
             num_rewarded=len(rewards),
             loss=figures(tallies, self._loss.objective, epochs=settings.epochs),
             mean_gap_nats=self._mean(gaps),

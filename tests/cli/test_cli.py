@@ -122,6 +122,7 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
         ('[engine]\nurls = ["http://SECRET@b:1"]\n', "engine.api_key"),
         ('[engine]\nurls = ["user:SECRET@b:1"]\n', "engine.api_key"),
         ('[judge]\nurl = "https://user:SECRET@judge/v1"\n', "judge.api_key"),
+        ('[teacher]\nurl = "http://user:SECRET@teacher"\n', "teacher.api_key"),
         ('[engine]\nurls = "http://user:SECRET@b:1"\n', "engine.urls"),
         ('[judge]\nurl = ["http://user:SECRET@b:1"]\n', "judge.url"),
         ('[engine]\napi_key = ["SECRET"]\n', "engine.api_key"),
@@ -136,6 +137,23 @@ def test_a_secret_in_an_address_is_refused_and_not_repeated(tmp_path: Path, sett
 
     assert key in str(refused.value)
     assert "SECRET" not in f"{refused.value} {refused.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ('[teacher]\nurl = "http://teacher"\n', "teacher.url is set and training.teacher_scores is 'trainer'"),
+        ('[training]\nteacher_scores = "engine"\n', "teacher.url is not set and training.teacher_scores is 'engine'"),
+    ],
+)
+def test_an_engine_that_is_the_teacher_in_one_place_alone_is_refused(tmp_path: Path, settings: str, found: str) -> None:
+    path = tmp_path / "clawstream.toml"
+    path.write_text(settings)
+
+    with pytest.raises(ConfigError, match=found) as refused:
+        load(path)
+
+    assert str(refused.value).startswith(f"{path}: Value error, teacher.url")
 
 
 def test_an_address_whose_path_has_an_at_sign_is_one() -> None:

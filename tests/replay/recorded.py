@@ -14,16 +14,16 @@ from clawstream.stream.log import Outgoing, Place
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import replay_topic, replay_topics
-from tests.flow import Flow, Oracle
+from tests.flow import Flow, Oracle, Tutor
 from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, Letters
 
 OUTPUTS = (TURNS, VERDICTS, HINTS, SAMPLES)
 SETTINGS = Settings(judge=JudgeSettings(votes=3))
 
 
-def lived(events: Iterable[Event], seed: int, judge: Oracle | None = None) -> Flow:
+def lived(events: Iterable[Event], seed: int, judge: Oracle | None = None, *, teacher: Tutor | None = None) -> Flow:
     """What the live stages make of the exchanges, in any order."""
-    flow = Flow(judge)
+    flow = Flow(judge, teacher=teacher)
     flow.run(events, random.Random(seed))
     return flow
 
@@ -54,10 +54,16 @@ async def work(
 
 
 async def replayed(
-    log: MemoryLog, what: Wanted | None = None, *, workers: int = 1, judge: Judge | None = None
+    log: MemoryLog,
+    what: Wanted | None = None,
+    *,
+    workers: int = 1,
+    judge: Judge | None = None,
+    teacher: str | None = None,
 ) -> ReplayEnded:
     """Start a replay and work it through."""
-    started, ended = await begin(log, what or wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
+    sections = (SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
+    started, ended = await begin(log, what or wanted(), *sections, teacher=teacher)
     assert ended is None
     return await work_through(log, started, lambda begun: work(log, begun, workers=workers, judge=judge))
 

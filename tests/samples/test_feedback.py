@@ -191,7 +191,7 @@ def test_where_no_judge_is_asked_a_thumb_alone_makes_the_sample_at_once(*, early
     events = [event for event in session.written if event is not thumb]
     state, samples = None, []
     for event in [thumb, *events] if early else [*events, thumb]:
-        state, new = observe(state, event, Rules(Letters(), judged=False))
+        state, new, _ = observe(state, event, Rules(Letters(), judged=False))
         samples += [one for one in new if isinstance(one, SampleAssembled)]
     assert [(one.turn_id, one.judge, one.total_reward) for one in samples] == [(first.exchange_id, NOBODY, -1.0)]
 
@@ -233,7 +233,7 @@ def test_feedback_on_answers_that_are_not_there_is_bounded_and_the_oldest_is_ref
     refused: list[Event] = []
     for number in range(MAX_UNPLACED + 3):
         given = thumb(f"nowhere-{number}", 1.0, f"f{number}")
-        state, events = observe(state, given, Rules(Letters()))
+        state, events, _ = observe(state, given, Rules(Letters()))
         refused += events
     assert state is not None
     assert len(state.feedback) == MAX_UNPLACED

@@ -110,7 +110,7 @@ def test_a_prompt_that_rests_on_a_session_that_was_done_is_not_made_up_whatever_
     state: State | None = None
     refusals: list[Event] = []
     for record in (record for topic in order for record in log.topics[topic]):
-        state, events = observe(state, record.event, Rules(Letters()))
+        state, events, _ = observe(state, record.event, Rules(Letters()))
         refusals += [event for event in events if isinstance(event, SampleRefused) and event.turn_id is not None]
     (refused,) = log.of(SampleRefused)[1:]
     assert refusals == [refused]

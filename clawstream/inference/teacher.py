@@ -1,0 +1,172 @@
+"""Asks two engines what they make of one answer: the teacher, who sees the hint, and the policy, who does not.
+
+The one rule: both numbers of a token are engines' scores of input tokens, at temperature 1, and the policy's come from
+weights that had one known version from before the question until after the answer; else there are none. What the
+trainer computes differs from what an engine does by kernels and precision, by as much as a hint may say of a token, so
+a teacher's score is never held against it. The version may be newer than the one that sampled the answer, never older:
+the gap is to say what the policy has still to learn, and what it has learned since is no part of that.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from clawstream.config import Settings, TeacherSettings
+from clawstream.errors import ConfigError, TryLater
+from clawstream.events import TokenIds
+from clawstream.inference.adapters import adapter_version, cache_key, policy_version
+from clawstream.inference.engine import EngineRefused, ServerInfo
+from clawstream.inference.judge_client import judge_name
+from clawstream.inference.sglang import SglangEngine, engine_session
+from clawstream.inference.vocabulary import difference, largest_token_id, spread, too_small_for, vocabulary
+
+log = logging.getLogger(__name__)
+
+
+class Scores(NamedTuple):
+    """What both make of each token of an answer, in nats."""
+
+    teacher_logprobs: tuple[float, ...]
+    student_logprobs: tuple[float, ...]
+    student_version: int
+
+
+class Wanted(NamedTuple):
+    """An answer, and the prompts that it is scored after."""
+
+    hinted_ids: TokenIds
+    prompt_ids: TokenIds
+    response_ids: TokenIds
+    policy_id: str
+    sampled_by: int  # the newest version of that policy that sampled a token of it
+
+
+class Engine(Protocol):
+    """What is asked of an engine here."""
+
+    @property
+    def url(self) -> str: ...
+    async def score(
+        self, input_ids: Sequence[int], start: int, *, extra_key: str | None = None, lora_name: str | None = None
+    ) -> tuple[float, ...]: ...
+    async def server_info(self) -> ServerInfo: ...
+    async def weight_version(self) -> str | None: ...
+    async def lora_adapters(self) -> tuple[str, ...]: ...
+    async def token_ids(self, text: str) -> tuple[int, ...] | None: ...
+
+
+class _Served(NamedTuple):
+    weights: int
+    version: int
+    adapter: str | None  # that has the version; None: the weights do
+
+
+class Teacher:
+    """A teacher at one endpoint, beside the engines of the policy that learns from it."""
+
+    def __init__(self, teacher: Engine, students: Sequence[Engine], *, policy_id: str) -> None:
+        self._teacher = teacher
+        self._students = itertools.cycle(students)
+        self._policy_id = policy_id
+
+    async def score(self, wanted: Wanted) -> Scores:
+        """Return both scores. Raises TryLater where none came, EngineRefused where an engine never will score it."""
+        version, student = await self._student_score(next(self._students), wanted)
+        asked = (*wanted.hinted_ids, *wanted.response_ids)
+        return Scores(await self._teacher.score(asked, len(wanted.hinted_ids)), student, version)
+
+    async def _student_score(self, engine: Engine, wanted: Wanted) -> tuple[int, tuple[float, ...]]:
+        if wanted.policy_id != self._policy_id:
+            raise EngineRefused(
+                404, f"engine {engine.url} serves {self._policy_id}, and {wanted.policy_id} sampled the answer"
+            )
+        before = await self._served(engine)
+        if before.version < wanted.sampled_by:
+            raise TryLater(
+                f"engine {engine.url} serves version {before.version} of {self._policy_id}, and version "
+                f"{wanted.sampled_by} sampled the answer: it is asked again once it is brought up to date"
+            )
+        asked, start = (*wanted.prompt_ids, *wanted.response_ids), len(wanted.prompt_ids)
+        key = cache_key(self._policy_id, before.weights)
+        refusal: EngineRefused | None = None
+        found: tuple[float, ...] = ()
+        try:
+            found = await engine.score(asked, start, extra_key=key, lora_name=before.adapter)
+        except EngineRefused as error:
+            refusal = error
+        after = await self._served(engine)
+        if after != before:
+            raise TryLater(
+                f"engine {engine.url} went from version {before.version} of {self._policy_id} to {after.version} while "
+                "it scored, so nobody knows whose score it is; it is asked again"
+            )
+        if refusal is not None:
+            raise refusal
+        return before.version, found
+
+    async def _served(self, engine: Engine) -> _Served:
+        weights = policy_version(await engine.weight_version())
+        adapters = {adapter_version(self._policy_id, name): name for name in await engine.lora_adapters()}
+        newest = max((version for version in adapters if version is not None), default=weights)
+        return _Served(weights, max(weights, newest), adapters[newest] if newest > weights else None)
+
+
+def teacher_name(settings: TeacherSettings) -> str | None:
+    """Return how samples name the engine that is the teacher; None: the trainer is."""
+    return None if settings.url is None else judge_name(settings.model, settings.url)
+
+
+@asynccontextmanager
+async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterator[Teacher]:
+    """A teacher that lives as long as the block, its vocabulary checked; `added_ids` prompts may hold beside ours.
+
+    Raises ConfigError for one with another vocabulary, TryLater where it does not answer.
+    """
+    teacher, engine = settings.teacher, settings.engine
+    assert teacher.url is not None, "settings with an engine for a teacher name it"
+    async with engine_session(teacher) as session, engine_session(engine) as of_policy:
+        asked = SglangEngine(session, teacher.url, control_s=teacher.call_timeout_s)
+        await refuse_another_vocabulary(asked, engine.base_policy, added_ids)
+        students = [SglangEngine(of_policy, url, control_s=teacher.call_timeout_s) for url in engine.addresses]
+        yield Teacher(asked, students, policy_id=settings.policy.id)
+
+
+async def refuse_another_vocabulary(teacher: Engine, policy: Path, added_ids: Iterable[int]) -> None:
+    """Raise ConfigError where the teacher gives tokens other ids than the policy in the folder.
+
+    Its tokenizer.json decides where it can be read here, else what it makes of a text of the policy's own tokens. Where
+    neither can be had that is said, and the teacher believed: ids that a model does not know end SGLang (0.5.23).
+    """
+    ours, theirs = vocabulary(policy), Path((await teacher.server_info()).model_path)
+    wrong = too_small_for(largest_token_id(policy, added_ids), theirs)
+    if wrong is None and ours is not None:
+        known = await asyncio.to_thread(vocabulary, theirs)
+        if known is not None:
+            wrong = difference(ours, known)
+        else:
+            text = spread(ours)
+            found = await teacher.token_ids(text)
+            expected = tuple(ours.encode(text, add_special_tokens=False).ids)
+            if found is None:
+                log.warning(
+                    "teacher=%s vocabulary=unknown reason=it has no /tokenize, and %s can't be read here. It is asked "
+                    "all the same: see to it that its tokenizer is the policy's",
+                    teacher.url, theirs,
+                )  # fmt: skip
+            elif found != expected:
+                place = next((n for n, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)
+                wrong = (
+                    f"of {len(expected)} tokens of the policy's it makes {len(found)}"
+                    if place is None
+                    else f"it gives {found[place]} for token {place} of a text where the policy has {expected[place]}"
+                )
+    if wrong is not None:
+        raise ConfigError(
+            f"teacher {teacher.url} has another vocabulary than the policy in {policy}: {wrong}. Its scores would "
+            "be of other words; nothing is started. Name a model with the policy's tokenizer in teacher.url, or leave "
+            'training.teacher_scores at "trainer"'
+        )
