@@ -178,6 +178,8 @@ class Flow:
         renderer: Renderer | None = None,
         off_distribution: OffDistribution = OffDistribution.REFUSE,
         weights: RewardWeights = RewardWeights(),  # noqa: B008  # frozen
+        *,
+        judged: bool = True,
     ) -> None:
         self.log = Log()
         self.judge = judge or Oracle()
@@ -185,8 +187,10 @@ class Flow:
         stages: list[Stage[Any, Any]] = [
             turns_stage(TurnsSettings()),
             judging_stage(settings, self.judge, now_ms=lambda: 0),
-            samples_stage(Rules(renderer or Letters(), off_distribution, weights)),
+            samples_stage(Rules(renderer or Letters(), off_distribution, weights, judged=judged)),
         ]
+        if not judged:
+            del stages[1]
         self.workers = [Worker(stage, self.log) for stage in stages]
 
     def run(self, events: Iterable[Event], rng: random.Random | None = None, *, restarts: float = 0.0) -> Log:

@@ -77,6 +77,8 @@ class SampleAssembled(SessionEvent):
     environment_reward: float | None = None
     heuristic_reward: float | None = None
     num_feedback: int | None = None  # how often by then feedback gave a source another score; None: never
+    group_id: str | None = None  # the task that its session is an attempt at; None: of no group
+    step_index: int | None = None  # of this turn in its attempt; None exactly when `group_id` is
 
     @property
     def learned_reward(self) -> float | None:

@@ -120,6 +120,9 @@ exchanges = _session_facts(
     _must("received_at_ms", BigInteger),
     _may("first_token_at_ms", BigInteger),
     _must("finished_at_ms", BigInteger),
+    _may("group_id", Text),
+    _may("group_size", BigInteger),
+    _may("step_index", BigInteger),
     Index("exchanges_by_exchange_id", "exchange_id", "kind"),
     Index("exchanges_in_log_order", "source_partition", "source_offset"),
 )
@@ -239,6 +242,8 @@ samples = _judged(
     _may("environment_reward", Double),
     _may("heuristic_reward", Double),
     _may("num_feedback", BigInteger),
+    _may("group_id", Text),
+    _may("step_index", BigInteger),
     Index("samples_by_sample_id", "sample_id"),
 )
 

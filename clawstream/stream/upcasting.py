@@ -39,7 +39,9 @@ def _rewarded_by_the_judge(plain: Plain) -> Plain:
     return {**_NO_FEEDBACK(plain), "total_reward": total}
 
 
-_NO_FEEDBACK = unsaid("person_reward", "environment_reward", "heuristic_reward", "num_feedback")
+_NO_FEEDBACK = unsaid(
+    "person_reward", "environment_reward", "heuristic_reward", "num_feedback", "group_id", "step_index"
+)
 
 
 UPCASTERS: Upcasters = MappingProxyType(
@@ -47,6 +49,7 @@ UPCASTERS: Upcasters = MappingProxyType(
         (BatchPlanned, 1): unsaid("replay"),
         (BatchPlanned, 2): unsaid("rollback", "turns"),
         (ExchangeCompleted, 1): unsaid("key_name", "num_spliced"),
+        (ExchangeCompleted, 2): unsaid("group_id", "group_size", "step_index"),
         (ExchangeFailed, 1): unsaid("key_name"),
         (FeedbackGiven, 1): unsaid("key_name"),
         (PolicyActivated, 1): unsaid("adapter"),

@@ -15,6 +15,10 @@ def upgrade() -> None:
     for name in ("total_reward", "person_reward", "environment_reward", "heuristic_reward"):
         op.add_column("samples", sa.Column(name, sa.Double))
     op.add_column("samples", sa.Column("num_feedback", sa.BigInteger))
+    for table, numbers in (("exchanges", ("group_size", "step_index")), ("samples", ("step_index",))):
+        op.add_column(table, sa.Column("group_id", sa.Text))
+        for name in numbers:
+            op.add_column(table, sa.Column(name, sa.BigInteger))
     op.execute("UPDATE samples SET total_reward = reward WHERE reward IS NOT NULL")
     op.add_column("batches", sa.Column("turns", JSONB))
     op.add_column("replays", sa.Column("reward_weights", JSONB))
