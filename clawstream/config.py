@@ -226,6 +226,9 @@ class TrainingSettings(Section):
 
     batch_samples: int = Field(16, ge=1)
     max_wait_s: float = Field(3600.0, gt=0, description="since the oldest waiting sample; then a smaller batch fires")
+    group_wait_s: float = Field(
+        600.0, gt=0, description="after a group's first attempt ended, for the others to end and for outcomes"
+    )
     max_versions_behind: int | None = Field(None, ge=0, description="older samples are dropped; none: never")
     max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
     method: Literal["combined", "binary", "opd", "topk"] = "combined"

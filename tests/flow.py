@@ -1,4 +1,4 @@
-"""Turns, judging and samples over a log in memory, in any order and with restarts: what their properties are tested on.
+"""Turns, judging, samples and groups over a log in memory, in any order and with restarts, to test properties on.
 
 A stage reads any of its topics next; its calls return in any order. A restart keeps what a broker keeps: the log, and
 per topic the run of records whose events and calls are done. The rest is forgotten, rebuilt in the order of the log's
@@ -15,6 +15,8 @@ from clawstream.config import JudgeSettings, TurnsSettings
 from clawstream.events import (
     Event,
     FeedbackGiven,
+    GroupSettled,
+    GroupWaited,
     HintAbsent,
     HintFound,
     OffDistribution,
@@ -22,6 +24,8 @@ from clawstream.events import (
     RewardWeights,
     SampleAssembled,
     SampleRefused,
+    TrajectoryEnded,
+    TrajectoryLate,
     TurnOrphaned,
     TurnPaired,
     TurnsSettled,
@@ -29,6 +33,7 @@ from clawstream.events import (
     VoteCast,
     derived_id,
 )
+from clawstream.groups.stage import GROUPS_TOPIC, groups_stages
 from clawstream.inference.continuing import Renderer
 from clawstream.inference.judge_client import JudgeReply
 from clawstream.judging.stage import judging_stage
@@ -47,6 +52,7 @@ _TOPICS: Mapping[str, tuple[type[Event], ...]] = {
     HINTS: (HintFound, HintAbsent),
     SAMPLES: (SampleAssembled, SampleRefused),
     FEEDBACK: (FeedbackGiven,),
+    GROUPS_TOPIC: (TrajectoryEnded, GroupWaited, GroupSettled, TrajectoryLate),
 }
 _TOPIC_OF = {kind: topic for topic, kinds in _TOPICS.items() for kind in kinds}
 REPLIES = {
@@ -180,6 +186,7 @@ class Flow:
         weights: RewardWeights = RewardWeights(),  # noqa: B008  # frozen
         *,
         judged: bool = True,
+        grouped: bool = False,
     ) -> None:
         self.log = Log()
         self.judge = judge or Oracle()
@@ -191,6 +198,8 @@ class Flow:
         ]
         if not judged:
             del stages[1]
+        if grouped:
+            stages += groups_stages(weights, wait_s=60.0)
         self.workers = [Worker(stage, self.log) for stage in stages]
 
     def run(self, events: Iterable[Event], rng: random.Random | None = None, *, restarts: float = 0.0) -> Log:

@@ -33,6 +33,7 @@ VERDICTS = "clawstream.verdicts.v1"
 HINTS = "clawstream.hints.v1"
 FEEDBACK = "clawstream.feedback.v1"
 SAMPLES = "clawstream.samples.v1"
+GROUPS = "clawstream.groups.v1"
 POLICY = "clawstream.policy.v1"
 CONTROL = "clawstream.control.v1"
 
@@ -255,6 +256,33 @@ refusals = _session_facts(
     _may("prompt_version", Text),
     _must("revision", BigInteger),
     _must("reason", Text),
+)
+
+ended_trajectories = _session_facts(
+    "ended_trajectories",
+    GROUPS,
+    _must("group_id", Text),
+    _must("trajectory_id", Text),
+    _must("revision", BigInteger),
+    _may("group_size", BigInteger),
+    _may("outcome", Double),
+    _must("steps", JSONB),
+    Index("ended_trajectories_by_group", "group_id"),
+)
+
+groups = _facts(
+    "groups",
+    GROUPS,
+    _must("group_id", Text),
+    _must("kind", Text),  # waited, settled, late
+    _may("wait_s", Double),
+    _may("trajectories", ARRAY(Text)),
+    _may("complete", Boolean),
+    _may("advantages", JSONB),
+    _may("dropped", JSONB),
+    _may("trajectory", Text),
+    _may("session_id", Text),
+    Index("groups_by_group", "group_id", "source_offset"),
 )
 
 batches = _policy_facts(

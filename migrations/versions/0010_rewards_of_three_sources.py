@@ -1,4 +1,4 @@
-"""Rewards of what judges, people, environments and heuristics said; which revision of a turn's sample was planned."""
+"""Rewards of what judges, people, environments and heuristics said; the revision that was planned; groups."""
 
 from pathlib import Path
 
@@ -23,4 +23,5 @@ def upgrade() -> None:
     op.add_column("batches", sa.Column("turns", JSONB))
     op.add_column("replays", sa.Column("reward_weights", JSONB))
     cursor = op.get_bind().connection.cursor()
-    cursor.execute((Path(__file__).parent / "0010_views.sql").read_text())
+    for name in ("0010_views.sql", "0010_groups.sql"):
+        cursor.execute((Path(__file__).parent / name).read_text())

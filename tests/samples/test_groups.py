@@ -5,22 +5,10 @@ import random
 import pytest
 from hypothesis import given
 
-from clawstream.events import NOBODY, FeedbackSource, SampleAssembled, SampleRefused
+from clawstream.events import NOBODY, SampleAssembled, SampleRefused
 from tests.flow import Flow, Oracle
+from tests.groups.attempts import attempt
 from tests.samples.test_flow import SEEDS, UNDECIDED
-from tests.sessions import Session, assistant, user
-
-
-def attempt(*step_indices: int | None, group_id: str | None = "task", outcome: float | None = None) -> Session:
-    """A session of so many steps; the last has no next state, and the outcome is said of it."""
-    session, messages = Session(group_id=group_id, group_size=2), [user("begin")]
-    for number, step_index in enumerate(step_indices):
-        last = session.ask(messages, f"answer {number}", step_index=step_index)
-        messages = [*messages, assistant(f"answer {number}"), user(f"result {number}")]
-    if outcome is not None:
-        session.rate(last.exchange_id, outcome, FeedbackSource.ENVIRONMENT)
-    session.done()
-    return session
 
 
 def test_a_step_of_which_judges_say_nothing_has_a_sample_without_a_reward() -> None:
