@@ -296,6 +296,7 @@ batches = _policy_facts(
     _may("replay", Text),
     _may("rollback", BigInteger),
     _may("turns", JSONB),
+    _may("advantages", ARRAY(Double)),
 )
 
 steps = _policy_facts(

@@ -47,7 +47,7 @@ _NO_FEEDBACK = unsaid(
 UPCASTERS: Upcasters = MappingProxyType(
     {
         (BatchPlanned, 1): unsaid("replay"),
-        (BatchPlanned, 2): unsaid("rollback", "turns"),
+        (BatchPlanned, 2): unsaid("rollback", "turns", "advantages"),
         (ExchangeCompleted, 1): unsaid("key_name", "num_spliced"),
         (ExchangeCompleted, 2): unsaid("group_id", "group_size", "step_index"),
         (ExchangeFailed, 1): unsaid("key_name"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 revision = "0010"
 down_revision = "0009"
@@ -21,6 +21,7 @@ def upgrade() -> None:
             op.add_column(table, sa.Column(name, sa.BigInteger))
     op.execute("UPDATE samples SET total_reward = reward WHERE reward IS NOT NULL")
     op.add_column("batches", sa.Column("turns", JSONB))
+    op.add_column("batches", sa.Column("advantages", ARRAY(sa.Double)))
     op.add_column("replays", sa.Column("reward_weights", JSONB))
     cursor = op.get_bind().connection.cursor()
     for name in ("0010_views.sql", "0010_groups.sql"):

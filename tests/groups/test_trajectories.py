@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain, zip_longest
 
 from hypothesis import given, settings
@@ -9,16 +10,22 @@ from hypothesis import strategies as st
 
 from clawstream.events import (
     Event,
+    ExchangeCompleted,
+    FeedbackGiven,
     FeedbackSource,
     GroupSettled,
     GroupWaited,
     Question,
+    SampleAssembled,
     StepDropReason,
     TrajectoryEnded,
     TrajectoryLate,
+    TurnPaired,
+    TurnsSettled,
     TurnType,
 )
 from clawstream.groups.stage import GROUPS_TOPIC
+from clawstream.groups.trajectories import observe
 from tests.flow import Flow, Oracle
 from tests.groups.attempts import attempt
 from tests.samples.test_flow import GOOD, SEEDS, UNDECIDED
@@ -121,3 +128,20 @@ def test_feedback_after_the_group_was_settled_is_late_and_trains_nothing() -> No
     assert [step.turn_id for step in late.dropped] == [turn_id]
     assert log.of(GroupSettled) == [settled]
     assert len(log.topics[GROUPS_TOPIC]) == before + 2
+
+
+def test_what_is_read_again_is_said_once_and_of_a_turn_s_samples_the_newest_counts_in_any_order() -> None:
+    log = Flow(Oracle(GOOD), grouped=True).run(attempt(None, None, outcome=1.0).written)
+    [first, second] = [sample for sample in log.of(SampleAssembled) if sample.num_feedback is None] + [
+        sample for sample in log.of(SampleAssembled) if sample.num_feedback is not None
+    ]
+    revised = replace(first, num_feedback=1, person_reward=-1.0, reward=1)
+    facts = [*log.of(ExchangeCompleted), *log.of(TurnPaired), *log.of(TurnsSettled), *log.of(FeedbackGiven), second]
+    for samples in ([first, revised], [revised, first], [revised, revised, first]):
+        attempts, said = None, []
+        for event in [*facts, *samples, *facts]:
+            attempts, events = observe(attempts, event)
+            said += events
+        assert isinstance(said[-1], TrajectoryEnded)
+        assert [step.sample_id for step in said[-1].steps] == [revised.sample_id, second.sample_id]
+        assert len({event.event_id for event in said}) == len(said)
