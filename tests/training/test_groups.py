@@ -298,3 +298,12 @@ async def test_a_replay_s_samples_are_refused_as_it_settles_no_groups(base: Path
     with pytest.raises(ConfigError, match="those of replay again are asked for: a replay settles no groups"):
         async with asyncio.timeout(30):
             await train(settings(base, tmp_path, method="stepwise"), log, stop=asyncio.Event())
+
+
+def test_of_two_settlements_of_a_group_the_first_counts() -> None:
+    batcher = batcher_of(*[step_of(0, n) for n in range(3)])
+    batcher.learn(settled(0, 3), 0)
+    batcher.learn(settled(0, 1), 0)
+    batch = batcher.due(parent_version=0, now_ms=0)
+    assert batch is not None
+    assert len(batch.samples) == 3
