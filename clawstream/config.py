@@ -28,6 +28,7 @@ _OF_ADVANTAGES = (
     "loss", "w_binary", "gap_clip_nats", "gap_mask_nats", "baseline", "clip_low", "clip_high", "importance_cap",
     "ratio_to",
 )  # fmt: skip
+_OF_HINTS = ("w_opd", "gap_clip_nats", "gap_mask_nats", "teacher", "baseline")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -250,9 +251,12 @@ class TrainingSettings(Section):
 
     batch_samples: int = Field(16, ge=1)
     max_wait_s: float = Field(3600.0, gt=0, description="since the oldest waiting sample; then a smaller batch fires")
+    group_wait_s: float = Field(
+        600.0, gt=0, description="after a group's first attempt ended, for the others to end and for outcomes"
+    )
     max_versions_behind: int | None = Field(None, ge=0, description="older samples are dropped; none: never")
     max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
-    method: Literal["combined", "binary", "opd", "topk"] = "combined"
+    method: Literal["combined", "binary", "opd", "topk", "stepwise"] = "combined"
     loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
     w_binary: float = Field(1.0, ge=0)
     w_opd: float = Field(1.0, ge=0)
@@ -329,6 +333,17 @@ class TrainingSettings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _steps_have_no_hints(self) -> "TrainingSettings":
+        idle = [name for name in _OF_HINTS if self.method == "stepwise" and self._is_said(name)]
+        if idle:
+            raise ValueError(
+                f"{', '.join(idle)}: these say how hints and single rewards act, and method = 'stepwise' has neither: "
+                "its advantages are those of a group's attempts against each other. Leave them out, or take another "
+                "method"
+            )
+        return self
+
     def _is_said(self, name: str) -> bool:
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
@@ -367,7 +382,7 @@ class TrainingSettings(Section):
     def weights(self) -> tuple[float, float]:
         """(binary, opd), as the method says."""
         binary = 0.0 if self.method in ("opd", "topk") else self.w_binary
-        opd = 0.0 if self.method == "binary" else self.w_opd
+        opd = 0.0 if self.method in ("binary", "stepwise") else self.w_opd
         return binary, opd
 
 
@@ -450,6 +465,15 @@ class Settings(BaseSettings):
     training: TrainingSettings = TrainingSettings()
     weights: WeightsSettings = WeightsSettings()
     monitor: MonitorSettings = MonitorSettings()
+
+    @model_validator(mode="after")
+    def _steps_are_sampled_from_the_policy(self) -> "Settings":
+        if self.training.method == "stepwise" and self.samples.off_distribution == "hint_only":
+            raise ValueError(
+                "samples.off_distribution = 'hint_only' lets hints count where rewards don't, and training.method = "
+                "'stepwise' has no hints: say 'refuse' or 'gateway_override', or take another method"
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(

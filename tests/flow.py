@@ -1,4 +1,4 @@
-"""Turns, judging and samples over a log in memory, in any order and with restarts: what their properties are tested on.
+"""Turns, judging, samples and groups over a log in memory, in any order and with restarts, to test properties on.
 
 A stage reads any of its topics next; its calls return in any order. A restart keeps what a broker keeps: the log, and
 per topic the run of records whose events and calls are done. The rest is forgotten, rebuilt in the order of the log's
@@ -15,6 +15,8 @@ from clawstream.config import JudgeSettings, TeacherSettings, TurnsSettings
 from clawstream.events import (
     Event,
     FeedbackGiven,
+    GroupSettled,
+    GroupWaited,
     HintAbsent,
     HintFound,
     OffDistribution,
@@ -23,6 +25,8 @@ from clawstream.events import (
     SampleAssembled,
     SampleRefused,
     TeacherScored,
+    TrajectoryEnded,
+    TrajectoryLate,
     TurnOrphaned,
     TurnPaired,
     TurnsSettled,
@@ -30,6 +34,7 @@ from clawstream.events import (
     VoteCast,
     derived_id,
 )
+from clawstream.groups.stage import GROUPS_TOPIC, groups_stages
 from clawstream.inference.continuing import Renderer
 from clawstream.inference.engine import EngineRefused
 from clawstream.inference.judge_client import JudgeReply
@@ -50,6 +55,7 @@ _TOPICS: Mapping[str, tuple[type[Event], ...]] = {
     HINTS: (HintFound, HintAbsent, TeacherScored),
     SAMPLES: (SampleAssembled, SampleRefused),
     FEEDBACK: (FeedbackGiven,),
+    GROUPS_TOPIC: (TrajectoryEnded, GroupWaited, GroupSettled, TrajectoryLate),
 }
 _TOPIC_OF = {kind: topic for topic, kinds in _TOPICS.items() for kind in kinds}
 REPLIES = {
@@ -202,11 +208,14 @@ class Flow:
         off_distribution: OffDistribution = OffDistribution.REFUSE,
         weights: RewardWeights = RewardWeights(),  # noqa: B008  # frozen
         teacher: Tutor | None = None,
+        *,
+        judged: bool = True,
+        grouped: bool = False,
     ) -> None:
         self.log = Log()
         self.judge = judge or Oracle()
         settings = settings or JudgeSettings(votes=3)
-        rules = Rules(renderer or Letters(), off_distribution, weights)
+        rules = Rules(renderer or Letters(), off_distribution, weights, judged=judged)
         samples = samples_stage(rules)
         if teacher is not None:
             samples = samples_stage(rules._replace(asks=Asks(teacher.name)))
@@ -216,6 +225,10 @@ class Flow:
             judging_stage(settings, self.judge, now_ms=lambda: 0),
             samples,
         ]
+        if not judged:
+            del stages[1]
+        if grouped:
+            stages += groups_stages(weights, wait_s=60.0)
         self.workers = [Worker(stage, self.log) for stage in stages]
 
     def run(self, events: Iterable[Event], rng: random.Random | None = None, *, restarts: float = 0.0) -> Log:

@@ -90,6 +90,8 @@ class Session:
     splices: bool = True
     renderer: Renderer = field(default_factory=Letters)
     sampled: Callable[[str], tuple[int, ...]] = lambda text: tokens(text.encode())
+    group_id: str | None = None
+    group_size: int | None = None
 
     def ask(
         self,
@@ -101,6 +103,7 @@ class Session:
         logprobs: Sequence[float | None] | None = None,
         took_ms: int = 500,
         options: bytes = b'{"model":"policy"}',
+        step_index: int | None = None,
     ) -> ExchangeCompleted:
         message = assistant(answer) if isinstance(answer, str) else dict(answer)
         exchange_id, delta, received_at_ms, num_spliced = self._next(messages, options)
@@ -128,6 +131,9 @@ class Session:
             received_at_ms=received_at_ms,
             first_token_at_ms=received_at_ms + 10,
             finished_at_ms=received_at_ms + took_ms,
+            group_id=self.group_id,
+            group_size=self.group_size,
+            step_index=step_index,
         )
         self.written.append(exchange)
         self.answers.append(answered(reversed(messages), json.loads(options), message, output_ids))

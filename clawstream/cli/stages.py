@@ -1,7 +1,7 @@
 """One command per stage, each a process of its own; `clawstream up` runs them all."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +20,7 @@ _PANEL = "One stage a process"
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in (engine, gateway, turns, judging, samples, train, weights, project, monitor):
+    for command in (engine, gateway, turns, judging, samples, groups, train, weights, project, monitor):
         app.command(command.__name__, rich_help_panel=_PANEL)(command)
 
 
@@ -113,6 +113,18 @@ def samples(context: typer.Context) -> None:
             await run(asking, log, stop=stop, instance_id=_instance(settings, "samples"))
 
     _with_log(settings, "samples", main)
+
+
+def groups(context: typer.Context) -> None:
+    """Weigh the steps of several attempts at one task against each other: samples -> groups."""
+    settings = _settings(context, "groups")
+    from clawstream.events import RewardWeights
+    from clawstream.groups.stage import groups_stages
+    from clawstream.stream.stage import DAY_MS
+
+    retain_ms = round(settings.rewards.heard_for_days * DAY_MS)
+    weights, wait_s = RewardWeights(**settings.rewards.weights), settings.training.group_wait_s
+    _run_stages(settings, "groups", groups_stages(weights, wait_s=wait_s, retain_ms=retain_ms))
 
 
 def train(
@@ -229,12 +241,21 @@ def _instance(settings: Settings, stage: str) -> str | None:
 
 
 def _run_stage(settings: Settings, stage: "Stage[Any, Any]") -> None:
+    _run_stages(settings, stage.name, [stage])
+
+
+def _run_stages(settings: Settings, client_id: str, stages: "Sequence[Stage[Any, Any]]") -> None:
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         from clawstream.stream.runner import run
 
-        await run(stage, log, stop=stop, instance_id=_instance(settings, stage.name))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for stage in stages:
+                    tasks.create_task(run(stage, log, stop=stop, instance_id=_instance(settings, stage.name)))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
 
-    _with_log(settings, stage.name, main)
+    _with_log(settings, client_id, main)
 
 
 def _with_log(settings: Settings, client_id: str, main: Callable[["KafkaLog", asyncio.Event], Awaitable[None]]) -> None:

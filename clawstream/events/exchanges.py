@@ -107,6 +107,9 @@ class ExchangeCompleted(SessionEvent):
     received_at_ms: int  # since the epoch, UTC; so are the next two
     first_token_at_ms: int | None  # None: the answer has no tokens
     finished_at_ms: int
+    group_id: str | None = None  # the task that the session is an attempt at; None: not said
+    group_size: int | None = None  # attempts at it; None: not said
+    step_index: int | None = None  # of this turn in its attempt; None: its number among the session's turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

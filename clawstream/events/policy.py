@@ -46,6 +46,7 @@ class BatchPlanned(PolicyEvent):
     replay: str | None = None  # whose samples they are; None: the live ones
     rollback: int | None = None  # the number of the rollback that it carries out, without a sample; None: it is none
     turns: tuple[PlannedTurn, ...] | None = None  # of the samples, in their order; None: not said
+    advantages: tuple[float, ...] | None = None  # of the samples, in their order; None: they follow from their rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

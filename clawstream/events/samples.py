@@ -82,6 +82,8 @@ class SampleAssembled(SessionEvent):
     teacher_logprobs: LogProbs | None = None  # of the response after the hinted prompt, at temperature 1
     student_logprobs: LogProbs | None = None  # by the policy's engine after the prompt, at temperature 1
     student_version: int | None = None  # of the policy that made those; None exactly when the other three are
+    group_id: str | None = None  # the task that its session is an attempt at; None: of no group
+    step_index: int | None = None  # of this turn in its attempt; None exactly when `group_id` is
 
     @property
     def learned_reward(self) -> float | None:

@@ -133,6 +133,7 @@ class Admission:
             model=model,
             request_sha256=chat.sha256,
             retry_count=named.retry_count,
+            group=named.group,
             num_spliced=prompt.num_spliced,
             sampling=self._sampling(chat, named.turn_type, len(prompt_ids), place.engine.context_length_tokens),
             policy_id=self.policy.id,

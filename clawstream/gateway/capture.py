@@ -20,6 +20,7 @@ from clawstream.events import (
     VersionSpan,
     float32,
 )
+from clawstream.gateway.grouped import Grouped
 from clawstream.gateway.refusal import to_json
 from clawstream.inference.adapters import policy_version
 from clawstream.inference.engine import Chunk, Finish, FinishKind
@@ -38,6 +39,7 @@ class Accepted:
     model: str
     request_sha256: str
     retry_count: int | None
+    group: Grouped | None
     num_spliced: int
     sampling: Sampling
     policy_id: str
@@ -110,6 +112,7 @@ class Capture:
         now_ms: int,
     ) -> ExchangeCompleted:
         """Return the event of an answer that was generated to its end."""
+        group = accepted.group
         return ExchangeCompleted(
             session_id=accepted.session_id,
             exchange_id=accepted.exchange_id,
@@ -133,6 +136,9 @@ class Capture:
             received_at_ms=accepted.received_at_ms,
             first_token_at_ms=self.first_token_at_ms,
             finished_at_ms=now_ms,
+            group_id=None if group is None else group.group_id,
+            group_size=None if group is None else group.size,
+            step_index=None if group is None else group.step_index,
         )
 
     def failed(

@@ -13,6 +13,7 @@ from typing import Any
 
 from clawstream.events import TurnType
 from clawstream.events.conversation import Message, is_ephemeral, is_housekeeping, parts_of, role_of, text_of
+from clawstream.gateway.grouped import Grouped, read_group
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.wire import ChatRequest, truthy
 
@@ -36,10 +37,11 @@ class Named:
     turn_type: TurnType
     session_done: bool
     retry_count: int | None
+    group: Grouped | None
 
 
 def name_request(headers: Mapping[str, str], request: ChatRequest, default: TurnType) -> Named:
-    """Return what headers, body and messages say of session and turn type. Raises BadRequest for unusable names."""
+    """Return what headers, body and messages say of session, turn and group. Raises BadRequest for unusable names."""
     named = (
         ("headers", headers.get("x-session-id") or None),
         ("body", request.session_id),
@@ -64,6 +66,7 @@ def name_request(headers: Mapping[str, str], request: ChatRequest, default: Turn
         turn_type=turn_types[0],
         session_done=request.session_done or truthy(headers.get("x-session-done")),
         retry_count=int(retries) if _COUNT.fullmatch(retries) else None,
+        group=read_group(headers),
     )
 
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 Listening = TypeVar("Listening", GatewaySettings, MonitorSettings)
 Server = EmbeddedKafka | EmbeddedPostgres
-STAGES = ("turns", "judging", "samples", "train", "weights", "project", "monitor")
+STAGES = ("turns", "judging", "samples", "groups", "train", "weights", "project", "monitor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,8 @@ async def installation(
 def _elsewhere(settings: Settings) -> set[str]:
     """Return the stages that do not run here."""
     unjudged = {"judging"} if settings.judge.url is None else set()
-    return unjudged | ({"train"} if settings.weights.url is not None else set())
+    ungrouped = {"groups"} if settings.training.method != "stepwise" else set()
+    return unjudged | ungrouped | ({"train"} if settings.weights.url is not None else set())
 
 
 async def _watch(embedded: Sequence[Server], supervisor: Supervisor) -> None:

@@ -33,6 +33,7 @@ VERDICTS = "clawstream.verdicts.v1"
 HINTS = "clawstream.hints.v1"
 FEEDBACK = "clawstream.feedback.v1"
 SAMPLES = "clawstream.samples.v1"
+GROUPS = "clawstream.groups.v1"
 POLICY = "clawstream.policy.v1"
 CONTROL = "clawstream.control.v1"
 
@@ -120,6 +121,9 @@ exchanges = _session_facts(
     _must("received_at_ms", BigInteger),
     _may("first_token_at_ms", BigInteger),
     _must("finished_at_ms", BigInteger),
+    _may("group_id", Text),
+    _may("group_size", BigInteger),
+    _may("step_index", BigInteger),
     Index("exchanges_by_exchange_id", "exchange_id", "kind"),
     Index("exchanges_in_log_order", "source_partition", "source_offset"),
 )
@@ -258,6 +262,8 @@ samples = _judged(
     _may("teacher_logprobs", _LOGPROBS),
     _may("student_logprobs", _LOGPROBS),
     _may("student_version", BigInteger),
+    _may("group_id", Text),
+    _may("step_index", BigInteger),
     Index("samples_by_sample_id", "sample_id"),
 )
 
@@ -271,6 +277,33 @@ refusals = _session_facts(
     _must("reason", Text),
 )
 
+ended_trajectories = _session_facts(
+    "ended_trajectories",
+    GROUPS,
+    _must("group_id", Text),
+    _must("trajectory_id", Text),
+    _must("revision", BigInteger),
+    _may("group_size", BigInteger),
+    _may("outcome", Double),
+    _must("steps", JSONB),
+    Index("ended_trajectories_by_group", "group_id"),
+)
+
+groups = _facts(
+    "groups",
+    GROUPS,
+    _must("group_id", Text),
+    _must("kind", Text),  # waited, settled, late
+    _may("wait_s", Double),
+    _may("trajectories", ARRAY(Text)),
+    _may("complete", Boolean),
+    _may("advantages", JSONB),
+    _may("dropped", JSONB),
+    _may("trajectory", Text),
+    _may("session_id", Text),
+    Index("groups_by_group", "group_id", "source_offset"),
+)
+
 batches = _policy_facts(
     "batches",
     _must("parent_version", BigInteger),
@@ -282,6 +315,7 @@ batches = _policy_facts(
     _may("replay", Text),
     _may("rollback", BigInteger),
     _may("turns", JSONB),
+    _may("advantages", ARRAY(Double)),
 )
 
 steps = _policy_facts(

@@ -9,6 +9,8 @@ from clawstream.events import (
     ExchangeCompleted,
     ExchangeFailed,
     FeedbackGiven,
+    GroupSettled,
+    GroupWaited,
     HintAbsent,
     HintFound,
     PolicyActivated,
@@ -25,6 +27,8 @@ from clawstream.events import (
     StepRejected,
     StepTaken,
     TeacherScored,
+    TrajectoryEnded,
+    TrajectoryLate,
     TurnOrphaned,
     TurnPaired,
     TurnsSettled,
@@ -40,7 +44,13 @@ _OWN_BLOCK = '"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>'  # a message of the client
 def line(event: Event) -> str:
     """Return what the event says, in one line without control characters."""
     return printable(
-        _exchange(event) or _judging(event) or _turn(event) or _policy(event) or _control(event) or repr(event)
+        _exchange(event)
+        or _judging(event)
+        or _turn(event)
+        or _group(event)
+        or _policy(event)
+        or _control(event)
+        or repr(event)
     )
 
 
@@ -94,6 +104,22 @@ def _turn(event: Event) -> str | None:
             return f"{'the session' if event.turn_id is None else f'turn {event.turn_id}'}: {event.reason.value}"
         case FeedbackGiven():
             return f"turn {event.turn_id}: {event.source.value} gives {event.score} {_short(event.text or '')}"
+    return None
+
+
+def _group(event: Event) -> str | None:
+    match event:
+        case TrajectoryEnded():
+            said = f"{len(event.steps)} steps, outcome {event.outcome}"
+            return f"group {event.group_id}: an attempt of session {event.session_id} ended, {said}"
+        case GroupWaited():
+            return f"group {event.group_id}: not waited for any more after {event.wait_s:g} s"
+        case GroupSettled():
+            steps = f"{len(event.advantages)} steps to train on, {len(event.dropped)} dropped"
+            return f"group {event.group_id}: settled by {len(event.trajectories)} attempts, {steps}"
+        case TrajectoryLate():
+            late = f"session {event.session_id} is late, {len(event.dropped)} steps dropped"
+            return f"group {event.group_id}: {late}"
     return None
 
 

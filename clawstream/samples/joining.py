@@ -2,8 +2,9 @@
 
 The one rule: a sample rests on its answer, its verdict, its hint (with what a teacher makes of it, where an engine is
 one) and the feedback that it counts, and on nothing else; whichever comes last writes it, so the same facts give the
-same bytes in any order. A score of 0, or none, is nothing to train on. Feedback that comes later makes the next
-revision, of all that is known by then; an answer without a next state has a sample of feedback alone.
+same bytes in any order. A score of 0, or none, is nothing to train on, but a step of a group has a sample all the same:
+its attempt has an outcome. Feedback that comes later makes the next revision, of all that is known by then; an answer
+without a next state has a sample of feedback alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,7 @@ from clawstream.events import (
     TeacherStatus,
     TokenIds,
     TurnOrphaned,
+    TurnPaired,
     TurnsSettled,
     VerdictReached,
 )
@@ -130,7 +132,13 @@ def _due(session: Session, event: Event, *, judged: bool) -> list[Judged]:
     """Return what is to be joined now that `event` is known: for the first time, or with feedback that is new."""
     keys = [key for key in _completed(session, event) if _is_ready(session, key)]
     keys += _of_feedback_alone(session, event, judged=judged)
-    return [key for key in keys if session.joined.get(key, -1) < opinions_of(session, key.turn_id).num_changes]
+    if not judged:
+        keys += _of_a_group(session, event)
+    return [
+        key
+        for key in dict.fromkeys(keys)
+        if session.joined.get(key, -1) < opinions_of(session, key.turn_id).num_changes
+    ]
 
 
 def _completed(session: Session, event: Event) -> list[Judged]:
@@ -171,6 +179,20 @@ def _of_feedback_alone(session: Session, event: Event, *, judged: bool) -> list[
     return [_alone(turn_id) for turn_id in alone]
 
 
+def _of_a_group(session: Session, event: Event) -> list[Judged]:
+    """Return the answer that `event` shows to be a step of an attempt at a task: the outcome is all that is to come."""
+    match event:
+        case TurnPaired():
+            turn_id = event.turn_id
+        case ExchangeCompleted():
+            turn_id = event.exchange_id
+        case _:
+            return []
+    answer = session.answers.get(turn_id)
+    grouped = answer is not None and answer.exchange.group_id is not None
+    return [_alone(turn_id)] if grouped and turn_id in session.turns else []
+
+
 def _alone(turn_id: str) -> Judged:
     return Judged(NOBODY, NOBODY, FIRST_LOOK, turn_id)
 
@@ -199,8 +221,9 @@ def _join(session: Session, key: Judged, rules: Rules) -> _Joined:
     session_id, opinions = answer.exchange.session_id, opinions_of(session, key.turn_id)
     hint = found.hint if isinstance(found, HintFound) else None
     judged = verdict.score if verdict is not None and verdict.score in (-1, 1) else None
-    if hint is None and judged is None and not opinions.num_changes:
-        floor = key.revision == FLOOR_LOOK
+    floor = key.revision == FLOOR_LOOK
+    needless = floor or answer.exchange.group_id is None  # a step's reward may be its attempt's outcome alone
+    if hint is None and judged is None and not opinions.num_changes and needless:
         reason = RefusalReason.FLOOR_UNDECIDED if floor else RefusalReason.NO_SIGNAL
         return _Joined(_refused(session_id, None if floor else key.turn_id, key, reason), session.recalled)
     total = reward_of(parts_of(judged, opinions), rules.weights)
@@ -269,6 +292,8 @@ def _sample(session: Session, answer: Answer, key: Judged, said: _Said, rules: R
         teacher_logprobs=None if scored is None else scored.teacher_logprobs,
         student_logprobs=None if scored is None else scored.student_logprobs,
         student_version=None if scored is None else scored.student_version,
+        group_id=exchange.group_id,
+        step_index=_step_index(answer),
     )
     return _Joined(sample, hinted.recalled)
 
@@ -285,6 +310,12 @@ def _scoring(answer: Answer, key: Judged, teacher: str, hinted_ids: TokenIds, pr
         response_ids=exchange.output_ids,
         sampled_by=max((span.policy_version for span in exchange.versions), default=0),
     )
+
+
+def _step_index(answer: Answer) -> int | None:
+    if answer.exchange.group_id is None:
+        return None
+    return answer.num_earlier_turns if answer.exchange.step_index is None else answer.exchange.step_index
 
 
 def _request(session: Session, answer: Answer) -> WholeRequest | None:

@@ -40,15 +40,18 @@ def _rewarded_by_the_judge(plain: Plain) -> Plain:
     return {**_NO_TEACHER(_NO_FEEDBACK(plain)), "total_reward": total}
 
 
-_NO_FEEDBACK = unsaid("person_reward", "environment_reward", "heuristic_reward", "num_feedback")
+_NO_FEEDBACK = unsaid(
+    "person_reward", "environment_reward", "heuristic_reward", "num_feedback", "group_id", "step_index"
+)
 _NO_TEACHER = unsaid("teacher", "teacher_logprobs", "student_logprobs", "student_version")
 
 
 UPCASTERS: Upcasters = MappingProxyType(
     {
         (BatchPlanned, 1): unsaid("replay"),
-        (BatchPlanned, 2): unsaid("rollback", "turns"),
+        (BatchPlanned, 2): unsaid("rollback", "turns", "advantages"),
         (ExchangeCompleted, 1): unsaid("key_name", "num_spliced"),
+        (ExchangeCompleted, 2): unsaid("group_id", "group_size", "step_index"),
         (ExchangeFailed, 1): unsaid("key_name"),
         (FeedbackGiven, 1): unsaid("key_name"),
         (HintAbsent, 1): unsaid("num_offered"),

@@ -38,6 +38,11 @@ class Scored:
     tops: Mapping[int, Top]  # in place of those, where its whole distribution counts
     old: list[Tensor] | None  # [T] each; None: one step is taken, and the weights being trained are those before it
     reference: list[Tensor] | None  # [T] each; None only without a leash
+    advantages: Sequence[float] | None = None  # one per sample; None: they follow from rewards
+
+    def wanted(self, index: int) -> float | None:
+        """How much the sample's answer is to become likelier, hints aside; None: nothing says it."""
+        return self.samples[index].learned_reward if self.advantages is None else self.advantages[index]
 
 
 class BatchLoss:
@@ -67,7 +72,13 @@ class BatchLoss:
         )
 
     def score(
-        self, samples: Sequence[SampleAssembled], *, teacher: Weights | None, reference: Weights, moves: bool
+        self,
+        samples: Sequence[SampleAssembled],
+        *,
+        teacher: Weights | None,
+        reference: Weights,
+        moves: bool,
+        advantages: Sequence[float] | None = None,
     ) -> Scored:
         """Return what the loss needs to know; `teacher` None: the current weights.
 
@@ -104,6 +115,7 @@ class BatchLoss:
             tops=tops,
             old=model.score(plain, weights=None, budget_tokens=budget) if moves else None,
             reference=answers if self.objective.kl > 0 else None,
+            advantages=advantages,
         )
 
     def of(self, scored: Scored, group: Sequence[int], *, baseline: float) -> tuple[Tensor, Tally, Tensor]:
@@ -116,9 +128,9 @@ class BatchLoss:
         look = self._model.look([scored.plain[i] for i in group])
         new_BT = look.logp_BT
         known, trained_BT = self._known(scored, group, look)
-        samples = [scored.samples[i] for i in group]
-        rewarded_B = torch.tensor([s.learned_reward is not None for s in samples], device=new_BT.device)
-        reward_B = new_BT.new_tensor([torch.nan if s.learned_reward is None else s.learned_reward for s in samples])
+        wanted = [scored.wanted(i) for i in group]
+        rewarded_B = torch.tensor([value is not None for value in wanted], device=new_BT.device)
+        reward_B = new_BT.new_tensor([torch.nan if value is None else value for value in wanted])
         hinted_B = torch.tensor([i in scored.hinted for i in group], device=new_BT.device)
         nothing = new_BT.new_empty(0)
         student_BT = known.old

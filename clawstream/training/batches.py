@@ -6,11 +6,20 @@ one revision at most is planned: the newest that is there by then, and what come
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from clawstream.events import NOBODY, BatchPlanned, PlannedTurn, SampleAssembled, TopicOffset
+from clawstream.events import (
+    NOBODY,
+    BatchPlanned,
+    GroupSettled,
+    PlannedTurn,
+    SampleAssembled,
+    TopicOffset,
+    TrajectoryLate,
+)
+from clawstream.training.grouping import Groups
 from clawstream.training.trainable import ModelLimits, flaw, hint_counts
 
 _Judge = tuple[str, str]  # and what it was asked with
@@ -26,6 +35,8 @@ class DropReason(StrEnum):
     STALE = "stale"  # sampled too many versions ago
     NO_SIGNAL = "no_signal"  # it has only what this method gives no weight to
     OTHER_POLICY = "other_policy"
+    UNGROUPED = "ungrouped"  # it is of no group, and this method trains nothing else
+    LEFT_OUT = "left_out"  # its group was settled without it
     UNTRAINABLE = "untrainable"  # no step can be taken on it
 
 
@@ -52,6 +63,7 @@ class Rules:
     rewards_count: bool = True
     hints_count: bool = True
     by_engine: bool = False  # an engine is the teacher, and a hint without its scores counts nothing
+    grouped: bool = False  # whole groups are trained on, each sample by its advantage
     limits: ModelLimits = field(default_factory=ModelLimits)
 
 
@@ -61,6 +73,7 @@ class Batch:
 
     samples: tuple[SampleAssembled, ...]
     offsets: tuple[TopicOffset, ...]
+    advantages: tuple[float, ...] | None = None  # of the samples; None: they follow from their rewards
 
 
 class Batcher:
@@ -86,6 +99,8 @@ class Batcher:
         self._turns: defaultdict[str, set[_Judge]] = defaultdict(set)  # in a plan, by turn id
         self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # samples that wait, by turn id
         self._newest: dict[PlannedTurn, _Revision] = {}  # of turns with feedback
+        self._groups = Groups()
+        self._refused: set[str] = set()  # samples that no step can be taken on
         self._chosen: dict[str, Arrival] = {}  # by the newest `due`, whose plan is on its way to the log
         self._pending: list[BatchPlanned] = []
         self._found: dict[str, SampleAssembled] = {}  # of pending plans, by id
@@ -109,9 +124,20 @@ class Batcher:
             self._wait(arrival)
         else:
             self.dropped[reason] += 1
+            if reason is DropReason.UNTRAINABLE:
+                self._refused.add(name)
             if reason is DropReason.NO_SIGNAL:
                 self._supersede(arrival.sample)  # it was taken back
         return reason
+
+    def learn(self, event: GroupSettled | TrajectoryLate, at_ms: int) -> None:
+        """Take in what became of a group, as the broker appended it at `at_ms`."""
+        for turn_id in self._groups.learn(event, at_ms):
+            for name in list(self._revisions.get(turn_id, ())):
+                if self._groups.leaves_out(self._waiting[name].sample):
+                    self._let_go(name)
+                    self.dropped[DropReason.LEFT_OUT] += 1
+        self._end_groups()
 
     def flaw(self, sample: SampleAssembled) -> str | None:
         """Return why a sample that we would train on can't be; None: it can, or it is none of ours."""
@@ -158,13 +184,13 @@ class Batcher:
         self._drop_stale(parent_version)
         if self._pending or not self._waiting:
             return None
+        if self._rules.grouped:
+            return self._due_groups(now_ms)
         oldest_ms = min(arrival.timestamp_ms for arrival in self._waiting.values())
         enough = len(self._waiting) >= self._rules.batch_samples
         if not enough and now_ms - oldest_ms < self._rules.max_wait_ms:
             return None
-        chosen = list(self._waiting.values())[: self._rules.batch_samples]
-        self._chosen = {arrival.sample.sample_id: arrival for arrival in chosen}
-        return Batch(samples=tuple(a.sample for a in chosen), offsets=self._offsets(without=len(chosen)))
+        return self._batch(list(self._waiting)[: self._rules.batch_samples])
 
     def plan(self, plan: BatchPlanned) -> None:
         """The plan is on the log: it is now the one to execute, and its samples are taken."""
@@ -180,6 +206,7 @@ class Batcher:
                 self._let_go(late.sample_id)
                 self.dropped[DropReason.LATE] += 1
         self._chosen = {}
+        self._end_groups()
 
     @property
     def num_waiting(self) -> int:
@@ -188,7 +215,9 @@ class Batcher:
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the broker appended the oldest waiting sample; None: none waits."""
+        """When the broker appended the oldest waiting sample, or settled its group; None: none waits for a batch."""
+        if self._rules.grouped:
+            return self._groups.oldest_ms(self._waiting)
         return min((a.timestamp_ms for a in self._waiting.values()), default=None)
 
     def _refusal(self, sample: SampleAssembled) -> DropReason | None:
@@ -199,6 +228,8 @@ class Batcher:
             return DropReason.OTHER_POLICY
         if self._is_late(sample):
             return DropReason.LATE
+        if rules.grouped:
+            return self._grouped_refusal(sample)
         newer = self._newest.get(turn_of(sample), _revision(sample)) > _revision(sample)
         if newer or any(_outranks(other, sample) for other in self._rivals(sample)):
             return DropReason.SUPERSEDED
@@ -207,6 +238,34 @@ class Batcher:
         if not (rewarded or hinted):
             return DropReason.NO_SIGNAL
         return DropReason.UNTRAINABLE if flaw(sample, rules.limits) is not None else None
+
+    def _grouped_refusal(self, sample: SampleAssembled) -> DropReason | None:
+        if sample.group_id is None:
+            return DropReason.UNGROUPED
+        if self._groups.leaves_out(sample):
+            return DropReason.LEFT_OUT
+        return DropReason.UNTRAINABLE if flaw(sample, self._rules.limits) is not None else None
+
+    def _due_groups(self, now_ms: int) -> Batch | None:
+        """Return whole groups: none is ever in two batches."""
+        chosen = self._groups.choose(
+            self._waiting,
+            lambda name: name in self._taken or name in self._refused,
+            at_most=self._rules.batch_samples,
+            settled_before_ms=now_ms - self._rules.max_wait_ms,
+        )
+        return None if chosen is None else replace(self._batch(list(chosen)), advantages=tuple(chosen.values()))
+
+    def _end_groups(self) -> None:
+        """Let go of groups that are planned, and of what came of them after that."""
+        for name in self._groups.is_over(self._turns):
+            if self._let_go(name) is not None:
+                self.dropped[DropReason.LEFT_OUT] += 1
+
+    def _batch(self, names: Sequence[str]) -> Batch:
+        self._chosen = {name: self._waiting[name] for name in names}
+        samples = tuple(arrival.sample for arrival in self._chosen.values())
+        return Batch(samples=samples, offsets=self._offsets(without=self._chosen))
 
     def _is_late(self, sample: SampleAssembled) -> bool:
         """Return whether its turn is in a plan; a plan of an older version names samples alone."""
@@ -222,6 +281,10 @@ class Batcher:
     def _wait(self, arrival: Arrival) -> None:
         """Let it wait in place of older revisions, as if it had come when they did."""
         sample = arrival.sample
+        if self._rules.grouped:  # its group says which revision counts
+            self._waiting[sample.sample_id] = arrival
+            self._revisions[sample.turn_id].add(sample.sample_id)
+            return
         since_ms = min([arrival.timestamp_ms, *(one.timestamp_ms for one in self._supersede(sample))])
         self._waiting[sample.sample_id] = replace(arrival, timestamp_ms=since_ms)
         self._revisions[sample.turn_id].add(sample.sample_id)
@@ -259,12 +322,12 @@ class Batcher:
             self._taken.add(name)
             self.dropped[DropReason.STALE] += 1
 
-    def _offsets(self, *, without: int) -> tuple[TopicOffset, ...]:
-        """Where each partition is read from again once the first `without` waiting samples are taken."""
+    def _offsets(self, *, without: Container[str]) -> tuple[TopicOffset, ...]:
+        """Where each partition is read from again once the waiting samples `without` are taken."""
         next_offsets = dict(self._read)
-        for arrival in list(self._waiting.values())[without:]:
+        for name, arrival in self._waiting.items():
             where = (arrival.topic, arrival.partition)
-            if not arrival.again:
+            if name not in without and not arrival.again:
                 next_offsets[where] = min(next_offsets[where], arrival.offset)
         return tuple(
             TopicOffset(topic=topic, partition=partition, next_offset=offset)

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from clawstream.config import Settings
-from clawstream.events import BatchPlanned, Event, RollbackAsked, SamplesPromoted
+from clawstream.errors import ConfigError
+from clawstream.events import BatchPlanned, Event, GroupSettled, RollbackAsked, SamplesPromoted, TrajectoryLate
 from clawstream.events.control import promotions
-from clawstream.stream.log import Arrived, Place, Start
+from clawstream.stream.log import Arrived, Place, Start, Undecodable
 from clawstream.stream.topics import replay_topic
 from clawstream.training.batches import Batcher, Rules, resume_offsets
 from clawstream.training.lived import Lived, of_policy
@@ -22,6 +23,7 @@ from clawstream.training.trainable import ModelLimits
 log = logging.getLogger(__name__)
 
 SAMPLES_TOPIC = "clawstream.samples.v1"
+GROUPS_TOPIC = "clawstream.groups.v1"
 CONTROL_TOPIC = "clawstream.control.v1"
 
 
@@ -82,6 +84,11 @@ class Following:
 
     def turn_to(self, replay: str | None, *, executed_version: int) -> None:
         """Train on these samples from now on; what waits of others is read again when they are trained on again."""
+        if replay is not None and self._is_grouped:
+            raise ConfigError(
+                f"training.method = 'stepwise' trains live samples alone, and those of replay {replay} are asked for: "
+                "a replay settles no groups. Nothing is trained. Take another method, or promote the live samples"
+            )
         for task in self.reading:
             task.cancel()
         of = self._settings.policy.id if self._retraining is None else self._retraining.of
@@ -106,17 +113,25 @@ class Following:
         return bool(ends) and all(self._positions.get(place, -1) >= end for place, end in ends.items())
 
     @property
+    def _is_grouped(self) -> bool:
+        return self._settings.training.method == "stepwise"
+
+    @property
     def _topic(self) -> str:
         return SAMPLES_TOPIC if self.replay is None else replay_topic(SAMPLES_TOPIC, self.replay)
 
     async def _read(self, topic: str, batcher: Batcher, executed_version: int) -> None:
         await self.quarantine.current()
-        start = self._start(await self._log.begin_offsets([topic]), resume_offsets(self._lived.plans, executed_version))
+        topics = [topic, GROUPS_TOPIC] if self._is_grouped else [topic]
+        start = self._start(await self._log.begin_offsets(topics), resume_offsets(self._lived.plans, executed_version))
         self._positions = dict(start)
         self.arrived.set()
-        async for records in self._log.follow([topic], start, until_end=self._retraining is not None):
+        async for records in self._log.follow(topics, start, until_end=self._retraining is not None):
             for record in records:
-                await self.quarantine.receive(record, batcher)
+                if record.topic == topic:
+                    await self.quarantine.receive(record, batcher)
+                else:
+                    _settle(record, batcher)
                 self._positions[Place(record.topic, record.partition)] = record.offset + 1
             self.arrived.set()
         self.all_read = True
@@ -135,6 +150,15 @@ class Following:
         return {place: max(begin, executed.get(place, begin)) for place, begin in begins.items()}
 
 
+def _settle(record: Arrived, batcher: Batcher) -> None:
+    if isinstance(record, Undecodable):
+        log.error(
+            "record=%s-%d-%d state=passed_over reason=%s", record.topic, record.partition, record.offset, record.reason
+        )
+    elif isinstance(record.event, GroupSettled | TrajectoryLate):
+        batcher.learn(record.event, record.timestamp_ms)
+
+
 def rules(settings: Settings, *, of: str, limits: ModelLimits) -> Rules:
     """Return when a batch is made and of what, as the settings say; `of` names the policy that answered."""
     training = settings.training
@@ -147,5 +171,6 @@ def rules(settings: Settings, *, of: str, limits: ModelLimits) -> Rules:
         rewards_count=w_binary > 0,
         hints_count=w_opd > 0,
         by_engine=training.teacher_scores == "engine",
+        grouped=training.method == "stepwise",
         limits=limits,
     )

@@ -202,6 +202,7 @@ class _Loop:
             planned_at_ms=_now_ms(),
             replay=self.samples.replay,
             turns=tuple(map(turn_of, batch.samples)),
+            advantages=batch.advantages,
         )
 
     def _rollback(self) -> BatchPlanned | None:

@@ -118,9 +118,10 @@ class Probe:
             student = scored.students.get(index)
             gaps = zip(teacher.tolist(), seen.logps if student is None else student.tolist(), strict=True)
             return tuple(max(-clip, min(clip, theirs - ours)) for theirs, ours in gaps)
-        if sample.learned_reward is None or self._settings.weights[0] == 0:
+        wanted = scored.wanted(index)
+        if wanted is None or self._settings.weights[0] == 0:
             return None
-        return (sample.learned_reward - baseline,) * len(seen.logps)
+        return (wanted - baseline,) * len(seen.logps)
 
 
 def _of_answer(top: Top, response_ids: Sequence[int]) -> Tensor:
@@ -134,7 +135,7 @@ def _telling(scored: Scored, at_most: int) -> list[int]:
     """Return so many samples of a step, those first by which something is to change: they make most of its gradient."""
     order = sorted(
         range(len(scored.samples)),
-        key=lambda i: scored.samples[i].hinted_prompt_ids is None and (scored.samples[i].total_reward or 0) > 0,
+        key=lambda i: scored.samples[i].hinted_prompt_ids is None and (scored.wanted(i) or 0) > 0,
     )
     return order[:at_most]
 

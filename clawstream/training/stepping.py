@@ -110,11 +110,12 @@ class Stepper:
     def _update(
         self, trainer: Trainer | Team, plan: BatchPlanned, samples: Sequence[SampleAssembled], *, gated: bool
     ) -> Update:
+        advantages = _advantages(plan, samples)
         if isinstance(trainer, Team):
-            return trainer.update(samples, version=plan.policy_version, seed=plan.seed)
+            return trainer.update(samples, version=plan.policy_version, seed=plan.seed, advantages=advantages)
         try:
             return trainer.update(
-                samples, version=plan.policy_version, seed=plan.seed, gated=gated,
+                samples, version=plan.policy_version, seed=plan.seed, gated=gated, advantages=advantages,
                 num_rejected=plan.policy_version - plan.parent_version - 1,
             )  # fmt: skip
         except GradientNotFinite as error:
@@ -152,6 +153,14 @@ class Stepper:
         if parent is not None:
             trainer.restore(parent)
         return trainer
+
+
+def _advantages(plan: BatchPlanned, samples: Sequence[SampleAssembled]) -> tuple[float, ...] | None:
+    """Return those that the plan says of these samples; None: it says none."""
+    if plan.advantages is None:
+        return None
+    said = dict(zip(plan.sample_ids, plan.advantages, strict=True))
+    return tuple(said[sample.sample_id] for sample in samples)
 
 
 def _ms_since(started_s: float) -> int:

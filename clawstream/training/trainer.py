@@ -76,9 +76,17 @@ class Trainer:
         self._begin()
 
     def update(
-        self, samples: Sequence[SampleAssembled], *, version: int, seed: int, gated: bool = False, num_rejected: int = 0
+        self,
+        samples: Sequence[SampleAssembled],
+        *,
+        version: int,
+        seed: int,
+        gated: bool = False,
+        num_rejected: int = 0,
+        advantages: Sequence[float] | None = None,
     ) -> Update:
         """Take the steps that make `version`, on these samples in this order; `num_rejected` were just before it.
+        With `advantages` each sample has its own, and its reward is only recorded.
 
         Where no token can be trained on, the weights stay as they are. Raises GradientNotFinite, with the weights as
         they were before that step of the optimizer; and, `gated`, StepRefused, after which this trainer is to be
@@ -92,8 +100,9 @@ class Trainer:
         teacher = {"reference": self._reference, "ema": self._ema, "current": None}[settings.teacher]
         mine = self._model.share([len(s.prompt_ids) + len(s.response_ids) for s in samples])
         scored = self._loss.score(
-            [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=len(steps) > 1
-        )
+            [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=len(steps) > 1,
+            advantages=None if advantages is None else [advantages[i] for i in mine],
+        )  # fmt: skip
         probe = self._probe(samples, scored, num_rejected) if gated else None
         before = self._model.published()
         tallies: list[Tally] = []
@@ -203,7 +212,8 @@ class Trainer:
 
         Where so many were rejected a person was told; if the judge stays as it is, it is the judge that there is.
         """
-        rewards_count = self._settings.weights[0] > 0 and num_rejected < REJECTED_IN_A_ROW
+        judged = self._settings.weights[0] > 0 and scored.advantages is None  # those are never of one side
+        rewards_count = judged and num_rejected < REJECTED_IN_A_ROW
         refusal = one_sided(samples, self._memory) if rewards_count else None
         if refusal is not None:
             raise StepRefused(refusal)

@@ -23,6 +23,7 @@ ACCEPTED = Accepted(
     key_name=None,
     model="policy",
     request_sha256="0",
+    group=None,
     retry_count=None,
     num_spliced=0,
     sampling=Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=9, seed=None, stop=()),

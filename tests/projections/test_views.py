@@ -14,10 +14,15 @@ from clawstream.events import (
     NOBODY,
     BatchPlanned,
     ExchangeCompleted,
+    GroupSettled,
     PlannedTurn,
     PolicyRejected,
     SampleAssembled,
+    StepAdvantage,
+    StepDropped,
+    StepDropReason,
     StepRejected,
+    TrajectoryLate,
 )
 from clawstream.events.history import Parent, WholeRequest, history, shorten
 from clawstream.projections.text import storable_json
@@ -211,6 +216,23 @@ def test_lineage_says_why_a_step_was_rejected_and_nothing_of_one_that_was_taken(
         for row in _rows(emptied, "SELECT policy_version, step_id, rejected FROM lineage")
     }
     assert found == {(1, True, None), (2, False, "it looped")}
+
+
+def test_each_step_of_a_group_has_its_advantage_or_why_it_has_none(emptied: Engine) -> None:
+    kept = StepAdvantage(turn_id="t1", sample_id="s1", step_index=0, reward=2.0, advantage=1.5)
+    dropped, late = (
+        StepDropped(turn_id=turn, sample_id=None, step_index=1, reason=reason)
+        for turn, reason in (("t2", StepDropReason.NO_SAMPLE), ("t3", StepDropReason.LATE))
+    )
+    settled = GroupSettled(group_id="g", trajectories=("t",), complete=True, advantages=(kept,), dropped=(dropped,))
+    after = TrajectoryLate(group_id="g", trajectory="u", session_id="s", dropped=(late,))
+    write_all(emptied, logs.records([settled, after]))
+    found = _rows(emptied, "SELECT turn_id, sample_id, step_index, reward, advantage, reason FROM group_steps")
+    assert {tuple(row.values()) for row in found} == {
+        ("t1", "s1", 0, 2.0, 1.5, None),
+        ("t2", None, 1, None, None, "no_sample"),
+        ("t3", None, 1, None, None, "late"),
+    }
 
 
 def test_a_session_counts_its_exchanges_once_and_says_how_it_ended(told: Engine) -> None:

@@ -38,7 +38,7 @@ def test_every_event_has_one_topic_of_its_own_key() -> None:
     for kind in EVENTS:
         [home] = [topic for topic in all_topics() if kind in topic.events]
         assert topic_of(kind) == home.name
-        assert home.key in {"session_id", "policy_id", "subject"}
+        assert home.key in {"session_id", "group_id", "policy_id", "subject"}
 
 
 def test_topics_about_sessions_have_one_partition_count() -> None:

@@ -45,6 +45,7 @@ def sample(
     judge: str = "judge",
     revision: int = 0,
     num_feedback: int | None = None,
+    group_id: str | None = None,
 ) -> SampleAssembled:
     """A sample whose tokens follow from its name."""
     rng = random.Random(name)
@@ -73,4 +74,6 @@ def sample(
         num_earlier_turns=0,
         total_reward=None if reward is None else float(reward),
         num_feedback=num_feedback,
+        group_id=group_id,
+        step_index=None if group_id is None else 0,
     )

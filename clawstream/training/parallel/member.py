@@ -19,9 +19,15 @@ def restore(state: dict[str, Any], folder: Path) -> None:
     state["trainer"].restore(folder)
 
 
-def update(state: dict[str, Any], samples: tuple[SampleAssembled, ...], version: int, seed: int) -> Update:
+def update(
+    state: dict[str, Any],
+    samples: tuple[SampleAssembled, ...],
+    version: int,
+    seed: int,
+    advantages: tuple[float, ...] | None = None,
+) -> Update:
     """Take the steps that make a version; all processes return the same."""
-    said: Update = state["trainer"].update(samples, version=version, seed=seed)
+    said: Update = state["trainer"].update(samples, version=version, seed=seed, advantages=advantages)
     return said
 
 

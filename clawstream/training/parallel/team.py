@@ -34,9 +34,11 @@ class Team:
         """The process ids of its members."""
         return self._processes.pids
 
-    def update(self, samples: Sequence[SampleAssembled], *, version: int, seed: int) -> Update:
+    def update(
+        self, samples: Sequence[SampleAssembled], *, version: int, seed: int, advantages: Sequence[float] | None = None
+    ) -> Update:
         """Take the steps that make `version`, as `Trainer.update` does."""
-        said: Update = self._processes.ask(f"{_MEMBER}:update", tuple(samples), version, seed)[0]
+        said: Update = self._processes.ask(f"{_MEMBER}:update", tuple(samples), version, seed, advantages)[0]
         return said
 
     def save(self, folder: Path) -> None:

@@ -48,6 +48,7 @@ METHODS: list[dict[str, object]] = [
     {"method": "binary", "baseline": "running"},
     {"method": "opd", "teacher": "ema"},
     {"method": "topk", "topk_tokens": 60},
+    {"method": "stepwise"},
     {"method": "combined", "epochs": 2, "minibatches": 3, "average": "token"},
 ]
 MIXED = [
@@ -67,9 +68,12 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: read() for name, read in tensors_of(weight_files(folder))}
 
 
-def step(trainer: Trainer | Team, folder: Path, samples: list[SampleAssembled], version: int) -> Update:
+def step(
+    trainer: Trainer | Team, folder: Path, samples: list[SampleAssembled], version: int, *, method: object = None
+) -> Update:
     folder.mkdir()
-    update = trainer.update(samples, version=version, seed=version)
+    advantages = [number - 2.5 for number in range(len(samples))] if method == "stepwise" else None
+    update = trainer.update(samples, version=version, seed=version, advantages=advantages)
     trainer.save(folder)
     return update
 
@@ -102,8 +106,8 @@ def test_the_same_batch_gives_the_same_loss_and_the_same_weights(
     team = teams(base, settings_of(method | cut))
 
     for version in (1, 2):
-        expected = step(alone, tmp_path / f"alone{version}", MIXED, version)
-        same(step(team, tmp_path / f"team{version}", MIXED, version), expected)
+        expected = step(alone, tmp_path / f"alone{version}", MIXED, version, method=method["method"])
+        same(step(team, tmp_path / f"team{version}", MIXED, version, method=method["method"]), expected)
 
     before, after, found = (weights(folder) for folder in (base, tmp_path / "alone2", tmp_path / "team2"))
     assert found.keys() == after.keys()

@@ -1,0 +1,160 @@
+"""What each step of a group's attempts was worth among them. Pure.
+
+The one rule: a group is settled once, by what stands on its topic before the attempt that completes it or the end of
+the wait; each step of an attempt is then settled or dropped, and what comes later is late. A step's reward is what was
+said of it and its attempt's outcome, weighed and summed; its advantage is how many standard deviations that is above
+the mean of all attempts at the same index, and the reward itself where there is no other attempt.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from math import fsum, sqrt
+from types import MappingProxyType
+from typing import NamedTuple
+
+from clawstream.events import (
+    Event,
+    GroupSettled,
+    GroupWaited,
+    RewardWeights,
+    StepAdvantage,
+    StepDropped,
+    StepDropReason,
+    TrajectoryEnded,
+    TrajectoryLate,
+    TrajectoryStep,
+)
+
+SAME = 1e-6  # rewards whose standard deviation is not above this are one
+
+
+class Group(NamedTuple):
+    """What is known of a group."""
+
+    group_id: str
+    first_at_ms: int  # when the broker appended the first attempt that ended
+    ended: Mapping[str, TrajectoryEnded] = MappingProxyType({})  # the newest revision of each; empty once settled
+    waited: bool = False
+    settled: bool = False
+    heard: frozenset[str] = frozenset()  # ids of the TrajectoryEnded it was settled by, or that were late
+    steps: frozenset[tuple[str, str | None]] = frozenset()  # turns and samples that were settled or dropped
+
+
+class Follows(NamedTuple):
+    """The group after a record, and what to write."""
+
+    group: Group | None
+    events: list[Event]
+
+
+def observe(group: Group | None, event: Event, at_ms: int, weights: RewardWeights) -> Follows:
+    """Return what follows from one more record of a group; `at_ms` is when the broker appended it."""
+    match event:
+        case TrajectoryEnded():
+            known = group or Group(event.group_id, at_ms)
+            return _late(known, event) if known.settled else _ended(known, event, weights)
+        case GroupWaited() if group is not None and not group.settled:
+            return _settled(group, weights, complete=False)
+    return Follows(group, [])
+
+
+def wait(group: Group, now_ms: int, wait_s: float) -> Follows:
+    """Say once that the attempts which have not ended are waited for no longer, by the log's clock."""
+    if group.settled or group.waited or now_ms - group.first_at_ms < wait_s * 1000:
+        return Follows(group, [])
+    return Follows(group._replace(waited=True), [GroupWaited(group_id=group.group_id, wait_s=wait_s)])
+
+
+def advantages_of(rewards: Collection[float]) -> list[float] | None:
+    """Return how many standard deviations (of all, not of a sample) each is above the mean; None: they are one.
+
+    One alone is returned as it is.
+    """
+    if len(rewards) == 1:
+        return list(rewards)
+    mean = fsum(rewards) / len(rewards)
+    deviation = sqrt(fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+    return None if deviation <= SAME else [(reward - mean) / deviation for reward in rewards]
+
+
+def reward_of(step: TrajectoryStep, outcome: float | None, weights: RewardWeights) -> float | None:
+    """Return the weighted sum of what was said; None: nothing that counts. A score of 0 is said."""
+    said = (
+        (weights.judge, step.judge_reward),
+        (weights.person, step.person_reward),
+        (weights.heuristic, step.heuristic_reward),
+        (weights.environment, outcome),
+    )
+    parts = [weight * part for weight, part in said if part is not None and weight > 0]
+    return fsum(parts) if parts else None
+
+
+def _ended(group: Group, event: TrajectoryEnded, weights: RewardWeights) -> Follows:
+    known = group.ended.get(event.trajectory_id)
+    if known is not None and (known.revision, known.event_id) >= (event.revision, event.event_id):
+        return Follows(group, [])
+    group = group._replace(ended=MappingProxyType({**group.ended, event.trajectory_id: event}))
+    sizes = [ended.group_size for ended in group.ended.values() if ended.group_size is not None]
+    whole = bool(sizes) and len(group.ended) >= max(sizes)
+    if not whole or any(ended.outcome is None for ended in group.ended.values()):
+        return Follows(group, [])
+    return _settled(group, weights, complete=True)
+
+
+def _settled(group: Group, weights: RewardWeights, *, complete: bool) -> Follows:
+    ended = [group.ended[name] for name in sorted(group.ended)]
+    kept, dropped = _valued(ended, weights)
+    settled = GroupSettled(
+        group_id=group.group_id,
+        trajectories=tuple(one.event_id for one in ended),
+        complete=complete,
+        advantages=tuple(kept),
+        dropped=tuple(dropped),
+    )
+    steps = frozenset((step.turn_id, step.sample_id) for one in ended for step in one.steps)
+    over = Group(group.group_id, group.first_at_ms, settled=True, heard=frozenset(settled.trajectories), steps=steps)
+    return Follows(over, [settled])
+
+
+def _valued(ended: Iterable[TrajectoryEnded], weights: RewardWeights) -> tuple[list[StepAdvantage], list[StepDropped]]:
+    buckets: dict[int, list[tuple[TrajectoryStep, str, float]]] = {}
+    dropped: list[StepDropped] = []
+    for one in ended:
+        for step in one.steps:
+            reward = reward_of(step, one.outcome, weights)
+            if step.sample_id is None:
+                dropped.append(_dropped(step, StepDropReason.NO_SAMPLE))
+            elif reward is None:
+                dropped.append(_dropped(step, StepDropReason.NO_REWARD))
+            else:
+                buckets.setdefault(step.step_index, []).append((step, step.sample_id, reward))
+    kept: list[StepAdvantage] = []
+    for index, bucket in sorted(buckets.items()):
+        advantages = advantages_of([reward for _, _, reward in bucket])
+        if advantages is None:
+            dropped += [_dropped(step, StepDropReason.CONSTANT) for step, _, _ in bucket]
+            continue
+        kept += [
+            StepAdvantage(
+                turn_id=step.turn_id, sample_id=sample_id, step_index=index, reward=reward, advantage=advantage
+            )
+            for (step, sample_id, reward), advantage in zip(bucket, advantages, strict=True)
+        ]
+    return kept, dropped
+
+
+def _late(group: Group, event: TrajectoryEnded) -> Follows:
+    if event.event_id in group.heard:
+        return Follows(group, [])
+    new = [step for step in event.steps if (step.turn_id, step.sample_id) not in group.steps]
+    late = TrajectoryLate(
+        group_id=event.group_id,
+        trajectory=event.event_id,
+        session_id=event.session_id,
+        dropped=tuple(_dropped(step, StepDropReason.LATE) for step in new),
+    )
+    steps = group.steps | {(step.turn_id, step.sample_id) for step in new}
+    return Follows(group._replace(heard=group.heard | {event.event_id}, steps=steps), [late])
+
+
+def _dropped(step: TrajectoryStep, reason: StepDropReason) -> StepDropped:
+    return StepDropped(turn_id=step.turn_id, sample_id=step.sample_id, step_index=step.step_index, reason=reason)

@@ -1,0 +1,37 @@
+"""The two folds of the groups stage: samples -> trajectories that ended, and those -> advantages.
+
+The one rule: what the log says ends a wait, a record or its own clock; never this machine's.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from clawstream.events import RewardWeights
+from clawstream.groups.settling import Group, observe, wait
+from clawstream.groups.trajectories import Attempts
+from clawstream.groups.trajectories import observe as observe_session
+from clawstream.stream.stage import DAY_MS, Record, Stage, Step
+
+GROUPS_TOPIC = "clawstream.groups.v1"
+READS = ("clawstream.exchanges.v1", "clawstream.turns.v1", "clawstream.samples.v1", "clawstream.feedback.v1")
+
+
+def groups_stages(weights: RewardWeights, *, wait_s: float, retain_ms: int = DAY_MS) -> Sequence[Stage[Any, Any]]:
+    """Return the fold by session and the fold by group, each with a consumer group of its own.
+
+    A session is known until it was silent for `retain_ms`, and a group for a day longer, so that it is not begun anew.
+    """
+
+    def by_session(attempts: Attempts | None, record: Record) -> Step[Attempts, None]:
+        return Step(*observe_session(attempts, record.event))
+
+    def by_group(group: Group | None, record: Record) -> Step[Group, None]:
+        return Step(*observe(group, record.event, record.timestamp_ms, weights))
+
+    def tick(group: Group, now_ms: int) -> Step[Group, None]:
+        return Step(*wait(group, now_ms, wait_s))
+
+    return (
+        Stage(name="trajectories", reads=READS, step=by_session, retain_ms=retain_ms),
+        Stage(name="groups", reads=(GROUPS_TOPIC,), step=by_group, tick=tick, retain_ms=retain_ms + DAY_MS),
+    )

@@ -1,0 +1,210 @@
+"""When an attempt has ended, and what is known of its steps then: facts from four topics, in any order. Pure.
+
+The one rule: an attempt ends where the session is said to be settled, and each of its turns that judges were to see has
+a sample or a refusal by then. What becomes known later makes a newer revision.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
+
+from clawstream.errors import UnusableEvent
+from clawstream.events import (
+    NOBODY,
+    Event,
+    ExchangeCompleted,
+    ExchangeFailed,
+    FeedbackGiven,
+    FeedbackSource,
+    SampleAssembled,
+    SampleRefused,
+    TrajectoryEnded,
+    TrajectoryStep,
+    TurnPaired,
+    TurnsSettled,
+    TurnType,
+)
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class Placed(NamedTuple):
+    """A main answer, and what its client said of it."""
+
+    group_id: str | None
+    group_size: int | None
+    step_index: int | None
+    request_sha256: str
+
+
+class Sampled(NamedTuple):
+    """The sample of a turn that holds; the order is that in which revisions come to be."""
+
+    judged: bool
+    revision: int
+    num_feedback: int
+    judge: str  # of two judges' samples one counts, whichever was read first
+    prompt_version: str
+    sample_id: str
+    judge_reward: int | None
+    person_reward: float | None
+    heuristic_reward: float | None
+
+
+class Attempts(NamedTuple):
+    """All that is known of a session."""
+
+    exchanges: Mapping[str, Placed | None] = MappingProxyType({})  # in topic order; None: no main answer
+    paired: frozenset[str] = frozenset()  # turns
+    marks: Mapping[str, bool] = MappingProxyType({})  # exchanges that it was settled after; True: it was done
+    samples: Mapping[str, Sampled] = MappingProxyType({})  # by turn
+    refused: frozenset[str] = frozenset()  # turns
+    outcomes: Mapping[str, float] = MappingProxyType({})  # by turn, the newest last
+    facts: Mapping[str, frozenset[str]] = MappingProxyType({})  # of a turn: ids of samples, refusals and scores
+    said: Mapping[str, str] = MappingProxyType({})  # ids of the newest TrajectoryEnded, by trajectory
+
+
+class Follows(NamedTuple):
+    """The session after a record, and what to write."""
+
+    attempts: Attempts
+    events: list[Event]
+
+
+def observe(attempts: Attempts | None, event: Event) -> Follows:
+    """Return what follows from one more record of a session; raises UnusableEvent for a score that is none."""
+    before = attempts or Attempts()
+    after = _learn(before, event)
+    if after is before:
+        return Follows(before, [])
+    found = [ended for ended in _ended(after, event.key) if after.said.get(ended.trajectory_id) != ended.event_id]
+    said = {ended.trajectory_id: ended.event_id for ended in found}
+    return Follows(after._replace(said=MappingProxyType({**after.said, **said})) if said else after, [*found])
+
+
+def _learn(attempts: Attempts, event: Event) -> Attempts:
+    match event:
+        case ExchangeCompleted() | ExchangeFailed():
+            exchanges = _with(attempts.exchanges, event.exchange_id, _placed(event))
+            return attempts._replace(exchanges=exchanges) if exchanges is not attempts.exchanges else attempts
+        case TurnPaired() if event.turn_id not in attempts.paired:
+            return attempts._replace(paired=attempts.paired | {event.turn_id})
+        case TurnsSettled() if attempts.marks.get(event.after_exchange_id) not in (True, event.done):
+            return attempts._replace(marks=MappingProxyType({**attempts.marks, event.after_exchange_id: event.done}))
+        case SampleAssembled() if event.group_id is not None:
+            return _learn_sample(attempts, event)
+        case SampleRefused() if event.turn_id is not None:
+            after = _noted(attempts, event.turn_id, event.event_id)
+            return after if after is attempts else after._replace(refused=after.refused | {event.turn_id})
+        case FeedbackGiven() if event.source is FeedbackSource.ENVIRONMENT and event.score is not None:
+            return _learn_outcome(attempts, event.turn_id, event.feedback_id, event.score)
+    return attempts
+
+
+def _placed(event: ExchangeCompleted | ExchangeFailed) -> Placed | None:
+    if isinstance(event, ExchangeFailed) or event.turn_type is TurnType.SIDE:
+        return None
+    return Placed(event.group_id, event.group_size, event.step_index, event.request_sha256)
+
+
+def _learn_sample(attempts: Attempts, event: SampleAssembled) -> Attempts:
+    sampled = Sampled(
+        event.judge != NOBODY, event.revision, event.num_feedback or 0, event.judge, event.prompt_version,
+        event.sample_id, event.reward, event.person_reward, event.heuristic_reward,
+    )  # fmt: skip
+    after = _noted(attempts, event.turn_id, event.sample_id)
+    known = attempts.samples.get(event.turn_id)
+    if known is not None and known[:6] >= sampled[:6]:
+        return after
+    return after._replace(samples=MappingProxyType({**after.samples, event.turn_id: sampled}))
+
+
+def _learn_outcome(attempts: Attempts, turn_id: str, feedback_id: str, score: float) -> Attempts:
+    if not (isfinite(score) and abs(score) <= 1):
+        raise UnusableEvent(f"feedback {feedback_id}: its score is {score}, expected -1 to 1; it is set aside")
+    after = _noted(attempts, turn_id, feedback_id)
+    if after is attempts:
+        return attempts
+    older = {id_: outcome for id_, outcome in attempts.outcomes.items() if id_ != turn_id}
+    return after._replace(outcomes=MappingProxyType({**older, turn_id: score}))
+
+
+def _noted(attempts: Attempts, turn_id: str, fact: str) -> Attempts:
+    known = attempts.facts.get(turn_id, frozenset())
+    if fact in known:
+        return attempts
+    return attempts._replace(facts=MappingProxyType({**attempts.facts, turn_id: known | {fact}}))
+
+
+def _ended(attempts: Attempts, session_id: str) -> Iterator[TrajectoryEnded]:
+    for life in _lives(attempts):
+        groups: dict[str, dict[str, Placed]] = {}
+        for turn_id, placed in life.items():
+            if placed.group_id is not None:
+                groups.setdefault(placed.group_id, {})[turn_id] = placed
+        for group_id, turns in groups.items():
+            if all(_is_concluded(attempts, turn_id) for turn_id in turns):
+                yield _trajectory(attempts, session_id, group_id, turns, _indices(life))
+
+
+def _lives(attempts: Attempts) -> Iterator[dict[str, Placed]]:
+    """Yield the main answers of each life of the session, as far as it is settled; a life ends when it is done."""
+    order = list(attempts.exchanges)
+    places = {exchange_id: place for place, exchange_id in enumerate(order)}
+    ends = sorted((places[id_], done) for id_, done in attempts.marks.items() if id_ in places)
+    start = 0
+    for number, (place, done) in enumerate(ends):
+        if done or number == len(ends) - 1:
+            here = {id_: attempts.exchanges[id_] for id_ in order[start : place + 1]}
+            yield {id_: placed for id_, placed in here.items() if placed is not None}
+            start = place + 1
+
+
+def _is_concluded(attempts: Attempts, turn_id: str) -> bool:
+    """Return whether nothing is to come but further feedback."""
+    awaited = turn_id in attempts.paired or turn_id in attempts.outcomes
+    return not awaited or turn_id in attempts.samples or turn_id in attempts.refused
+
+
+def _indices(life: Mapping[str, Placed]) -> Mapping[str, int]:
+    """Return each answer's number in the session, a request that was asked again counting once."""
+    found: dict[str, int] = {}
+    before: set[str] = set()
+    for turn_id, placed in life.items():
+        found[turn_id] = len(before - {placed.request_sha256})
+        before.add(placed.request_sha256)
+    return found
+
+
+def _trajectory(
+    attempts: Attempts, session_id: str, group_id: str, turns: Mapping[str, Placed], numbers: Mapping[str, int]
+) -> TrajectoryEnded:
+    sizes = [placed.group_size for placed in turns.values() if placed.group_size is not None]
+    outcomes = [score for turn_id, score in attempts.outcomes.items() if turn_id in turns]
+    return TrajectoryEnded(
+        group_id=group_id,
+        session_id=session_id,
+        trajectory_id=next(iter(turns)),
+        revision=len(turns) + sum(len(attempts.facts.get(turn_id, ())) for turn_id in turns),
+        group_size=max(sizes, default=None),
+        outcome=outcomes[-1] if outcomes else None,
+        steps=tuple(_step(attempts, turn_id, placed, numbers[turn_id]) for turn_id, placed in turns.items()),
+    )
+
+
+def _step(attempts: Attempts, turn_id: str, placed: Placed, number: int) -> TrajectoryStep:
+    sampled = attempts.samples.get(turn_id)
+    return TrajectoryStep(
+        turn_id=turn_id,
+        step_index=number if placed.step_index is None else placed.step_index,
+        sample_id=None if sampled is None else sampled.sample_id,
+        judge_reward=None if sampled is None else sampled.judge_reward,
+        person_reward=None if sampled is None else sampled.person_reward,
+        heuristic_reward=None if sampled is None else sampled.heuristic_reward,
+    )
+
+
+def _with(known: Mapping[_K, _V], key: _K, value: _V) -> Mapping[_K, _V]:
+    return known if key in known else MappingProxyType({**known, key: value})

@@ -1,0 +1,97 @@
+"""The groups stage under the real runner: it waits by the log's clock, and is the same after a restart."""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from clawstream.config import JudgeSettings, TurnsSettings
+from clawstream.events import Event, GroupSettled, GroupWaited, RewardWeights, TrajectoryEnded, TrajectoryLate
+from clawstream.groups.stage import GROUPS_TOPIC, groups_stages
+from clawstream.judging.stage import judging_stage
+from clawstream.samples.joining import Rules
+from clawstream.samples.stage import samples_stage
+from clawstream.stream.log import Outgoing
+from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.stage import Stage
+from clawstream.turns.stage import turns_stage
+from tests.flow import Oracle
+from tests.groups.attempts import attempt
+from tests.groups.test_settling import ended, step
+from tests.groups.test_trajectories import mingled
+from tests.samples.test_flow import GOOD
+from tests.sessions import Letters
+from tests.stream import toys
+
+E = TypeVar("E", bound=Event)
+ONE, TWO = (ended(name, [step(f"{name}0", 0, judge)]) for name, judge in (("a", 1), ("b", -1)))
+
+
+async def write(log: MemoryLog, events: Sequence[Event]) -> None:
+    await log.write([Outgoing(event) for event in events])
+
+
+async def of(log: MemoryLog, kind: type[E]) -> list[E]:
+    return [record.event for record in await toys.read(log, GROUPS_TOPIC) if isinstance(record.event, kind)]
+
+
+async def until_said(log: MemoryLog, kind: type[Event]) -> None:
+    async def said() -> bool:
+        return bool(await of(log, kind))
+
+    await toys.until(said)
+
+
+async def test_a_group_that_is_not_whole_is_settled_when_the_wait_is_over_and_stays_so_after_a_restart() -> None:
+    log = MemoryLog(MemoryBroker(partitions=2))
+    _, by_group = groups_stages(RewardWeights(), wait_s=0.1)
+    await write(log, [ONE])
+    async with toys.running(by_group, log):
+        await until_said(log, GroupSettled)
+        await toys.settled(log, by_group.name)
+    await write(log, [TWO])
+    async with toys.running(by_group, log):
+        await until_said(log, TrajectoryLate)
+        await toys.settled(log, by_group.name)
+    [settled] = await of(log, GroupSettled)
+    assert (settled.complete, settled.trajectories) == (False, (ONE.event_id,))
+    assert len(await of(log, GroupWaited)) == 1
+
+
+async def test_a_wait_goes_on_over_a_restart() -> None:
+    log = MemoryLog(MemoryBroker(partitions=2))
+    _, patient = groups_stages(RewardWeights(), wait_s=3600.0)
+    await write(log, [ONE])
+    async with toys.running(patient, log):
+        await toys.settled(log, patient.name)
+    assert await of(log, GroupSettled) == []
+    await write(log, [TWO])
+    async with toys.running(patient, log):
+        await until_said(log, GroupSettled)
+    [settled] = await of(log, GroupSettled)
+    assert settled.complete
+
+
+async def test_sessions_of_two_partitions_meet_in_their_group_through_all_stages() -> None:
+    log = MemoryLog(MemoryBroker(partitions=3))
+    stages: list[Stage[Any, Any]] = [
+        turns_stage(TurnsSettings()),
+        judging_stage(JudgeSettings(votes=3), Oracle(GOOD), now_ms=lambda: 0),
+        samples_stage(Rules(Letters())),
+        *groups_stages(RewardWeights(), wait_s=3600.0),
+    ]
+    sessions = [
+        attempt(None, None, None, session_id=name, outcome=score) for name, score in (("ann", 1.0), ("ben", -1.0))
+    ]
+    async with AsyncExitStack() as stack:
+        for stage in stages:
+            await stack.enter_async_context(toys.running(stage, log))
+        await write(log, mingled(*sessions))
+        await until_said(log, GroupSettled)
+    [settled] = await of(log, GroupSettled)
+    assert settled.complete
+    assert [(kept.step_index, kept.advantage) for kept in settled.advantages if kept.advantage > 0] == [
+        (0, 1.0),
+        (1, 1.0),
+        (2, 1.0),
+    ]
+    assert len(await of(log, TrajectoryEnded)) >= 2
