@@ -239,6 +239,10 @@ class RewardsSettings(Section):
         description="feedback counts so long after the last word of an answer's session, which is kept in memory and "
         "read again by a samples stage that starts",
     )
+    heuristic_function: str | None = Field(
+        None,
+        description="an entry point of the group clawstream.heuristics that scores finished turns; none: none does",
+    )
 
     @property
     def weights(self) -> dict[str, float]:

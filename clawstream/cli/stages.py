@@ -20,7 +20,7 @@ _PANEL = "One stage a process"
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in (engine, gateway, turns, judging, samples, groups, train, weights, project, monitor):
+    for command in (engine, gateway, turns, judging, heuristics, samples, groups, train, weights, project, monitor):
         app.command(command.__name__, rich_help_panel=_PANEL)(command)
 
 
@@ -81,6 +81,18 @@ def judging(context: typer.Context) -> None:
             await run(judging_stage(settings.judge, judge), log, stop=stop, instance_id=_instance(settings, "judging"))
 
     _with_log(settings, "judging", main)
+
+
+def heuristics(context: typer.Context) -> None:
+    """Have a function of yours score finished turns: turns -> feedback."""
+    settings = _settings(context, "heuristics")
+    from clawstream.judging.heuristics_stage import heuristic_named, heuristics_stage
+
+    if settings.rewards.heuristic_function is None:
+        raise ConfigError(
+            "rewards.heuristic_function is not set: name an entry point of the group clawstream.heuristics"
+        )
+    _run_stage(settings, heuristics_stage(heuristic_named(settings.rewards.heuristic_function)))
 
 
 def samples(context: typer.Context) -> None:

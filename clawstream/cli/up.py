@@ -26,6 +26,10 @@ def up(
     settings = context.obj.settings()
     log_to_stderr("up", level=30)
     console = Console(stderr=True)
+    if settings.rewards.heuristic_function is not None:
+        from clawstream.judging.heuristics_stage import heuristic_named
+
+        heuristic_named(settings.rewards.heuristic_function)
     named_file = context.obj.config
     named = model or settings.engine.model_path
     model_path = _tiny_policy(settings, console) if named is None else checked_model(named)

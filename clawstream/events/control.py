@@ -56,6 +56,7 @@ class ReplayStarted(ReplayEvent):
     reward_weights: RewardWeights | None = None  # None: it began when feedback did not count yet
     hint_quorum: int | None = None  # None: it began when any vote's hint counted
     teacher: str | None = None  # the engine whose recorded scores weigh hints; None: the trainer's own do
+    heuristic_function: str | None = None  # that scores turns beside what is on the log; None: none does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 Listening = TypeVar("Listening", GatewaySettings, MonitorSettings)
 Server = EmbeddedKafka | EmbeddedPostgres
-STAGES = ("turns", "judging", "samples", "groups", "train", "weights", "project", "monitor")
+STAGES = ("turns", "judging", "heuristics", "samples", "groups", "train", "weights", "project", "monitor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,13 @@ async def installation(
 
 def _elsewhere(settings: Settings) -> set[str]:
     """Return the stages that do not run here."""
-    unjudged = {"judging"} if settings.judge.url is None else set()
-    ungrouped = {"groups"} if settings.training.method != "stepwise" else set()
-    return unjudged | ungrouped | ({"train"} if settings.weights.url is not None else set())
+    absent = {
+        "judging": settings.judge.url is None,
+        "heuristics": settings.rewards.heuristic_function is None,
+        "groups": settings.training.method != "stepwise",
+        "train": settings.weights.url is not None,
+    }
+    return {stage for stage, is_absent in absent.items() if is_absent}
 
 
 async def _watch(embedded: Sequence[Server], supervisor: Supervisor) -> None:

@@ -21,7 +21,14 @@ from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.stage import Record
 
 VERDICTS_TOPIC = "clawstream.verdicts.v1"
-STAGES = ("turns", "judging", "samples", "project", GROUP)  # each a group of its own name; the trainer reads without
+STAGES = (
+    "turns",
+    "judging",
+    "heuristics",
+    "samples",
+    "project",
+    GROUP,
+)  # each a group of its own name; the trainer reads without
 NUM_VERDICTS = 5
 LOG_WITHIN_S = 20.0
 MONITOR_WITHIN_S = 3.0

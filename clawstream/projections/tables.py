@@ -387,6 +387,7 @@ replays = _facts(
     _may("reward_weights", JSONB),
     _may("hint_quorum", BigInteger),
     _may("teacher", Text),
+    _may("heuristic_function", Text),
 )
 
 replay_ends = _facts(

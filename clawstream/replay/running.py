@@ -86,6 +86,7 @@ async def begin(
         reward_weights=RewardWeights(**rewards.weights),
         hint_quorum=judge.needed_for_a_hint,
         teacher=teacher,
+        heuristic_function=rewards.heuristic_function,
     )
     await log.append([started])
     return started, None

@@ -6,6 +6,7 @@ from typing import Any
 from clawstream.config import JudgeSettings, Settings, TurnsSettings
 from clawstream.events import ReplayStarted, RewardWeights, VotesFrom
 from clawstream.inference.continuing import Renderer
+from clawstream.judging.heuristics_stage import heuristic_named, heuristics_stage
 from clawstream.judging.stage import Judge, aggregation, judging_stage
 from clawstream.samples.joining import Asks, Rules
 from clawstream.samples.stage import samples_stage
@@ -27,16 +28,17 @@ def hosted(
     section = judge_settings(settings.judge, started)
     asks = None if started.teacher is None else Asks(started.teacher, waits=False)
     rules = Rules(renderer, started.off_distribution, started.reward_weights or RewardWeights(), asks=asks)
+    scored_by = [] if started.heuristic_function is None else [heuristic_named(started.heuristic_function)]
     asking = None
     if started.votes_from is VotesFrom.NEW:
         assert judge is not None, f"replay {started.replay} asks a judge, and there is none"
         asking = judging_stage(section, judge)
 
     def stages() -> Sequence[Stage[Any, Any]]:
-        turns = turns_stage(TurnsSettings())
+        turns: list[Stage[Any, Any]] = [turns_stage(TurnsSettings()), *map(heuristics_stage, scored_by)]
         if asking is not None:
-            return (turns, asking, samples_stage(rules))
+            return (*turns, asking, samples_stage(rules))
         # A judge may have voted long after another was done with the session.
-        return (turns, aggregation(section, started.judge), samples_stage(rules, forgets=False))
+        return (*turns, aggregation(section, started.judge), samples_stage(rules, forgets=False))
 
     return stages, asking

@@ -20,7 +20,7 @@ from clawstream.events import EVENTS, Event
 DLQ_SUFFIX = ".dlq"
 SCHEMAS_TOPIC = "clawstream.schemas.v1"
 FOR_EVER_MS = -1
-REPLAYED = ("turns", "votes", "verdicts", "hints", "samples")  # what a replay has topics of its own for
+REPLAYED = ("turns", "votes", "verdicts", "hints", "feedback", "samples")  # what a replay has topics of its own for
 
 _REPLAY = re.compile(r"^clawstream\.replay\.[^.]+\.")
 

@@ -59,7 +59,7 @@ UPCASTERS: Upcasters = MappingProxyType(
         (PolicyPublished, 1): unsaid("adapter"),
         (ReplayEnded, 1): unsaid("num_votes_cast"),
         (ReplayStarted, 1): unsaid("off_distribution"),
-        (ReplayStarted, 2): unsaid("reward_weights", "hint_quorum", "teacher"),
+        (ReplayStarted, 2): unsaid("reward_weights", "hint_quorum", "teacher", "heuristic_function"),
         (SampleAssembled, 1): unsaid("sampling"),
         (SampleAssembled, 2): _rewarded_by_the_judge,
         (StepTaken, 1): unsaid("entropy_nats", "behaviour_kl_nats", "mean_response_tokens", "weights_changed_share"),

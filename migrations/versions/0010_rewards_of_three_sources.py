@@ -24,6 +24,7 @@ def upgrade() -> None:
     op.add_column("batches", sa.Column("advantages", ARRAY(sa.Double)))
     op.add_column("replays", sa.Column("reward_weights", JSONB))
     op.add_column("replays", sa.Column("hint_quorum", sa.BigInteger))
+    op.add_column("replays", sa.Column("heuristic_function", sa.Text))
     cursor = op.get_bind().connection.cursor()
     for name in ("0010_views.sql", "0010_groups.sql"):
         cursor.execute((Path(__file__).parent / name).read_text())

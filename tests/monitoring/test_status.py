@@ -118,7 +118,14 @@ async def test_the_log_says_how_the_policy_fares_and_what_was_judged_last(
     assert found.samples_waiting == 3
     assert found.oldest_waiting_at_ms is not None
     assert [one.turn_id for one in found.last_verdicts] == ["t-6", "t-5", "t-4", "t-3", "t-2"]
-    assert found.lag_records == {"turns": None, "judging": None, "samples": None, "project": None, "monitor": None}
+    assert found.lag_records == {
+        "turns": None,
+        "judging": None,
+        "heuristics": None,
+        "samples": None,
+        "project": None,
+        "monitor": None,
+    }
 
 
 def test_refused_samples_are_counted_by_their_reasons(tmp_path: Path) -> None:

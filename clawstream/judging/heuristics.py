@@ -1,0 +1,132 @@
+"""What a function of the user's own makes of a finished turn. Pure, as far as that function is.
+
+The one rule: a turn is scored by the record that completes it, once its pairing and the request that shows it are both
+known; what is known of one turn says nothing of another. A function that breaks, or says what is no score, has that
+record set aside: it never counts as a 0.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+from types import MappingProxyType
+from typing import NamedTuple
+
+from clawstream.errors import UnusableEvent
+from clawstream.events import (
+    Event,
+    ExchangeCompleted,
+    ExchangeFailed,
+    FeedbackGiven,
+    FeedbackSource,
+    RequestDelta,
+    TurnPaired,
+    TurnsSettled,
+    derived_id,
+)
+from clawstream.events.conversation import Message, ToolCall, parse, role_of, tool_calls_of
+from clawstream.events.history import rebuild
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A finished turn; messages are as the client sent them, in OpenAI's form."""
+
+    messages: tuple[Message, ...]  # what the answer was given to, the oldest first
+    answer: Message
+    tool_calls: tuple[ToolCall, ...]  # of the answer
+    next_state: tuple[Message, ...]  # what followed: a reply of the user, or the results of the calls; not empty
+
+
+class Heuristic(NamedTuple):
+    """A function from a turn to -1 to 1, or None where it has no opinion; its name stands for it on the log."""
+
+    name: str
+    score: Callable[[Turn], float | None]
+
+
+class Shown(NamedTuple):
+    """A request, without its tokens."""
+
+    delta: RequestDelta
+    at_ms: int
+
+
+class Watched(NamedTuple):
+    """What is known of a session."""
+
+    requests: Mapping[str, Shown] = MappingProxyType({})  # the newest last
+    waiting: Mapping[str, TurnPaired] = MappingProxyType({})  # for the request that shows them
+
+
+class Follows(NamedTuple):
+    """The session after a record, and what to write."""
+
+    session: Watched | None
+    events: list[Event]
+
+
+def observe(session: Watched | None, event: Event, heuristic: Heuristic) -> Follows:
+    """Return what follows from one more record of a session. Raises UnusableEvent where the function is at fault."""
+    known = session or Watched()
+    match event:
+        case ExchangeCompleted() | ExchangeFailed():
+            shown = Shown(replace(event.request, kept_tokens=0, token_ids=()), event.received_at_ms)
+            known = known._replace(requests=MappingProxyType({**known.requests, event.exchange_id: shown}))
+        case TurnPaired():
+            known = known._replace(waiting=MappingProxyType({**known.waiting, event.turn_id: event}))
+        case TurnsSettled() if event.done and not known.waiting and event.after_exchange_id == _newest(known):
+            return Follows(None, [])  # what comes next is a session of its own, and whole
+        case _:
+            return Follows(session, [])
+    due = [turn for turn in known.waiting.values() if turn.next_exchange_id in known.requests]
+    given = [_given(turn, known.requests, heuristic) for turn in due]
+    left = {turn_id: turn for turn_id, turn in known.waiting.items() if turn not in due}
+    return Follows(known._replace(waiting=MappingProxyType(left)), [one for one in given if one is not None])
+
+
+def _newest(session: Watched) -> str | None:
+    return next(reversed(list(session.requests)), None)
+
+
+def _given(turn: TurnPaired, requests: Mapping[str, Shown], heuristic: Heuristic) -> FeedbackGiven | None:
+    request = rebuild(turn.next_exchange_id, {id_: shown.delta for id_, shown in requests.items()})
+    messages = copy.deepcopy(tuple(map(parse, request.messages)))  # what `parse` returns is shared
+    score = _score(heuristic, turn.turn_id, _turn(turn, messages))
+    if score is None:
+        return None
+    return FeedbackGiven(
+        session_id=turn.session_id,
+        feedback_id=derived_id("Heuristic", heuristic.name, turn.turn_id),
+        turn_id=turn.turn_id,
+        key_name=None,
+        source=FeedbackSource.HEURISTIC,
+        score=score,
+        text=heuristic.name,
+        given_at_ms=requests[turn.next_exchange_id].at_ms,
+    )
+
+
+def _turn(turn: TurnPaired, messages: tuple[Message, ...]) -> Turn:
+    echo = max(index for index in range(turn.next_state[0]) if role_of(messages[index]) == "assistant")
+    return Turn(
+        messages=messages[:echo],
+        answer=messages[echo],
+        tool_calls=tool_calls_of(messages[echo]),
+        next_state=tuple(messages[index] for index in turn.next_state),
+    )
+
+
+def _score(heuristic: Heuristic, turn_id: str, turn: Turn) -> float | None:
+    after = "Its record is set aside; mend the function, restart the stage, and `clawstream dlq replay` it"
+    try:
+        said: object = heuristic.score(turn)
+    except Exception as error:  # whatever somebody else's function raises
+        raise UnusableEvent(f"heuristic {heuristic.name}, turn {turn_id}: it raised {error!r}. {after}") from error
+    if said is None:
+        return None
+    if isinstance(said, bool) or not isinstance(said, int | float) or not (isfinite(said) and abs(said) <= 1):
+        raise UnusableEvent(
+            f"heuristic {heuristic.name}, turn {turn_id}: it returned {said!r}, expected -1 to 1 or None. {after}"
+        )
+    return float(said)
