@@ -87,12 +87,14 @@ def heuristics(context: typer.Context) -> None:
     """Have a function of yours score finished turns: turns -> feedback."""
     settings = _settings(context, "heuristics")
     from clawstream.judging.heuristics_stage import heuristic_named, heuristics_stage
+    from clawstream.stream.stage import DAY_MS
 
     if settings.rewards.heuristic_function is None:
         raise ConfigError(
             "rewards.heuristic_function is not set: name an entry point of the group clawstream.heuristics"
         )
-    _run_stage(settings, heuristics_stage(heuristic_named(settings.rewards.heuristic_function)))
+    heuristic = heuristic_named(settings.rewards.heuristic_function)
+    _run_stage(settings, heuristics_stage(heuristic, heard_ms=round(settings.rewards.heard_for_days * DAY_MS)))
 
 
 def samples(context: typer.Context) -> None:

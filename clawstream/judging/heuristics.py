@@ -1,14 +1,13 @@
 """What a function of the user's own makes of a finished turn. Pure, as far as that function is.
 
-The one rule: a turn is scored by the record that completes it, once its pairing and the request that shows it are both
-known; what is known of one turn says nothing of another. A function that breaks, or says what is no score, has that
-record set aside: it never counts as a 0.
+The one rule: a turn is due at the record that completes it, once its pairing and the request that shows it are both
+known, and what a function makes of it changes nothing that is known: where it breaks, or says what is no score, that
+turn has none, never a 0, and the others theirs.
 """
 
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import isfinite
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -59,15 +58,23 @@ class Watched(NamedTuple):
     waiting: Mapping[str, TurnPaired] = MappingProxyType({})  # for the request that shows them
 
 
+class Due(NamedTuple):
+    """A turn to be scored."""
+
+    paired: TurnPaired
+    messages: tuple[bytes, ...]  # of the request that shows it
+    at_ms: int  # when that came
+
+
 class Follows(NamedTuple):
-    """The session after a record, and what to write."""
+    """The session after a record, and which turns it completes."""
 
     session: Watched | None
-    events: list[Event]
+    due: list[Due]
 
 
-def observe(session: Watched | None, event: Event, heuristic: Heuristic) -> Follows:
-    """Return what follows from one more record of a session. Raises UnusableEvent where the function is at fault."""
+def observe(session: Watched | None, event: Event) -> Follows:
+    """Return what follows from one more record of a session. Raises UnusableExchange where a request can't be made."""
     known = session or Watched()
     match event:
         case ExchangeCompleted() | ExchangeFailed():
@@ -79,19 +86,25 @@ def observe(session: Watched | None, event: Event, heuristic: Heuristic) -> Foll
             return Follows(None, [])  # what comes next is a session of its own, and whole
         case _:
             return Follows(session, [])
-    due = [turn for turn in known.waiting.values() if turn.next_exchange_id in known.requests]
-    given = [_given(turn, known.requests, heuristic) for turn in due]
-    left = {turn_id: turn for turn_id, turn in known.waiting.items() if turn not in due}
-    return Follows(known._replace(waiting=MappingProxyType(left)), [one for one in given if one is not None])
+    complete = [turn for turn in known.waiting.values() if turn.next_exchange_id in known.requests]
+    left = {turn_id: turn for turn_id, turn in known.waiting.items() if turn not in complete}
+    due = [_due(turn, known.requests) for turn in complete]
+    return Follows(known._replace(waiting=MappingProxyType(left)), due)
 
 
 def _newest(session: Watched) -> str | None:
     return next(reversed(list(session.requests)), None)
 
 
-def _given(turn: TurnPaired, requests: Mapping[str, Shown], heuristic: Heuristic) -> FeedbackGiven | None:
+def _due(turn: TurnPaired, requests: Mapping[str, Shown]) -> Due:
     request = rebuild(turn.next_exchange_id, {id_: shown.delta for id_, shown in requests.items()})
-    messages = copy.deepcopy(tuple(map(parse, request.messages)))  # what `parse` returns is shared
+    return Due(turn, tuple(request.messages), requests[turn.next_exchange_id].at_ms)
+
+
+def feedback(due: Due, heuristic: Heuristic) -> FeedbackGiven | None:
+    """Return what `heuristic` makes of a turn; None: it has no opinion. Raises UnusableEvent where it is at fault."""
+    turn = due.paired
+    messages = copy.deepcopy(tuple(map(parse, due.messages)))  # what `parse` returns is shared
     score = _score(heuristic, turn.turn_id, _turn(turn, messages))
     if score is None:
         return None
@@ -103,7 +116,7 @@ def _given(turn: TurnPaired, requests: Mapping[str, Shown], heuristic: Heuristic
         source=FeedbackSource.HEURISTIC,
         score=score,
         text=heuristic.name,
-        given_at_ms=requests[turn.next_exchange_id].at_ms,
+        given_at_ms=due.at_ms,
     )
 
 
@@ -118,14 +131,14 @@ def _turn(turn: TurnPaired, messages: tuple[Message, ...]) -> Turn:
 
 
 def _score(heuristic: Heuristic, turn_id: str, turn: Turn) -> float | None:
-    after = "Its record is set aside; mend the function, restart the stage, and `clawstream dlq replay` it"
+    after = "The record that completes it is set aside; mend the function, restart the stage, and `dlq replay` it"
     try:
         said: object = heuristic.score(turn)
     except Exception as error:  # whatever somebody else's function raises
         raise UnusableEvent(f"heuristic {heuristic.name}, turn {turn_id}: it raised {error!r}. {after}") from error
     if said is None:
         return None
-    if isinstance(said, bool) or not isinstance(said, int | float) or not (isfinite(said) and abs(said) <= 1):
+    if isinstance(said, bool) or not isinstance(said, int | float) or not -1 <= said <= 1:
         raise UnusableEvent(
             f"heuristic {heuristic.name}, turn {turn_id}: it returned {said!r}, expected -1 to 1 or None. {after}"
         )

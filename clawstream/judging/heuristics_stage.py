@@ -4,10 +4,13 @@ The one rule: the function is an entry point of the group `clawstream.heuristics
 knows it by: a function that says something else from now on takes another name.
 """
 
+import time
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 
 from clawstream.errors import ConfigError
-from clawstream.judging.heuristics import Heuristic, Watched, observe
+from clawstream.events import Event
+from clawstream.judging.heuristics import Due, Heuristic, Watched, feedback, observe
 from clawstream.stream.stage import Record, Stage, Step
 
 GROUP = "clawstream.heuristics"
@@ -37,10 +40,31 @@ def heuristic_named(name: str) -> Heuristic:
     return Heuristic(name, score)
 
 
-def heuristics_stage(heuristic: Heuristic) -> Stage[Watched, None]:
-    """Return the stage that has each finished turn scored by `heuristic`."""
+def heuristics_stage(
+    heuristic: Heuristic, *, heard_ms: int, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+) -> Stage[Watched, Due]:
+    """Return the stage that has each finished turn scored by `heuristic`.
+
+    Turns that are older than `heard_ms` have no score: feedback on them would not be heard any more. So the first start
+    on a long log does not score all of it. A turn whose function breaks has the record set aside that completed it.
+    """
+
+    def step(session: Watched | None, record: Record) -> Step[Watched, Due]:
+        known, due = observe(session, record.event)
+        return Step(known, calls=due)
+
+    async def perform(due: Due) -> Sequence[Event]:
+        given = feedback(due, heuristic) if now_ms() - due.at_ms <= heard_ms else None
+        return [] if given is None else [given]
+
+    return Stage(name="heuristics", reads=READS, step=step, perform=perform)
+
+
+def scored_again(heuristic: Heuristic) -> Stage[Watched, None]:
+    """Return the stage as a replay hosts it: every turn is scored, however old."""
 
     def step(session: Watched | None, record: Record) -> Step[Watched, None]:
-        return Step(*observe(session, record.event, heuristic))
+        known, due = observe(session, record.event)
+        return Step(known, [given for one in due if (given := feedback(one, heuristic)) is not None])
 
     return Stage(name="heuristics", reads=READS, step=step)

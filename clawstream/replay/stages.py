@@ -6,7 +6,7 @@ from typing import Any
 from clawstream.config import JudgeSettings, Settings, TurnsSettings
 from clawstream.events import ReplayStarted, RewardWeights, VotesFrom
 from clawstream.inference.continuing import Renderer
-from clawstream.judging.heuristics_stage import heuristic_named, heuristics_stage
+from clawstream.judging.heuristics_stage import heuristic_named, scored_again
 from clawstream.judging.stage import Judge, aggregation, judging_stage
 from clawstream.samples.joining import Asks, Rules
 from clawstream.samples.stage import samples_stage
@@ -35,7 +35,7 @@ def hosted(
         asking = judging_stage(section, judge)
 
     def stages() -> Sequence[Stage[Any, Any]]:
-        turns: list[Stage[Any, Any]] = [turns_stage(TurnsSettings()), *map(heuristics_stage, scored_by)]
+        turns: list[Stage[Any, Any]] = [turns_stage(TurnsSettings()), *map(scored_again, scored_by)]
         if asking is not None:
             return (*turns, asking, samples_stage(rules))
         # A judge may have voted long after another was done with the session.

@@ -10,11 +10,12 @@ from hypothesis import given
 
 from clawstream.errors import ConfigError, UnusableEvent
 from clawstream.events import Event, ExchangeCompleted, FeedbackGiven, FeedbackSource, SampleAssembled, TurnPaired
-from clawstream.judging.heuristics import Heuristic, Turn, Watched, observe
+from clawstream.judging.heuristics import Due, Heuristic, Turn, Watched, feedback, observe
 from clawstream.judging.heuristics_stage import heuristic_named, heuristics_stage
 from clawstream.replay.running import begin
 from clawstream.stream.letters import Reason
 from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.stage import Stage
 from tests.flow import Flow, Worker
 from tests.replay.recorded import SETTINGS, own, said, wanted, work, written
 from tests.samples.test_flow import MOVES, SEEDS, conversation
@@ -37,9 +38,14 @@ def told(
 ) -> tuple[Watched | None, list[Event]]:
     written: list[Event] = []
     for event in events:
-        state, new = observe(state, event, heuristic)
-        written += new
+        state, due = observe(state, event)
+        written += [given for one in due if (given := feedback(one, heuristic)) is not None]
     return state, written
+
+
+def stage(heuristic: Heuristic) -> Stage[Watched, Due]:
+    """Hears of any turn, however old."""
+    return heuristics_stage(heuristic, heard_ms=0, now_ms=lambda: 0)
 
 
 def corrected() -> tuple[ExchangeCompleted, ExchangeCompleted, TurnPaired]:
@@ -89,7 +95,7 @@ def test_any_interleaving_and_any_restart_gives_the_same_feedback_and_one_of_eac
 ) -> None:
     def lived(rng: random.Random | None, restarts: float = 0.0) -> dict[str, Event]:
         flow = Flow()
-        flow.workers.append(Worker(heuristics_stage(LENGTH), flow.log))
+        flow.workers.append(Worker(stage(LENGTH), flow.log))
         return flow.run(conversation(moves), rng, restarts=restarts).first_by_id(FEEDBACK)
 
     calm = lived(None)
@@ -98,14 +104,14 @@ def test_any_interleaving_and_any_restart_gives_the_same_feedback_and_one_of_eac
     assert {event.turn_id for event in calm.values() if isinstance(event, FeedbackGiven)} <= {t.turn_id for t in turns}
     always = Heuristic("always", lambda _: 0.0)
     flow = Flow()
-    flow.workers.append(Worker(heuristics_stage(always), flow.log))
+    flow.workers.append(Worker(stage(always), flow.log))
     scored = flow.run(conversation(moves), random.Random(seed), restarts=0.15).of(FeedbackGiven)
     assert sorted(one.turn_id for one in scored) == sorted(turn.turn_id for turn in turns)
 
 
 def test_a_session_that_is_done_and_scored_leaves_nothing_behind() -> None:
     flow = Flow()
-    worker = Worker(heuristics_stage(LENGTH), flow.log)
+    worker = Worker(stage(LENGTH), flow.log)
     flow.workers.append(worker)
     flow.run(conversation(["ask", "ask", "ask", "done"]))
     assert worker.states == {"s": None}
@@ -120,7 +126,10 @@ def test_what_is_no_score_is_set_aside_and_names_function_and_turn(said: object)
         told(None, [first, second, turn], Heuristic("odd", lambda _: said))  # type: ignore[arg-type, return-value]
 
 
-async def test_a_turn_that_a_function_breaks_on_is_in_the_dead_letter_queue_and_the_next_one_is_scored() -> None:
+@pytest.mark.parametrize("topics", [(EXCHANGES, TURNS), (TURNS, EXCHANGES)])
+async def test_a_turn_that_a_function_breaks_on_is_in_the_dead_letter_queue_and_the_others_are_scored(
+    topics: tuple[str, str],
+) -> None:
     def picky(turn: Turn) -> float:
         if len(turn.messages) == 1:
             raise ZeroDivisionError("no first turns")
@@ -128,22 +137,34 @@ async def test_a_turn_that_a_function_breaks_on_is_in_the_dead_letter_queue_and_
 
     log = MemoryLog(MemoryBroker())
     flow = Flow()
-    flow.run(conversation(["ask", "ask", "ask"]))
-    async with toys.running(heuristics_stage(Heuristic("picky", picky)), log):
-        for topic in (EXCHANGES, TURNS):
+    flow.run(conversation(["ask", "ask", "ask", "ask"]))
+    async with toys.running(stage(Heuristic("picky", picky)), log):
+        for topic in topics:
             await log.append([record.event for record in flow.log.topics[topic]])
             await toys.settled(log, "heuristics")
     turns = flow.log.of(TurnPaired)
     scored = [record.event for record in await toys.read(log, FEEDBACK)]
-    assert [one.turn_id for one in scored if isinstance(one, FeedbackGiven)] == [turns[1].turn_id]
+    assert {one.turn_id for one in scored if isinstance(one, FeedbackGiven)} == {turn.turn_id for turn in turns[1:]}
     [letter] = await letters(log)
-    assert (letter.id.group, letter.id.topic, letter.reason) == ("heuristics", TURNS, Reason.UNUSABLE)
+    assert (letter.id.group, letter.id.topic, letter.reason) == ("heuristics", topics[1], Reason.UNUSABLE)
     assert f"heuristic picky, turn {turns[0].turn_id}: it raised ZeroDivisionError" in letter.error
+
+
+async def test_a_turn_is_not_scored_once_feedback_on_it_would_not_be_heard() -> None:
+    first, second, turn = corrected()
+    state, [] = observe(None, first)
+    _, [due] = observe(observe(state, second).session, turn)
+    heard_ms = 1000
+    for late_ms, num_scored in ((heard_ms, 1), (heard_ms + 1, 0)):
+        now_ms = second.received_at_ms + late_ms
+        scoring = heuristics_stage(LENGTH, heard_ms=heard_ms, now_ms=lambda now_ms=now_ms: now_ms)  # type: ignore[misc]
+        assert scoring.perform is not None
+        assert len(await scoring.perform(due)) == num_scored
 
 
 def test_a_score_is_the_heuristics_part_of_a_samples_reward() -> None:
     flow = Flow()
-    flow.workers.append(Worker(heuristics_stage(Heuristic("half", lambda _: 0.5)), flow.log))
+    flow.workers.append(Worker(stage(Heuristic("half", lambda _: 0.5)), flow.log))
     log = flow.run(conversation(["ask", "ask"]))
     [turn] = log.of(TurnPaired)
     *_, sample = [one for one in log.of(SampleAssembled) if one.turn_id == turn.turn_id]
@@ -196,11 +217,10 @@ def test_a_start_with_a_name_that_nobody_installed_ends_with_exit_code_two(tmp_p
     assert "rewards.heuristic_function is 'bad': 0 installed packages" in ended.stderr
 
 
-@pytest.mark.usefixtures("package")
-async def test_a_replay_has_the_past_scored_by_a_function_and_what_it_said_then_stands() -> None:
+async def test_a_replay_has_the_past_scored_by_a_function_and_what_it_said_then_stands(package: Path) -> None:
     def then(score: float) -> Flow:
         flow = Flow()
-        flow.workers.append(Worker(heuristics_stage(Heuristic("good", lambda _: score)), flow.log))
+        flow.workers.append(Worker(stage(Heuristic("good", lambda _: score)), flow.log))
         return flow
 
     async def again(flow: Flow) -> list[float | None]:
@@ -213,4 +233,7 @@ async def test_a_replay_has_the_past_scored_by_a_function_and_what_it_said_then_
         return [one.heuristic_reward for one in samples if isinstance(one, SampleAssembled)]
 
     assert await again(Flow()) == [1.0, 1.0]
+    (package / "my_rules.py").write_text("def good(turn):\n    return 1.0 if len(turn.messages) > 1 else 1 / 0\n")
+    del sys.modules["my_rules"]
+    assert sorted(await again(Flow()), key=str) == [1.0, None]
     assert await again(then(-0.5)) == [-0.5, -0.5]
