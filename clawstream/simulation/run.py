@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from clawstream.stream.kafka import KafkaLog
 WRONG_SHARE = 0.1  # of the judge's votes
 STUDENTS_AT_ONCE = 8
 BATCH_SAMPLES = 16
-MORE_SESSIONS = 2  # at a time, while a batch is not full: some sessions give no sample that the method learns from
+MORE_SHARE = 0.2  # of the sessions so far, while a batch is not full: some give no sample that the method learns from
 PLANNED_WITHIN_S = 2.0  # of its last sample, else it is not full
 Method = Literal["combined", "binary", "opd", "topk"]
 Tell = Callable[["Progress"], None]
@@ -243,13 +244,13 @@ async def _rounds(target: int, students: Students, watch: Watch, log: KafkaLog) 
     while watch.updates < target:
         planned, num_asked = watch.num_planned, 0
         while watch.num_planned == planned:
-            num_sessions = MORE_SESSIONS if num_asked else enough
+            num_sessions = math.ceil(num_asked * MORE_SHARE) or enough
             await students.hold(num_sessions)
             num_asked += num_sessions
             await _quiet(watch, log)
             await watch.heard(lambda planned=planned: watch.num_planned > planned, within_s=PLANNED_WITHIN_S)  # type: ignore[misc]
         await _quiet(watch, log)
-        enough = max(BATCH_SAMPLES, num_asked - MORE_SESSIONS)
+        enough = max(BATCH_SAMPLES, math.floor(num_asked * (1 - MORE_SHARE)))
 
 
 async def _tick(watch: Watch, students: Students, scores: Sequence[Score], tell: Tell) -> None:
