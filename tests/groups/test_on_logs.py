@@ -94,7 +94,7 @@ async def test_sessions_of_two_partitions_meet_in_their_group_through_all_stages
     stages: list[Stage[Any, Any]] = [
         turns_stage(TurnsSettings()),
         judging_stage(JudgeSettings(votes=3), Oracle(GOOD), now_ms=lambda: 0),
-        samples_stage(Rules(Letters())),
+        samples_stage(Rules(Letters(), grouped=True)),
         *groups_stages(RewardWeights(), wait_s=3600.0),
     ]
     sessions = [
