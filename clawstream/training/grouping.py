@@ -35,9 +35,8 @@ class Groups:
         if event.group_id in self._named:
             return
         self._named[event.group_id] = frozenset(step.sample_id for step in event.advantages)
-        if event.advantages:
-            self._settled[event.group_id] = _Settled(at_ms, event.advantages)
-            self._group_of |= {step.turn_id: event.group_id for step in event.advantages}
+        self._settled[event.group_id] = _Settled(at_ms, event.advantages)
+        self._group_of |= {step.turn_id: event.group_id for step in event.advantages}
 
     def read_past(self, group_ids: Iterable[str]) -> None:
         """What stood on the log when these were settled is read."""

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.config import SamplesSettings, Settings, TrainingSettings
+from clawstream.config import JudgeSettings, SamplesSettings, Settings, TrainingSettings
 from clawstream.errors import ConfigError
 from clawstream.events import (
     BatchPlanned,
@@ -299,6 +299,16 @@ def test_a_baseline_a_teacher_and_hints_alone_are_refused_beside_it() -> None:
         TrainingSettings(method="stepwise", baseline="running", teacher="ema")
     with pytest.raises(ValueError, match="hint_only"):
         Settings(training=TrainingSettings(method="stepwise"), samples=SamplesSettings(off_distribution="hint_only"))
+
+
+def test_a_wait_that_ends_before_judges_or_after_attempts_are_forgotten_is_refused() -> None:
+    judge = JudgeSettings(url="http://127.0.0.1:8000/v1", deadline_s=600)
+    for wait_s, match in ((600, "group_wait_s is 600 and judge.deadline_s 600"), (86_401 * 7, "heard_for_days")):
+        with pytest.raises(ValueError, match=match):
+            Settings(judge=judge, training=TrainingSettings(method="stepwise", group_wait_s=wait_s))
+        Settings(judge=judge, training=TrainingSettings(group_wait_s=wait_s))
+    Settings(judge=judge, training=TrainingSettings(method="stepwise"))
+    Settings(training=TrainingSettings(method="stepwise", group_wait_s=600))
 
 
 GROUP = [tiny.sample(f"g0 s{n}", reward=None, group_id="g0") for n in range(3)]
