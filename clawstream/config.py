@@ -256,7 +256,7 @@ class TrainingSettings(Section):
     batch_samples: int = Field(16, ge=1)
     max_wait_s: float = Field(3600.0, gt=0, description="since the oldest waiting sample; then a smaller batch fires")
     group_wait_s: float = Field(
-        600.0, gt=0, description="after a group's first attempt ended, for the others to end and for outcomes"
+        1800.0, gt=0, description="after a group's first attempt ended, for the others to end and for outcomes"
     )
     max_versions_behind: int | None = Field(None, ge=0, description="older samples are dropped; none: never")
     max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
@@ -476,6 +476,23 @@ class Settings(BaseSettings):
             raise ValueError(
                 "samples.off_distribution = 'hint_only' lets hints count where rewards don't, and training.method = "
                 "'stepwise' has no hints: say 'refuse' or 'gateway_override', or take another method"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_wait_for_judges_and_are_known_meanwhile(self) -> "Settings":
+        wait_s, known_s = self.training.group_wait_s, self.rewards.heard_for_days * 86_400
+        if self.training.method != "stepwise":
+            return self
+        if self.judge.url is not None and wait_s <= self.judge.deadline_s:
+            raise ValueError(
+                f"training.group_wait_s is {wait_s:g} and judge.deadline_s {self.judge.deadline_s:g}: a group would be "
+                "settled while judges may still speak of an attempt. Say a group_wait_s above deadline_s"
+            )
+        if wait_s > known_s:
+            raise ValueError(
+                f"training.group_wait_s is {wait_s:g}, and an attempt is known for rewards.heard_for_days = "
+                f"{known_s:g} s: a group would be forgotten before it is settled. Say a shorter group_wait_s"
             )
         return self
 

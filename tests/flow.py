@@ -215,7 +215,7 @@ class Flow:
         self.log = Log()
         self.judge = judge or Oracle()
         settings = settings or JudgeSettings(votes=3)
-        rules = Rules(renderer or Letters(), off_distribution, weights, judged=judged)
+        rules = Rules(renderer or Letters(), off_distribution, weights, judged=judged, grouped=grouped)
         samples = samples_stage(rules)
         if teacher is not None:
             samples = samples_stage(rules._replace(asks=Asks(teacher.name)))

@@ -113,7 +113,8 @@ def samples(context: typer.Context) -> None:
     off_distribution = OffDistribution(settings.samples.off_distribution)
     teacher = teacher_name(settings.teacher)
     asks = None if teacher is None else Asks(teacher)
-    rules = Rules(renderer, off_distribution, weights, judged=settings.judge.url is not None, asks=asks)
+    judged, grouped = settings.judge.url is not None, settings.training.method == "stepwise"
+    rules = Rules(renderer, off_distribution, weights, judged=judged, asks=asks, grouped=grouped)
     stage = samples_stage(rules, retain_ms=round(settings.rewards.heard_for_days * DAY_MS))
     if asks is None:
         _run_stage(settings, stage)

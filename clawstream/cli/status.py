@@ -54,7 +54,8 @@ async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
     running = addresses.kafka if addresses is not None else address_in(settings.data_dir / "kafka")
     kafka = settings.kafka.model_copy(update={"bootstrap": settings.kafka.bootstrap or running})
     monitor_url = None if addresses is None else addresses.monitor
-    return await asked(kafka, policy_id=settings.policy.id, monitor_url=monitor_url)
+    grouped = settings.training.method == "stepwise"
+    return await asked(kafka, policy_id=settings.policy.id, grouped=grouped, monitor_url=monitor_url)
 
 
 def plain(

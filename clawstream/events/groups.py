@@ -51,6 +51,7 @@ class TrajectoryEnded(GroupEvent):
     session_id: str
     trajectory_id: str  # its first turn
     revision: int  # how many facts it rests on: of two the one with more is newer
+    ended_at_ms: int  # when the broker appended that the session is settled after its last turn
     group_size: int | None  # attempts at the task, as its client said; None: not said
     outcome: float | None  # the newest score that an environment gave one of its turns; None: it gave none
     steps: tuple[TrajectoryStep, ...]
@@ -59,12 +60,12 @@ class TrajectoryEnded(GroupEvent):
     def event_id(self) -> str:
         """One per content: a sample's id says what was known of its step."""
         samples = [step.sample_id for step in self.steps]
-        return derived_id("TrajectoryEnded", self.group_id, self.trajectory_id, self.outcome, *samples)
+        return derived_id("TrajectoryEnded", self.group_id, self.trajectory_id, self.revision, self.outcome, *samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupWaited(GroupEvent):
-    """`wait_s` passed since the first attempt ended, by the log's own clock: the others are not waited for."""
+    """`wait_s` passed since the first attempt ended, by the ends of attempts: the others are not waited for."""
 
     IDENTITY: ClassVar = ("group_id",)
 

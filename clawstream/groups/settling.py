@@ -31,7 +31,7 @@ class Group(NamedTuple):
     """What is known of a group."""
 
     group_id: str
-    first_at_ms: int  # when the broker appended the first attempt that ended
+    first_at_ms: int  # when the first attempt ended
     ended: Mapping[str, TrajectoryEnded] = MappingProxyType({})  # the newest revision of each; empty once settled
     waited: bool = False
     settled: bool = False
@@ -46,11 +46,11 @@ class Follows(NamedTuple):
     events: list[Event]
 
 
-def observe(group: Group | None, event: Event, at_ms: int, weights: RewardWeights) -> Follows:
-    """Return what follows from one more record of a group; `at_ms` is when the broker appended it."""
+def observe(group: Group | None, event: Event, weights: RewardWeights) -> Follows:
+    """Return what follows from one more record of a group."""
     match event:
         case TrajectoryEnded():
-            known = group or Group(event.group_id, at_ms)
+            known = group or Group(event.group_id, event.ended_at_ms)
             return _late(known, event) if known.settled else _ended(known, event, weights)
         case GroupWaited() if group is not None and not group.settled:
             return _settled(group, weights, complete=False)
@@ -58,7 +58,7 @@ def observe(group: Group | None, event: Event, at_ms: int, weights: RewardWeight
 
 
 def wait(group: Group, now_ms: int, wait_s: float) -> Follows:
-    """Say once that the attempts which have not ended are waited for no longer, by the log's clock."""
+    """Say once that the attempts which have not ended are waited for no longer; `now_ms` is by the ends of attempts."""
     if group.settled or group.waited or now_ms - group.first_at_ms < wait_s * 1000:
         return Follows(group, [])
     return Follows(group._replace(waited=True), [GroupWaited(group_id=group.group_id, wait_s=wait_s)])

@@ -1,12 +1,13 @@
 """The two folds of the groups stage: samples -> trajectories that ended, and those -> advantages.
 
-The one rule: what the log says ends a wait, a record or its own clock; never this machine's.
+The one rule: what the log says ends a wait, a record or the clock of the attempts' own ends, which stands still while
+this stage, or one before it, does: no attempt pays for what was not running.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from clawstream.events import RewardWeights
+from clawstream.events import RewardWeights, TrajectoryEnded
 from clawstream.groups.settling import Group, observe, wait
 from clawstream.groups.trajectories import Attempts
 from clawstream.groups.trajectories import observe as observe_session
@@ -23,15 +24,26 @@ def groups_stages(weights: RewardWeights, *, wait_s: float, retain_ms: int = DAY
     """
 
     def by_session(attempts: Attempts | None, record: Record) -> Step[Attempts, None]:
-        return Step(*observe_session(attempts, record.event))
+        return Step(*observe_session(attempts, record.event, record.timestamp_ms))
 
     def by_group(group: Group | None, record: Record) -> Step[Group, None]:
-        return Step(*observe(group, record.event, record.timestamp_ms, weights))
+        return Step(*observe(group, record.event, weights))
 
     def tick(group: Group, now_ms: int) -> Step[Group, None]:
         return Step(*wait(group, now_ms, wait_s))
 
     return (
         Stage(name="trajectories", reads=READS, step=by_session, retain_ms=retain_ms),
-        Stage(name="groups", reads=(GROUPS_TOPIC,), step=by_group, tick=tick, retain_ms=retain_ms + DAY_MS),
+        Stage(
+            name="groups",
+            reads=(GROUPS_TOPIC,),
+            step=by_group,
+            tick=tick,
+            clock=_ended_at_ms,
+            retain_ms=retain_ms + DAY_MS,
+        ),
     )
+
+
+def _ended_at_ms(record: Record) -> int | None:
+    return record.event.ended_at_ms if isinstance(record.event, TrajectoryEnded) else None

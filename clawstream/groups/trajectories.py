@@ -53,12 +53,19 @@ class Sampled(NamedTuple):
     heuristic_reward: float | None
 
 
+class Mark(NamedTuple):
+    """The session is settled up to an exchange."""
+
+    done: bool  # and its life is over
+    at_ms: int  # when the broker appended the first word of it
+
+
 class Attempts(NamedTuple):
     """All that is known of a session."""
 
     exchanges: Mapping[str, Placed | None] = MappingProxyType({})  # in topic order; None: no main answer
     paired: frozenset[str] = frozenset()  # turns
-    marks: Mapping[str, bool] = MappingProxyType({})  # exchanges that it was settled after; True: it was done
+    marks: Mapping[str, Mark] = MappingProxyType({})  # by the exchange that it was settled after
     samples: Mapping[str, Sampled] = MappingProxyType({})  # by turn
     refused: frozenset[str] = frozenset()  # turns
     outcomes: Mapping[str, float] = MappingProxyType({})  # by turn, the newest last
@@ -73,10 +80,13 @@ class Follows(NamedTuple):
     events: list[Event]
 
 
-def observe(attempts: Attempts | None, event: Event) -> Follows:
-    """Return what follows from one more record of a session; raises UnusableEvent for a score that is none."""
+def observe(attempts: Attempts | None, event: Event, at_ms: int) -> Follows:
+    """Return what follows from one more record of a session; `at_ms` is when the broker appended it.
+
+    Raises UnusableEvent for a score that is none.
+    """
     before = attempts or Attempts()
-    after = _learn(before, event)
+    after = _learn(before, event, at_ms)
     if after is before:
         return Follows(before, [])
     found = [ended for ended in _ended(after, event.key) if after.said.get(ended.trajectory_id) != ended.event_id]
@@ -84,15 +94,15 @@ def observe(attempts: Attempts | None, event: Event) -> Follows:
     return Follows(after._replace(said=MappingProxyType({**after.said, **said})) if said else after, [*found])
 
 
-def _learn(attempts: Attempts, event: Event) -> Attempts:
+def _learn(attempts: Attempts, event: Event, at_ms: int) -> Attempts:
     match event:
         case ExchangeCompleted() | ExchangeFailed():
             exchanges = _with(attempts.exchanges, event.exchange_id, _placed(event))
             return attempts._replace(exchanges=exchanges) if exchanges is not attempts.exchanges else attempts
         case TurnPaired() if event.turn_id not in attempts.paired:
             return attempts._replace(paired=attempts.paired | {event.turn_id})
-        case TurnsSettled() if attempts.marks.get(event.after_exchange_id) not in (True, event.done):
-            return attempts._replace(marks=MappingProxyType({**attempts.marks, event.after_exchange_id: event.done}))
+        case TurnsSettled():
+            return _learn_mark(attempts, event, at_ms)
         case SampleAssembled() if event.group_id is not None:
             return _learn_sample(attempts, event)
         case SampleRefused() if event.turn_id is not None:
@@ -107,6 +117,14 @@ def _placed(event: ExchangeCompleted | ExchangeFailed) -> Placed | None:
     if isinstance(event, ExchangeFailed) or event.turn_type is TurnType.SIDE:
         return None
     return Placed(event.group_id, event.group_size, event.step_index, event.request_sha256)
+
+
+def _learn_mark(attempts: Attempts, event: TurnsSettled, at_ms: int) -> Attempts:
+    known = attempts.marks.get(event.after_exchange_id)
+    if known is not None and known.done >= event.done:
+        return attempts
+    mark = Mark(event.done, at_ms if known is None else known.at_ms)
+    return attempts._replace(marks=MappingProxyType({**attempts.marks, event.after_exchange_id: mark}))
 
 
 def _learn_sample(attempts: Attempts, event: SampleAssembled) -> Attempts:
@@ -153,7 +171,7 @@ def _lives(attempts: Attempts) -> Iterator[dict[str, Placed]]:
     """Yield the main answers of each life of the session, as far as it is settled; a life ends when it is done."""
     order = list(attempts.exchanges)
     places = {exchange_id: place for place, exchange_id in enumerate(order)}
-    ends = sorted((places[id_], done) for id_, done in attempts.marks.items() if id_ in places)
+    ends = sorted((places[id_], mark.done) for id_, mark in attempts.marks.items() if id_ in places)
     start = 0
     for number, (place, done) in enumerate(ends):
         if done or number == len(ends) - 1:
@@ -188,10 +206,18 @@ def _trajectory(
         session_id=session_id,
         trajectory_id=next(iter(turns)),
         revision=len(turns) + sum(len(attempts.facts.get(turn_id, ())) for turn_id in turns),
+        ended_at_ms=_ended_at_ms(attempts, list(turns)[-1]),
         group_size=max(sizes, default=None),
         outcome=outcomes[-1] if outcomes else None,
         steps=tuple(_step(attempts, turn_id, placed, numbers[turn_id]) for turn_id, placed in turns.items()),
     )
+
+
+def _ended_at_ms(attempts: Attempts, last_turn_id: str) -> int:
+    """Return when the session was first said to be settled with the turn."""
+    order = list(attempts.exchanges)
+    rest = order[order.index(last_turn_id) :]
+    return next(attempts.marks[id_].at_ms for id_ in rest if id_ in attempts.marks)
 
 
 def _step(attempts: Attempts, turn_id: str, placed: Placed, number: int) -> TrajectoryStep:

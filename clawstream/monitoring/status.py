@@ -29,6 +29,7 @@ STAGES = (
     "project",
     GROUP,
 )  # each a group of its own name; the trainer reads without
+GROUPED = ("trajectories", "groups")  # where groups are trained on
 NUM_VERDICTS = 5
 LOG_WITHIN_S = 20.0
 MONITOR_WITHIN_S = 3.0
@@ -69,22 +70,22 @@ class Status:
     problems: tuple[str, ...] = field(default=())
 
 
-async def status(kafka: KafkaSettings, *, policy_id: str, monitor_url: str | None) -> Status:
+async def status(kafka: KafkaSettings, *, policy_id: str, grouped: bool, monitor_url: str | None) -> Status:
     """Ask the log, where `kafka` names a broker, and the monitor, where it has an address, both at once."""
     problems: list[str] = []
     async with asyncio.TaskGroup() as tasks:
-        log = tasks.create_task(_log(kafka, policy_id, problems))
+        log = tasks.create_task(_log(kafka, policy_id, problems, grouped=grouped))
         monitor = tasks.create_task(_monitor(monitor_url, problems))
     return Status(log=log.result(), monitor=monitor.result(), problems=tuple(problems))
 
 
-async def _log(kafka: KafkaSettings, policy_id: str, problems: list[str]) -> LogStatus | None:
+async def _log(kafka: KafkaSettings, policy_id: str, problems: list[str], *, grouped: bool) -> LogStatus | None:
     if kafka.bootstrap is None:
         problems.append("no broker runs here and none is set (kafka.bootstrap)")
         return None
     try:
         async with asyncio.timeout(LOG_WITHIN_S), _connected(kafka) as kafka_log:
-            return await read_log(kafka_log, policy_id)
+            return await read_log(kafka_log, policy_id, grouped=grouped)
     except (PartUnavailable, TopicMismatch, TryLater) as error:
         problems.append(str(error))
     except TimeoutError:
@@ -101,8 +102,9 @@ async def _connected(kafka: KafkaSettings) -> AsyncIterator[KafkaLog]:
         yield kafka_log
 
 
-async def read_log(kafka_log: KafkaLog, policy_id: str) -> LogStatus:
-    """Return what the log says by now."""
+async def read_log(kafka_log: KafkaLog, policy_id: str, *, grouped: bool) -> LogStatus:
+    """Return what the log says by now; `grouped`: the stages that settle groups are to run."""
+    stages = STAGES + GROUPED if grouped else STAGES
     board = PolicyBoard(policy_id)
     await read_policy(kafka_log, board)
     starts = await waiting_since(kafka_log, board)
@@ -111,7 +113,7 @@ async def read_log(kafka_log: KafkaLog, policy_id: str) -> LogStatus:
             if isinstance(record, Record):
                 board.learn(record)
     return LogStatus(
-        lag_records={stage: await kafka_log.lag(stage) for stage in STAGES},
+        lag_records={stage: await kafka_log.lag(stage) for stage in stages},
         published_version=board.published_version,
         active_versions=dict(board.active_versions),
         rejected_version=None if board.rejected is None else board.rejected.policy_version,

@@ -283,6 +283,7 @@ ended_trajectories = _session_facts(
     _must("group_id", Text),
     _must("trajectory_id", Text),
     _must("revision", BigInteger),
+    _must("ended_at_ms", BigInteger),
     _may("group_size", BigInteger),
     _may("outcome", Double),
     _must("steps", JSONB),

@@ -27,7 +27,10 @@ def hosted(
     """Return what makes one partition's stages, and the judging stage where it asks `judge`."""
     section = judge_settings(settings.judge, started)
     asks = None if started.teacher is None else Asks(started.teacher, waits=False)
-    rules = Rules(renderer, started.off_distribution, started.reward_weights or RewardWeights(), asks=asks)
+    rules = Rules(
+        renderer, started.off_distribution, started.reward_weights or RewardWeights(), asks=asks,
+        grouped=settings.training.method == "stepwise",
+    )  # fmt: skip
     scored_by = [] if started.heuristic_function is None else [heuristic_named(started.heuristic_function)]
     asking = None
     if started.votes_from is VotesFrom.NEW:

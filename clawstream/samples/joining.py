@@ -66,7 +66,8 @@ class Asks(NamedTuple):
 class Rules(NamedTuple):
     """How samples are made; `off_distribution` None: such answers are like any others.
 
-    Where nothing is `judged`, feedback waits for no judge. `asks` None: the trainer is the teacher.
+    Where nothing is `judged`, feedback waits for no judge. `asks` None: the trainer is the teacher. `grouped`: steps of
+    groups are trained on by their attempts' outcomes, and have samples whatever is said of them alone.
     """
 
     renderer: Renderer
@@ -74,6 +75,7 @@ class Rules(NamedTuple):
     weights: RewardWeights = RewardWeights()
     judged: bool = True
     asks: Asks | None = None
+    grouped: bool = False
 
 
 class Follows(NamedTuple):
@@ -113,7 +115,7 @@ def _observe(before: Session, event: Event, rules: Rules) -> Follows:
     if isinstance(event, FeedbackGiven):
         events += [_refused(event.session_id, lost, None, RefusalReason.ANSWER_UNKNOWN) for lost in after.lost]
         after = after._replace(lost=())
-    for key in _due(after, event, judged=rules.judged):
+    for key in _due(after, event, judged=rules.judged, grouped=rules.grouped):
         joined = _join(after, key, rules)
         if isinstance(joined.event, Scoring):
             if joined.event.id not in after.scores.get(key.turn_id, {}):
@@ -128,11 +130,11 @@ def _observe(before: Session, event: Event, rules: Rules) -> Follows:
     return Follows(after, events, calls)
 
 
-def _due(session: Session, event: Event, *, judged: bool) -> list[Judged]:
+def _due(session: Session, event: Event, *, judged: bool, grouped: bool) -> list[Judged]:
     """Return what is to be joined now that `event` is known: for the first time, or with feedback that is new."""
     keys = [key for key in _completed(session, event) if _is_ready(session, key)]
     keys += _of_feedback_alone(session, event, judged=judged)
-    if not judged:
+    if grouped and not judged:
         keys += _of_a_group(session, event)
     return [
         key
@@ -222,7 +224,9 @@ def _join(session: Session, key: Judged, rules: Rules) -> _Joined:
     hint = found.hint if isinstance(found, HintFound) else None
     judged = verdict.score if verdict is not None and verdict.score in (-1, 1) else None
     floor = key.revision == FLOOR_LOOK
-    needless = floor or answer.exchange.group_id is None  # a step's reward may be its attempt's outcome alone
+    needless = (
+        floor or not rules.grouped or answer.exchange.group_id is None
+    )  # a step's reward may be its attempt's outcome alone
     if hint is None and judged is None and not opinions.num_changes and needless:
         reason = RefusalReason.FLOOR_UNDECIDED if floor else RefusalReason.NO_SIGNAL
         return _Joined(_refused(session_id, None if floor else key.turn_id, key, reason), session.recalled)

@@ -224,7 +224,7 @@ class _Worker(Generic[S, C]):
                     began_s = self._now_s()
 
     def _fold(self, share: Share[S, C], place: Place, record: Arrived) -> None:
-        share.read(place, record.offset, record.timestamp_ms, self._now_s())
+        share.read(place, record, self._now_s())
         self.tally.records += 1
         errand = Errand(place=place, offset=record.offset, key="" if isinstance(record, Undecodable) else record.key)
         self.errands.failures.read()

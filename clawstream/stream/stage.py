@@ -53,6 +53,7 @@ class Stage(Generic[S, C]):
 
     step     (state or None, record) -> Step; pure
     tick     (state, now in ms of the log's clock) -> Step; pure; asked every second for each open key where it is given
+    clock    record -> the time that it says it is, in ms, None: none; where it is not given, when it was appended
     perform  makes one call and returns the events that came of it; raises TryLater to be asked again, with jitter,
              while the partition pauses when too many wait; `give_up` turns a call into events once `deadline_s` is over
     """
@@ -61,6 +62,7 @@ class Stage(Generic[S, C]):
     reads: tuple[str, ...]  # topics, all with the same key and partition count
     step: Callable[[S | None, Record], Step[S, C]]
     tick: Callable[[S, int], Step[S, C]] | None = None
+    clock: Callable[[Record], int | None] | None = None
     perform: Callable[[C], Awaitable[Sequence[Event]]] | None = None
     give_up: Callable[[C, str], Sequence[Event]] | None = None  # (call, why) -> events
     calls_at_once: int = 64  # per worker

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from clawstream.stream.clock import LogClock
 from clawstream.stream.fold import Fold
-from clawstream.stream.log import Commit, Place
+from clawstream.stream.log import Arrived, Commit, Place
 from clawstream.stream.rebuild import Note, read_note
 from clawstream.stream.stage import Record, Stage
 from clawstream.stream.watermark import Watermark
@@ -78,7 +78,7 @@ class Share(Generic[S, C]):
                 # What the stage breaks on now is set aside when it is read live, or was.
                 with contextlib.suppress(Exception):
                     self.fold.apply(record)
-            self._clock.see(record.topic, record.timestamp_ms, at_s)
+            self._see(record, at_s)
             self._expire(record.timestamp_ms)
 
     def go_live(self, at_s: float) -> None:
@@ -88,10 +88,10 @@ class Share(Generic[S, C]):
         self._expire(clock_ms)
         self.live = True
 
-    def read(self, place: Place, offset: int, timestamp_ms: int, at_s: float) -> None:
+    def read(self, place: Place, record: Arrived, at_s: float) -> None:
         """A record was read; it is open until `done`."""
-        self._marks[place].read(offset)
-        self._clock.see(place.topic, timestamp_ms, at_s)
+        self._marks[place].read(record.offset)
+        self._see(record, at_s)
         self._nothing_open.clear()
 
     def read_up_to(self, place: Place) -> int:
@@ -135,6 +135,12 @@ class Share(Generic[S, C]):
         self.gone = True
         for task in self.tasks:
             task.cancel()
+
+    def _see(self, record: Arrived, at_s: float) -> None:
+        if self._stage.clock is None:
+            self._clock.see(record.topic, record.timestamp_ms, at_s)
+        elif isinstance(record, Record) and (said_ms := self._stage.clock(record)) is not None:
+            self._clock.see(record.topic, said_ms, at_s)
 
     def _expire(self, now_ms: int) -> None:
         self.fold.expire(now_ms, {place.topic: mark.committable for place, mark in self._marks.items()})

@@ -17,7 +17,6 @@ from clawstream.events import (
     PlannedTurn,
     SampleAssembled,
     TopicOffset,
-    TrajectoryLate,
 )
 from clawstream.training.grouping import Groups
 from clawstream.training.trainable import ModelLimits, flaw, hint_counts
@@ -37,6 +36,7 @@ class DropReason(StrEnum):
     OTHER_POLICY = "other_policy"
     UNGROUPED = "ungrouped"  # it is of no group, and this method trains nothing else
     LEFT_OUT = "left_out"  # its group was settled without it
+    UNSETTLED = "unsettled"  # its group was not settled for too long
     UNTRAINABLE = "untrainable"  # no step can be taken on it
 
 
@@ -64,6 +64,7 @@ class Rules:
     hints_count: bool = True
     by_engine: bool = False  # an engine is the teacher, and a hint without its scores counts nothing
     grouped: bool = False  # whole groups are trained on, each sample by its advantage
+    max_unsettled_ms: int | None = None  # how long a sample waits for its group to be settled; None: however long
     limits: ModelLimits = field(default_factory=ModelLimits)
 
 
@@ -100,7 +101,8 @@ class Batcher:
         self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # samples that wait, by turn id
         self._newest: dict[PlannedTurn, _Revision] = {}  # of turns with feedback
         self._groups = Groups()
-        self._refused: set[str] = set()  # samples that no step can be taken on
+        self._of_group: defaultdict[str | None, set[str]] = defaultdict(set)  # samples that wait
+        self._is_current = False  # all is read that stood on the log when reading began
         self._chosen: dict[str, Arrival] = {}  # by the newest `due`, whose plan is on its way to the log
         self._pending: list[BatchPlanned] = []
         self._found: dict[str, SampleAssembled] = {}  # of pending plans, by id
@@ -124,20 +126,20 @@ class Batcher:
             self._wait(arrival)
         else:
             self.dropped[reason] += 1
-            if reason is DropReason.UNTRAINABLE:
-                self._refused.add(name)
             if reason is DropReason.NO_SIGNAL:
                 self._supersede(arrival.sample)  # it was taken back
         return reason
 
-    def learn(self, event: GroupSettled | TrajectoryLate, at_ms: int) -> None:
+    def learn(self, event: GroupSettled, at_ms: int) -> None:
         """Take in what became of a group, as the broker appended it at `at_ms`."""
-        for turn_id in self._groups.learn(event, at_ms):
-            for name in list(self._revisions.get(turn_id, ())):
-                if self._groups.leaves_out(self._waiting[name].sample):
-                    self._let_go(name)
-                    self.dropped[DropReason.LEFT_OUT] += 1
-        self._end_groups()
+        self._groups.learn(event, at_ms)
+        self._groups.end(step.turn_id for step in event.advantages if step.turn_id in self._turns)
+        self._leave_out(event.group_id)
+
+    def read_past(self, group_ids: Iterable[str]) -> None:
+        """All is read that stood on the log when reading began, and when these groups were settled."""
+        self._is_current = True
+        self._groups.read_past(group_ids)
 
     def flaw(self, sample: SampleAssembled) -> str | None:
         """Return why a sample that we would train on can't be; None: it can, or it is none of ours."""
@@ -182,6 +184,7 @@ class Batcher:
         `now_ms` is compared with the log's own times. None also while a plan is pending: one step at a time.
         """
         self._drop_stale(parent_version)
+        self._drop_unsettled(now_ms)
         if self._pending or not self._waiting:
             return None
         if self._rules.grouped:
@@ -206,7 +209,9 @@ class Batcher:
                 self._let_go(late.sample_id)
                 self.dropped[DropReason.LATE] += 1
         self._chosen = {}
-        self._end_groups()
+        for name in self._groups.end(turn.turn_id for turn in plan.turns or ()):
+            if self._let_go(name) is not None:
+                self.dropped[DropReason.LEFT_OUT] += 1
 
     @property
     def num_waiting(self) -> int:
@@ -250,16 +255,16 @@ class Batcher:
         """Return whole groups: none is ever in two batches."""
         chosen = self._groups.choose(
             self._waiting,
-            lambda name: name in self._taken or name in self._refused,
             at_most=self._rules.batch_samples,
             settled_before_ms=now_ms - self._rules.max_wait_ms,
         )
         return None if chosen is None else replace(self._batch(list(chosen)), advantages=tuple(chosen.values()))
 
-    def _end_groups(self) -> None:
-        """Let go of groups that are planned, and of what came of them after that."""
-        for name in self._groups.is_over(self._turns):
-            if self._let_go(name) is not None:
+    def _leave_out(self, group_id: str) -> None:
+        """Let go of what waits of a settled group and is not to be trained on with it."""
+        for name in list(self._of_group.get(group_id, ())):
+            if self._groups.leaves_out(self._waiting[name].sample):
+                self._let_go(name)
                 self.dropped[DropReason.LEFT_OUT] += 1
 
     def _batch(self, names: Sequence[str]) -> Batch:
@@ -284,6 +289,7 @@ class Batcher:
         if self._rules.grouped:  # its group says which revision counts
             self._waiting[sample.sample_id] = arrival
             self._revisions[sample.turn_id].add(sample.sample_id)
+            self._of_group[sample.group_id].add(sample.sample_id)
             return
         since_ms = min([arrival.timestamp_ms, *(one.timestamp_ms for one in self._supersede(sample))])
         self._waiting[sample.sample_id] = replace(arrival, timestamp_ms=since_ms)
@@ -305,6 +311,9 @@ class Batcher:
             self._revisions[turn_id].discard(name)
             if not self._revisions[turn_id]:
                 del self._revisions[turn_id]
+            self._of_group[arrival.sample.group_id].discard(name)
+            if not self._of_group[arrival.sample.group_id]:
+                del self._of_group[arrival.sample.group_id]
         return arrival
 
     def _take(self, plan: BatchPlanned) -> None:
@@ -321,6 +330,19 @@ class Batcher:
             self._let_go(name)
             self._taken.add(name)
             self.dropped[DropReason.STALE] += 1
+
+    def _drop_unsettled(self, now_ms: int) -> None:
+        bound = self._rules.max_unsettled_ms
+        if bound is None or not self._is_current:
+            return
+        waited = [
+            name
+            for name, arrival in self._waiting.items()
+            if now_ms - arrival.timestamp_ms > bound and not self._groups.is_settled(arrival.sample)
+        ]
+        for name in waited:
+            self._let_go(name)
+            self.dropped[DropReason.UNSETTLED] += 1
 
     def _offsets(self, *, without: Container[str]) -> tuple[TopicOffset, ...]:
         """Where each partition is read from again once the waiting samples `without` are taken."""

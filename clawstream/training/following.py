@@ -10,11 +10,13 @@ from typing import Protocol
 
 from clawstream.config import Settings
 from clawstream.errors import ConfigError
-from clawstream.events import BatchPlanned, Event, GroupSettled, RollbackAsked, SamplesPromoted, TrajectoryLate
+from clawstream.events import BatchPlanned, Event, GroupSettled, RollbackAsked, SamplesPromoted
 from clawstream.events.control import promotions
 from clawstream.stream.log import Arrived, Place, Start, Undecodable
+from clawstream.stream.stage import DAY_MS
 from clawstream.stream.topics import replay_topic
 from clawstream.training.batches import Batcher, Rules, resume_offsets
+from clawstream.training.horizon import Ends, Horizon
 from clawstream.training.lived import Lived, of_policy
 from clawstream.training.quarantine import LetterLog, Quarantine
 from clawstream.training.retraining import Retraining
@@ -27,7 +29,7 @@ GROUPS_TOPIC = "clawstream.groups.v1"
 CONTROL_TOPIC = "clawstream.control.v1"
 
 
-class TrainingLog(LetterLog, Protocol):
+class TrainingLog(LetterLog, Ends, Protocol):
     """The part of a log that training needs."""
 
     async def append(self, events: Sequence[Event]) -> None: ...
@@ -126,16 +128,26 @@ class Following:
         start = self._start(await self._log.begin_offsets(topics), resume_offsets(self._lived.plans, executed_version))
         self._positions = dict(start)
         self.arrived.set()
+        horizon = Horizon(topics, self._log) if self._is_grouped else None
+        await self._look_ahead(horizon, (), batcher)
         async for records in self._log.follow(topics, start, until_end=self._retraining is not None):
+            settled: list[str] = []
             for record in records:
                 if record.topic == topic:
                     await self.quarantine.receive(record, batcher)
                 else:
-                    _settle(record, batcher)
+                    settled += _settle(record, batcher)
                 self._positions[Place(record.topic, record.partition)] = record.offset + 1
+            await self._look_ahead(horizon, settled, batcher)
             self.arrived.set()
         self.all_read = True
         self.arrived.set()
+
+    async def _look_ahead(self, horizon: Horizon | None, settled: Sequence[str], batcher: Batcher) -> None:
+        """Tell the batcher of which settled groups all is read that is ever to come."""
+        passed = None if horizon is None else await horizon.passed(settled, self._positions)
+        if passed is not None:
+            batcher.read_past(passed)
 
     def _start(
         self, begins: Mapping[Place, int], executed: Mapping[tuple[str, int], int]
@@ -150,18 +162,23 @@ class Following:
         return {place: max(begin, executed.get(place, begin)) for place, begin in begins.items()}
 
 
-def _settle(record: Arrived, batcher: Batcher) -> None:
+def _settle(record: Arrived, batcher: Batcher) -> list[str]:
+    """Let the batcher know of a settlement; return its group."""
     if isinstance(record, Undecodable):
         log.error(
             "record=%s-%d-%d state=passed_over reason=%s", record.topic, record.partition, record.offset, record.reason
         )
-    elif isinstance(record.event, GroupSettled | TrajectoryLate):
+    elif isinstance(record.event, GroupSettled):
         batcher.learn(record.event, record.timestamp_ms)
+        return [record.event.group_id]
+    return []
 
 
 def rules(settings: Settings, *, of: str, limits: ModelLimits) -> Rules:
     """Return when a batch is made and of what, as the settings say; `of` names the policy that answered."""
     training = settings.training
+    grouped = training.method == "stepwise"
+    settles_s = settings.rewards.heard_for_days * DAY_MS / 1000 + training.group_wait_s
     w_binary, w_opd = training.weights
     return Rules(
         policy_id=of,
@@ -171,6 +188,7 @@ def rules(settings: Settings, *, of: str, limits: ModelLimits) -> Rules:
         rewards_count=w_binary > 0,
         hints_count=w_opd > 0,
         by_engine=training.teacher_scores == "engine",
-        grouped=training.method == "stepwise",
+        grouped=grouped,
+        max_unsettled_ms=round(settles_s * 1000) if grouped else None,
         limits=limits,
     )

@@ -1,81 +1,94 @@
 """Which groups of samples can be trained on as a whole. Pure: time comes in as an argument.
 
-The one rule: what a group's settlement names is planned together, or never: a sample that is not there when the wait
-for it is over is left out for good.
+The one rule: what a group's settlement names is planned together, or never. It is time for a group once all of it is
+there, or all is read that stood on the log when it was settled: what is not there by then never comes.
 """
 
-from collections.abc import Callable, Container, Mapping
-from typing import NamedTuple
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 
-from clawstream.events import GroupSettled, SampleAssembled, StepAdvantage, TrajectoryLate
+from clawstream.events import GroupSettled, SampleAssembled, StepAdvantage
 
 
-class _Settled(NamedTuple):
+@dataclass(slots=True)
+class _Settled:
     at_ms: int  # when the broker appended it
     steps: tuple[StepAdvantage, ...]
+    read_past: bool = False
+
+    def here(self, waits: Container[str]) -> dict[str, float] | None:
+        """Return the advantages of its samples that wait; None: more may come."""
+        found = {step.sample_id: step.advantage for step in self.steps if step.sample_id in waits}
+        return found if self.read_past or len(found) == len(self.steps) else None
 
 
 class Groups:
-    """The settlements that were read, and which samples they decide about."""
+    """The settlements that were read, and which samples they name."""
 
     def __init__(self) -> None:
-        self._settled: dict[str, _Settled] = {}  # by group id, in topic order; planned ones are let go
-        self._known: set[str] = set()  # groups
-        self._decided: dict[str, set[str]] = {}  # by turn: the samples that it is trained by, if any
+        self._settled: dict[str, _Settled] = {}  # by group id, in topic order; those that are over are let go
+        self._named: dict[str, frozenset[str]] = {}  # samples, by settled group; none once it is over
+        self._group_of: dict[str, str] = {}  # by turn, of those in `_settled`
 
-    def learn(self, event: GroupSettled | TrajectoryLate, at_ms: int) -> frozenset[str]:
-        """Take it in, the first of a group; return the turns that it decides about."""
-        turns = {step.turn_id for step in event.dropped}
-        if isinstance(event, GroupSettled):
-            if event.group_id in self._known:
-                return frozenset()
-            self._known.add(event.group_id)
-            self._settled[event.group_id] = _Settled(at_ms, event.advantages)
-            for step in event.advantages:
-                self._decided.setdefault(step.turn_id, set()).add(step.sample_id)
-                turns.add(step.turn_id)
-        for turn_id in turns:
-            self._decided.setdefault(turn_id, set())
-        return frozenset(turns)
+    def learn(self, event: GroupSettled, at_ms: int) -> None:
+        """Take it in; of a group's settlements the first counts."""
+        if event.group_id in self._named:
+            return
+        self._named[event.group_id] = frozenset(step.sample_id for step in event.advantages)
+        self._settled[event.group_id] = _Settled(at_ms, event.advantages)
+        self._group_of |= {step.turn_id: event.group_id for step in event.advantages}
+
+    def read_past(self, group_ids: Iterable[str]) -> None:
+        """What stood on the log when these were settled is read."""
+        for group_id in group_ids:
+            if group_id in self._settled:
+                self._settled[group_id].read_past = True
+
+    def is_settled(self, sample: SampleAssembled) -> bool:
+        """Return whether its group is, with it or without."""
+        return sample.group_id in self._named
 
     def leaves_out(self, sample: SampleAssembled) -> bool:
-        """Return whether the sample's turn is decided about, and it is not trained by this sample."""
-        decided = self._decided.get(sample.turn_id)
-        return decided is not None and sample.sample_id not in decided
+        """Return whether the sample's group is settled, and not to be trained by it: that is final."""
+        named = None if sample.group_id is None else self._named.get(sample.group_id)
+        return named is not None and sample.sample_id not in named
 
-    def is_over(self, turns: Container[str]) -> list[str]:
-        """Let go of groups of which a turn is among those that are planned; return the samples they name.
+    def end(self, turns: Iterable[str]) -> list[str]:
+        """Let go of the groups of these turns, which are planned; return the samples that they name.
 
         What of them comes after that is left out.
         """
-        over = [name for name, one in self._settled.items() if any(step.turn_id in turns for step in one.steps)]
-        steps = [step for name in over for step in self._settled.pop(name).steps]
-        for step in steps:
-            self._decided[step.turn_id] = set()
-        return [step.sample_id for step in steps]
+        over = dict.fromkeys(self._group_of[turn_id] for turn_id in turns if turn_id in self._group_of)
+        return [name for group_id in over for name in self._let_go(group_id)]
 
     def oldest_ms(self, waits: Container[str]) -> int | None:
-        """Return when the first group was settled of which a sample waits; None: there is none."""
-        at_ms = [one.at_ms for one in self._settled.values() if any(step.sample_id in waits for step in one.steps)]
-        return min(at_ms, default=None)
+        """Return when the first group was settled that a batch can be made of; None: there is none."""
+        return min((one.at_ms for one in self._settled.values() if one.here(waits)), default=None)
 
-    def choose(
-        self, waits: Container[str], gone: Callable[[str], bool], *, at_most: int, settled_before_ms: int
-    ) -> Mapping[str, float] | None:
+    def choose(self, waits: Container[str], *, at_most: int, settled_before_ms: int) -> Mapping[str, float] | None:
         """Return the next batch: advantages by sample id, of as many groups as fit, and one in any case.
 
-        `waits` are the samples that can be had, and `gone` says of another whether it never can. None: it is not
-        time yet, as there are fewer than `at_most` and no group was settled before `settled_before_ms`.
+        `waits` are the samples that can be had; a group that has none of them any more is over. None: it is not time
+        yet, as there are fewer than `at_most` and no group was settled before `settled_before_ms`.
         """
         advantages: dict[str, float] = {}
         num_ready, is_old = 0, False
-        for one in self._settled.values():
-            here = {step.sample_id: step.advantage for step in one.steps if step.sample_id in waits}
-            old = one.at_ms <= settled_before_ms
-            if not here or not (old or all(s.sample_id in here or gone(s.sample_id) for s in one.steps)):
+        for group_id, one in list(self._settled.items()):
+            here = one.here(waits)
+            if here is None:
+                continue
+            if not here:
+                self._let_go(group_id)
                 continue
             num_ready += len(here)
-            is_old = is_old or old
+            is_old = is_old or one.at_ms <= settled_before_ms
             if not advantages or num_ready <= at_most:
                 advantages |= here
         return advantages if advantages and (is_old or num_ready >= at_most) else None
+
+    def _let_go(self, group_id: str) -> list[str]:
+        one = self._settled.pop(group_id)
+        self._named[group_id] = frozenset()
+        for step in one.steps:
+            self._group_of.pop(step.turn_id, None)
+        return [step.sample_id for step in one.steps]

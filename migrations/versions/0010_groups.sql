@@ -9,6 +9,7 @@ CREATE TABLE ended_trajectories (
     group_id TEXT NOT NULL,
     trajectory_id TEXT NOT NULL,
     revision BIGINT NOT NULL,
+    ended_at_ms BIGINT NOT NULL,
     group_size BIGINT,
     outcome DOUBLE PRECISION,
     steps JSONB NOT NULL,

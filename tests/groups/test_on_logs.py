@@ -1,7 +1,9 @@
 """The groups stage under the real runner: it waits by the log's clock, and is the same after a restart."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from clawstream.config import JudgeSettings, TurnsSettings
@@ -71,12 +73,28 @@ async def test_a_wait_goes_on_over_a_restart() -> None:
     assert settled.complete
 
 
+async def test_a_stage_that_was_down_for_longer_than_the_wait_does_not_charge_it_to_the_attempts() -> None:
+    log = MemoryLog(MemoryBroker(partitions=1))
+    _, by_group = groups_stages(RewardWeights(), wait_s=0.5)
+    await write(log, [ONE])
+    async with toys.running(by_group, log):
+        await toys.settled(log, by_group.name)
+    await asyncio.sleep(0.8)
+    async with toys.running(by_group, log):
+        await write(log, [replace(ONE, group_id="other", trajectory_id="z", ended_at_ms=ONE.ended_at_ms + 10)])
+        await asyncio.sleep(0.2)
+        await write(log, [TWO])
+        await until_said(log, GroupSettled)
+    [settled] = [settled for settled in await of(log, GroupSettled) if settled.group_id == "task"]
+    assert settled.complete
+
+
 async def test_sessions_of_two_partitions_meet_in_their_group_through_all_stages() -> None:
     log = MemoryLog(MemoryBroker(partitions=3))
     stages: list[Stage[Any, Any]] = [
         turns_stage(TurnsSettings()),
         judging_stage(JudgeSettings(votes=3), Oracle(GOOD), now_ms=lambda: 0),
-        samples_stage(Rules(Letters())),
+        samples_stage(Rules(Letters(), grouped=True)),
         *groups_stages(RewardWeights(), wait_s=3600.0),
     ]
     sessions = [

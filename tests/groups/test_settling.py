@@ -34,13 +34,20 @@ def step(turn_id: str, index: int, judge: int | None = None, *, sampled: bool = 
 
 
 def ended(
-    name: str, steps: Iterable[TrajectoryStep], *, outcome: float | None = 1.0, size: int | None = 2, revision: int = 1
+    name: str,
+    steps: Iterable[TrajectoryStep],
+    *,
+    outcome: float | None = 1.0,
+    size: int | None = 2,
+    revision: int = 1,
+    ended_at_ms: int = 1000,
 ) -> TrajectoryEnded:
     return TrajectoryEnded(
         group_id="task",
         session_id=f"session {name}",
         trajectory_id=name,
         revision=revision,
+        ended_at_ms=ended_at_ms,
         group_size=size,
         outcome=outcome,
         steps=tuple(steps),
@@ -53,8 +60,8 @@ WAITED = GroupWaited(group_id="task", wait_s=60.0)
 def written(events: Sequence[Event], weights: RewardWeights = WEIGHTS) -> list[Event]:
     group: Group | None = None
     found: list[Event] = []
-    for at_ms, event in enumerate(events):
-        group, events_now = observe(group, event, at_ms, weights)
+    for event in events:
+        group, events_now = observe(group, event, weights)
         found += events_now
     return found
 
@@ -182,7 +189,7 @@ def test_what_comes_after_the_group_was_settled_is_late_once_and_changes_nothing
 
 
 def test_the_wait_is_over_once_by_the_time_that_is_passed_in() -> None:
-    group, _ = observe(None, ended("a", [step("a0", 0, 1)]), 1_000, WEIGHTS)
+    group, _ = observe(None, ended("a", [step("a0", 0, 1)]), WEIGHTS)
     assert group is not None
     assert wait(group, 60_999, 60.0) == (group, [])
     after, [waited] = wait(group, 61_000, 60.0)

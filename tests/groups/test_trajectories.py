@@ -29,7 +29,7 @@ from clawstream.groups.trajectories import observe
 from tests.flow import Flow, Oracle
 from tests.groups.attempts import attempt
 from tests.samples.test_flow import GOOD, SEEDS, UNDECIDED
-from tests.sessions import Session, assistant, user
+from tests.sessions import TURNS, Session, assistant, user
 
 MIXED = {Question.SCORE: ["\\boxed{1}", "\\boxed{-1}"], Question.HINT: ["\\boxed{-1}"]}
 
@@ -139,9 +139,27 @@ def test_what_is_read_again_is_said_once_and_of_a_turn_s_samples_the_newest_coun
     facts = [*log.of(ExchangeCompleted), *log.of(TurnPaired), *log.of(TurnsSettled), *log.of(FeedbackGiven), second]
     for samples in ([first, revised], [revised, first], [revised, revised, first]):
         attempts, said = None, []
-        for event in [*facts, *samples, *facts]:
-            attempts, events = observe(attempts, event)
+        for at_ms, event in enumerate([*facts, *samples, *facts]):
+            attempts, events = observe(attempts, event, at_ms)
             said += events
         assert isinstance(said[-1], TrajectoryEnded)
         assert [step.sample_id for step in said[-1].steps] == [revised.sample_id, second.sample_id]
         assert len({event.event_id for event in said}) == len(said)
+
+
+def test_an_attempt_ended_when_its_session_was_first_said_to_be_settled_whatever_is_judged_or_read_later() -> None:
+    log = Flow(Oracle(GOOD), grouped=True).run(attempt(None, None, outcome=1.0).written)
+    [at_ms] = [record.timestamp_ms for record in log.topics[TURNS] if isinstance(record.event, TurnsSettled)]
+    assert {ended.ended_at_ms for ended in log.of(TrajectoryEnded)} == {at_ms}
+    attempts = None
+    records = sorted((record for topic in log.topics.values() for record in topic), key=lambda one: one.timestamp_ms)
+    for record in [*records, *(record._replace(timestamp_ms=10**6) for record in records)]:
+        attempts, events = observe(attempts, record.event, record.timestamp_ms)
+        assert {one.ended_at_ms for one in events if isinstance(one, TrajectoryEnded)} <= {at_ms}
+
+
+def test_what_differs_in_anything_has_another_id() -> None:
+    """As facts come in other orders, one attempt may be said with the same samples at other revisions."""
+    log = Flow(Oracle(GOOD), grouped=True).run(attempt(None, None, outcome=1.0).written)
+    ended = log.of(TrajectoryEnded)[-1]
+    assert replace(ended, revision=ended.revision + 1).event_id != ended.event_id

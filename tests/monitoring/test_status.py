@@ -93,7 +93,10 @@ def test_the_command_ends_well_where_nothing_runs(tmp_path: Path) -> None:
 async def test_a_broker_and_a_monitor_that_do_not_answer_are_named() -> None:
     with reserved() as port:
         found = await status(
-            KafkaSettings(bootstrap=f"127.0.0.1:{port}"), policy_id="policy", monitor_url=f"http://127.0.0.1:{port}"
+            KafkaSettings(bootstrap=f"127.0.0.1:{port}"),
+            policy_id="policy",
+            grouped=False,
+            monitor_url=f"http://127.0.0.1:{port}",
         )
     assert (found.log, found.monitor) == (None, None)
     assert sorted(problem.split("(")[0].strip() for problem in found.problems) == [
@@ -112,7 +115,8 @@ async def test_the_log_says_how_the_policy_fares_and_what_was_judged_last(
         await log.append([rejected(2, "it looped")])
         for number in range(7):
             await log.append([verdict(f"t-{number}", 1)])
-        found = await read_log(log, "policy")
+        found = await read_log(log, "policy", grouped=False)
+        grouped = await read_log(log, "policy", grouped=True)
     assert (found.published_version, found.active_versions) == (1, {"http://engine": 0})
     assert (found.rejected_version, found.rejected_because) == (2, "it looped")
     assert found.samples_waiting == 3
@@ -126,6 +130,7 @@ async def test_the_log_says_how_the_policy_fares_and_what_was_judged_last(
         "project": None,
         "monitor": None,
     }
+    assert grouped.lag_records == {**found.lag_records, "trajectories": None, "groups": None}
 
 
 def test_refused_samples_are_counted_by_their_reasons(tmp_path: Path) -> None:

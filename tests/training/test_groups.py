@@ -2,7 +2,8 @@
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.config import SamplesSettings, Settings, TrainingSettings
+from clawstream.config import JudgeSettings, SamplesSettings, Settings, TrainingSettings
 from clawstream.errors import ConfigError
 from clawstream.events import (
     BatchPlanned,
@@ -21,10 +22,11 @@ from clawstream.events import (
     StepDropped,
     StepDropReason,
     StepTaken,
-    TrajectoryLate,
 )
+from clawstream.stream.log import Arrived, Start
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.training.batches import Arrival, Batch, Batcher, DropReason, Rules, resume_offsets, turn_of
+from clawstream.training.grouping import Groups
 from clawstream.training.loop import train
 from clawstream.training.trainer import Trainer
 from tests.training import tiny
@@ -83,22 +85,31 @@ def plan_of(batch: Batch, version: int) -> BatchPlanned:
 
 
 Logged = Arrival | GroupSettled
+LATE_MS = 10**9  # all that stands on the log is old
 
 
 def run(
-    log: Sequence[Logged], plans: list[BatchPlanned], stepped: list[int], records: int, *, die_before_step: bool = False
+    log: Sequence[Logged],
+    plans: list[BatchPlanned],
+    stepped: list[int],
+    records: int,
+    *,
+    now_ms: int,
+    die_before_step: bool = False,
 ) -> None:
     """Start, read this many records in this order and stop: plans and steps are all that outlives it."""
     batcher = Batcher(RULES, plans, executed_version=len(stepped))
     start = resume_offsets(plans, len(stepped)).get(("samples", 0), 0)
     unread = [record for record in log if isinstance(record, GroupSettled) or record.offset >= start]
-    for record in unread[:records]:
+    for number, record in enumerate(unread[:records], 1):
         if isinstance(record, GroupSettled):
             batcher.learn(record, 0)
         else:
             batcher.receive(record)
+        if number == len(unread):
+            batcher.read_past(one.group_id for one in log if isinstance(one, GroupSettled))
         pending = batcher.pending()
-        if pending is None and (batch := batcher.due(parent_version=len(stepped), now_ms=0)) is not None:
+        if pending is None and (batch := batcher.due(parent_version=len(stepped), now_ms=now_ms)) is not None:
             plans.append(plan_of(batch, len(plans) + 1))
             batcher.plan(plans[-1])
             if die_before_step:
@@ -112,10 +123,11 @@ def run(
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=6),
     st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=5),
+    st.sampled_from([0, LATE_MS]),
     st.data(),
 )
 def test_cut_anywhere_each_group_is_whole_in_exactly_one_plan(
-    sizes: list[int], cuts: list[tuple[int, bool]], data: st.DataObject
+    sizes: list[int], cuts: list[tuple[int, bool]], now_ms: int, data: st.DataObject
 ) -> None:
     samples = data.draw(st.permutations([step_of(g, n) for g, size in enumerate(sizes) for n in range(size)]))
     arrivals: list[Logged] = [arrived(kept, offset) for offset, kept in enumerate(samples)]
@@ -126,9 +138,9 @@ def test_cut_anywhere_each_group_is_whole_in_exactly_one_plan(
     plans: list[BatchPlanned] = []
     stepped: list[int] = []
     for records, die_before_step in cuts:
-        run(log, plans, stepped, records, die_before_step=die_before_step)
+        run(log, plans, stepped, records, now_ms=now_ms, die_before_step=die_before_step)
     for _ in range(len(sizes) + 1):
-        run(log, plans, stepped, len(log))
+        run(log, plans, stepped, len(log), now_ms=now_ms)
 
     taken = [name for plan in plans for name in plan.sample_ids]
     assert len(taken) == len(set(taken))
@@ -143,7 +155,7 @@ def test_cut_anywhere_each_group_is_whole_in_exactly_one_plan(
         whole = {step_of(group, n).sample_id for n in range(size)}
         assert [len(whole & set(plan.sample_ids)) for plan in plans if whole & set(plan.sample_ids)] in ([], [size])
     waiting = sum(size for g, size in enumerate(sizes) if step_of(g, 0).sample_id not in taken)
-    assert waiting < RULES.batch_samples
+    assert waiting < (RULES.batch_samples if now_ms == 0 else 1)
 
 
 def name_of(sample_id: str, sizes: list[int]) -> int:
@@ -176,10 +188,12 @@ def test_a_smaller_batch_is_due_once_its_group_was_settled_long_enough_ago() -> 
     assert batcher.due(parent_version=0, now_ms=1500) is not None
 
 
-def test_a_sample_that_is_missing_when_the_wait_is_over_is_never_trained_on() -> None:
+def test_a_sample_that_is_missing_once_all_is_read_is_never_trained_on() -> None:
     batcher = batcher_of(step_of(0, 0), step_of(0, 1))
     batcher.learn(settled(0, 3), 0)
-    assert batcher.due(parent_version=0, now_ms=999) is None
+    assert batcher.due(parent_version=0, now_ms=LATE_MS) is None
+    assert batcher.oldest_ms is None
+    batcher.read_past(["g0"])
     batch = batcher.due(parent_version=0, now_ms=1000)
     assert batch is not None
     plan = plan_of(batch, 1)
@@ -193,34 +207,63 @@ def test_a_sample_that_is_missing_when_the_wait_is_over_is_never_trained_on() ->
         assert one.num_waiting == 0
 
 
-def test_a_sample_that_can_not_be_trained_on_is_not_waited_for() -> None:
-    flawed = sample("flawed", reward=None, response_tokens=0, group_id="g0")
-    batcher = batcher_of(step_of(0, 0), step_of(0, 1), step_of(0, 2), flawed)
+@pytest.mark.parametrize("why", [DropReason.UNTRAINABLE, DropReason.OTHER_POLICY])
+def test_a_sample_that_is_not_to_be_had_is_not_waited_for(why: DropReason) -> None:
+    gone = sample("gone", reward=None, response_tokens=0, group_id="g0")
+    if why is DropReason.OTHER_POLICY:
+        gone = replace(step_of(0, 9), policy_id="other")
+    batcher = batcher_of(step_of(0, 0), step_of(0, 1), step_of(0, 2))
+    assert batcher.receive(arrived(gone, 3)) is why
     known = settled(0, 3)
-    extra = StepAdvantage(turn_id="flawed", sample_id=flawed.sample_id, step_index=0, reward=0.0, advantage=0.0)
-    batcher.learn(
-        GroupSettled(
-            group_id="g0", trajectories=(), complete=True, advantages=(*known.advantages, extra), dropped=()
-        ), 0
-    )  # fmt: skip
+    extra = StepAdvantage(turn_id=gone.turn_id, sample_id=gone.sample_id, step_index=0, reward=0.0, advantage=0.0)
+    batcher.learn(replace(known, advantages=(*known.advantages, extra)), 0)
+    batcher.read_past(["g0"])
     batch = batcher.due(parent_version=0, now_ms=0)
     assert batch is not None
     assert len(batch.samples) == 3
 
 
-def test_what_is_of_no_group_or_left_out_of_one_or_late_waits_for_nothing_and_is_counted() -> None:
-    alone, constant, late = sample("alone"), step_of(1, 0), step_of(1, 1)
+def test_what_is_of_no_group_or_not_named_by_its_settlement_waits_for_nothing_and_is_counted() -> None:
+    """Of an attempt that never ended a settlement names no turn, and its samples hold up no later plan's offsets."""
+    alone, constant, unended = sample("alone"), step_of(1, 0), step_of(1, 9)
     revised = sample("g1 s0", reward=None, group_id="g1", num_feedback=1)
-    batcher = batcher_of(alone, constant, revised)
+    batcher = batcher_of(alone, constant, revised, unended)
     batcher.learn(settled(1, 0, dropped=[dropped(constant, StepDropReason.CONSTANT)]), 0)
-    batcher.learn(
-        TrajectoryLate(
-            group_id="g1", trajectory="t", session_id="s", dropped=(dropped(late, StepDropReason.LATE),)
-        ), 0
-    )  # fmt: skip
-    batcher.receive(arrived(late, 3))
+    assert batcher.receive(arrived(step_of(1, 1), 4)) is DropReason.LEFT_OUT
     assert batcher.num_waiting == 0
-    assert batcher.dropped == {DropReason.UNGROUPED: 1, DropReason.LEFT_OUT: 3}
+    assert batcher.dropped == {DropReason.UNGROUPED: 1, DropReason.LEFT_OUT: 4}
+
+
+def test_a_sample_whose_group_is_not_settled_for_too_long_is_let_go_once_all_is_read() -> None:
+    batcher = Batcher(replace(RULES, max_unsettled_ms=5000))
+    for group in (0, 1):
+        batcher.receive(arrived(step_of(group, 0), group))
+    batcher.learn(settled(0, 2), 0)
+    assert batcher.due(parent_version=0, now_ms=LATE_MS) is None
+    assert batcher.num_waiting == 2
+    batcher.read_past([])
+    assert batcher.due(parent_version=0, now_ms=5000) is None
+    assert batcher.num_waiting == 2
+    assert batcher.due(parent_version=0, now_ms=5001) is None
+    assert (batcher.num_waiting, batcher.dropped) == (1, {DropReason.UNSETTLED: 1})
+
+
+def test_settlements_that_name_nothing_that_can_be_had_cost_later_ones_nothing() -> None:
+    groups = Groups()
+    for group in range(50):
+        groups.learn(replace(settled(0, group % 2), group_id=f"gone {group}"), 0)
+    groups.read_past([f"gone {group}" for group in range(50)])
+    asked: list[object] = []
+
+    class Waits(frozenset[str]):
+        def __contains__(self, name: object) -> bool:
+            asked.append(name)
+            return False
+
+    for num_asked in (25, 0):
+        assert groups.choose(Waits(), at_most=3, settled_before_ms=0) is None
+        assert len(asked) == num_asked
+        asked.clear()
 
 
 def test_a_step_s_gradient_is_that_of_its_advantage_in_place_of_a_reward(base: Path) -> None:
@@ -258,6 +301,16 @@ def test_a_baseline_a_teacher_and_hints_alone_are_refused_beside_it() -> None:
         Settings(training=TrainingSettings(method="stepwise"), samples=SamplesSettings(off_distribution="hint_only"))
 
 
+def test_a_wait_that_ends_before_judges_or_after_attempts_are_forgotten_is_refused() -> None:
+    judge = JudgeSettings(url="http://127.0.0.1:8000/v1", deadline_s=600)
+    for wait_s, match in ((600, "group_wait_s is 600 and judge.deadline_s 600"), (86_401 * 7, "heard_for_days")):
+        with pytest.raises(ValueError, match=match):
+            Settings(judge=judge, training=TrainingSettings(method="stepwise", group_wait_s=wait_s))
+        Settings(judge=judge, training=TrainingSettings(group_wait_s=wait_s))
+    Settings(judge=judge, training=TrainingSettings(method="stepwise"))
+    Settings(training=TrainingSettings(method="stepwise", group_wait_s=600))
+
+
 GROUP = [tiny.sample(f"g0 s{n}", reward=None, group_id="g0") for n in range(3)]
 
 
@@ -274,6 +327,30 @@ async def test_two_attempts_of_a_group_train_one_step_by_their_advantages(base: 
     }
     [taken] = [event for event in events if isinstance(event, StepTaken)]
     assert (taken.num_samples, taken.num_tokens) == (3, 21)
+
+
+class OneByOne(MemoryLog):
+    """Settlements are read before samples, and those one at a time."""
+
+    async def follow(
+        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
+    ) -> AsyncGenerator[Sequence[Arrived], None]:
+        async for records in super().follow(topics, start, until_end=until_end):
+            for record in sorted(records, key=lambda record: "groups" not in record.topic):
+                yield [record]
+                await asyncio.sleep(0.01)
+
+
+async def test_a_trainer_that_starts_long_after_a_group_was_settled_trains_it_whole(base: Path, tmp_path: Path) -> None:
+    log = OneByOne(MemoryBroker())
+    named = settled(0, 3)
+    lost = replace(named.advantages[0], turn_id="lost", sample_id="lost")  # it never comes
+    await log.append([replace(named, advantages=(*named.advantages, lost)), *GROUP])
+    await asyncio.sleep(0.02)
+
+    events = await trained_until(log, settings(base, tmp_path, method="stepwise", max_wait_s=0.01), 1)
+
+    assert [len(event.sample_ids) for event in events if isinstance(event, BatchPlanned)] == [3]
 
 
 async def test_a_plan_without_its_step_is_executed_with_its_advantages_after_a_restart(
