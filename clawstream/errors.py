@@ -18,6 +18,7 @@ ClawstreamError
 +-- StepRefused       what a step came to is not published; the policy goes on from the version before
 +-- UnrenderableRequest  the template can't express a request; the client has to change it
 +-- TryLater           a peer did not answer as it should; the same call may succeed later
+    +-- NotYet             it is there, and what is asked for is not
 
 A message says which thing, what was found and what was expected, what happens now, and what to do.
 """
@@ -106,3 +107,7 @@ class TryLater(ClawstreamError):
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class NotYet(TryLater):
+    """A peer answered, and what is asked for is still to come: nobody is to take it for away."""

@@ -36,9 +36,8 @@ from clawstream.events import (
 )
 from clawstream.groups.stage import GROUPS_TOPIC, groups_stages
 from clawstream.inference.continuing import Renderer
-from clawstream.inference.engine import EngineRefused
+from clawstream.inference.engine import EngineRefused, Scores, Wanted
 from clawstream.inference.judge_client import JudgeReply
-from clawstream.inference.teacher import Scores, Wanted
 from clawstream.judging.stage import judging_stage
 from clawstream.samples.joining import Asks, Rules
 from clawstream.samples.stage import asking_stage, samples_stage
@@ -89,9 +88,8 @@ class Oracle:
 class Tutor:
     """A teacher whose scores follow from what is scored; answers of `too_long` tokens are refused."""
 
-    name = "tutor@test"
-
-    def __init__(self, *, too_long: int = 10**9) -> None:
+    def __init__(self, name: str = "tutor@test", *, too_long: int = 10**9) -> None:
+        self.name = name
         self.too_long = too_long
         self.asked: list[Wanted] = []
 
@@ -216,10 +214,8 @@ class Flow:
         self.judge = judge or Oracle()
         settings = settings or JudgeSettings(votes=3)
         rules = Rules(renderer or Letters(), off_distribution, weights, judged=judged, grouped=grouped)
-        samples = samples_stage(rules)
-        if teacher is not None:
-            samples = samples_stage(rules._replace(asks=Asks(teacher.name)))
-            samples = asking_stage(samples, TeacherSettings(), teacher, now_ms=lambda: 0)
+        self._rules = rules
+        samples = _taught(rules, teacher)
         stages: list[Stage[Any, Any]] = [
             turns_stage(TurnsSettings()),
             judging_stage(settings, self.judge, now_ms=lambda: 0),
@@ -250,12 +246,25 @@ class Flow:
             else:
                 worker.act(choice)
 
+    def teach(self, teacher: Tutor) -> None:
+        """Start the samples stage again, with this teacher."""
+        worker = next(worker for worker in self.workers if worker.stage.name == "samples")
+        worker.stage = _taught(self._rules, teacher)
+        worker.restart()
+
     def _write(self, event: Event) -> None:
         self.log.append(_TOPIC_OF.get(type(event), EXCHANGES), event)
 
     def states(self) -> list[Any]:
         """What the stages still remember."""
         return [state for worker in self.workers for state in worker.states.values() if state is not None]
+
+
+def _taught(rules: Rules, teacher: Tutor | None) -> Stage[Any, Any]:
+    if teacher is None:
+        return samples_stage(rules)
+    asking = samples_stage(rules._replace(asks=Asks(teacher.name)))
+    return asking_stage(asking, TeacherSettings(), teacher, now_ms=lambda: 0)
 
 
 def now(made: Coroutine[Any, Any, T] | Any) -> T:

@@ -168,7 +168,6 @@ async def work_on(
     settings: Settings, log: "KafkaLog", wanted: "Wanted", *, num_workers: int, rate: float | None
 ) -> ReplayEnded:
     """Begin the replay, or find it begun, and return how it ended."""
-    from clawstream.inference.teacher import teacher_name
     from clawstream.replay.processes import in_processes, prepare
     from clawstream.replay.ranges import EXCHANGES, num_records
     from clawstream.replay.running import begin, work_through
@@ -176,9 +175,12 @@ async def work_on(
     from clawstream.stream.connect import security_of
     from clawstream.stream.topics import replay_topics
 
-    started, ended = await begin(
-        log, wanted, settings.judge, settings.samples, settings.rewards, teacher=teacher_name(settings.teacher)
-    )
+    teacher = None
+    if settings.teacher.url is not None:
+        from clawstream.inference.teacher import teacher_name
+
+        teacher = teacher_name(settings.teacher.model, settings.teacher.url)
+    started, ended = await begin(log, wanted, settings.judge, settings.samples, settings.rewards, teacher=teacher)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     if ended is not None:
         say(f"replay {wanted.name} has ended before; nothing was done")

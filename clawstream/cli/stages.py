@@ -103,7 +103,6 @@ def samples(context: typer.Context) -> None:
     hide_torch()
     from clawstream.events import OffDistribution, RewardWeights
     from clawstream.inference.rendering import PromptRenderer
-    from clawstream.inference.teacher import teacher_name, teaching
     from clawstream.samples.joining import Asks, Rules
     from clawstream.samples.stage import asking_stage, samples_stage
     from clawstream.stream.stage import DAY_MS
@@ -111,8 +110,11 @@ def samples(context: typer.Context) -> None:
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
     weights = RewardWeights(**settings.rewards.weights)
     off_distribution = OffDistribution(settings.samples.off_distribution)
-    teacher = teacher_name(settings.teacher)
-    asks = None if teacher is None else Asks(teacher)
+    asks, teacher = None, settings.teacher
+    if teacher.url is not None:
+        from clawstream.inference.teacher import teacher_name, teaching
+
+        asks = Asks(teacher_name(teacher.model, teacher.url))
     judged, grouped = settings.judge.url is not None, settings.training.method == "stepwise"
     rules = Rules(renderer, off_distribution, weights, judged=judged, asks=asks, grouped=grouped)
     stage = samples_stage(rules, retain_ms=round(settings.rewards.heard_for_days * DAY_MS))

@@ -58,6 +58,7 @@ from clawstream.events.judging import (
     VerdictStatus,
     VoteCast,
     VoteStatus,
+    scoring_id_of,
     sha256_of,
 )
 from clawstream.events.policy import (
@@ -178,5 +179,6 @@ __all__ = [
     "VotesFrom",
     "derived_id",
     "float32",
+    "scoring_id_of",
     "sha256_of",
 ]

@@ -162,8 +162,8 @@ class TeacherScored(SessionEvent):
     @property
     def scoring_id(self) -> str:
         """What was to be scored, by whom; whatever came of it."""
-        asked = (self.turn_id, self.judge, self.prompt_version, self.revision, self.teacher, self.scored_sha256)
-        return derived_id("TeacherScored", *asked)
+        asked = (self.turn_id, self.judge, self.prompt_version, self.revision)
+        return scoring_id_of(*asked, teacher=self.teacher, scored_sha256=self.scored_sha256)
 
     @property
     def event_id(self) -> str:
@@ -171,6 +171,13 @@ class TeacherScored(SessionEvent):
         if self.status is TeacherStatus.SCORED:
             return self.scoring_id
         return derived_id("TeacherScored", self.scoring_id, self.scored_at_ms)
+
+
+def scoring_id_of(
+    turn_id: str, judge: str, prompt_version: str, revision: int, *, teacher: str, scored_sha256: str
+) -> str:
+    """Return the id of what a teacher is asked about a judge's hint."""
+    return derived_id("TeacherScored", turn_id, judge, prompt_version, revision, teacher, scored_sha256)
 
 
 def sha256_of(*token_ids: TokenIds) -> str:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from clawstream.errors import ClawstreamError
+from clawstream.events import TokenIds
 
 
 class EngineRefused(ClawstreamError):
@@ -95,6 +96,24 @@ class ServerInfo:
     model_path: str
     context_length_tokens: int
     weight_version: str | None
+
+
+class Scores(NamedTuple):
+    """What a teacher, who sees a hint, and the policy, who does not, make of each token of an answer, in nats."""
+
+    teacher_logprobs: tuple[float, ...]
+    student_logprobs: tuple[float, ...]
+    student_version: int
+
+
+class Wanted(NamedTuple):
+    """An answer, and the prompts that it is scored after."""
+
+    hinted_ids: TokenIds
+    prompt_ids: TokenIds
+    response_ids: TokenIds
+    policy_id: str
+    sampled_by: int  # the newest version of that policy that sampled a token of it
 
 
 class Engine(Protocol):

@@ -10,39 +10,22 @@ the gap is to say what the policy has still to learn, and what it has learned si
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from clawstream.config import Settings, TeacherSettings
-from clawstream.errors import ConfigError, TryLater
-from clawstream.events import TokenIds
+from clawstream.config import Settings
+from clawstream.errors import ConfigError, NotYet, TryLater
 from clawstream.inference.adapters import adapter_version, cache_key, policy_version
-from clawstream.inference.engine import EngineRefused, ServerInfo
+from clawstream.inference.engine import EngineRefused, Scores, ServerInfo, Wanted
 from clawstream.inference.judge_client import judge_name
 from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.inference.vocabulary import difference, largest_token_id, spread, too_small_for, vocabulary
 
 log = logging.getLogger(__name__)
 
-
-class Scores(NamedTuple):
-    """What both make of each token of an answer, in nats."""
-
-    teacher_logprobs: tuple[float, ...]
-    student_logprobs: tuple[float, ...]
-    student_version: int
-
-
-class Wanted(NamedTuple):
-    """An answer, and the prompts that it is scored after."""
-
-    hinted_ids: TokenIds
-    prompt_ids: TokenIds
-    response_ids: TokenIds
-    policy_id: str
-    sampled_by: int  # the newest version of that policy that sampled a token of it
+_TRIED_EVERY_S = 5.0
 
 
 class Engine(Protocol):
@@ -72,9 +55,25 @@ class Teacher:
         self._teacher = teacher
         self._students = itertools.cycle(students)
         self._policy_id = policy_id
+        self._strange: str | None = None
+
+    async def known(self, check: Callable[[], Awaitable[None]]) -> None:
+        """Score nothing until `check` has returned, which is tried until it does not raise TryLater."""
+        self._strange = "its vocabulary is not checked yet"
+        while self._strange is not None:
+            try:
+                await check()
+            except TryLater as error:
+                self._strange = f"its vocabulary can't be checked, {error}"
+                log.warning("teacher=%s state=waited_for reason=%s", self._teacher.url, self._strange)
+                await asyncio.sleep(_TRIED_EVERY_S)
+            else:
+                self._strange = None
 
     async def score(self, wanted: Wanted) -> Scores:
         """Return both scores. Raises TryLater where none came, EngineRefused where an engine never will score it."""
+        if self._strange is not None:
+            raise NotYet(f"teacher {self._teacher.url} is not asked: {self._strange}")
         version, student = await self._student_score(next(self._students), wanted)
         asked = (*wanted.hinted_ids, *wanted.response_ids)
         return Scores(await self._teacher.score(asked, len(wanted.hinted_ids)), student, version)
@@ -86,7 +85,7 @@ class Teacher:
             )
         before = await self._served(engine)
         if before.version < wanted.sampled_by:
-            raise TryLater(
+            raise NotYet(
                 f"engine {engine.url} serves version {before.version} of {self._policy_id}, and version "
                 f"{wanted.sampled_by} sampled the answer: it is asked again once it is brought up to date"
             )
@@ -100,7 +99,7 @@ class Teacher:
             refusal = error
         after = await self._served(engine)
         if after != before:
-            raise TryLater(
+            raise NotYet(
                 f"engine {engine.url} went from version {before.version} of {self._policy_id} to {after.version} while "
                 "it scored, so nobody knows whose score it is; it is asked again"
             )
@@ -115,55 +114,64 @@ class Teacher:
         return _Served(weights, max(weights, newest), adapters[newest] if newest > weights else None)
 
 
-def teacher_name(settings: TeacherSettings) -> str | None:
-    """Return how samples name the engine that is the teacher; None: the trainer is."""
-    return None if settings.url is None else judge_name(settings.model, settings.url)
+def teacher_name(model: str, url: str) -> str:
+    """Return how samples name the engine that is the teacher."""
+    return judge_name(model, url)
 
 
 @asynccontextmanager
 async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterator[Teacher]:
-    """A teacher that lives as long as the block, its vocabulary checked; `added_ids` prompts may hold beside ours.
+    """A teacher that lives as long as the block; `added_ids` prompts may hold beside ours.
 
-    Raises ConfigError for one with another vocabulary, TryLater where it does not answer.
+    It scores once its vocabulary is checked. Ends the block with ConfigError for another one, whenever that is found.
     """
     teacher, engine = settings.teacher, settings.engine
     assert teacher.url is not None, "settings with an engine for a teacher name it"
     async with engine_session(teacher) as session, engine_session(engine) as of_policy:
         asked = SglangEngine(session, teacher.url, control_s=teacher.call_timeout_s)
-        await refuse_another_vocabulary(asked, engine.base_policy, added_ids)
         students = [SglangEngine(of_policy, url, control_s=teacher.call_timeout_s) for url in engine.addresses]
-        yield Teacher(asked, students, policy_id=settings.policy.id)
+        found = Teacher(asked, students, policy_id=settings.policy.id)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                checking = tasks.create_task(
+                    found.known(lambda: refuse_another_vocabulary(asked, engine.base_policy, added_ids))
+                )
+                yield found
+                checking.cancel()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
 
 
 async def refuse_another_vocabulary(teacher: Engine, policy: Path, added_ids: Iterable[int]) -> None:
     """Raise ConfigError where the teacher gives tokens other ids than the policy in the folder.
 
-    Its tokenizer.json decides where it can be read here, else what it makes of a text of the policy's own tokens. Where
-    neither can be had that is said, and the teacher believed: ids that a model does not know end SGLang (0.5.23).
+    What it makes of a text of the policy's own tokens decides, else the tokenizer.json of its folder where that can be
+    read here: a folder of that name on this machine may hold another model. Where neither can be had that is said, and
+    the teacher believed: ids that a model does not know end SGLang (0.5.23).
     """
     ours, theirs = vocabulary(policy), Path((await teacher.server_info()).model_path)
     wrong = too_small_for(largest_token_id(policy, added_ids), theirs)
     if wrong is None and ours is not None:
-        known = await asyncio.to_thread(vocabulary, theirs)
-        if known is not None:
-            wrong = difference(ours, known)
-        else:
-            text = spread(ours)
-            found = await teacher.token_ids(text)
-            expected = tuple(ours.encode(text, add_special_tokens=False).ids)
-            if found is None:
+        text = spread(ours)
+        expected = tuple(ours.encode(text, add_special_tokens=False).ids)
+        found = await teacher.token_ids(text)
+        if found is None:
+            known = await asyncio.to_thread(vocabulary, theirs)
+            if known is not None:
+                wrong = difference(ours, known)
+            else:
                 log.warning(
                     "teacher=%s vocabulary=unknown reason=it has no /tokenize, and %s can't be read here. It is asked "
                     "all the same: see to it that its tokenizer is the policy's",
                     teacher.url, theirs,
                 )  # fmt: skip
-            elif found != expected:
-                place = next((n for n, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)
-                wrong = (
-                    f"of {len(expected)} tokens of the policy's it makes {len(found)}"
-                    if place is None
-                    else f"it gives {found[place]} for token {place} of a text where the policy has {expected[place]}"
-                )
+        elif found != expected:
+            place = next((n for n, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)
+            wrong = (
+                f"of {len(expected)} tokens of the policy's it makes {len(found)}"
+                if place is None
+                else f"it gives {found[place]} for token {place} of a text where the policy has {expected[place]}"
+            )
     if wrong is not None:
         raise ConfigError(
             f"teacher {teacher.url} has another vocabulary than the policy in {policy}: {wrong}. Its scores would "

@@ -8,9 +8,11 @@ turn's first sample is also its last.
 import asyncio
 import contextlib
 import logging
+import math
+from array import array
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.events import (
@@ -18,6 +20,7 @@ from clawstream.events import (
     ExchangeCompleted,
     ExchangeFailed,
     FeedbackGiven,
+    LogProbs,
     ReplayStarted,
     TeacherScored,
     VoteCast,
@@ -39,8 +42,33 @@ GROUP_BYTES = 4 * 2**20
 BREATHE_EVERY = 100  # records; fetching goes on meanwhile
 RETRY_S = 0.25
 NEWS_EVERY_S = 0.5
-_BESIDE = (FEEDBACK, HINTS)  # of the latter teachers' scores alone
-Beside = Mapping[str, Sequence[tuple[str, FeedbackGiven | TeacherScored]]]  # by turn, with their topics
+_BESIDE = (FEEDBACK, HINTS)  # of the latter what the replay's teacher said alone
+Beside = dict[tuple[str, str], "list[tuple[str, FeedbackGiven | _Packed]]"]  # by session and turn, with their topics
+
+
+class _Packed(NamedTuple):
+    """Scores in an eighth of their size, as a partition's all wait for their answers."""
+
+    scored: TeacherScored  # without them
+    teacher_logprobs: "array[float] | None"
+    student_logprobs: "array[float] | None"
+
+    def unpacked(self) -> TeacherScored:
+        both = (_unpacked(self.teacher_logprobs), _unpacked(self.student_logprobs))
+        return replace(self.scored, teacher_logprobs=both[0], student_logprobs=both[1])
+
+
+def _packed(scored: TeacherScored) -> _Packed:
+    without = replace(scored, teacher_logprobs=None, student_logprobs=None)
+    return _Packed(without, *map(_array, (scored.teacher_logprobs, scored.student_logprobs)))
+
+
+def _array(values: LogProbs | None) -> "array[float] | None":
+    return None if values is None else array("f", (math.nan if value is None else value for value in values))
+
+
+def _unpacked(values: "array[float] | None") -> LogProbs | None:
+    return None if values is None else tuple(None if math.isnan(value) else value for value in values)
 
 
 class ReplayLog(Protocol):
@@ -139,14 +167,18 @@ class Worker:
 
     async def _said_of(self, number: int) -> Beside:
         """Return what was said of the partition's answers and is not said again, by turn and in each topic's order."""
-        found: dict[str, list[tuple[str, FeedbackGiven | TeacherScored]]] = {}
+        found: Beside = {}
         ranges = by_partition(self.started.ranges, number)
         places = {place: ends for place, ends in ranges.items() if place.topic in _BESIDE}
         if places:
             async for records in self.log.replay(places, digest=False):
                 for record in records:
-                    if isinstance(record, Record) and isinstance(record.event, FeedbackGiven | TeacherScored):
-                        found.setdefault(record.event.turn_id, []).append((record.topic, record.event))
+                    said = record.event if isinstance(record, Record) else None
+                    if isinstance(said, TeacherScored) and said.teacher == self.started.teacher:
+                        of_turn = found.setdefault((said.session_id, said.turn_id), [])
+                        of_turn.append((record.topic, _packed(said)))
+                    elif isinstance(said, FeedbackGiven):
+                        found.setdefault((said.session_id, said.turn_id), []).append((record.topic, said))
         return found
 
     async def pace(self) -> None:
@@ -238,10 +270,9 @@ class _Partition:
         self._worker.progress.num_exchanges += isinstance(record.event, ExchangeCompleted | ExchangeFailed)
         self._follow_up(record, self._feed(record))
         if isinstance(record.event, ExchangeCompleted):
-            for topic, given in self._beside.get(record.event.exchange_id, ()):
-                if given.session_id == record.key:
-                    said = following(record, topic, given)
-                    self._follow_up(said, self._feed(said))
+            for topic, given in self._beside.pop((record.key, record.event.exchange_id), ()):
+                said = following(record, topic, given.unpacked() if isinstance(given, _Packed) else given)
+                self._follow_up(said, self._feed(said))
 
     def _feed(self, record: Record) -> Said:
         oldest_ms = min(cause.timestamp_ms for cause in self._open.values()) if self._open else None

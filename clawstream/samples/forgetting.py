@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from clawstream.events import VerdictReached
 from clawstream.events.floor import buried, second_looks
-from clawstream.samples.session import FIRST_LOOK, FLOOR_LOOK, PAST_LIVES, Judged, Recalled, Session
+from clawstream.samples.session import FIRST_LOOK, FLOOR_LOOK, PAST_LIVES, Judged, Recalled, Session, is_ready
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -94,4 +94,5 @@ def _judge_is_done(session: Session, judge: str, prompt_version: str) -> bool:
     looks = second_looks(list(session.turns), session.marks, of(FIRST_LOOK), hints, of(FLOOR_LOOK))
     turns = [Judged(judge, prompt_version, FIRST_LOOK, turn_id) for turn_id in session.turns]
     again = [Judged(judge, prompt_version, FLOOR_LOOK, look.turn_id) for look in looks.due]
-    return looks.settled and all(key in session.joined for key in [*turns, *again])
+    # A score that is still to come finds its answer in the life that is over.
+    return looks.settled and all(is_ready(session, key) for key in [*turns, *again])

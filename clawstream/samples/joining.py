@@ -47,6 +47,7 @@ from clawstream.samples.session import (
     Recalled,
     Session,
     is_of_the_past,
+    is_ready,
     judged_of,
     learn,
     never_judged,
@@ -118,7 +119,8 @@ def _observe(before: Session, event: Event, rules: Rules) -> Follows:
     for key in _due(after, event, judged=rules.judged, grouped=rules.grouped):
         joined = _join(after, key, rules)
         if isinstance(joined.event, Scoring):
-            if joined.event.id not in after.scores.get(key.turn_id, {}):
+            # Where it was asked under settings of before a restart, or was not, nobody asks any more: feedback does.
+            if isinstance(event, FeedbackGiven) or joined.event.id not in after.scores.get(key.turn_id, {}):
                 calls.append(joined.event)
                 after = with_score(after, key.turn_id, joined.event.id, None)
             after = after._replace(recalled=joined.recalled)
@@ -132,7 +134,7 @@ def _observe(before: Session, event: Event, rules: Rules) -> Follows:
 
 def _due(session: Session, event: Event, *, judged: bool, grouped: bool) -> list[Judged]:
     """Return what is to be joined now that `event` is known: for the first time, or with feedback that is new."""
-    keys = [key for key in _completed(session, event) if _is_ready(session, key)]
+    keys = [key for key in _completed(session, event) if is_ready(session, key)]
     keys += _of_feedback_alone(session, event, judged=judged)
     if grouped and not judged:
         keys += _of_a_group(session, event)
@@ -197,11 +199,6 @@ def _of_a_group(session: Session, event: Event) -> list[Judged]:
 
 def _alone(turn_id: str) -> Judged:
     return Judged(NOBODY, NOBODY, FIRST_LOOK, turn_id)
-
-
-def _is_ready(session: Session, key: Judged) -> bool:
-    hinted = key.revision == FLOOR_LOOK or key in session.hints
-    return hinted and key in session.verdicts and key.turn_id in session.answers
 
 
 class _Joined(NamedTuple):

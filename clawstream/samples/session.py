@@ -103,6 +103,12 @@ def opinions_of(session: Session, turn_id: str) -> Opinions:
     return session.feedback.get(turn_id, Opinions())
 
 
+def is_ready(session: Session, key: Judged) -> bool:
+    """Return whether all is known that a sample of the verdict rests on, but for what a teacher makes of its hint."""
+    hinted = key.revision == FLOOR_LOOK or key in session.hints
+    return hinted and key in session.verdicts and key.turn_id in session.answers
+
+
 def never_judged(session: Session, turn_ids: Iterable[str]) -> list[str]:
     """Return which answers are known to have no next state: the session went on without it, or is over or idle.
 
@@ -195,7 +201,7 @@ def is_of_the_past(life: Session, event: Event) -> bool:
     match event:
         case ExchangeCompleted() | ExchangeFailed():
             return event.exchange_id in life.requests
-        case FeedbackGiven() | TurnOrphaned():
+        case FeedbackGiven() | TurnOrphaned() | TeacherScored():
             return event.turn_id in life.answers
     return False
 

@@ -12,8 +12,7 @@ from typing import Protocol
 
 from clawstream.config import TeacherSettings
 from clawstream.events import Event, TeacherStatus, float32
-from clawstream.inference.engine import EngineRefused
-from clawstream.inference.teacher import Scores, Wanted
+from clawstream.inference.engine import EngineRefused, Scores, Wanted
 from clawstream.samples.joining import Rules, observe
 from clawstream.samples.session import Session
 from clawstream.samples.teaching import Scoring
@@ -64,6 +63,7 @@ def asking_stage(
         calls_at_once=settings.calls_at_once,
         call_timeout_s=settings.call_timeout_s,
         deadline_s=settings.deadline_s,
+        waits_for_peer=False,  # what has no hint waits for no teacher
     )
 
 

@@ -6,7 +6,7 @@ hint, facts that arrive in any order, and is made by the record that completes t
 
 from dataclasses import dataclass
 
-from clawstream.events import TeacherScored, TeacherStatus, TokenIds, derived_id, sha256_of
+from clawstream.events import TeacherScored, TeacherStatus, TokenIds, scoring_id_of, sha256_of
 from clawstream.samples.session import Judged
 
 
@@ -42,7 +42,7 @@ class Scoring:
             prompt_version=self.key.prompt_version,
             revision=self.key.revision,
             teacher=self.teacher,
-            scored_sha256=sha256_of(self.hinted_ids, self.prompt_ids, self.response_ids),
+            scored_sha256=self._scored_sha256,
             policy_id=self.policy_id,
             status=status,
             teacher_logprobs=teacher_logprobs,
@@ -56,6 +56,10 @@ class Scoring:
     @property
     def id(self) -> str:
         """What its events have as `scoring_id`."""
-        key, digest = self.key, sha256_of(self.hinted_ids, self.prompt_ids, self.response_ids)
-        asked = (key.turn_id, key.judge, key.prompt_version, key.revision, self.teacher, digest)
-        return derived_id("TeacherScored", *asked)
+        key = self.key
+        asked = (key.turn_id, key.judge, key.prompt_version, key.revision)
+        return scoring_id_of(*asked, teacher=self.teacher, scored_sha256=self._scored_sha256)
+
+    @property
+    def _scored_sha256(self) -> str:
+        return sha256_of(self.hinted_ids, self.prompt_ids, self.response_ids)

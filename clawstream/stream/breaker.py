@@ -28,6 +28,11 @@ class Breaker:
         """Whether calls wait."""
         return self._opened_at_s is not None
 
+    @property
+    def opened_at_s(self) -> float | None:
+        """Since when calls wait; None: they do not."""
+        return self._opened_at_s
+
     def open_for_s(self, now_s: float) -> float:
         """Return how long it has been open in all."""
         return self._open_before_s + (0.0 if self._opened_at_s is None else now_s - self._opened_at_s)

@@ -1,7 +1,7 @@
 """Slow calls, made until they succeed or their deadlines are over.
 
 The one rule: a call that failed is not an answer; only the stage's own `give_up` makes events of it, and not while all
-calls fail: then the peer is away, and they wait for it.
+calls fail: then the peer is away, and they wait for it, unless the stage can do without.
 """
 
 import asyncio
@@ -9,11 +9,11 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
-from clawstream.errors import TryLater
+from clawstream.errors import NotYet, TryLater
 from clawstream.events import Event
 from clawstream.stream.breaker import Breaker
 from clawstream.stream.stage import Stage
@@ -43,35 +43,51 @@ class Caller(Generic[S, C]):
         self._change = asyncio.Event()
         self._numbers = count()
         self._now_s = asyncio.get_running_loop().time
+        self._why_away = ""
 
     @property
     def waits_for_peer(self) -> bool:
-        """Whether no call is made until one that tries has come through."""
-        return self._breaker.is_open
+        """Whether nothing goes on until a call that tries has come through."""
+        return self._stage.waits_for_peer and self._breaker.is_open
 
     async def until_done(self, call: C) -> Sequence[Event]:
         """Return the events that came of `call`; each attempt takes a slot, waiting between them takes none.
 
         The deadline runs from the first attempt, so calls that wait for their turn are not given up unasked; and it
-        stands still while the peer is away.
+        stands still while the peer is away. Where the stage does not wait for that one it runs on, and a call that was
+        not made yet is given up too once the peer was away for as long.
         """
-        number, attempt = next(self._numbers), 0
+        number, attempt, asked_at_s = next(self._numbers), 0, self._now_s()
         deadline_s: float | None = None
+        why: str | None = None
         give_up = self._stage.give_up
+
+        def patience_s() -> float:
+            if self._stage.waits_for_peer or give_up is None:
+                return math.inf
+            if deadline_s is not None:
+                return deadline_s - self._now_s()
+            away_at_s = self._breaker.opened_at_s
+            return self._stage.deadline_s - (0 if away_at_s is None else self._now_s() - max(asked_at_s, away_at_s))
+
         while True:
-            async with self._slots:
-                await self._passage(number)
-                deadline_s = self._closed_s() + self._stage.deadline_s if deadline_s is None else deadline_s
-                left_s = math.inf if give_up is None else max(0.0, deadline_s - self._closed_s())
+            async with self._turn(number, patience_s) as may_go:
+                if not may_go:
+                    assert give_up is not None, "who never gives up is patient"
+                    return give_up(call, self._why_away if why is None else why)
+                if deadline_s is None:
+                    deadline_s = self._clock_s() + min(self._stage.deadline_s, patience_s())
+                left_s = math.inf if give_up is None else max(0.0, deadline_s - self._clock_s())
                 try:
                     return await self._attempt(number, call, min(self._stage.call_timeout_s, left_s))
                 except TryLater as error:
                     why, at_least_s = str(error), error.retry_after_s or 0.0
             wait_s = max(wait_before(attempt, self._retry_s), at_least_s)
-            if give_up is not None and wait_s >= deadline_s - self._closed_s():
+            if give_up is not None and wait_s >= deadline_s - self._clock_s():
                 away_s = self._breaker.open_for_s(self._now_s())
-                await asyncio.sleep(max(0.0, deadline_s - self._closed_s()))
-                if self._breaker.open_for_s(self._now_s()) == away_s and not self._breaker.is_open:
+                await asyncio.sleep(max(0.0, deadline_s - self._clock_s()))
+                stood_still = self._breaker.open_for_s(self._now_s()) != away_s or self._breaker.is_open
+                if not (stood_still and self._stage.waits_for_peer):
                     return give_up(call, why)
             else:
                 self._on_retry(why)
@@ -89,7 +105,11 @@ class Caller(Generic[S, C]):
             self._failed(number, missed)
             raise missed from error
         except TryLater as error:
-            self._failed(number, error)
+            if isinstance(error, NotYet):
+                self._breaker.abandon(number)
+                self._changed()
+            else:
+                self._failed(number, error)
             raise
         except BaseException:
             self._breaker.abandon(number)
@@ -99,6 +119,27 @@ class Caller(Generic[S, C]):
             log.warning("stage=%s breaker=closed", self._stage.name)
             self._changed()
         return events
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, number: int, patience_s: Callable[[], float]) -> AsyncIterator[bool]:
+        """A slot while the call is made, once it may go; False: its time was over first."""
+        while (within_s := patience_s()) > 0:
+            try:
+                async with asyncio.timeout(None if within_s == math.inf else within_s):
+                    await self._slots.acquire()
+                    try:
+                        await self._passage(number)
+                    except BaseException:
+                        self._slots.release()
+                        raise
+            except TimeoutError:
+                continue
+            try:
+                yield True
+            finally:
+                self._slots.release()
+            return
+        yield False
 
     async def _passage(self, number: int) -> None:
         """Return when the call may go; where the breaker is open, as the one that finds out."""
@@ -110,18 +151,22 @@ class Caller(Generic[S, C]):
 
     def _failed(self, number: int, error: TryLater) -> None:
         opened = self._breaker.fail(number, self._now_s(), retry_after_s=error.retry_after_s or 0.0)
+        self._why_away = str(error)
         if opened:
             log.error(
                 "stage=%s breaker=open reason=%s. No call is made until one that is tried now and then comes through; "
-                "nothing is recorded as failed meanwhile. Look at the peer: its address, its key, its limits",
+                "%s. Look at the peer: its address, its key, its limits",
                 self._stage.name,
                 error,
+                "nothing is recorded as failed meanwhile"
+                if self._stage.waits_for_peer
+                else f"each is recorded as failed after {self._stage.deadline_s:g} s",
             )
         self._changed()
 
-    def _closed_s(self) -> float:
-        """Return the seconds of a clock that stands still while the breaker is open."""
-        return self._now_s() - self._breaker.open_for_s(self._now_s())
+    def _clock_s(self) -> float:
+        """Return the seconds of the deadlines' clock: it stands still while the stage waits for its peer."""
+        return self._now_s() - (self._breaker.open_for_s(self._now_s()) if self._stage.waits_for_peer else 0.0)
 
     def _changed(self) -> None:
         self._change.set()

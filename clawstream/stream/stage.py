@@ -68,6 +68,7 @@ class Stage(Generic[S, C]):
     calls_at_once: int = 64  # per worker
     call_timeout_s: float = 60.0
     deadline_s: float = 600.0
+    waits_for_peer: bool = True  # while all calls fail: nothing is read or given up. False: deadlines run on
     retain_ms: int = DAY_MS
     ordered: bool = False  # whether a record that is set aside holds up the later ones of its key
     in_flight: int = field(default=1024)  # records read and not yet done, per worker

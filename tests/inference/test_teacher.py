@@ -1,5 +1,6 @@
 """A teacher and the policy's engine asked together: whose score it is, and whether they speak of the same tokens."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import Sequence
@@ -11,11 +12,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tokenizers import Tokenizer
 
-from clawstream.errors import ConfigError, TryLater
-from clawstream.inference.engine import EngineRefused, ServerInfo
+from clawstream.config import EngineSettings, Settings, TeacherSettings
+from clawstream.errors import ConfigError, NotYet, TryLater
+from clawstream.inference import teacher as teaching_module
+from clawstream.inference.engine import EngineRefused, ServerInfo, Wanted
 from clawstream.inference.sglang import SglangEngine
-from clawstream.inference.teacher import Teacher, Wanted, refuse_another_vocabulary
+from clawstream.inference.teacher import Teacher, refuse_another_vocabulary
 from tests.engine.tiny_model import make_config
+from tests.training.test_trainer import with_settings
 
 WANTED = Wanted(hinted_ids=(1, 2, 9), prompt_ids=(1, 2), response_ids=(5, 6), policy_id="policy", sampled_by=4)
 
@@ -134,7 +138,68 @@ async def test_a_teacher_with_the_policy_s_vocabulary_may_teach(policy: Path) ->
     there.folder, elsewhere.tokenizer = policy, Tokenizer.from_file(str(policy / "tokenizer.json"))
     for engine in (there, elsewhere):
         await refuse_another_vocabulary(engine, policy, ())
-    assert (len(there.texts), len(elsewhere.texts)) == (0, 1), "its folder decides where it can be read"
+
+
+async def test_what_a_teacher_says_decides_where_its_folder_has_the_name_of_one_of_this_machine(
+    policy: Path, tmp_path: Path
+) -> None:
+    other = with_another_vocabulary(policy, tmp_path / "other")
+    engine = Engine("default")
+    engine.folder, engine.tokenizer = policy, Tokenizer.from_file(str(other / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"it gives \d+ for token \d+"):
+        await refuse_another_vocabulary(engine, policy, ())
+
+
+async def test_a_teacher_is_not_asked_before_its_vocabulary_is_known_and_is_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(teaching_module, "_TRIED_EVERY_S", 0.0)
+    asked, tried = Engine("default", scale=-0.5), 0
+    both = teacher(Engine("6"), of=asked)
+
+    async def check() -> None:
+        nonlocal tried
+        tried += 1
+        if tried < 3:
+            with pytest.raises(NotYet, match="vocabulary"):
+                await both.score(WANTED)
+            raise TryLater("connection refused")
+
+    await both.known(check)
+    assert (asked.asked, tried) == ([], 3)
+    assert (await both.score(WANTED)).student_version == 6
+
+
+async def test_a_teacher_that_answers_late_may_begin_late_and_then_ends_what_asks_it_if_its_vocabulary_is_another(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([TryLater("connection refused"), ConfigError("another vocabulary")])
+
+    async def check(*_: object) -> None:
+        raise next(found)
+
+    monkeypatch.setattr(teaching_module, "refuse_another_vocabulary", check)
+    monkeypatch.setattr(teaching_module, "_TRIED_EVERY_S", 0.1)
+    settings = Settings(
+        environment=False,
+        engine=EngineSettings(urls=("http://engine",), model_path=policy),
+        teacher=TeacherSettings(url="http://teacher"),
+        training=with_settings(teacher_scores="engine"),
+    )
+    refusals: list[str] = []
+
+    async def work() -> None:
+        async with teaching_module.teaching(settings, ()) as late:
+            await asyncio.sleep(0)
+            try:
+                await late.score(WANTED)
+            except NotYet as error:
+                refusals.append(str(error))
+            await asyncio.sleep(30)
+
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        await work()
+    assert ["connection refused" in refusal for refusal in refusals] == [True]
 
 
 async def test_a_teacher_with_other_ids_is_refused_whether_its_folder_can_be_read_or_not(

@@ -1,16 +1,21 @@
 """Teachers' scores in a replay: those on the log weigh the hints that they were made of, and no others."""
 
 import asyncio
+from array import array
+from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 
-from clawstream.events import Event, Question, RefusalReason, SampleAssembled, SampleRefused, VotesFrom
+from clawstream.events import Event, Question, RefusalReason, SampleAssembled, SampleRefused, TeacherScored, VotesFrom
+from clawstream.replay.work import Worker
 from clawstream.stream.topics import replay_topic
 from tests.flow import Oracle, Tutor
 from tests.replay.recorded import lived, replayed, said, wanted, written
 from tests.samples.test_flow import MOVES, SEEDS, conversation
 from tests.samples.test_teacher import HINTED, judge, one_turn
-from tests.sessions import SAMPLES
+from tests.sessions import HINTS, SAMPLES
 
 AGAIN = replay_topic(SAMPLES, "again")
 
@@ -42,7 +47,33 @@ async def test_another_judges_hint_is_not_weighed_by_what_was_said_of_the_first_
     flow = lived(one_turn().written, 0, judge(0), teacher=Tutor())
     log = await written(flow, 1)
     other = Oracle({Question.SCORE: ["\\boxed{0}"], Question.HINT: [HINTED.replace("headings", "capitals")]})
-    await replayed(log, wanted(votes_from=VotesFrom.NEW, judge=other.name), judge=other, teacher=Tutor.name)
+    await replayed(log, wanted(votes_from=VotesFrom.NEW, judge=other.name), judge=other, teacher=Tutor().name)
     [refused] = (await said(log, [AGAIN]))[AGAIN].values()
     assert isinstance(refused, SampleRefused)
     assert refused.reason is RefusalReason.HINT_UNSCORED
+
+
+async def test_a_replay_keeps_what_its_own_teacher_said_alone_and_small_and_only_until_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flow = lived(one_turn().written, 0, judge(0), teacher=Tutor())
+    [scored] = flow.log.of(TeacherScored)
+    flow.log.append(HINTS, replace(scored, teacher="who@else"))
+    log = await written(flow, 1)
+    read_beside = Worker._said_of
+    kept: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+
+    async def watched(worker: Worker, number: int) -> Any:
+        beside = await read_beside(worker, number)
+        kept.append((dict(beside), beside))
+        return beside
+
+    monkeypatch.setattr(Worker, "_said_of", watched)
+    await replayed(log, teacher=Tutor().name)
+    [(at_first, at_last)] = kept
+    [[(_, packed)]] = at_first.values()
+    assert packed.scored.teacher == Tutor().name
+    assert packed.scored.teacher_logprobs is None
+    assert isinstance(packed.teacher_logprobs, array)
+    assert packed.unpacked() == scored
+    assert at_last == {}

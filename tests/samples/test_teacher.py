@@ -103,7 +103,7 @@ def test_a_teacher_is_asked_once_about_each_hint_however_often_feedback_comes(mo
     assert len(tutor.asked) == len(log.of(HintFound))
 
 
-def test_feedback_that_comes_while_a_teacher_is_asked_does_not_ask_it_again() -> None:
+def test_feedback_that_comes_while_a_teacher_is_asked_asks_the_same_again_as_nobody_may_be_asking() -> None:
     session = one_turn()
     events = [record.event for topic in READ for record in Flow(judge(-1)).run(session.written).topics[topic]]
     answer = session.written[0]
@@ -115,7 +115,41 @@ def test_feedback_that_comes_while_a_teacher_is_asked_does_not_ask_it_again() ->
         state, made, calls = observe(state, event, Rules(Letters(), asks=Asks("tutor@test")))
         asked += calls
         assert made == []
-    assert len(asked) == 1
+    assert len(asked) == 3
+    assert len({scoring.id for scoring in asked}) == 1
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("before", [None, Tutor()])
+def test_feedback_makes_a_sample_also_where_another_engine_teaches_since_a_restart(
+    before: Tutor | None, done: bool
+) -> None:
+    session = one_turn()
+    if done:
+        session.done()
+    flow = Flow(judge(-1), teacher=before)
+    old = flow.run(session.written).of(SampleAssembled)
+    flow.teach(Tutor("other@test"))
+    answer = session.written[0]
+    assert isinstance(answer, ExchangeCompleted)
+    new = flow.run([session.rate(answer.exchange_id, 1.0)]).of(SampleAssembled)[len(old) :]
+    assert [(sample.teacher, sample.num_feedback) for sample in new] == [("other@test", 1)]
+
+
+def test_a_done_session_whose_hint_waits_for_its_score_is_put_away_and_has_its_sample_when_that_comes() -> None:
+    session = one_turn()
+    session.done()
+    log = Flow(judge(-1), teacher=Tutor()).run(session.written)
+    [scored], [sample] = log.of(TeacherScored), log.of(SampleAssembled)
+    state: State | None = None
+    rules = Rules(Letters(), asks=Asks("tutor@test"))
+    for record in (record for topic in READ for record in log.topics[topic]):
+        if not isinstance(record.event, TeacherScored):
+            state = observe(state, record.event, rules).session
+    assert state is not None
+    assert (dict(state.requests), len(state.past)) == ({}, 1)
+    after = observe(state, scored, rules)
+    assert (after.events, after.calls) == ([sample], [])
 
 
 @given(MOVES, SEEDS)

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clawstream.errors import TryLater
+import pytest
+
+from clawstream.errors import NotYet, TryLater
 from clawstream.events import Event, SessionDone, VoteStatus
 from clawstream.stream.breaker import FAILING_CALLS, LONGEST_WAIT_S, Breaker
 from clawstream.stream.memory import MemoryBroker, MemoryLog
@@ -161,3 +163,65 @@ async def test_time_that_the_peer_was_away_is_not_counted_once_it_is_back() -> N
         await toys.settled(log, "asks")
     statuses = {record.event.status for record in await toys.read(log, toys.VOTES)}  # type: ignore[attr-defined]
     assert (statuses, late["left"]) == ({VoteStatus.READABLE}, 0)
+
+
+async def test_a_stage_that_does_not_wait_for_its_peer_reads_on_and_gives_each_call_up_after_its_deadline() -> None:
+    log = MemoryLog(MemoryBroker(partitions=1))
+    back = asyncio.Event()
+
+    async def perform(call: SessionDone) -> Sequence[Event]:
+        if not back.is_set():
+            raise TryLater("status 503")
+        return await toys.answered(call)
+
+    async def read_all() -> bool:
+        return bool(progress) and progress[-1].records == 60
+
+    stage = toys.asks(perform, give_up=given_up, deadline_s=0.5, calls_at_once=2, waits_for_peer=False)
+    progress: list[Progress] = []
+    await log.append([toys.done("a", number) for number in range(20)])
+    async with toys.running(stage, log, pace=replace(toys.HASTE, retry_s=0.1), progress=progress):
+        await asyncio.sleep(0.3)
+        await log.append([toys.done("b", number) for number in range(40)])
+        await toys.until(read_all)
+        await toys.settled(log, "asks")
+        back.set()
+        await log.append([toys.done("c", 0)])
+        await toys.settled(log, "asks")
+    statuses = [(record.key, record.event.status) for record in await toys.read(log, toys.VOTES)]  # type: ignore[attr-defined]
+    assert sorted(statuses) == sorted(
+        [("a", VoteStatus.FAILED)] * 20 + [("b", VoteStatus.FAILED)] * 40 + [("c", VoteStatus.READABLE)]
+    )
+
+
+async def test_calls_that_wait_for_their_turn_are_not_given_up_for_want_of_a_peer_that_was_never_away() -> None:
+    log = MemoryLog(MemoryBroker(partitions=1))
+
+    async def perform(call: SessionDone) -> Sequence[Event]:
+        await asyncio.sleep(0.05)
+        return await toys.answered(call)
+
+    stage = toys.asks(perform, give_up=given_up, deadline_s=0.2, calls_at_once=1, waits_for_peer=False)
+    await log.append([toys.done("a", number) for number in range(12)])
+    async with toys.running(stage, log):
+        await toys.settled(log, "asks")
+    statuses = [record.event.status for record in await toys.read(log, toys.VOTES)]  # type: ignore[attr-defined]
+    assert statuses == [VoteStatus.READABLE] * 12
+
+
+async def test_what_is_still_to_come_is_given_up_in_time_and_nobody_is_taken_for_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = MemoryLog(MemoryBroker(partitions=1))
+
+    async def perform(call: SessionDone) -> Sequence[Event]:
+        if call.session_id == "early":
+            raise NotYet("it is a version behind")
+        return await toys.answered(call)
+
+    await log.append([*(toys.done("early", number) for number in range(10)), toys.done("a", 0)])
+    async with toys.running(toys.asks(perform, give_up=given_up, deadline_s=0.3), log):
+        await toys.settled(log, "asks")
+    statuses = {record.key: record.event.status for record in await toys.read(log, toys.VOTES)}  # type: ignore[attr-defined]
+    assert statuses == {"early": VoteStatus.FAILED, "a": VoteStatus.READABLE}
+    assert "breaker=open" not in caplog.text
