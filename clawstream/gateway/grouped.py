@@ -12,7 +12,7 @@ from clawstream.gateway.refusal import BadRequest
 GROUP_ID = re.compile(r"[!-~]{1,200}")
 MAX_GROUP_SIZE = 4096
 MAX_STEP_INDEX = 10**6
-_DIGITS = re.compile(r"[0-9]{1,9}")
+_DIGITS = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

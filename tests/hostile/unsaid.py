@@ -1,6 +1,7 @@
 """What the description says in words alone, for schemathesis: bodies are made to hold to it, whatever else they break.
 
-They ask for the model that is served; and for /v1/messages, results come before text and the last message is no answer.
+They ask for the model that is served; the size of a group and the index of a step come with the group's name; and for
+/v1/messages, results come before text and the last message is no answer.
 """
 
 from typing import Any
@@ -13,6 +14,9 @@ SERVED = "policy"
 @schemathesis.hook
 def map_case(context: schemathesis.HookContext, case: Any) -> Any:  # noqa: ARG001  # schemathesis passes it by name
     """The case, as what is said in words alone allows it."""
+    if case.headers is not None and not case.headers.get("X-Group-Id"):
+        for name in ("X-Group-Size", "X-Step-Index"):
+            case.headers.pop(name, None)
     if isinstance(case.body, dict):
         case.body = {**case.body, **_model(case.body)}
         if case.operation.path.startswith("/v1/messages"):
