@@ -138,7 +138,7 @@ async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterato
                 )
                 yield found
                 checking.cancel()
-        except BaseExceptionGroup as failures:
+        except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
 
 

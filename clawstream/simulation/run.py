@@ -223,7 +223,7 @@ async def _teach(
                 async with asyncio.TaskGroup() as tasks:
                     if plan.patient:
                         tasks.create_task(_rounds(target, students, watch, log))
-                    await watch.until(lambda target=target: watch.updates >= target, what=f"update {target}")  # type: ignore[misc]
+                    await watch.until_served(target)
                 await students.pause()
                 await _quiet(watch, log)
                 reached = watch.updates
@@ -242,13 +242,13 @@ async def _rounds(target: int, students: Students, watch: Watch, log: KafkaLog) 
     """Let people ask for one batch after the other, each answered by the policy that all before it taught."""
     enough = BATCH_SAMPLES
     while watch.updates < target:
-        planned, num_asked = watch.num_planned, 0
-        while watch.num_planned == planned:
+        planned, num_asked, is_full = watch.num_planned, 0, False
+        while not is_full:
             num_sessions = math.ceil(num_asked * MORE_SHARE) or enough
             await students.hold(num_sessions)
             num_asked += num_sessions
             await _quiet(watch, log)
-            await watch.heard(lambda planned=planned: watch.num_planned > planned, within_s=PLANNED_WITHIN_S)  # type: ignore[misc]
+            is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
         await _quiet(watch, log)
         enough = max(BATCH_SAMPLES, math.floor(num_asked * (1 - MORE_SHARE)))
 

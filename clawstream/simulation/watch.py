@@ -1,6 +1,7 @@
 """What the policy topic says of a run while it runs."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,14 +69,16 @@ class Watch:
         """Whether every batch that was planned is served."""
         return self.planned == self.taken == max(self.published, default=0) == self.activated
 
-    async def heard(self, reached: Callable[[], bool], *, within_s: float) -> bool:
-        """Whether it is `reached()`, now or within that time."""
-        try:
+    async def plans_more(self, num_planned: int, *, within_s: float) -> bool:
+        """Whether more than so many batches are planned, now or within that time."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s), self._changed:
-                await self._changed.wait_for(reached)
-        except TimeoutError:
-            return False
-        return True
+                await self._changed.wait_for(lambda: self.num_planned > num_planned)
+        return self.num_planned > num_planned
+
+    async def until_served(self, updates: int) -> None:
+        """Return once so many updates are served; raises what `until` does."""
+        await self.until(lambda: self.updates >= updates, what=f"update {updates}")
 
     async def until(self, reached: Callable[[], bool], *, what: str) -> None:
         """Return once `reached()`; raise PartUnavailable when no version was served for too long, whatever was said."""

@@ -124,21 +124,15 @@ class Caller(Generic[S, C]):
     async def _turn(self, number: int, patience_s: Callable[[], float]) -> AsyncIterator[bool]:
         """A slot while the call is made, once it may go; False: its time was over first."""
         while (within_s := patience_s()) > 0:
-            try:
-                async with asyncio.timeout(None if within_s == math.inf else within_s):
-                    await self._slots.acquire()
-                    try:
+            async with contextlib.AsyncExitStack() as slot:
+                try:
+                    async with asyncio.timeout(None if within_s == math.inf else within_s):
+                        await slot.enter_async_context(self._slots)
                         await self._passage(number)
-                    except BaseException:
-                        self._slots.release()
-                        raise
-            except TimeoutError:
-                continue
-            try:
+                except TimeoutError:
+                    continue
                 yield True
-            finally:
-                self._slots.release()
-            return
+                return
         yield False
 
     async def _passage(self, number: int) -> None:

@@ -38,8 +38,13 @@ class Horizon:
                 self._ahead = await self._log.end_offsets(self._topics), self._unsure
                 self._unsure, self._begun = [], True
             ends, groups = self._ahead
-            if any(positions.get(place, 0) < end for place, end in ends.items()):
+            if any(_is_unread(positions.get(place), end) for place, end in ends.items()):
                 break
             found = [*(found or []), *groups]
             self._ahead = None
         return found
+
+
+def _is_unread(position: int | None, end: int) -> bool:
+    """Whether a partition holds more before `end`; None: it came to be after the start, and nothing of it was read."""
+    return end > 0 if position is None else position < end

@@ -1,6 +1,5 @@
 """The groups stage under the real runner: it waits by the log's clock, and is the same after a restart."""
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -14,7 +13,7 @@ from clawstream.samples.joining import Rules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.log import Outgoing
 from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.stream.stage import Stage
+from clawstream.stream.stage import Stage, Step
 from clawstream.turns.stage import turns_stage
 from tests.flow import Oracle
 from tests.groups.attempts import attempt
@@ -74,15 +73,28 @@ async def test_a_wait_goes_on_over_a_restart() -> None:
 
 
 async def test_a_stage_that_was_down_for_longer_than_the_wait_does_not_charge_it_to_the_attempts() -> None:
-    log = MemoryLog(MemoryBroker(partitions=1))
-    _, by_group = groups_stages(RewardWeights(), wait_s=0.5)
+    now_ms, ticked_ms = 1_000_000, list[int]()
+    log = MemoryLog(MemoryBroker(partitions=1, clock_ms=lambda: now_ms))
+    _, by_group = groups_stages(RewardWeights(), wait_s=60.0)
+
+    def tick(state: Any, at_ms: int) -> Step[Any, Any]:
+        assert by_group.tick is not None
+        ticked_ms.append(at_ms)
+        return by_group.tick(state, at_ms)
+
+    async def ticked() -> bool:
+        return len(ticked_ms) >= 4
+
+    watched = replace(by_group, tick=tick)
     await write(log, [ONE])
-    async with toys.running(by_group, log):
+    async with toys.running(watched, log):
         await toys.settled(log, by_group.name)
-    await asyncio.sleep(0.8)
-    async with toys.running(by_group, log):
+    now_ms += 80_000
+    async with toys.running(watched, log):
         await write(log, [replace(ONE, group_id="other", trajectory_id="z", ended_at_ms=ONE.ended_at_ms + 10)])
-        await asyncio.sleep(0.2)
+        await toys.settled(log, by_group.name)
+        ticked_ms.clear()
+        await toys.until(ticked)
         await write(log, [TWO])
         await until_said(log, GroupSettled)
     [settled] = [settled for settled in await of(log, GroupSettled) if settled.group_id == "task"]

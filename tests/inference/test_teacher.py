@@ -196,7 +196,7 @@ async def test_a_teacher_that_answers_late_may_begin_late_and_then_ends_what_ask
                 await late.score(WANTED)
             except NotYet as error:
                 refusals.append(str(error))
-            await asyncio.sleep(30)
+            await asyncio.wait_for(asyncio.Event().wait(), 30)
 
     with pytest.raises(ConfigError, match="another vocabulary"):
         await work()

@@ -1,6 +1,5 @@
 """A teacher that can't be had: samples without a hint do not wait for it, those with one wait until the deadline."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from clawstream.inference.engine import Scores, Wanted
 from clawstream.inference.teacher import Teacher as EngineTeacher
 from clawstream.samples.joining import Asks, Rules
 from clawstream.samples.stage import Teacher, asking_stage, samples_stage
+from clawstream.stream.breaker import FAILING_CALLS
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.stream.runner import Pace
 from tests.flow import Flow, Oracle
@@ -36,6 +36,18 @@ NO_HINT = Oracle({Question.SCORE: ["\\boxed{-1}"], Question.HINT: ["\\boxed{-1}"
 class Away:
     async def score(self, _: Wanted) -> Scores:
         raise TryLater("connection refused")
+
+
+class Counted:
+    """Another teacher, and about how many answers it was asked."""
+
+    def __init__(self, teacher: Teacher) -> None:
+        self._teacher = teacher
+        self.asked: set[tuple[int, ...]] = set()
+
+    async def score(self, wanted: Wanted) -> Scores:
+        self.asked.add(tuple(wanted.hinted_ids))
+        return await self._teacher.score(wanted)
 
 
 def judged(session_id: str, by: Oracle) -> list[Any]:
@@ -57,7 +69,8 @@ def behind() -> Teacher:
 async def test_samples_go_on_without_their_hints_and_those_that_have_none_do_not_wait(teacher: Teacher) -> None:
     log = MemoryLog(MemoryBroker(partitions=1))
     stage = samples_stage(Rules(Letters(), asks=Asks("t@e")))
-    stage = asking_stage(stage, TeacherSettings(deadline_s=4.0, call_timeout_s=0.5), teacher)
+    counted = Counted(teacher)
+    stage = asking_stage(stage, TeacherSettings(deadline_s=4.0, call_timeout_s=0.5), counted)
     hinted = [f"hinted-{number}" for number in range(4)]
 
     async def made() -> list[tuple[str, str | None]]:
@@ -67,10 +80,13 @@ async def test_samples_go_on_without_their_hints_and_those_that_have_none_do_not
     async def some_made() -> bool:
         return bool(await made())
 
+    async def in_vain() -> bool:
+        return len(counted.asked) >= FAILING_CALLS
+
     for session_id in hinted:
         await log.append(judged(session_id, judge(-1)))
     async with toys.running(stage, log, pace=Pace(retry_s=0.05, drain_s=0.1, poll_s=0.05)):
-        await asyncio.sleep(0.5)
+        await toys.until(in_vain)
         await log.append(judged("plain", NO_HINT))
         await toys.until(some_made)
         assert await made() == [("plain", None)]

@@ -1,13 +1,14 @@
 """A peer that is away is left alone and asked now and then; a call that fails alone is not taken for that."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from clawstream.errors import NotYet, TryLater
-from clawstream.events import Event, SessionDone, VoteStatus
+from clawstream.events import Event, SessionDone, VoteCast, VoteStatus
 from clawstream.stream.breaker import FAILING_CALLS, LONGEST_WAIT_S, Breaker
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.stream.runner import Progress
@@ -167,12 +168,29 @@ async def test_time_that_the_peer_was_away_is_not_counted_once_it_is_back() -> N
 
 async def test_a_stage_that_does_not_wait_for_its_peer_reads_on_and_gives_each_call_up_after_its_deadline() -> None:
     log = MemoryLog(MemoryBroker(partitions=1))
-    back = asyncio.Event()
+    back, failed, numbers = asyncio.Event(), set[str](), itertools.count()
 
     async def perform(call: SessionDone) -> Sequence[Event]:
         if not back.is_set():
+            failed.add(call.event_id)
             raise TryLater("status 503")
         return await toys.answered(call)
+
+    async def away() -> bool:
+        return len(failed) >= FAILING_CALLS
+
+    async def statuses() -> dict[str, list[VoteStatus]]:
+        found: dict[str, list[VoteStatus]] = {}
+        for record in await toys.read(log, toys.VOTES):
+            assert isinstance(record.event, VoteCast)
+            found.setdefault(record.key, []).append(record.event.status)
+        return found
+
+    async def one_is_answered() -> bool:
+        """One that waits when the peer is tried again; those before it are given up too."""
+        await log.append([toys.done("c", next(numbers))])
+        await toys.settled(log, "asks")
+        return VoteStatus.READABLE in (await statuses())["c"]
 
     async def read_all() -> bool:
         return bool(progress) and progress[-1].records == 60
@@ -181,7 +199,7 @@ async def test_a_stage_that_does_not_wait_for_its_peer_reads_on_and_gives_each_c
     progress: list[Progress] = []
     await log.append([toys.done("a", number) for number in range(20)])
     async with toys.running(stage, log, pace=replace(toys.HASTE, retry_s=0.1), progress=progress):
-        await asyncio.sleep(0.3)
+        await toys.until(away)
         await log.append([toys.done("b", number) for number in range(40)])
         await toys.until(read_all)
         await toys.settled(log, "asks")
