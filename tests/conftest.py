@@ -4,6 +4,7 @@ A server is started once a run, when the first test asks for it. Tests keep apar
 their own.
 """
 
+import asyncio
 import os
 import sys
 import uuid
@@ -39,9 +40,13 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def topic_prefix() -> str:
-    """Goes before the names of topics and groups; no other test has it."""
-    return f"test-{uuid.uuid4().hex[:12]}."
+def topic_prefix(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Goes before the names of topics and groups; no other test has it. The topics go when the test is over."""
+    prefix = f"test-{uuid.uuid4().hex[:12]}."
+    yield prefix
+    if "kafka_bootstrap" in request.fixturenames:
+        # A broker that stood still for a moment elects a leader for each partition that it holds before it goes on.
+        asyncio.run(servers.delete_topics(request.getfixturevalue("kafka_bootstrap"), prefix))
 
 
 @pytest.fixture

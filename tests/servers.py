@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 from sqlalchemy.engine import make_url
 
 from clawstream.errors import PartUnavailable
@@ -39,6 +40,18 @@ def kafka(folder: Path) -> Iterator[str]:
     else:
         with ended_without("Kafka"), EmbeddedKafka(folder) as broker:
             yield broker.bootstrap
+
+
+async def delete_topics(bootstrap: str, prefix: str) -> None:
+    """Have no topic left whose name begins with the prefix."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        await admin.start()
+        names = [name for name in await admin.list_topics() if name.startswith(prefix)]
+        if names:
+            await admin.delete_topics(names)
+    finally:
+        await admin.close()
 
 
 @contextmanager
