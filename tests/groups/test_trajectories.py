@@ -158,6 +158,17 @@ def test_an_attempt_ended_when_its_session_was_first_said_to_be_settled_whatever
         assert {one.ended_at_ms for one in events if isinstance(one, TrajectoryEnded)} <= {at_ms}
 
 
+def test_an_attempt_ended_when_its_session_was_idle_also_where_the_client_says_later_that_it_is_done() -> None:
+    log = Flow(Oracle(GOOD), grouped=True).run(attempt(None, None, outcome=1.0).written)
+    [done] = log.of(TurnsSettled)
+    said_before = [*log.of(ExchangeCompleted), *log.of(TurnPaired)]
+    attempts, said = None, []
+    for at_ms, event in enumerate([*said_before, replace(done, done=False), done, *log.of(SampleAssembled)]):
+        attempts, events = observe(attempts, event, at_ms)
+        said += [one for one in events if isinstance(one, TrajectoryEnded)]
+    assert {ended.ended_at_ms for ended in said} == {len(said_before)}
+
+
 def test_what_differs_in_anything_has_another_id() -> None:
     """As facts come in other orders, one attempt may be said with the same samples at other revisions."""
     log = Flow(Oracle(GOOD), grouped=True).run(attempt(None, None, outcome=1.0).written)
