@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -78,8 +78,7 @@ class TorchModel(Model):
             _recompute_layers(core)
         adapter = None
         if lora_rank is not None:
-            torch.manual_seed(seed)
-            adapter = get_peft_model(core, _lora(lora_rank)).eval()
+            adapter = with_adapter(core, lora_rank, seed).eval()
         model = cls(folder, core, adapter)
         model._check_head()
         model._pack_if_same()
@@ -389,8 +388,17 @@ def _example(vocabulary_tokens: int, small_tokens: int) -> list[Suffix]:
     return [*forks, Suffix(one[:20], one[20:24], 1.0), Suffix(one[9:20], one[:1], 1.0)]
 
 
-def _lora(rank: int) -> LoraConfig:
-    return LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+def with_adapter(core: Any, rank: int, seed: int) -> PeftModel:
+    """Put an adapter into the model, whose numbers follow from the seed, and so do the bytes of its files."""
+    config = LoraConfig(
+        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    torch.manual_seed(seed)
+    adapter: PeftModel = get_peft_model(core, config)
+    found = adapter.peft_config["default"]
+    assert isinstance(found, LoraConfig)
+    found.target_modules = sorted(found.target_modules or ())  # a set by now, in another order in each process
+    return adapter
 
 
 def saved_name(name: str) -> str:

@@ -11,10 +11,15 @@ from clawstream.training.megatron.shape import Sizes
 from clawstream.training.megatron.weights import collected
 
 
-def load(state: dict[str, Any], folder: Path, sizes: Sizes) -> None:
+def load(state: dict[str, Any], folder: Path, sizes: Sizes, lora_rank: int | None = None, seed: int = 0) -> None:
     """Have the model of the folder, cut so."""
     join(sizes)
-    state["model"] = MegatronModel.load(folder, sizes)
+    state["model"] = MegatronModel.load(folder, sizes, lora_rank=lora_rank, seed=seed)
+
+
+def restore(state: dict[str, Any], folder: Path) -> None:
+    """Take over what was saved."""
+    state["model"].restore(folder)
 
 
 def score(state: dict[str, Any], suffixes: list[Suffix]) -> list[torch.Tensor]:
