@@ -23,9 +23,9 @@ from torch import distributed as dist
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from clawstream.training.adapters import with_adapter
 from clawstream.training.megatron.names import Place
 from clawstream.training.megatron.shape import configuration
-from clawstream.training.torch_model import with_adapter
 
 
 class Adapter(nn.Module):

@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clawstream.errors import UnusableCheckpoint
+from clawstream.training.adapters import STEM, saved_name
 from clawstream.training.answers import Answers, Suffix
 from clawstream.training.megatron import vocabulary
 from clawstream.training.megatron.adapters import adapt, as_begun
@@ -33,7 +34,7 @@ from clawstream.training.microbatches import micro_batches
 from clawstream.training.model import Look, Model, Top, Weights, stored
 from clawstream.training.parallel.files import write_parts
 from clawstream.training.sharing import shares
-from clawstream.training.torch_model import copy_words, saved_name, stored_dtype
+from clawstream.training.torch_model import copy_words, stored_dtype
 
 HEAD_TOKENS = 4096  # logits of this process' part of the vocabulary exist for so many places at once
 
@@ -201,7 +202,7 @@ class MegatronModel(Model):
         if masters is not None:
             self._take(Folder(folder, stored(masters.parent, masters.stem)))
         elif self._adapter is not None:
-            saved = dict(stored(folder, "adapter_model"))
+            saved = dict(stored(folder, STEM))
             names = hugging_face_names(self._places)
             self._take(Folder(folder, ((n, saved[saved_name(n)]) for n in names if saved_name(n) in saved)))
         else:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from clawstream.errors import UnusableCheckpoint
 from clawstream.training.answers import Suffix
 from clawstream.training.megatron.model import MegatronModel, join
 from clawstream.training.megatron.shape import Sizes
@@ -20,6 +21,15 @@ def load(state: dict[str, Any], folder: Path, sizes: Sizes, lora_rank: int | Non
 def restore(state: dict[str, Any], folder: Path) -> None:
     """Take over what was saved."""
     state["model"].restore(folder)
+
+
+def refusal(state: dict[str, Any], folder: Path) -> str:
+    """Return why what lies there is not taken over."""
+    try:
+        state["model"].restore(folder)
+    except UnusableCheckpoint as error:
+        return str(error)
+    return "nothing"
 
 
 def score(state: dict[str, Any], suffixes: list[Suffix]) -> list[torch.Tensor]:

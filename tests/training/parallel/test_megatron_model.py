@@ -142,6 +142,19 @@ def test_an_adapter_begins_says_and_learns_as_pefts_does(
     assert_same_adapter(whole, two, tmp_path / "after")
 
 
+def test_an_adapter_of_another_rank_and_a_folder_without_one_are_refused(
+    two: Processes, models: dict[str, Path], tmp_path: Path
+) -> None:
+    TorchModel.load(models["qwen3"], lora_rank=2).save(tmp_path)
+    two.ask(f"{QUESTIONS}:load", models["qwen3"], TENSOR, 3)
+
+    for said in two.ask(f"{QUESTIONS}:refusal", tmp_path):
+        assert "o_proj.lora_A.default.weight gives (2, 16), expected (3, 16)" in said
+        assert "the LoRA rank, that this policy was started with" in said
+    for said in two.ask(f"{QUESTIONS}:refusal", models["qwen3"]):
+        assert "lora_A.default.weight is missing" in said
+
+
 def assert_same_adapter(whole: TorchModel, two: Processes, folder: Path) -> None:
     """Assert that both publish the same files."""
     (folder / "whole").mkdir(parents=True)
