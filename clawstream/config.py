@@ -378,8 +378,6 @@ class TrainingSettings(Section):
                 f"trainer = {self.trainer!r} can't look at what a step came to before it is published: gate is "
                 "torch's. Say gate = false, or take 'torch'"
             )
-        if self.trainer == "megatron" and self.lora_rank is not None:
-            raise ValueError("lora_rank: megatron trains all weights. Leave it out, or take 'torch' or 'fsdp'")
         return self
 
     @property

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.model_folder import tensor_headers
 from clawstream.training import tree_attention
+from clawstream.training.adapters import STEM, saved_name, with_adapter
 from clawstream.training.answers import Answers, Suffix
 from clawstream.training.microbatches import micro_batches, packed_batches
 from clawstream.training.model import Look, Model, Top, Weights, stored
@@ -78,8 +78,7 @@ class TorchModel(Model):
             _recompute_layers(core)
         adapter = None
         if lora_rank is not None:
-            torch.manual_seed(seed)
-            adapter = get_peft_model(core, _lora(lora_rank)).eval()
+            adapter = with_adapter(core, lora_rank, seed).eval()
         model = cls(folder, core, adapter)
         model._check_head()
         model._pack_if_same()
@@ -179,7 +178,7 @@ class TorchModel(Model):
         if masters is not None:
             found = {name: read() for name, read in stored(masters.parent, masters.stem)}
         elif self._adapter is not None:
-            saved = load_file(folder / "adapter_model.safetensors")
+            saved = load_file(folder / f"{STEM}.safetensors")
             found = {name: saved.get(saved_name(name)) for name in self.trained}
         else:
             parameters = dict(_core(folder, str(self.device)).named_parameters())
@@ -387,12 +386,3 @@ def _example(vocabulary_tokens: int, small_tokens: int) -> list[Suffix]:
     other = [*one[:24], (one[24] + 1) % vocabulary_tokens, *one[25:]]
     forks = [Suffix(ids[:-4], ids[-4:], 1.0) for ids in (one, other)]
     return [*forks, Suffix(one[:20], one[20:24], 1.0), Suffix(one[9:20], one[:1], 1.0)]
-
-
-def _lora(rank: int) -> LoraConfig:
-    return LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
-
-
-def saved_name(name: str) -> str:
-    """Return the name that an adapter's weight has in its file."""
-    return "base_model.model." + name.replace(".default.", ".")

@@ -6,6 +6,7 @@ rows, N response tokens, V the vocabulary rows of this process, H the model's wi
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,19 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
+from peft import PeftModel
 from torch import Tensor
 from torch import distributed as dist
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clawstream.errors import UnusableCheckpoint
+from clawstream.training.adapters import STEM, saved_name
 from clawstream.training.answers import Answers, Suffix
 from clawstream.training.megatron import vocabulary
+from clawstream.training.megatron.adapters import adapt, as_begun
 from clawstream.training.megatron.layers import gpt
-from clawstream.training.megatron.names import Place, places
+from clawstream.training.megatron.names import Place, hugging_face_names, places
 from clawstream.training.megatron.reducing import clip, reduce_gradients
 from clawstream.training.megatron.shape import Shape, Sizes, configuration, frequencies, refuse_uneven, shape_of
 from clawstream.training.megatron.weights import Folder, collected, held
@@ -55,12 +59,17 @@ class MegatronModel(Model):
         self._last = self._pipeline.rank() == self._pipeline.size() - 1
         self._rows = vocabulary.Rows.of(self._tensor, shape.vocabulary)
         self._places = _places(shape, sizes, self._pipeline.rank())
+        self._adapter: PeftModel | None = None  # what its files say of it; its numbers are in `trained`
         self.trained = dict(stage.named_parameters())
         assert self.trained.keys() == self._places.keys(), self.trained.keys() ^ self._places.keys()
 
     @classmethod
-    def load(cls, folder: Path, sizes: Sizes, *, device: str = "cpu") -> "MegatronModel":
-        """Return this process' part of the model of a Hugging Face folder; Megatron's process groups exist already."""
+    def load(
+        cls, folder: Path, sizes: Sizes, *, lora_rank: int | None = None, device: str = "cpu", seed: int = 0
+    ) -> "MegatronModel":
+        """Return this process' part of the model of a Hugging Face folder; with a rank, frozen under an adapter that
+        adds nothing yet. Megatron's process groups exist already.
+        """
         config = configuration(folder)
         shape = shape_of(folder, config)
         refuse_uneven(folder, shape, sizes)
@@ -71,6 +80,8 @@ class MegatronModel(Model):
         )  # fmt: skip
         model = cls(folder, stage.to(device).eval(), shape, sizes, torch.device(device))
         model.restore(folder)
+        if lora_rank is not None:
+            model._adapt(as_begun(folder, lora_rank, seed))
         return model
 
     @property
@@ -175,7 +186,10 @@ class MegatronModel(Model):
         return clip([(p, self._counts(name)) for name, p in self.trained.items()], max_norm, group)
 
     def save(self, folder: Path) -> None:
-        """Write what an engine loads: the model as exact as its base, in a file of each process, with its tokenizer."""
+        """Write what an engine loads: the model as exact as its base, in a file of each process, or the adapter."""
+        if self._adapter is not None:
+            self._save_adapter(self._adapter, folder)
+            return
         self.save_state(
             folder, "model", {"": {n: p.detach().to(self.published_dtype) for n, p in self.trained.items()}}
         )
@@ -185,21 +199,53 @@ class MegatronModel(Model):
     @torch.no_grad()
     def restore(self, folder: Path, masters: Path | None = None) -> None:
         """Take over the weights that `save` wrote, or the more exact ones that they were written from."""
-        tensors = Folder(folder, None if masters is None else stored(masters.parent, masters.stem))
+        if masters is not None:
+            self._take(Folder(folder, stored(masters.parent, masters.stem)))
+        elif self._adapter is not None:
+            saved = dict(stored(folder, STEM))
+            names = hugging_face_names(self._places)
+            self._take(Folder(folder, ((n, saved[saved_name(n)]) for n in names if saved_name(n) in saved)))
+        else:
+            self._take(Folder(folder))
+
+    def _adapt(self, adapter: PeftModel) -> None:
+        """Train the adapter from here on, and nothing else."""
+        config = adapter.peft_config["default"]
+        self._places = adapt(
+            self._stage, self._places, self._tensor,
+            rank=config.r, scale=config.lora_alpha / config.r, by_sequence=self._sizes.by_sequence,
+        )  # fmt: skip
+        self.trained = {name: p for name, p in self._stage.named_parameters() if p.requires_grad}
+        begun = {n: p.detach() for n, p in adapter.base_model.model.named_parameters() if p.requires_grad}
+        self._take(Folder(self.folder, ((name, partial(begun.__getitem__, name)) for name in begun)))
+        self._adapter = adapter.to("meta")
+        self.published_dtype = torch.float32
+
+    def _save_adapter(self, adapter: PeftModel, folder: Path) -> None:
+        """Write one file, as peft and engines have it: an adapter is small enough for the process that leads."""
+        mine = self._collected({"": self.trained})
+        parts: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
+        dist.gather_object({name: value.clone() for name, value in mine.items()}, parts)
+        if parts is not None:
+            whole = {f"base_model.model.{name}": value for part in parts for name, value in part.items()}
+            adapter.save_pretrained(folder, state_dict=whole)
+        dist.barrier()
+
+    @torch.no_grad()
+    def _take(self, tensors: Folder) -> None:
         for name, parameter in self.trained.items():
             value = held(self._places[name], self._tensor.rank(), tensors.read)
             if value.shape != parameter.shape:
                 raise UnusableCheckpoint(
-                    f"{folder}: {self._places[name].names[0]} gives {tuple(value.shape)}, expected "
-                    f"{tuple(parameter.shape)} as in {self.folder}. Nothing is trained. Name the base model that this "
-                    "policy was started with."
+                    f"{tensors.folder}: {self._places[name].names[0]} gives {tuple(value.shape)}, expected "
+                    f"{tuple(parameter.shape)} as in {self.folder}. Nothing is trained. Name the base model, and "
+                    "the LoRA rank, that this policy was started with."
                 )
             parameter.copy_(value)
 
     def save_state(self, folder: Path, stem: str, state: Mapping[str, Weights]) -> None:
         """Write kinds of tensors, each like the trained weights, by Hugging Face's names, in a file of each process."""
-        first_copy = self._data.rank() == 0
-        write_parts(folder, stem, collected(state, self._places, self._tensor) if first_copy else {})
+        write_parts(folder, stem, self._collected(state))
 
     def load_state(self, folder: Path, stem: str) -> dict[str, dict[str, Tensor]] | None:
         """Return this process' part of what any trainer's `save_state` wrote; None: there is nothing."""
@@ -212,6 +258,10 @@ class MegatronModel(Model):
                 if all(key in read_of for key in keys):
                     state.setdefault(kind, {})[name] = self._held(place, [read_of[key]() for key in keys])
         return state or None
+
+    def _collected(self, state: Mapping[str, Weights]) -> dict[str, Tensor]:
+        """Return what this process is to write; of the copies of a model the first writes."""
+        return collected(state, self._places, self._tensor) if self._data.rank() == 0 else {}
 
     def _held(self, place: Place, values: list[Tensor]) -> Tensor:
         if values[0].ndim == 0:

@@ -14,11 +14,13 @@ from clawstream.training.megatron.shape import Shape, Sizes
 def reduce_gradients(stage: Any, shape: Shape, sizes: Sizes) -> None:
     """Sum the gradients over copies of the model, and of weights that several processes hold for different work.
 
-    Those are norms where tokens are cut by sequence, norms of heads where heads are cut, and an embedding whose weights
-    are the head's on another stage. A process that computed nothing adds 0.
+    Those are norms and whole factors of adapters where tokens are cut by sequence, norms of heads where heads are cut,
+    and an embedding whose weights are the head's on another stage. A process that computed nothing adds 0.
     """
     data, tensor = parallel_state.get_data_parallel_group(), parallel_state.get_tensor_model_parallel_group()
     for name, parameter in stage.named_parameters():
+        if not parameter.requires_grad:
+            continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         _sum(parameter.grad, data)
@@ -28,7 +30,9 @@ def reduce_gradients(stage: Any, shape: Shape, sizes: Sizes) -> None:
             _sum(parameter.grad, tensor)
     ends = parallel_state.get_embedding_group(check_initialized=False)
     if shape.tied and sizes.pipeline > 1 and (stage.pre_process or stage.post_process):
-        _sum(stage.shared_embedding_or_output_weight().grad, ends)
+        shared = stage.shared_embedding_or_output_weight()
+        if shared.requires_grad:
+            _sum(shared.grad, ends)
 
 
 def clip(parameters: Sequence[tuple[nn.Parameter, bool]], max_norm: float, group: dist.ProcessGroup) -> float:

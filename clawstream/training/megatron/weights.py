@@ -23,14 +23,14 @@ class Folder:
     """Tensors of a Hugging Face folder by name, each read from its file when it is asked for."""
 
     def __init__(self, folder: Path, instead: Iterable[tuple[str, Callable[[], Tensor]]] | None = None) -> None:
-        self._folder = folder
+        self.folder = folder
         self._reader = dict(tensors_of(weight_files(folder)) if instead is None else instead)
 
     def read(self, name: str) -> Tensor:
         """Return the tensor as it is stored; raises UnusableCheckpoint where there is none."""
         if name not in self._reader:
             raise UnusableCheckpoint(
-                f"{self._folder}: {name} is missing. Nothing is trained. Fetch the folder again, or write the "
+                f"{self.folder}: {name} is missing. Nothing is trained. Fetch the folder again, or write the "
                 "checkpoint again."
             )
         return self._reader[name]()

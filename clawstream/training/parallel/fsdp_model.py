@@ -22,12 +22,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.model_folder import tensor_headers, weight_files
+from clawstream.training.adapters import STEM, saved_name
 from clawstream.training.answers import Suffix
 from clawstream.training.microbatches import micro_batches
 from clawstream.training.model import Look, Top, Weights, key, stored, tensors_of
 from clawstream.training.parallel.files import write_parts
 from clawstream.training.sharing import shares
-from clawstream.training.torch_model import TorchModel, copy_words, saved_name, unloadable
+from clawstream.training.torch_model import TorchModel, copy_words, unloadable
 
 T = TypeVar("T")
 
@@ -156,7 +157,7 @@ class FsdpModel(TorchModel):
         if masters is not None:
             readers: dict[str, Callable[[], Tensor | None]] = dict(stored(masters.parent, masters.stem))
         elif self._adapter is not None:
-            saved = load_file(folder / "adapter_model.safetensors")
+            saved = load_file(folder / f"{STEM}.safetensors")
             readers = {name: partial(saved.get, saved_name(name)) for name in self.trained}
         else:
             readers = dict(tensors_of(weight_files(folder)))

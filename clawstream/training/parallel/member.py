@@ -46,4 +46,4 @@ def _model(base: Path, settings: TrainingSettings, device: str) -> Model:
 
     sizes = sizes_of(settings)
     join(sizes)
-    return MegatronModel.load(base, sizes, device=device)
+    return MegatronModel.load(base, sizes, lora_rank=settings.lora_rank, device=device, seed=settings.seed)

@@ -5,16 +5,31 @@ from typing import Any
 
 import torch
 
+from clawstream.errors import UnusableCheckpoint
 from clawstream.training.answers import Suffix
 from clawstream.training.megatron.model import MegatronModel, join
 from clawstream.training.megatron.shape import Sizes
 from clawstream.training.megatron.weights import collected
 
 
-def load(state: dict[str, Any], folder: Path, sizes: Sizes) -> None:
+def load(state: dict[str, Any], folder: Path, sizes: Sizes, lora_rank: int | None = None, seed: int = 0) -> None:
     """Have the model of the folder, cut so."""
     join(sizes)
-    state["model"] = MegatronModel.load(folder, sizes)
+    state["model"] = MegatronModel.load(folder, sizes, lora_rank=lora_rank, seed=seed)
+
+
+def restore(state: dict[str, Any], folder: Path) -> None:
+    """Take over what was saved."""
+    state["model"].restore(folder)
+
+
+def refusal(state: dict[str, Any], folder: Path) -> str:
+    """Return why what lies there is not taken over."""
+    try:
+        state["model"].restore(folder)
+    except UnusableCheckpoint as error:
+        return str(error)
+    return "nothing"
 
 
 def score(state: dict[str, Any], suffixes: list[Suffix]) -> list[torch.Tensor]:

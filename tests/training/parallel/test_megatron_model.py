@@ -113,6 +113,60 @@ def test_entropies_and_gradients_are_those_of_the_whole(
         torch.testing.assert_close(gradients[name], expected, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("sizes", CUTS)
+@pytest.mark.parametrize("family", families.CONFIGS)
+def test_an_adapter_begins_says_and_learns_as_pefts_does(
+    two: Processes, models: dict[str, Path], suffixes: list[Suffix], tmp_path: Path, family: str, sizes: Sizes
+) -> None:
+    whole = TorchModel.load(models[family], lora_rank=3, seed=5)
+    two.ask(f"{QUESTIONS}:load", models[family], sizes, 3, 5)
+    assert_same_adapter(whole, two, tmp_path / "begun")
+
+    with torch.no_grad():
+        for parameter in whole.trained.values():
+            parameter.normal_(std=0.3)
+    whole.save(tmp_path / "other")
+    two.ask(f"{QUESTIONS}:restore", tmp_path / "other")
+    expected = whole.score(suffixes, weights=None, budget_tokens=64)
+    whole.look(suffixes).logp_BT.nansum().backward()  # type: ignore[no-untyped-call]
+
+    for found in two.ask(f"{QUESTIONS}:score", suffixes):
+        for mine, its in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, its, atol=1e-4, rtol=0)
+    answers = two.ask(f"{QUESTIONS}:look_and_gradients", suffixes)
+    gradients = answers[0][1] | answers[1][1]
+    assert gradients.keys() == whole.trained.keys()
+    for name, parameter in whole.trained.items():
+        assert parameter.grad is not None
+        torch.testing.assert_close(gradients[name], parameter.grad * sizes.data, atol=1e-3, rtol=1e-3)
+    assert_same_adapter(whole, two, tmp_path / "after")
+
+
+def test_an_adapter_of_another_rank_and_a_folder_without_one_are_refused(
+    two: Processes, models: dict[str, Path], tmp_path: Path
+) -> None:
+    TorchModel.load(models["qwen3"], lora_rank=2).save(tmp_path)
+    two.ask(f"{QUESTIONS}:load", models["qwen3"], TENSOR, 3)
+
+    for said in two.ask(f"{QUESTIONS}:refusal", tmp_path):
+        assert "o_proj.lora_A.default.weight gives (2, 16), expected (3, 16)" in said
+        assert "the LoRA rank, that this policy was started with" in said
+    for said in two.ask(f"{QUESTIONS}:refusal", models["qwen3"]):
+        assert "lora_A.default.weight is missing" in said
+
+
+def assert_same_adapter(whole: TorchModel, two: Processes, folder: Path) -> None:
+    """Assert that both publish the same files."""
+    (folder / "whole").mkdir(parents=True)
+    (folder / "cut").mkdir()
+    whole.save(folder / "whole")
+    two.ask(f"{QUESTIONS}:save", folder / "cut")
+    names = {path.name for path in (folder / "whole").iterdir()}
+    assert {path.name for path in (folder / "cut").iterdir()} == names
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (folder / "cut" / name).read_bytes() == (folder / "whole" / name).read_bytes()
+
+
 def test_a_model_that_cannot_be_cut_so_is_refused(models: dict[str, Path]) -> None:
     from clawstream.training.megatron.shape import configuration, refuse_uneven, shape_of
 

@@ -1,0 +1,117 @@
+"""LoRA adapters on matrices that are cut over processes: peft's numbers under peft's names.
+
+A matrix here may be several of Hugging Face's, joined by row: each has its own adapter, whose factors are joined too.
+Of a matrix that is cut by row its processes have the factor `down` whole and `up` cut alike; of one that is cut by
+column `up` is whole. O rows of this process, C its columns, P matrices that are joined, R the rank.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from peft import PeftModel
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from clawstream.training.adapters import with_adapter
+from clawstream.training.megatron.names import Place
+from clawstream.training.megatron.shape import configuration
+
+
+class Adapter(nn.Module):
+    """What is added to what a matrix gives; the few numbers between the factors are all that is exchanged for it."""
+
+    def __init__(
+        self, weight_OC: Tensor, place: Place, group: dist.ProcessGroup, *, rank: int, scale: float, by_sequence: bool
+    ) -> None:
+        super().__init__()
+        count = len(place.names)
+        self.down = nn.Parameter(torch.zeros(count * rank, weight_OC.shape[1]))
+        self.up = nn.Parameter(torch.zeros(weight_OC.shape[0], rank))
+        self._by_row, self._by_sequence, self._group, self._scale = place.axis == 0, by_sequence, group, scale
+        whole = self.down if self._by_row else self.up
+        whole.sequence_parallel = by_sequence  # type: ignore[attr-defined]  # then each process sees other tokens
+        self.register_buffer("_of_OP1", _matrices(place, group.rank()).unsqueeze(2), persistent=False)
+
+    def forward(self, arrived: Tensor) -> Tensor:
+        """Return what to add, cut as the matrix' own output is."""
+        exchange = {
+            (True, False): copy_to_tensor_model_parallel_region,
+            (True, True): gather_from_sequence_parallel_region,
+            (False, False): reduce_from_tensor_model_parallel_region,
+            (False, True): reduce_scatter_to_sequence_parallel_region,
+        }[self._by_row, self._by_sequence]
+        few = exchange(functional.linear(arrived, self.down), group=self._group)
+        return functional.linear(few, self._up()) * self._scale
+
+    def _up(self) -> Tensor:
+        """Return [O, P * R]: each row's factor where its matrix' part of `down` is, 0 elsewhere."""
+        if not self._by_row:
+            return self.up
+        of_OP1 = self._of_OP1
+        assert isinstance(of_OP1, Tensor)
+        return (self.up.unsqueeze(1) * of_OP1).flatten(1)
+
+
+def adapt(
+    stage: nn.Module, places: Mapping[str, Place], group: dist.ProcessGroup, *, rank: int, scale: float,
+    by_sequence: bool,
+) -> dict[str, Place]:  # fmt: skip
+    """Freeze the stage under adapters of its layers' matrices; return the place of each of their parameters."""
+    stage.requires_grad_(False)
+    found: dict[str, Place] = {}
+    for name, place in places.items():
+        if not name.startswith("decoder.layers.") or place.axis is None:
+            continue
+        linear = stage.get_submodule(name.removesuffix(".weight"))
+        weight_OC = stage.get_parameter(name)
+        adapter = Adapter(weight_OC, place, group, rank=rank, scale=scale, by_sequence=by_sequence)
+        linear.add_module("adapter", adapter.to(weight_OC.device))
+        linear.register_forward_hook(_add)
+        found |= {name.replace("weight", f"adapter.{factor}"): one for factor, one in _factors(place, rank).items()}
+    return found
+
+
+def as_begun(folder: Path, rank: int, seed: int) -> PeftModel:
+    """Return the adapter that TorchModel begins with, on a model of the folder's shapes whose numbers are anything."""
+    with torch.device("meta"):
+        core: Any = AutoModelForCausalLM.from_config(
+            configuration(folder), dtype=torch.float32, trust_remote_code=False
+        )
+    core.to_empty(device="cpu")  # takes no memory as long as nobody writes there; peft draws where the weights are
+    core.name_or_path = str(folder)
+    return with_adapter(core, rank, seed)
+
+
+def _factors(place: Place, rank: int) -> dict[str, Place]:
+    def named(letter: str) -> tuple[str, ...]:
+        return tuple(name.replace(".weight", f".lora_{letter}.default.weight") for name in place.names)
+
+    down = replace(place, names=named("A"), rows=(rank,) * len(place.names))
+    up = replace(place, names=named("B"))
+    if place.axis == 0:
+        return {"down": replace(down, axis=None, indices=()), "up": up}
+    return {"down": down, "up": replace(up, axis=None, indices=())}
+
+
+def _matrices(place: Place, rank: int) -> Tensor:
+    """Return [O, P] of which matrix each row of this process is: 1, of the others 0."""
+    ends_P = torch.tensor(place.rows).cumsum(0)
+    index_O = place.indices[rank] if place.axis == 0 else torch.arange(int(ends_P[-1]))
+    return functional.one_hot(torch.searchsorted(ends_P, index_O, right=True), len(ends_P)).float()
+
+
+def _add(linear: nn.Module, arrived: tuple[Tensor, ...], given: tuple[Tensor, None]) -> tuple[Tensor, None]:
+    value, bias = given
+    adapter: nn.Module = linear.get_submodule("adapter")
+    return value + adapter(arrived[0]), bias
