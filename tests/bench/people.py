@@ -106,7 +106,7 @@ class People:
             case taste.Impression.STEPS_MISSING:
                 return HINTS[Wish.PLAIN]
         vague = self._hint_share < 1 and self._rng.random() >= self._hint_share
-        return () if vague else HINTS[WISHES[task.persona]]
+        return () if vague else HINTS[WISHES[task.wish]]
 
     def _sample(
         self, text: str, suffix: Suffix, judged: tuple[int, str | None], logps: tuple[float | None, ...], version: int
