@@ -117,10 +117,12 @@ async def _scores(order: Order, folder: Path, lived: Lived) -> tuple[dict[int, S
             _tell(Progress(phase=f"update {update} is scored", update=cell.updates, score=found.score))
             return found
 
-        for update in cell.score_at[1:]:
-            scores[update] = await scored(update, asking_flipped if cell.is_flipped(update) else asking)
-            if update == cell.flip_after:
-                at_flip = await scored(update, asking_flipped)
+        for update, by_flipped in cell.scorings:
+            found = await scored(update, asking_flipped if by_flipped else asking)
+            if by_flipped and update == cell.flip_after:
+                at_flip = found
+            else:
+                scores[update] = found
     named = {lived.versions[update] for update in cell.score_at}
     for version, path in lived.published.items():
         if version and version not in named:

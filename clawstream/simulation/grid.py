@@ -59,6 +59,12 @@ class Cell:
         """Whether this update is one of those that learn from what people want after the flip."""
         return self.flip_after is not None and update > self.flip_after
 
+    @property
+    def scorings(self) -> tuple[tuple[int, bool], ...]:
+        """Which updates are scored, and whether by what is wanted after the flip; that of the flip is by both."""
+        twice = () if self.flip_after is None else ((self.flip_after, True),)
+        return tuple(sorted([*((update, self.is_flipped(update)) for update in self.score_at[1:]), *twice]))
+
     def as_json(self) -> dict[str, Any]:
         """What `cell_of` reads."""
         return asdict(self)

@@ -222,9 +222,7 @@ async def _teach(
         try:
             reached = 0
             while reached < plan.updates:
-                target = min(plan.updates, reached + (plan.score_every or plan.updates))
-                if plan.flip_after is not None and reached < plan.flip_after:
-                    target = min(target, plan.flip_after)
+                target = _next_stop(plan, reached)
                 async with asyncio.TaskGroup() as tasks:
                     if plan.patient:
                         tasks.create_task(_rounds(target, students, watch, log))
@@ -243,6 +241,12 @@ async def _teach(
             listening.cancel()
             await asyncio.gather(ticker, listening, return_exceptions=True)
         return students.chats
+
+
+def _next_stop(plan: Plan, reached: int) -> int:
+    """After which update people are stopped next: for a score, for a flip, or for good."""
+    flips = () if plan.flip_after is None or plan.flip_after <= reached else (plan.flip_after,)
+    return min(plan.updates, reached + (plan.score_every or plan.updates), *flips)
 
 
 async def _rounds(target: int, students: Students, watch: Watch, log: KafkaLog) -> None:

@@ -82,6 +82,8 @@ def test_the_version_at_the_flip_is_scored_and_later_updates_are_flipped() -> No
     for cell in made(flip_after=12):
         assert cell.score_at == (0, 8, 12, 16)
         assert [cell.is_flipped(update) for update in cell.score_at] == [False, False, False, True]
+        assert cell.scorings == ((8, False), (12, False), (12, True), (16, True))
+    assert made()[0].scorings == ((8, False), (16, False))
 
 
 def test_a_cell_comes_back_from_json_as_it_was() -> None:
