@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ADAPTER_RATE, FULL_RATE = 1.5e-3, 3e-4
+LONG_UPDATES = 32
 _OF_REAL = ("before", "after", "requests")
 _OF_BOTH = ("seeds", "json_file", "real")
 
@@ -34,6 +35,14 @@ class Scenario(StrEnum):
 
     ALL = "all"  # three kinds of people, who want different things
     STUDENT = "student"
+
+
+class Teacher(StrEnum):
+    """Whose scores of an answer, by the prompt with the hint, the policy learns from."""
+
+    REFERENCE = "reference"  # the base
+    EMA = "ema"  # the policy's moving average
+    CURRENT = "current"  # the policy itself
 
 
 class Base(StrEnum):
@@ -61,8 +70,16 @@ def learn(
         bool,
         typer.Option("--hurry", help="People ask on while weights are trained: samples are older than the policy."),
     ] = False,
+    teachers: Annotated[
+        str, typer.Option(help="Whose scores hints give: reference, ema, current; a run of each, with commas.")
+    ] = "reference",
+    flip_after: Annotated[
+        int | None,
+        typer.Option(help="After so many of the updates each person wants what another wanted.", min=1),
+    ] = None,
     score_at: Annotated[
-        str | None, typer.Option(help="After which updates; by default 0, half way and the last.")
+        str | None,
+        typer.Option(help="After which updates; by default 0, half way and the last, of 32 or more every 8th."),
     ] = None,
     controls: Annotated[str, typer.Option(help="Runs that must not learn: shuffled, coin, frozen, with commas.")] = "",
     problems: Annotated[
@@ -112,13 +129,16 @@ def learn(
     from clawstream.simulation.plot import plot_curves
     from clawstream.simulation.report import curves
     from clawstream.simulation.scenarios import UnusableProblems
+    from clawstream.simulation.steadiness import with_lines
 
     rate = learning_rate if learning_rate is not None else ADAPTER_RATE if lora_rank else FULL_RATE
-    at = _listed(score_at or f"0,{updates // 2}", int, "--score-at")
+    at = _listed(score_at, int, "--score-at") if score_at else _scored_by_default(updates)
     if not all(0 <= update <= updates for update in at):
         raise ConfigError(f"--score-at {score_at}: there are {updates} updates; name numbers from 0 to {updates}")
     wanted = _listed(methods, Method, "--methods"), _listed(seeds, int, "--seeds")
     without = _listed(controls, Control, "--controls") if controls else []
+    taught_by = _listed(teachers, Teacher, "--teachers")
+    _refuse_flip(flip_after, scenario, updates=updates, hurry=hurry)
     place = folder or settings.data_dir / "learn"
     place.mkdir(parents=True, exist_ok=True)
     asked_in = place / "problems" / (scenario.value if problems is None else f"{scenario.value}-{problems.stem}")
@@ -131,10 +151,10 @@ def learn(
         cells = grid(
             scenario=scenario.value, base=base.value, base_sha=policy.name, problems_sha=people.sha, updates=updates,
             learning_rate=rate, epochs=epochs, lora_rank=lora_rank or None, hurry=hurry, score_at=at, methods=wanted[0],
-            seeds=wanted[1], controls=without,
+            seeds=wanted[1], controls=without, teachers=taught_by, flip_after=flip_after,
         )  # fmt: skip
         reference, rows = asyncio.run(_run(Grid(place, people, policy, settings.cache_dir), cells, at_once=at_once))
-        written = json.dumps([row.as_json() for row in rows], indent=1)
+        written = json.dumps([with_lines(row) for row in rows], indent=1)
         for file in (place / "report.json", *(() if json_file is None else (json_file,))):
             file.write_text(written)
         picture = plot or place / "curves.png"
@@ -147,11 +167,32 @@ def learn(
 
 async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple[Reference, list[Row]]":
     console = Console(stderr=True)
-    reference = await grid.reference()
-    console.print(f"the base scores {reference.baseline.score:.2f}, with the hint {reference.ceiling.score:.2f}")
+    reference = await grid.reference(flips=cells[0].flip_after is not None)
+    for what, of in (("scores", reference), ("by the wishes after the flip scores", reference.flipped)):
+        if of is not None:
+            console.print(f"the base {what} {of.baseline.score:.2f}, with the hint {of.ceiling.score:.2f}")
     with shown(console, cells[0].updates) as tell:
         rows = await grid.run(cells, reference, at_once=at_once, tell=lambda cell, step: tell(cell.title, step))
     return reference, rows
+
+
+def _scored_by_default(updates: int) -> list[int]:
+    return [0, updates // 2] if updates < LONG_UPDATES else list(range(0, updates, 8))
+
+
+def _refuse_flip(after: int | None, scenario: Scenario, *, updates: int, hurry: bool) -> None:
+    """Refuse a flip that would not be one."""
+    if after is None:
+        return
+    if scenario is Scenario.STUDENT:
+        raise ConfigError(f"--flip-after {after}: one student has nobody to exchange wishes with. Take --scenario all")
+    if hurry:
+        raise ConfigError(
+            f"--flip-after {after}: people who ask on all the time do not all change their minds between "
+            "two updates. Nothing was run. Leave out --hurry"
+        )
+    if after >= updates:
+        raise ConfigError(f"--flip-after {after}: there are {updates} updates; name one before the last")
 
 
 def _refuse_idle(context: typer.Context, *, real: bool) -> None:

@@ -5,19 +5,23 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from clawstream.simulation.figures import Score
 from clawstream.simulation.outcome import Reference, Row
 from clawstream.simulation.report import Check, Curve, Gain, Mean, Point, checks, curves, gains
+from clawstream.simulation.steadiness import Line, steadiness
 
-FILE_COLUMNS = 200
+FILE_COLUMNS = 400
 
 
 def tables(rows: Sequence[Row], reference: Reference) -> list[Table]:
     """Return the tables that there is something to say in."""
     compared, held = gains(rows), checks(rows)
+    lines = [(row, found) for row in rows if (found := steadiness(row))]
     return [
         _scores(curves(rows), reference),
         *([_gains(compared)] if compared else []),
         *([_controls(held)] if held else []),
+        *([_steady(lines)] if lines else []),
     ]
 
 
@@ -37,19 +41,29 @@ def _scores(curves: list[Curve], reference: Reference) -> Table:
         title_justify="left",
     )
     updates = sorted({point.update for curve in curves for point in curve.points})
-    for name in ("", "seeds", *(f"after {update}" for update in updates), "s to the policy"):
+    flips = {curve.flip.update for curve in curves if curve.flip is not None}
+    columns = [(u, is_flip) for u in updates for is_flip in ((False, True) if u in flips else (False,))]
+    titles = [f"after {update}{', flipped' if is_flip else ''}" for update, is_flip in columns]
+    for name in ("", "seeds", *titles, "s to the policy"):
         table.add_column(name, justify="left" if not name else "right")
     for curve in curves:
-        points = {point.update: point for point in curve.points}
+        points = {(point.update, False): point for point in curve.points}
+        points |= {} if curve.flip is None else {(curve.flip.update, True): curve.flip}
         seeds = max((point.score.num_seeds for point in curve.points), default=0)
-        cells = [_scored(points[u]) if u in points else "-" for u in updates]
+        cells = [_scored(points[column]) if column in points else "-" for column in columns]
         seconds = "-" if curve.correction_to_policy_s is None else f"{curve.correction_to_policy_s:.1f}"
         failed = f" ({curve.num_failed} failed)" if curve.num_failed else ""
         table.add_row(curve.name, f"{seeds}{failed}", *cells, seconds)
     table.add_section()
-    ceiling = reference.ceiling
-    table.add_row("hint in the prompt", "", f"{ceiling.score:.2f} ({ceiling.low:.2f}-{ceiling.high:.2f})")
+    table.add_row("hint in the prompt", "", _of_base(reference.ceiling))
+    if reference.flipped is not None:
+        table.add_row("the base, flipped", "", _of_base(reference.flipped.baseline))
+        table.add_row("hint in the prompt, flipped", "", _of_base(reference.flipped.ceiling))
     return table
+
+
+def _of_base(score: Score) -> str:
+    return f"{score.score:.2f} ({score.low:.2f}-{score.high:.2f})"
 
 
 def _scored(point: Point) -> str:
@@ -82,6 +96,26 @@ def _controls(checks: list[Check]) -> Table:
             _held(check),
         )
     return table
+
+
+def _steady(lines: list[tuple[Row, tuple[Line, ...]]]) -> Table:
+    table = Table(title="What is wanted of each long run, and what was found", title_justify="left")
+    table.add_column("")
+    for line in lines[0][1]:
+        table.add_column(line.wanted, justify="right")
+    for row, found in lines:
+        table.add_row(row.cell.title, *(_line(line) for line in found))
+    table.add_section()
+    kept = zip(*(found for _, found in lines), strict=True)
+    table.add_row("runs", *(f"{sum(line.holds is True for line in column)} of {len(lines)}" for column in kept))
+    return table
+
+
+def _line(line: Line) -> str:
+    if line.found is None:
+        return "unknown"
+    found = " to ".join(f"{value:.2f}" for value in line.found)
+    return f"{'unknown' if line.holds is None else 'yes' if line.holds else 'no'} ({found})"
 
 
 def _held(check: Check) -> str:

@@ -18,7 +18,7 @@ from clawstream.simulation.figures import Score, at_share
 from clawstream.simulation.grid import Cell, cell_of
 from clawstream.simulation.outcome import Outcome, median, update_of
 from clawstream.simulation.run import Lived, People, Plan, Progress, live
-from clawstream.simulation.scoring import TEMPERATURE, room
+from clawstream.simulation.scoring import TEMPERATURE, Room, room
 
 ORDER, OUTCOME = "order.json", "outcome.json"
 
@@ -44,7 +44,7 @@ class Order:
         people = order["people"]
         return cls(
             cell=cell_of(order["cell"]),
-            people=People(**people | {"asked": Path(people["asked"]), "scored": Path(people["scored"])}),
+            people=People(**people | {name: Path(people[name]) for name in ("asked", "scored", "scored_flipped")}),
             base=Path(order["base"]),
             cache_dir=Path(order["cache_dir"]),
         )
@@ -64,16 +64,18 @@ async def run_cell(order: Order, folder: Path) -> Outcome:
         epochs=cell.epochs,
         lora_rank=cell.lora_rank,
         patient=not cell.hurry,
+        teacher=cell.teacher,
+        flip_after=cell.flip_after,
         base=order.base,
         cache_dir=order.cache_dir,
         folder=folder,
     )
     lived = await live(plan, tell=_tell)
-    scores = await _scores(order, folder, lived)
-    return _outcome(lived, scores, code=code_sha())
+    scores, at_flip = await _scores(order, folder, lived)
+    return _outcome(lived, scores, at_flip, code=code_sha())
 
 
-def _outcome(lived: Lived, scores: dict[int, Score], *, code: str) -> Outcome:
+def _outcome(lived: Lived, scores: dict[int, Score], at_flip: Score | None, *, code: str) -> Outcome:
     counts = lived.counts
     took_s = counts.correction_to_policy_s
     return Outcome(
@@ -91,27 +93,41 @@ def _outcome(lived: Lived, scores: dict[int, Score], *, code: str) -> Outcome:
         correction_to_policy_p90_s=at_share(took_s, 0.9) if took_s else None,
         steps=tuple(update_of(step, update) for update, step in enumerate(lived.steps, 1)),
         rejected=lived.num_rejected,
+        at_flip=at_flip,
         requests_failed=sum(chat.failed for chat in lived.chats),
         run_s=lived.wall_s,
         code=code,
     )
 
 
-async def _scores(order: Order, folder: Path, lived: Lived) -> dict[int, Score]:
-    """Score the published versions that the cell names; only their weights are kept afterwards."""
-    scores: dict[int, Score] = {}
+async def _scores(order: Order, folder: Path, lived: Lived) -> tuple[dict[int, Score], Score | None]:
+    """Score the published versions that the cell names; only their weights are kept afterwards.
+
+    What was wanted when a version learned is what it is scored by, and that of the flip by what is wanted then, too.
+    """
+    cell, scores, at_flip = order.cell, dict[int, Score](), None
     async with room(folder / "scoring", order.people.scored, order.cache_dir) as asking:
-        for update in order.cell.score_at[1:]:
-            _tell(Progress(phase=f"scoring update {update} in a fresh engine", update=order.cell.updates))
+        asking_flipped = replace(asking, problems=order.people.scored_flipped)
+
+        async def scored(update: int, room: Room) -> Score:
+            _tell(Progress(phase=f"scoring update {update} in a fresh engine", update=cell.updates))
             version = lived.versions[update]
             checkpoint = lived.published[version] if version else order.base
-            scores[update] = replace(await asking.score(checkpoint, version, base=order.base), update=update)
-            _tell(Progress(phase=f"update {update} is scored", update=order.cell.updates, score=scores[update].score))
-    scored = {lived.versions[update] for update in order.cell.score_at}
+            found = replace(await room.score(checkpoint, version, base=order.base), update=update)
+            _tell(Progress(phase=f"update {update} is scored", update=cell.updates, score=found.score))
+            return found
+
+        for update, by_flipped in cell.scorings:
+            found = await scored(update, asking_flipped if by_flipped else asking)
+            if by_flipped and update == cell.flip_after:
+                at_flip = found
+            else:
+                scores[update] = found
+    named = {lived.versions[update] for update in cell.score_at}
     for version, path in lived.published.items():
-        if version and version not in scored:
+        if version and version not in named:
             shutil.rmtree(path)
-    return scores
+    return scores, at_flip
 
 
 def _tell(progress: Progress) -> None:

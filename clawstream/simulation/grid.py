@@ -11,6 +11,9 @@ from typing import Any
 
 from clawstream.simulation.controls import Control
 
+USUAL_TEACHER = "reference"
+UNTAUGHT = ("binary",)  # methods that no hint teaches: one run for all teachers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
@@ -29,6 +32,8 @@ class Cell:
     lora_rank: int | None  # None: all weights are trained
     hurry: bool  # people do not wait for the policy that learned from what they said
     score_at: tuple[int, ...]  # updates, ascending
+    teacher: str | None = None  # by training.teacher's names; None: the method has none
+    flip_after: int | None = None  # updates: then each person wants what another wanted
 
     @property
     def name(self) -> str:
@@ -36,13 +41,29 @@ class Cell:
         plan = json.dumps(asdict(self), sort_keys=True)
         digest = hashlib.sha256(plan.encode()).hexdigest()[:8]
         control = () if self.control is None else (self.control.value,)
-        return "-".join((self.scenario, self.base, self.method, *control, f"seed{self.seed}", digest))
+        teacher = () if self.teacher is None else (self.teacher,)
+        return "-".join((self.scenario, self.base, self.method, *teacher, *control, f"seed{self.seed}", digest))
+
+    @property
+    def arm(self) -> str:
+        """What is compared over seeds: the method, and by which teacher where that is not the usual one."""
+        return self.method if self.teacher in (None, USUAL_TEACHER) else f"{self.method}, {self.teacher} teacher"
 
     @property
     def title(self) -> str:
         """How people are told of it."""
         control = "" if self.control is None else f" {self.control.value}"
-        return f"{self.method}{control} seed {self.seed}"
+        return f"{self.arm}{control} seed {self.seed}"
+
+    def is_flipped(self, update: int) -> bool:
+        """Whether this update is one of those that learn from what people want after the flip."""
+        return self.flip_after is not None and update > self.flip_after
+
+    @property
+    def scorings(self) -> tuple[tuple[int, bool], ...]:
+        """Which updates are scored, and whether by what is wanted after the flip; that of the flip is by both."""
+        twice = () if self.flip_after is None else ((self.flip_after, True),)
+        return tuple(sorted([*((update, self.is_flipped(update)) for update in self.score_at[1:]), *twice]))
 
     def as_json(self) -> dict[str, Any]:
         """What `cell_of` reads."""
@@ -58,7 +79,7 @@ def cell_of(plan: dict[str, Any]) -> Cell:
 def grid(
     *, scenario: str, base: str, base_sha: str, problems_sha: str, methods: Sequence[str], seeds: Sequence[int],
     controls: Sequence[Control], updates: int, learning_rate: float, epochs: int,
-    lora_rank: int | None, hurry: bool, score_at: Sequence[int],
+    lora_rank: int | None, hurry: bool, score_at: Sequence[int], teachers: Sequence[str], flip_after: int | None,
 ) -> tuple[Cell, ...]:  # fmt: skip
     """Return every cell, seed by seed, so that a grid that is cut short has all methods with the same seeds."""
     return tuple(
@@ -75,10 +96,13 @@ def grid(
             epochs=epochs,
             lora_rank=lora_rank,
             hurry=hurry,
-            score_at=tuple(sorted({0, *score_at, updates})),
+            score_at=tuple(sorted({0, *score_at, updates} | ({flip_after} if flip_after else set()))),
+            teacher=teacher,
+            flip_after=flip_after,
         )
         for seed in dict.fromkeys(seeds)
         for control in (None, *dict.fromkeys(controls))
         for method in dict.fromkeys(methods)
+        for teacher in ((None,) if method in UNTAUGHT else dict.fromkeys(teachers))
         if control is not Control.COIN or method == "binary"  # where hints teach they would be listened to all the same
     )

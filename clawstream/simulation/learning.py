@@ -9,7 +9,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,12 +34,16 @@ class Grid:
     def __init__(self, folder: Path, people: People, base: Path, cache_dir: Path) -> None:
         self._folder, self._people, self._base, self._cache_dir = folder, people, base, cache_dir
 
-    async def reference(self) -> Reference:
+    async def reference(self, *, flips: bool = False) -> Reference:
         """Return how the base does as it is and with each person's hint; scored once for all cells on it."""
-        kept = self._folder / f"reference-{self._people.scenario}-{self._people.sha}-{self._base.name}.json"
+        found = await self._reference("reference", self._people.scored)
+        return replace(found, flipped=await self._reference("flipped", self._people.scored_flipped)) if flips else found
+
+    async def _reference(self, kind: str, problems: Path) -> Reference:
+        kept = self._folder / f"{kind}-{self._people.scenario}-{self._people.sha}-{self._base.name}.json"
         found = _read(kept, _reference_of)
         if found is None:
-            async with room(self._folder / "scoring", self._people.scored, self._cache_dir) as asking:
+            async with room(self._folder / "scoring", problems, self._cache_dir) as asking:
                 baseline, ceiling = [
                     await asking.score(self._base, 0, base=self._base, hinted=hinted) for hinted in (False, True)
                 ]

@@ -34,6 +34,12 @@ class Question:
     hint: str  # says what this person wants
     question: str
     answer: str
+    wants: str | None = None  # whose style; None: their own
+
+    @property
+    def wish(self) -> str:
+        """Whose style is wanted."""
+        return self.wants or self.persona
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,7 @@ def questions(text: str) -> list[Question]:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             question = Question(**json.loads(line))
-            _STYLED[question.persona]
+            _STYLED[question.persona], _STYLED[question.wish]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"line {number} is {line!r}, expected an object with persona (one of {', '.join(_STYLED)}), prompt, "
@@ -78,12 +84,12 @@ def mark(question: Question, answer: str) -> Mark:
     """Return the marks of `answer`; the result is its last number, save where it is the verdict."""
     asked = _SUM.fullmatch(question.question)
     said = _NUMBER.findall(answer if asked else answer.replace(",", ""))
-    found = said[:1] if question.persona == "ta" and not asked else said[-1:]
+    found = said[:1] if question.wish == "ta" and not asked else said[-1:]
     right = [float(number) for number in found] == [float(question.answer.replace(",", ""))]
-    if question.persona == "ta" and asked:
+    if question.wish == "ta" and asked:
         left, added = map(int, asked.groups())
         right = right and _says_carry(answer) is (left % 10 + added % 10 > 9)
-    return Mark(right=right, styled=_STYLED[question.persona](question, answer) and _has_steps(question, answer))
+    return Mark(right=right, styled=_STYLED[question.wish](question, answer) and _has_steps(question, answer))
 
 
 def by_persona(asked: list[Question], marks: list[Mark]) -> dict[str, float]:

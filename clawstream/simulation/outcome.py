@@ -19,6 +19,7 @@ class Reference:
 
     baseline: Score
     ceiling: Score
+    flipped: "Reference | None" = None  # by what people want after the flip; None: nobody's wish is exchanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Update:
     learning_rate: float
     versions_behind: float
     weights_changed_share: float | None
+    version: int | None = None  # the numbers that are left out are of rejected steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class Outcome:
     code: str  # of the package that ran it
     rejected: int | None = None  # steps that were no update; None, here and below: an older version did not say
     requests_failed: int | None = None
+    at_flip: Score | None = None  # of the version at the flip, by what people want from then on
 
     def as_json(self) -> dict[str, Any]:
         """What `outcome_of` reads."""
@@ -76,6 +79,17 @@ class Row:
             return self.reference.baseline
         return None if self.outcome is None else self.outcome.scores.get(update)
 
+    def reference_at(self, update: int) -> Reference:
+        """The base by what people want at `update`."""
+        flipped = self.reference.flipped if self.cell.is_flipped(update) else None
+        return flipped or self.reference
+
+    def rejected_share(self, until: int) -> float | None:
+        """The share of steps that were rejected, up to the one that made update `until`; None: that was not said."""
+        steps = () if self.outcome is None else self.outcome.steps
+        version = next((step.version for step in steps if step.update == until), None)
+        return None if version is None else (version - until) / version
+
     def interactions(self, update: int) -> int | None:
         """How many answers people had got when the batch of `update` was planned; None: that was not counted."""
         if update == 0:
@@ -95,6 +109,7 @@ class Row:
         }
         head |= {"lora_rank": cell.lora_rank, "hurry": cell.hurry}
         head |= {"ceiling": reference.ceiling.score, "baseline": reference.baseline.score}
+        head |= {"teacher": cell.teacher, "flip_after": cell.flip_after}
         if outcome is None:
             return head | {"error": self.error}
         scores = {0: reference.baseline, **outcome.scores}
@@ -106,7 +121,9 @@ class Row:
             "right": {str(update): score.num_right for update, score in scores.items()},
             "styled": {str(update): score.num_styled for update, score in scores.items()},
             "by_persona": {str(update): score.by_persona for update, score in scores.items()},
+            "flip": self._flip(),
             "rejected": outcome.rejected,
+            "rejected_share": self.rejected_share(cell.updates),
             "requests_failed": outcome.requests_failed,
             "turns": outcome.turns,
             "samples": outcome.samples,
@@ -124,6 +141,18 @@ class Row:
             "code": outcome.code,
         }
 
+    def _flip(self) -> dict[str, Any] | None:
+        """The scores by what people want after the flip, by the updates since; None: there was none."""
+        after, flipped, outcome = self.cell.flip_after, self.reference.flipped, self.outcome
+        if after is None or flipped is None or outcome is None or outcome.at_flip is None:
+            return None
+        scores = {after: outcome.at_flip, **{u: s for u, s in outcome.scores.items() if u > after}}
+        return {
+            "baseline": flipped.baseline.score,
+            "ceiling": flipped.ceiling.score,
+            "scores": {str(update - after): score.score for update, score in scores.items()},
+        }
+
 
 def update_of(step: StepTaken, update: int) -> Update:
     """Return what the report says of a step, the `update`th that was published."""
@@ -139,6 +168,7 @@ def update_of(step: StepTaken, update: int) -> Update:
         learning_rate=step.learning_rate,
         versions_behind=step.mean_versions_behind,
         weights_changed_share=step.weights_changed_share,
+        version=step.policy_version,
     )
 
 
@@ -149,6 +179,7 @@ def outcome_of(found: Mapping[str, Any]) -> Outcome:
         | {
             "scores": {int(update): Score(**score) for update, score in found["scores"].items()},
             "interactions": {int(update): number for update, number in found["interactions"].items()},
+            "at_flip": Score(**at_flip) if (at_flip := found.get("at_flip")) else None,
             "steps": tuple(Update(**step) for step in found["steps"]),
         }
     )

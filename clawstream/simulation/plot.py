@@ -1,14 +1,15 @@
 """The score by update as a picture: points with their 95 % intervals, between the start and the hinted ceiling."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from clawstream.simulation.figures import Figures
 from clawstream.simulation.outcome import Reference
-from clawstream.simulation.report import Curve, Mean
+from clawstream.simulation.report import Curve, Mean, Point
 
-COLOURS = ("#1f6feb", "#d1570a", "#1a7f37", "#8250df")
+COLOURS = ("#1f6feb", "#d1570a", "#1a7f37", "#8250df", "#bf3989", "#9a6700", "#0e7490", "#57606a")
 DASHES = {None: "-", "shuffled": "--", "coin": ":", "frozen": "-."}
 
 
@@ -47,28 +48,47 @@ def plot_curves(curves: Sequence[Curve], reference: Reference, title: str, path:
     """Write a PNG with the mean score of each method and control, by updates and by interactions."""
     plt = _pyplot()
     figure, both = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained", sharey=True)
-    colours = dict(zip(dict.fromkeys(curve.method for curve in curves), COLOURS, strict=False))
+    colours = dict(zip(dict.fromkeys(curve.method for curve in curves), cycle(COLOURS), strict=False))
     for axes, label in zip(both, ("weight updates", "answers that people had got (mean over seeds)"), strict=True):
         axes.axhline(reference.ceiling.score, color="#888888", linestyle="--", linewidth=1)
         for curve in (curve for curve in curves if curve.points):
             alpha = 1.0 if curve.control is None else 0.6
             by_update = label.startswith("weight")
-            found = [(point.update if by_update else point.interactions, point.score) for point in curve.points]
-            places = [place for place, _ in found if place is not None]
-            means = [mean for place, mean in found if place is not None]
-            axes.errorbar(
-                places, [mean.mean for mean in means], yerr=_bars(means), label=curve.name, marker="o", capsize=3,
-                color=colours[curve.method], linestyle=DASHES[curve.control], alpha=alpha,
-            )  # fmt: skip
+            for number, points in enumerate(_pieces(curve)):
+                found = [(point.update if by_update else point.interactions, point.score) for point in points]
+                places = [place for place, _ in found if place is not None]
+                means = [mean for place, mean in found if place is not None]
+                axes.errorbar(
+                    places, [mean.mean for mean in means], yerr=_bars(means), marker="o", capsize=3, alpha=alpha,
+                    label=f"_{curve.name}" if number else curve.name, color=colours[curve.method],
+                    linestyle=DASHES[curve.control],
+                )  # fmt: skip
         axes.set(xlabel=label, ylim=(0, 1.05))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
+    for after in {curve.flip.update for curve in curves if curve.flip is not None}:
+        both[0].axvline(after, color="#888888", linestyle=":", linewidth=1)
+        both[0].annotate(
+            "each wants what\nanother wanted", (after, 0), xytext=(4, 4), textcoords="offset points", color="#555555",
+            fontsize=9,
+        )  # fmt: skip
     both[0].set_ylabel("score; dashed: the base with the hint in its prompt")
     both[0].xaxis.get_major_locator().set_params(integer=True)
     both[0].legend(frameon=False, fontsize=9)
     figure.suptitle(title)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _pieces(curve: Curve) -> list[Sequence[Point]]:
+    """Return the points before and after a flip: by what is wanted then the version at it has another score."""
+    if curve.flip is None:
+        return [curve.points]
+    after = curve.flip.update
+    return [
+        [p for p in curve.points if p.update <= after],
+        [curve.flip, *(p for p in curve.points if p.update > after)],
+    ]
 
 
 def _bars(means: Sequence[Mean]) -> list[list[float]]:

@@ -62,6 +62,10 @@ class Students:
         """Let sessions start again."""
         await self._tell("go")
 
+    async def flip(self) -> None:
+        """Let each want what another wanted, in all sessions that start from now on."""
+        await self._tell("flip")
+
     async def hold(self, num_sessions: int) -> None:
         """Let so many sessions start, and return once they are over; raises what `pause` does."""
         await self._all_said(f"go {num_sessions}")

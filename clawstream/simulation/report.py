@@ -4,13 +4,13 @@ A cell that failed counts nowhere but among the failed. S seeds.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import sqrt
 from statistics import fmean, stdev
 
 from clawstream.simulation.controls import Control
-from clawstream.simulation.outcome import Row
+from clawstream.simulation.outcome import Reference, Row
 
 CONTROL_RISE = 0.10  # a control may end so far above the base
 CONTROL_GAP = 0.40  # and its method ends at least so far above it
@@ -53,11 +53,12 @@ class Point:
 class Curve:
     """A method, or a control of it, over all seeds."""
 
-    method: str
+    method: str  # and by which teacher, here and below: a cell's arm
     control: Control | None
-    points: tuple[Point, ...]
+    points: tuple[Point, ...]  # by what people wanted when the version learned
     num_failed: int
     correction_to_policy_s: float | None  # mean over seeds
+    flip: Point | None = None  # the version at the flip by what people want after it; None: nobody's wish is exchanged
 
     @property
     def name(self) -> str:
@@ -123,7 +124,7 @@ def curves(rows: Iterable[Row]) -> list[Curve]:
     """Return a curve for each method and each control of it, in the order in which they first come."""
     grouped: dict[tuple[str, Control | None], list[Row]] = {}
     for row in rows:
-        grouped.setdefault((row.cell.method, row.cell.control), []).append(row)
+        grouped.setdefault((row.cell.arm, row.cell.control), []).append(row)
     return [_curve(method, control, group) for (method, control), group in grouped.items()]
 
 
@@ -132,19 +133,22 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     found: dict[tuple[str, Control], None] = {}
     for row in rows:
         if row.cell.control is not None:
-            found.setdefault((row.cell.method, row.cell.control))
+            found.setdefault((row.cell.arm, row.cell.control))
     return [_check(method, control, rows) for method, control in found]
 
 
 def _check(method: str, control: Control, rows: Sequence[Row]) -> Check:
-    ours = [row for row in rows if row.cell.method == method and row.cell.control in (None, control)]
+    ours = [row for row in rows if row.cell.arm == method and row.cell.control in (None, control)]
     whole = {(row.cell.control, row.cell.seed): row for row in ours if row.outcome is not None}
     seeds = dict.fromkeys(row.cell.seed for row in ours)
     pairs = [(whole[control, s], whole[None, s]) for s in seeds if (control, s) in whole and (None, s) in whole]
     return Check(
         method=method,
         control=control,
-        rise_S=tuple(_last(controlled) - controlled.reference.baseline.score for controlled, _ in pairs),
+        rise_S=tuple(
+            _last(controlled) - controlled.reference_at(controlled.cell.updates).baseline.score
+            for controlled, _ in pairs
+        ),
         gap_S=tuple(_last(real) - _last(controlled) for controlled, real in pairs),
         num_seeds=len(seeds),
     )
@@ -152,7 +156,7 @@ def _check(method: str, control: Control, rows: Sequence[Row]) -> Check:
 
 def gains(rows: Sequence[Row]) -> list[Gain]:
     """Compare each two methods, at each update, on the seeds that both have; controls are compared by `checks`."""
-    real = {(row.cell.method, row.cell.seed): row for row in rows if row.cell.control is None and row.outcome}
+    real = {(row.cell.arm, row.cell.seed): row for row in rows if row.cell.control is None and row.outcome}
     methods = tuple(dict.fromkeys(method for method, _ in real))
     found = []
     for over, method in combinations(methods, 2):
@@ -175,21 +179,38 @@ def _curve(method: str, control: Control | None, rows: Sequence[Row]) -> Curve:
         method=method,
         control=control,
         points=tuple(_point(update, whole) for update in updates),
+        flip=_at_flip(whole),
         num_failed=len(rows) - len(whole),
         correction_to_policy_s=fmean(seconds) if seconds else None,
     )
 
 
 def _point(update: int, rows: Sequence[Row]) -> Point:
-    scored = [(score, row) for row in rows if (score := row.score(update)) is not None]
-    shares = [score.score / row.reference.ceiling.score for score, row in scored if row.reference.ceiling.score > 0]
-    counted = [number for _, row in scored if (number := row.interactions(update)) is not None]
+    found = [(score.score, row.reference_at(update), row) for row in rows if (score := row.score(update)) is not None]
     base = rows[0].reference.baseline
+    point = _mean_point(update, found)
+    return (
+        replace(point, score=replace(point.score, mean=base.score, low=base.low, high=base.high))
+        if update == 0
+        else point
+    )
+
+
+def _at_flip(rows: Sequence[Row]) -> Point | None:
+    found = [
+        (row.outcome.at_flip.score, row.reference.flipped or row.reference, row)
+        for row in rows
+        if row.outcome is not None and row.outcome.at_flip is not None
+    ]
+    return _mean_point(found[0][2].cell.flip_after or 0, found) if found else None
+
+
+def _mean_point(update: int, found: Sequence[tuple[float, Reference, Row]]) -> Point:
+    shares = [score / reference.ceiling.score for score, reference, _ in found if reference.ceiling.score > 0]
+    counted = [number for *_, row in found if (number := row.interactions(update)) is not None]
     return Point(
         update=update,
-        score=mean_of([score.score for score, _ in scored])
-        if update
-        else Mean(mean=base.score, low=base.low, high=base.high, num_seeds=len(scored)),
+        score=mean_of([score for score, *_ in found]),
         share=fmean(shares) if shares else None,
         interactions=fmean(counted) if counted else None,
     )

@@ -49,6 +49,7 @@ class People:
     hint_share: float  # of complaints, those that say what is wanted
     asked: Path  # a problem a line
     scored: Path  # none of them is asked
+    scored_flipped: Path  # the same, as they are wanted after a flip
 
     @property
     def sha(self) -> str:
@@ -74,6 +75,8 @@ class Plan:
     score_every: int | None = None  # updates, on the way; None: no score is taken
     control: Control | None = None
     patient: bool = False  # people wait for the policy that learned from what they said before
+    teacher: str | None = None  # by training.teacher's names; None: the settings' own
+    flip_after: int | None = None  # updates: then each person wants what another wanted; None: nobody ever does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +137,7 @@ batch_samples = {batch_samples}
 max_updates = {updates}
 learning_rate = {learning_rate}
 epochs = {epochs}
-{parametrisation}keep_checkpoints = {keep_checkpoints}
+{parametrisation}{teacher}keep_checkpoints = {keep_checkpoints}
 seed = {seed}
 threads = 1
 
@@ -219,7 +222,7 @@ async def _teach(
         try:
             reached = 0
             while reached < plan.updates:
-                target = min(plan.updates, reached + (plan.score_every or plan.updates))
+                target = _next_stop(plan, reached)
                 async with asyncio.TaskGroup() as tasks:
                     if plan.patient:
                         tasks.create_task(_rounds(target, students, watch, log))
@@ -229,6 +232,8 @@ async def _teach(
                 reached = watch.updates
                 if plan.score_every is not None:
                     scores.append(replace(await scorer.score(watch.activated), update=reached))
+                if reached == plan.flip_after:
+                    await students.flip()
                 if reached < plan.updates and not plan.patient:
                     await students.go()
         finally:
@@ -236,6 +241,12 @@ async def _teach(
             listening.cancel()
             await asyncio.gather(ticker, listening, return_exceptions=True)
         return students.chats
+
+
+def _next_stop(plan: Plan, reached: int) -> int:
+    """After which update people are stopped next: for a score, for a flip, or for good."""
+    flips = () if plan.flip_after is None or plan.flip_after <= reached else (plan.flip_after,)
+    return min(plan.updates, reached + (plan.score_every or plan.updates), *flips)
 
 
 async def _rounds(target: int, students: Students, watch: Watch, log: KafkaLog) -> None:
@@ -301,6 +312,7 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             batch_samples=BATCH_SAMPLES,
             updates=plan.updates,
             parametrisation="" if plan.lora_rank is None else f"lora_rank = {plan.lora_rank}\n",
+            teacher="" if plan.teacher is None else f"teacher = {json.dumps(plan.teacher)}\n",
             epochs=plan.epochs,
             learning_rate=0.0 if plan.control is Control.FROZEN else plan.learning_rate,
             keep_checkpoints=5 if plan.score_every else plan.updates + 1,  # those that are scored afterwards

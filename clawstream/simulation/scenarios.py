@@ -17,6 +17,7 @@ from clawstream.simulation.problems import Group, Sum, all_of, scored
 from clawstream.simulation.taste import wordings_of
 
 NUM_SCORED = 500
+SCORED_FLIPPED = "scored-flipped.jsonl"
 _INTEGER = re.compile(r"[0-9]+|[0-9]{1,3}(,[0-9]{3})+")
 
 
@@ -37,6 +38,14 @@ class Scenario:
     hint_share: float  # of complaints, those that say what is wanted; the rest says only that it was not this
     num_scored: int
     num_scored_wordings: int | None = None  # of each person's, in the scored questions; None: all
+
+    def flipped(self, who: Persona) -> Persona:
+        """Whose wish this person takes up when preferences flip: that of the one before, the last one's if first.
+
+        Base policies answer in the style of the one after most often, in that of the one before least: so what is
+        wanted after a flip is not what a policy falls back to.
+        """
+        return self.personas[self.personas.index(who) - 1]
 
 
 class UnusableProblems(ValueError):
@@ -68,14 +77,17 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
 def write(scenario: Scenario, folder: Path, *, problems: Path | None = None) -> tuple[Path, Path]:
     """Write students.jsonl and scored.jsonl, a problem and who asks it on each line, and return their paths.
 
+    Beside them SCORED_FLIPPED has the scored ones as they are wanted after a flip; students read that in their own.
     `problems` is a file of real ones, [{"question", "ground_truth_answer"}], in place of sums: half of them are scored,
     `num_scored` at most. Raises UnusableProblems.
     """
     asked, held_out = _sums(scenario.num_scored) if problems is None else _real(problems, scenario.num_scored)
     folder.mkdir(parents=True, exist_ok=True)
     students_path, scored_path = folder / "students.jsonl", folder / "scored.jsonl"
-    _write(students_path, [asdict(problem) | {"persona": _who(scenario, problem).name} for problem in asked])
-    _write(scored_path, [_scored(scenario, problem, real=problems is not None) for problem in held_out])
+    _write(students_path, [_asked(scenario, problem) for problem in asked])
+    rows = [(problem, _scored(scenario, problem, real=problems is not None)) for problem in held_out]
+    _write(scored_path, [row for _, row in rows])
+    _write(folder / SCORED_FLIPPED, [row | _flipped(scenario, problem) for problem, row in rows])
     return students_path, scored_path
 
 
@@ -118,6 +130,16 @@ def _real(file: Path, num_scored: int) -> tuple[list[Problem], list[Problem]]:
 def _who(scenario: Scenario, problem: Problem) -> Persona:
     """Who asks this problem: always the same person, each of them about as many."""
     return scenario.personas[_digest("who", problem) % len(scenario.personas)]
+
+
+def _asked(scenario: Scenario, problem: Problem) -> dict[str, str]:
+    who = _who(scenario, problem)
+    return asdict(problem) | {"persona": who.name, "flipped": scenario.flipped(who).name}
+
+
+def _flipped(scenario: Scenario, problem: Problem) -> dict[str, str]:
+    other = scenario.flipped(_who(scenario, problem))
+    return {"wants": other.name, "hint": other.hint}
 
 
 def _scored(scenario: Scenario, problem: Problem, *, real: bool) -> dict[str, str]:

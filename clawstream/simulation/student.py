@@ -2,7 +2,8 @@
 
 The one rule: a session is closed by its last request (X-Session-Done), and a failed request ends its session.
 Run as `python -m clawstream.simulation.student --base-url URL/v1 --problems students.jsonl`. JSON goes to stdout, one
-object a line. Lines on stdin steer it: `pause`, `go`, `go N` (N sessions and no more), `stop`. `pause` and `go N` are
+object a line. Lines on stdin steer it: `pause`, `go`, `go N` (N sessions and no more), `stop`, and `flip`: in
+sessions that start after it each person wants what their line of the file calls `flipped`. `pause` and `go N` are
 answered by {"event": "paused"} once no session is open.
 """
 
@@ -25,7 +26,7 @@ import orjson
 import typer
 from openai.types.chat import ChatCompletionMessageParam
 
-from clawstream.simulation.taste import Task, ask, impression, react, tasks
+from clawstream.simulation.taste import Task, ask, flip, impression, react, tasks
 
 _AFTER_FAILURE_S = 0.5  # a server that is away is asked again at this pace
 
@@ -150,6 +151,7 @@ class Classroom:
             self._may_start.set()
         self._nobody_talks.set()
         self._num_open = 0
+        self._has_flipped = False
         self._left: int | None = None  # sessions that may still start; None: any number
 
     def stop(self) -> None:
@@ -177,10 +179,12 @@ class Classroom:
             self._may_start.set()
             self._nobody_talks.clear()
             await self._all_said()
+        elif command == "flip":
+            self._has_flipped = True
         elif command == "stop":
             self.stop()
         elif command:
-            print(f"unknown command {command!r}: send pause, go, go N or stop; nothing changed", file=sys.stderr)
+            print(f"unknown command {command!r}: send pause, go, go N, flip or stop; nothing changed", file=sys.stderr)
 
     async def _all_said(self) -> None:
         await self._nobody_talks.wait()
@@ -198,7 +202,7 @@ class Classroom:
                 self._left -= 1
                 if self._left == 0:
                     self._may_start.clear()
-            if not await self._hold(number, task):
+            if not await self._hold(number, flip(task) if self._has_flipped else task):
                 await asyncio.sleep(_AFTER_FAILURE_S)
 
     async def _hold(self, number: int, task: Task) -> bool:

@@ -1,14 +1,15 @@
 """How simulated people ask, read an answer and react to it: pure.
 
 The one rule: an answer is read as a person reads it, by its look and its result. Each person wants another style, says
-so in words or only that it was not this one, and gives themselves away by no other sign.
+so in words or only that it was not this one, and gives themselves away by no other sign. When preferences flip, each
+wants another's style from then on, and complains as that other did.
 """
 
 import json
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -107,6 +108,13 @@ class Task:
     persona: str
     question: str
     answer: str
+    wants: str | None = None  # whose style; None: their own
+    flipped: str | None = None  # whose style they want once preferences flip; None: the one that they want now
+
+    @property
+    def wish(self) -> str:
+        """Whose style is wanted."""
+        return self.wants or self.persona
 
     @property
     def is_sum(self) -> bool:
@@ -126,8 +134,10 @@ def tasks(text: str) -> list[Task]:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             row = json.loads(line)
-            task = Task(persona=row["persona"], question=row["question"], answer=row["answer"])
-            MANNERS[task.persona]
+            task = Task(
+                persona=row["persona"], question=row["question"], answer=row["answer"], flipped=row.get("flipped")
+            )
+            _known = MANNERS[task.persona], MANNERS[task.flipped or task.persona]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"line {number} is {line!r}, expected persona (one of {', '.join(MANNERS)}), question and answer; "
@@ -135,6 +145,11 @@ def tasks(text: str) -> list[Task]:
             ) from error
         found.append(task)
     return found
+
+
+def flip(task: Task) -> Task:
+    """Return the task as it is once preferences have flipped: asked by the same person in the same words."""
+    return replace(task, wants=task.flipped or task.wish)
 
 
 def wordings_of(persona: str, *, real: bool) -> Sequence[str]:
@@ -149,7 +164,7 @@ def ask(task: Task, rng: random.Random) -> str:
 
 def impression(task: Task, answer: str) -> Impression:
     """Return how `answer` strikes whoever asked; the look comes before the number, as it does to the eye."""
-    if not _LOOKS_RIGHT[task.persona](task, answer):
+    if not _LOOKS_RIGHT[task.wish](task, answer):
         return Impression.OFF_STYLE
     if not _is_right(task, answer):
         return Impression.WRONG
@@ -158,7 +173,7 @@ def impression(task: Task, answer: str) -> Impression:
 
 def react(task: Task, felt: Impression, rng: random.Random, *, hint_share: float) -> str:
     """Return what the person says; `hint_share` of complaints about the style say what is wanted instead."""
-    words = MANNERS[task.persona].complaints if felt is Impression.OFF_STYLE else REACTIONS[felt]
+    words = MANNERS[task.wish].complaints if felt is Impression.OFF_STYLE else REACTIONS[felt]
     said = rng.choice(words)
     if felt is Impression.OFF_STYLE and rng.random() >= hint_share:
         return rng.choice(VAGUE)
@@ -167,7 +182,7 @@ def react(task: Task, felt: Impression, rng: random.Random, *, hint_share: float
 
 def _is_right(task: Task, answer: str) -> bool:
     numbers = _NUMBER.findall(answer if task.is_sum else answer.replace(",", ""))
-    if task.persona != "ta":
+    if task.wish != "ta":
         return numbers[-1:] == [task.answer]
     if not task.is_sum:
         return numbers[:1] == [task.answer]

@@ -15,6 +15,7 @@ from clawstream.simulation import taste
 from clawstream.simulation.dialogues import with_hint
 from clawstream.simulation.opinions import HABITS, HINTS, Wish
 from clawstream.simulation.problems import Group, Sum, all_of
+from clawstream.simulation.scenarios import SCENARIOS
 from clawstream.simulation.tokenizer import END_OF_MESSAGE
 from clawstream.simulation.tokenizer import build as tokenizer
 from clawstream.training.answers import Suffix
@@ -40,10 +41,16 @@ class People:
         self._sums = all_of(Group.STUDENTS)
         self._habits = HABITS[scenario]
         self._personas = tuple(WISHES) if scenario == "all" else (scenario,)
+        self._flipped: dict[str, str] = {}  # whose wish each has taken up
         self._hint_share, self._temperature = hint_share, temperature
         self._words = tokenizer()
         self._renderer = PromptRenderer(self._words, Qwen3RendererConfig(enable_thinking=False))
         self._end = int(self._words.convert_tokens_to_ids(END_OF_MESSAGE))
+
+    def flip(self) -> None:
+        """From now on each wants what the one before them wanted."""
+        scenario = SCENARIOS["all"]
+        self._flipped = {who.name: scenario.flipped(who).name for who in scenario.personas}
 
     def samples(
         self, trainer: Trainer, *, version: int, count: int = 16, hinted_alone: bool = False
@@ -57,7 +64,7 @@ class People:
     def score(self, trainer: Trainer, sums: Sequence[Sum], *, seed: int) -> float:
         """Return the share of answers that whoever asks is pleased with; the seed fixes wordings and draws."""
         rng = random.Random(seed)
-        tasks = [_task(one, self._personas[i % len(self._personas)]) for i, one in enumerate(sums)]
+        tasks = [self._task(one, self._personas[i % len(self._personas)]) for i, one in enumerate(sums)]
         questions = [self._question(taste.ask(task, rng)) for task in tasks]
         answers = write(_model(trainer), questions, limit_tokens=LIMIT_TOKENS, seed=seed)
         assert answers is not None
@@ -69,7 +76,7 @@ class People:
 
     def _ask(self, trainer: Trainer, version: int) -> Iterator[SampleAssembled]:
         sums = self._rng.choices(self._sums, k=ASKED_AT_ONCE)
-        tasks = [_task(one, self._persona()) for one in sums]
+        tasks = [self._task(one, self._persona()) for one in sums]
         said = [taste.ask(task, self._rng) for task in tasks]
         questions = [self._question(text) for text in said]
         seed = self._rng.randrange(2**31)
@@ -85,6 +92,14 @@ class People:
             felt = taste.impression(task, self._words.decode(suffix.response_ids[:-1]))
             self.num_asked += 1
             yield self._sample(text, suffix, self._judged(task, felt), float32(logp.tolist()), version)
+
+    def _task(self, problem: Sum, persona: str) -> taste.Task:
+        return taste.Task(
+            persona=persona,
+            question=f"{problem.left} + {problem.right}",
+            answer=str(problem.total),
+            wants=self._flipped.get(persona),
+        )
 
     def _persona(self) -> str:
         return self._personas[0] if len(self._personas) == 1 else self._rng.choice(self._personas)
@@ -106,7 +121,7 @@ class People:
             case taste.Impression.STEPS_MISSING:
                 return HINTS[Wish.PLAIN]
         vague = self._hint_share < 1 and self._rng.random() >= self._hint_share
-        return () if vague else HINTS[WISHES[task.persona]]
+        return () if vague else HINTS[WISHES[task.wish]]
 
     def _sample(
         self, text: str, suffix: Suffix, judged: tuple[int, str | None], logps: tuple[float | None, ...], version: int
@@ -147,7 +162,3 @@ class People:
 def _model(trainer: Trainer) -> TorchModel:
     assert isinstance(trainer._model, TorchModel)
     return trainer._model
-
-
-def _task(problem: Sum, persona: str) -> taste.Task:
-    return taste.Task(persona=persona, question=f"{problem.left} + {problem.right}", answer=str(problem.total))

@@ -21,6 +21,7 @@ from tests.bench.people import People
 from tests.bench.report import report
 
 Method = Literal["combined", "binary", "opd", "topk"]
+Teacher = Literal["reference", "ema", "current"]
 SCORED_WITH = 99
 
 
@@ -32,29 +33,46 @@ def sketch(
     learning_rate: Annotated[float, typer.Option(help="Of the first updates.")] = 1.5e-3,
     lora_rank: Annotated[int, typer.Option(help="0: all weights are trained.")] = 16,
     base: Annotated[str, typer.Option(help="standard or hard.")] = "standard",
+    teacher: Annotated[str, typer.Option(help="reference, ema or current.")] = "reference",
+    flip_after: Annotated[int | None, typer.Option(help="Updates: then each wants what another wanted.")] = None,
+    score_every: Annotated[int | None, typer.Option(help="Updates; none: half of all.")] = None,
     num_scored: Annotated[int, typer.Option(help="Held-out problems.")] = 240,
     json_file: Annotated[Path | None, typer.Option("--json", help="Where the figures go.")] = None,
 ) -> None:
-    """Train each method with each seed, and score it after half of its updates and all."""
+    """Train each method with each seed, and score it on the way; after the flip by what is wanted then."""
     torch.set_num_threads(1)
     folder = policy.ensure(Path(platformdirs.user_cache_dir("clawstream")), RECIPES[cast("Base", base)])
     rows = []
     for method in methods.split(","):
         settings = TrainingSettings(
             method=cast("Method", method), epochs=epochs, learning_rate=learning_rate, lora_rank=lora_rank or None,
-            threads=1,
+            threads=1, teacher=cast("Teacher", teacher),
         )  # fmt: skip
         for seed in map(int, seeds.split(",")):
-            row = _run(folder, settings, seed, updates=updates, num_scored=num_scored)
+            row = _run(
+                folder, settings, seed, updates=updates, num_scored=num_scored, flip_after=flip_after,
+                score_every=score_every or max(1, updates // 2),
+            )  # fmt: skip
             rows.append({"method": method, "seed": seed} | row)
             typer.echo(rows[-1], err=True)
     report(
-        {"epochs": epochs, "learning_rate": learning_rate, "lora_rank": lora_rank, "base": base, "rows": rows},
+        {
+            "epochs": epochs,
+            "learning_rate": learning_rate,
+            "lora_rank": lora_rank,
+            "base": base,
+            "teacher": teacher,
+            "flip_after": flip_after,
+            "rows": rows,
+        },
         json_file,
     )
 
 
-def _run(base: Path, settings: TrainingSettings, seed: int, *, updates: int, num_scored: int) -> dict[str, Any]:
+def _run(
+    base: Path, settings: TrainingSettings, seed: int, *, updates: int, num_scored: int,
+    flip_after: int | None, score_every: int,
+) -> dict[str, Any]:  # fmt: skip
     trainer = Trainer(base, settings)
     people = People(seed, scenario="all", hint_share=0.5, temperature=1.0)
     sums = scored(num_scored)
@@ -74,6 +92,8 @@ def _run(base: Path, settings: TrainingSettings, seed: int, *, updates: int, num
                 rejected.append(f"{version}: {why}")
                 in_a_row += 1
                 trainer.restore(Path(kept))
-        if version in (updates // 2, updates):
+        if version % score_every == 0 or version == updates:
             scores[version] = people.score(trainer, sums, seed=SCORED_WITH)
+        if version == flip_after:
+            people.flip()
     return {"scores": scores, "answers": people.num_asked, "rejected": rejected}

@@ -1,16 +1,20 @@
 """What `clawstream learn` refuses before it runs anything, and what it prints."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from clawstream.cli import app
+from clawstream.cli.learn import _scored_by_default
 from clawstream.cli.learn_tables import show, tables
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable
 from clawstream.locks import locked
 from clawstream.simulation.controls import Control
-from tests.simulation.outcomes import REFERENCE, failed, row
+from clawstream.simulation.plot import _pieces, plot_curves
+from clawstream.simulation.report import curves
+from tests.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row, row
 
 
 @pytest.mark.parametrize(
@@ -21,6 +25,10 @@ from tests.simulation.outcomes import REFERENCE, failed, row
         (["--seeds", " ,"], "--seeds names nothing"),
         (["--controls", "none"], "--controls none: 'none' is not a valid Control"),
         (["--updates", "16", "--score-at", "17"], "--score-at 17: there are 16 updates"),
+        (["--teachers", "wise"], "--teachers wise: 'wise' is not a valid Teacher"),
+        (["--flip-after", "16"], "--flip-after 16: there are 16 updates"),
+        (["--flip-after", "8", "--scenario", "student"], "--flip-after 8: one student has nobody"),
+        (["--flip-after", "8", "--hurry"], "--flip-after 8: people who ask on all the time"),
         (["--json", "nowhere/learn.json"], "--json nowhere/learn.json: there is no folder"),
         (["--folder", "runs", "--json", "runs/learn.json", "--methods", "guess"], "--methods guess"),
         (["--plot", "nowhere/learn.png"], "--plot nowhere/learn.png: there is no folder"),
@@ -81,6 +89,36 @@ def test_the_tables_say_scores_shares_differences_controls_and_what_failed(capsy
     assert "combined, coin +0.05 +0.45 unknown (1 of 2 seeds)" in " ".join(
         capsys.readouterr().out.replace("│", " ").split()
     )
+
+
+def test_of_long_runs_the_tables_say_what_is_wanted_and_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {16: 0.7, 24: 0.72, 32: 0.6, 40: 0.2, 56: 0.4}
+    rows = [long_row(scores, flip_after=32, at_flip=0.05), long_row(scores | {32: 0.7}, flip_after=32, seed=1)]
+
+    show(tables(rows, replace(REFERENCE, flipped=FLIPPED)))
+
+    said = " ".join(capsys.readouterr().out.replace("│", " ").replace("┃", " ").split())
+    assert "after 24 after 32 after 32, flipped after 40" in said
+    assert "the base, flipped 0.10 (0.06-0.14) hint in the prompt, flipped 0.50 (0.46-0.54)" in said
+    assert "combined seed 0 no (0.12) yes (0.12) yes (0.00) yes (1.00 to 1.00) yes (1.00 to 1.00) yes (0.80)" in said
+    assert "runs 1 of 2 2 of 2 2 of 2 2 of 2 2 of 2 2 of 2" in said
+
+
+def test_a_picture_of_a_flip_is_drawn_in_two_pieces(tmp_path: Path) -> None:
+    scores = {16: 0.7, 32: 0.7, 40: 0.2, 56: 0.4}
+    rows = [long_row(scores, flip_after=32, at_flip=0.05), long_row(scores, teacher="ema", flip_after=32, at_flip=0.1)]
+    (first, _) = curves(rows)
+
+    before, after = _pieces(first)
+    assert [point.update for point in before] == [0, 16, 32]
+    assert [(point.update, point.score.mean) for point in after] == [(32, 0.05), (40, 0.2), (56, 0.4)]
+    plot_curves(curves(rows), REFERENCE, "flip", tmp_path / "flip.png")
+    assert (tmp_path / "flip.png").stat().st_size > 10_000
+
+
+def test_long_runs_are_scored_every_8th_update() -> None:
+    assert _scored_by_default(16) == [0, 8]
+    assert _scored_by_default(64) == [0, 8, 16, 24, 32, 40, 48, 56]
 
 
 def test_one_method_without_controls_has_one_table() -> None:

@@ -1,5 +1,8 @@
 """Rows of a report as tests write them."""
 
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
 from clawstream.simulation.controls import Control
 from clawstream.simulation.figures import Score
 from clawstream.simulation.grid import Cell
@@ -18,7 +21,36 @@ def score(update: int, share: float) -> Score:
     )  # fmt: skip
 
 
+FLIPPED = Reference(baseline=score(0, 0.1), ceiling=score(0, 0.5))
 REFERENCE = Reference(baseline=score(0, 0.2), ceiling=score(0, 0.8))
+
+
+def long_row(
+    scores: Mapping[int, float], *, flip_after: int | None = None, at_flip: float | None = None, seed: int = 0,
+    teacher: str = "reference", rejected: Collection[int] = (),
+    figures: Mapping[int, tuple[float, float]] | None = None,
+) -> Row:  # fmt: skip
+    """A run scored at these updates; versions `rejected` were none, `figures` are (entropy, length) of some updates."""
+    last = max(scores)
+    versions = [version for version in range(1, last + len(rejected) + 1) if version not in rejected]
+    steps = tuple(
+        replace(STEP, update=update, version=version, entropy=entropy, mean_length=length)
+        for update, version in enumerate(versions, 1)
+        for entropy, length in [(figures or {}).get(update, (0.5, 30.0))]
+    )
+    return Row(
+        cell=replace(cell(seed=seed), updates=last, score_at=(0, *scores), flip_after=flip_after, teacher=teacher),
+        reference=REFERENCE if flip_after is None else replace(REFERENCE, flipped=FLIPPED),
+        outcome=replace(
+            outcome(0.4, 0.6),
+            scores={update: score(update, share) for update, share in scores.items()},
+            interactions={update: 16 * update for update in scores},
+            steps=steps,
+            rejected=len(rejected),
+            at_flip=None if at_flip is None else score(flip_after or 0, at_flip),
+        ),
+        error=None,
+    )
 
 
 def cell(method: str = "combined", *, seed: int = 0, control: Control | None = None) -> Cell:

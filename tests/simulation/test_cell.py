@@ -26,8 +26,9 @@ def test_after_a_rejected_step_updates_are_counted_by_what_was_published() -> No
         peak_mb=1.0, wall_s=1.0,
     )  # fmt: skip
 
-    found = _outcome(lived, {2: score(2, 0.5), 3: score(3, 0.6)}, code="abc")
+    found = _outcome(lived, {2: score(2, 0.5), 3: score(3, 0.6)}, score(2, 0.1), code="abc")
 
     assert found.interactions == {2: 30, 3: 40}
-    assert [step.update for step in found.steps] == [1, 2, 3]
+    assert [(step.update, step.version) for step in found.steps] == [(1, 1), (2, 3), (3, 4)]
+    assert found.at_flip == score(2, 0.1)
     assert (found.rejected, found.requests_failed) == (1, 1)

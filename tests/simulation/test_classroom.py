@@ -11,7 +11,7 @@ from clawstream.simulation import student
 from clawstream.simulation.student import Classroom
 from clawstream.simulation.taste import Task
 
-SUMS = [Task(persona="student", question="1 + 1", answer="2")] * 3
+SUMS = [Task(persona="student", question="1 + 1", answer="2", flipped="ta")] * 3
 
 
 class Talker:
@@ -19,11 +19,13 @@ class Talker:
 
     def __init__(self) -> None:
         self.num_held = self.num_open = 0
+        self.wishes: list[str] = []
         self.may_end = asyncio.Event()
 
     async def chat(self, session: str, task: Task, rng: random.Random) -> bool:
         """Hold a session."""
-        del session, task, rng
+        del session, rng
+        self.wishes.append(task.wish)
         self.num_held, self.num_open = self.num_held + 1, self.num_open + 1
         await self.may_end.wait()
         await asyncio.sleep(0)
@@ -85,6 +87,17 @@ async def test_a_pause_is_over_only_once_no_session_is_open(monkeypatch: pytest.
         await room.obey("go")
         await settled()
         assert talker.num_open == 4
+
+
+async def test_after_a_flip_the_sessions_that_start_want_what_their_line_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(student, "say", lambda _: None)
+    talker = Talker()
+    talker.may_end.set()
+    async with classroom(talker, waits=True) as room:
+        for command in ("go 2", "flip", "go 3"):
+            await asyncio.wait_for(room.obey(command), 5)
+
+    assert talker.wishes == ["student"] * 2 + ["ta"] * 3
 
 
 @pytest.mark.parametrize("command", ["go 0", "go -1", "go two", "stay"])

@@ -16,7 +16,7 @@ CELL = Cell(
 OTHER: dict[str, Any] = {
     "scenario": "student", "base": "hard", "base_sha": "b", "problems_sha": "b", "method": "binary", "seed": 4,
     "control": None, "updates": 17, "learning_rate": 1e-4, "epochs": 2, "lora_rank": 8, "hurry": True,
-    "score_at": (0, 16),
+    "score_at": (0, 16), "teacher": "ema", "flip_after": 8,
 }  # fmt: skip
 
 
@@ -37,6 +37,8 @@ def made(**changes: object) -> tuple[Cell, ...]:
         "lora_rank": None,
         "hurry": False,
         "score_at": [8],
+        "teachers": ["reference"],
+        "flip_after": None,
     }
     return grid(**plan | changes)  # type: ignore[arg-type]
 
@@ -65,6 +67,23 @@ def test_the_base_and_the_last_update_are_scored_whatever_is_asked_for() -> None
 @pytest.mark.parametrize("field", [field.name for field in fields(Cell)])
 def test_whatever_changes_a_plan_changes_its_name(field: str) -> None:
     assert replace(CELL, **{field: OTHER[field]}).name != CELL.name
+
+
+def test_each_teacher_has_a_run_of_each_method_that_hints_teach() -> None:
+    cells = made(teachers=["reference", "ema", "current", "ema"], seeds=[0])
+
+    assert [(cell.method, cell.teacher) for cell in cells] == [
+        ("binary", None), ("opd", "reference"), ("opd", "ema"), ("opd", "current"),
+    ]  # fmt: skip
+    assert [cell.arm for cell in cells] == ["binary", "opd", "opd, ema teacher", "opd, current teacher"]
+
+
+def test_the_version_at_the_flip_is_scored_and_later_updates_are_flipped() -> None:
+    for cell in made(flip_after=12):
+        assert cell.score_at == (0, 8, 12, 16)
+        assert [cell.is_flipped(update) for update in cell.score_at] == [False, False, False, True]
+        assert cell.scorings == ((8, False), (12, False), (12, True), (16, True))
+    assert made()[0].scorings == ((8, False), (16, False))
 
 
 def test_a_cell_comes_back_from_json_as_it_was() -> None:

@@ -13,6 +13,7 @@ TEACHER = replace(STUDENT, persona="teacher")
 TA = replace(STUDENT, persona="ta")
 LESSON = "# 27+48\n7+8=15\n20+40=60\n# Total\n75, well done!"
 VERDICT = "Verdict: carry. 7+8=15 and 20+40=60, so 75"
+OF_NOBODY = '{"persona": "ta", "prompt": "?", "hint": "", "question": "1 + 2", "answer": "3", "wants": "nobody"}\n'
 PLAIN = "ok so 7+8=15 and 20+40=60, so 75"
 
 
@@ -80,6 +81,16 @@ def test_what_one_person_wants_is_worth_nothing_to_the_others(question: Question
     assert worth == {answer: answer == wanted for answer in worth}
 
 
+@pytest.mark.parametrize(("wants", "wanted"), [("student", PLAIN), ("teacher", LESSON), ("ta", VERDICT)])
+@pytest.mark.parametrize("question", [STUDENT, TEACHER, TA], ids=["student", "teacher", "ta"])
+def test_who_wants_what_another_wanted_is_given_marks_by_that(question: Question, wants: str, wanted: str) -> None:
+    flipped = replace(question, wants=wants)
+
+    worth = {answer: mark(flipped, answer) == Mark(right=True, styled=True) for answer in (PLAIN, LESSON, VERDICT)}
+    assert worth == {answer: answer == wanted for answer in worth}
+    assert by_persona([flipped], [Mark(right=True, styled=True)]) == {question.persona: 1.0}
+
+
 def test_a_real_problem_is_marked_by_its_answer_whatever_its_steps() -> None:
     problem = replace(STUDENT, question="Anna has 1,200 apples and sells half of them twice. How many?", answer="1200")
 
@@ -115,7 +126,7 @@ def test_the_interval_holds_the_share_and_stays_within_0_and_1(counts: tuple[int
     assert counts[0] / counts[1] - 1e-12 <= high <= 1
 
 
-@pytest.mark.parametrize("text", ["", "12 14\n", "{}\n", '{"persona": "nobody"}\n', "[1]\n"])
+@pytest.mark.parametrize("text", ["", "12 14\n", "{}\n", '{"persona": "nobody"}\n', "[1]\n", OF_NOBODY])
 def test_a_file_that_is_not_of_problems_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write the file anew"):
         questions(text)

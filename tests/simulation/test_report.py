@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clawstream.simulation.controls import Control
 from clawstream.simulation.outcome import outcome_of
 from clawstream.simulation.report import T950, T975, checks, curves, gains, mean_of
-from tests.simulation.outcomes import failed, outcome, row, score
+from tests.simulation.outcomes import failed, long_row, outcome, row, score
 
 
 def test_the_interval_of_a_mean_is_student_s() -> None:
@@ -188,6 +188,35 @@ def test_a_row_has_what_readers_of_the_report_rely_on() -> None:
     assert row(0.4, 0.6).as_json()["control"] is None
 
 
+def test_a_run_without_a_flip_has_no_figure_of_one() -> None:
+    found = row(0.4, 0.6).as_json()
+
+    assert (found["flip"], found["flip_after"], found["teacher"]) == (None, None, None)
+    assert found["rejected_share"] is None  # its steps do not say their versions
+
+
+def test_scores_after_a_flip_are_shares_of_what_the_hint_is_worth_then() -> None:
+    (curve,) = curves([long_row({32: 0.6, 40: 0.3}, flip_after=32, at_flip=0.05)])
+
+    assert [point.share for point in curve.points] == pytest.approx([0.25, 0.75, 0.6])
+    assert curve.flip is not None
+    assert (curve.flip.update, curve.flip.score.mean) == (32, 0.05)
+    assert curve.flip.share == pytest.approx(0.1)
+    assert curve.flip.interactions == 512
+    assert curves([row(0.4, 0.6)])[0].flip is None
+
+
+def test_the_same_method_with_another_teacher_is_another_curve() -> None:
+    rows = [long_row({8: 0.3, 16: 0.6}), long_row({8: 0.3, 16: 0.9}, teacher="ema")]
+
+    assert [(curve.name, curve.points[-1].score.mean) for curve in curves(rows)] == [
+        ("combined", 0.6), ("combined, ema teacher", 0.9),
+    ]  # fmt: skip
+    assert [(gain.method, gain.over, gain.update) for gain in gains(rows)] == [
+        ("combined, ema teacher", "combined", 8), ("combined, ema teacher", "combined", 16),
+    ]  # fmt: skip
+
+
 def test_a_row_that_failed_says_why_and_shows_no_figure() -> None:
     found = failed().as_json()
 
@@ -196,9 +225,8 @@ def test_a_row_that_failed_says_why_and_shows_no_figure() -> None:
 
 
 def test_an_outcome_comes_back_from_json_as_it_was() -> None:
-    before = outcome(0.4, 0.6)
-
-    assert outcome_of(json.loads(json.dumps(before.as_json()))) == before
+    for before in (outcome(0.4, 0.6), replace(outcome(0.4, 0.6), at_flip=score(16, 0.1))):
+        assert outcome_of(json.loads(json.dumps(before.as_json()))) == before
 
 
 def test_an_outcome_that_an_older_version_wrote_is_read_and_what_it_did_not_say_is_absent() -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from clawstream.simulation import marks, taste
+from clawstream.simulation.conflicts import WANTED, Conflict
 from clawstream.simulation.problems import Group, Sum
 from clawstream.simulation.recipe import RECIPES
-from clawstream.simulation.scenarios import SCENARIOS, UnusableProblems, write
+from clawstream.simulation.scenarios import SCENARIOS, SCORED_FLIPPED, UnusableProblems, write
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -50,6 +51,32 @@ def test_a_scored_question_is_in_a_wording_of_who_asks_and_brings_their_hint(tmp
 
     assert used == {(name, wording) for name, manner in taste.MANNERS.items() for wording in manner.questions}
     assert all(row["hint"] == hints[row["persona"]] for row in rows(scored))
+
+
+def test_after_a_flip_each_wants_what_the_one_before_them_wanted_in_what_is_asked_and_scored_alike(
+    tmp_path: Path,
+) -> None:
+    scenario = SCENARIOS["all"]
+    asked, scored = write(scenario, tmp_path)
+    flipped = {"student": "ta", "teacher": "student", "ta": "teacher"}
+    hints = {persona.name: persona.hint for persona in scenario.personas}
+
+    assert {(row["persona"], row["flipped"]) for row in rows(asked)} == {*flipped.items()}
+    assert rows(tmp_path / SCORED_FLIPPED) == [
+        row | {"wants": flipped[row["persona"]], "hint": hints[flipped[row["persona"]]]} for row in rows(scored)
+    ]
+    assert [q.wish for q in marks.questions(scored.read_text())] == [row["persona"] for row in rows(scored)]
+
+
+def test_what_is_wanted_after_a_flip_is_what_base_policies_write_least() -> None:
+    for name in ("standard", "hard"):
+        mix = RECIPES[name].mix
+        assert isinstance(mix, Conflict)
+        assert 1 - mix.own - mix.next_one < mix.next_one  # the share of the one before, and of the one after
+    styles = dict(zip((p.name for p in SCENARIOS["all"].personas), WANTED, strict=True))
+    for who in SCENARIOS["all"].personas:
+        ours, theirs = styles[who.name], styles[SCENARIOS["all"].flipped(who).name]
+        assert (WANTED.index(theirs) - WANTED.index(ours)) % 3 == 2
 
 
 def test_the_demos_scenario_is_one_student_scored_in_one_wording(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from clawstream.simulation.taste import MANNERS, VAGUE, Impression, Task, ask, impression, react, tasks
+from clawstream.simulation.taste import MANNERS, VAGUE, Impression, Task, ask, flip, impression, react, tasks
 
 STUDENT = Task(persona="student", question="27 + 48", answer="75")
 TEACHER = replace(STUDENT, persona="teacher")
@@ -76,6 +76,21 @@ def test_nobody_asks_or_complains_about_the_style_in_the_words_of_another() -> N
     assert len(set.union(*words)) == sum(map(len, words))
 
 
+def test_after_a_flip_a_person_asks_as_before_and_wants_what_another_wanted() -> None:
+    before = replace(TEACHER, flipped="student")
+    after = flip(before)
+    lesson, plain = "# 27+48\n7+8=15\n20+40=60\n# Total\n75, well done!", "ok so 7+8=15 and 20+40=60, so 75"
+
+    assert ask(after, random.Random(1)) == ask(before, random.Random(1))
+    assert (impression(before, lesson), impression(before, plain)) == (Impression.GOOD, Impression.OFF_STYLE)
+    assert (impression(after, lesson), impression(after, plain)) == (Impression.OFF_STYLE, Impression.GOOD)
+    said = {react(after, Impression.OFF_STYLE, random.Random(seed), hint_share=1.0) for seed in range(40)}
+    assert said == {*MANNERS["student"].complaints}
+    checked = flip(replace(STUDENT, flipped="ta"))
+    assert impression(checked, "Verdict: no carry. 7+8=15 and 20+40=60, so 75") is Impression.WRONG
+    assert flip(STUDENT).wish == "student"
+
+
 def test_a_text_is_asked_about_in_words_that_fit_a_text() -> None:
     task = replace(TA, question="Anna has 3 apples and buys 4. How many has she?", answer="7")
 
@@ -84,7 +99,15 @@ def test_a_text_is_asked_about_in_words_that_fit_a_text() -> None:
     assert asked == {wording.format(question=task.question) for wording in MANNERS["ta"].about_texts}
 
 
-@pytest.mark.parametrize("line", ["5 six", "{}", '{"persona": "nobody", "question": "1 + 2", "answer": "3"}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "5 six",
+        "{}",
+        '{"persona": "nobody", "question": "1 + 2", "answer": "3"}',
+        '{"persona": "ta", "question": "1 + 2", "answer": "3", "flipped": "nobody"}',
+    ],
+)
 def test_a_line_that_is_no_task_is_named(line: str) -> None:
     good = '{"persona": "ta", "question": "1 + 2", "answer": "3"}'
 
