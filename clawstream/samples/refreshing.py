@@ -57,12 +57,10 @@ def answered_anew(answer: Answer, given: AnswerRefreshed) -> Answer:
 
 
 def of_anew(sample: SampleAssembled, given: AnswerRefreshed) -> SampleAssembled:
-    """Return the sample with nothing in it that was said of the turn's own answer but the hint."""
+    """Return the sample, made without verdict, with nothing in it that others said of the turn's own answer."""
     return replace(
         sample,
         refreshed_id=given.event_id,
-        reward=None,
-        total_reward=None,
         person_reward=None,
         environment_reward=None,
         heuristic_reward=None,
