@@ -259,6 +259,14 @@ class TrainingSettings(Section):
         1800.0, gt=0, description="after a group's first attempt ended, for the others to end and for outcomes"
     )
     max_versions_behind: int | None = Field(None, ge=0, description="older samples are dropped; none: never")
+    late: Literal["record", "refresh"] = Field(
+        "record",
+        description="what becomes of a sample whose turn was trained on before it came: it is recorded alone; or, with "
+        "a hint, the policy answers its prompt again, unseen, and that answer is trained on",
+    )
+    answers_per_hint: int = Field(
+        1, ge=1, le=64, description="the turn's own among them; the policy gives the others unseen"
+    )
     max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
     method: Literal["combined", "binary", "opd", "topk", "stepwise"] = "combined"
     loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
@@ -347,6 +355,21 @@ class TrainingSettings(Section):
                 "method"
             )
         return self
+
+    @model_validator(mode="after")
+    def _answers_anew_for_hints(self) -> "TrainingSettings":
+        if self.refreshes and self.weights[1] == 0:
+            raise ValueError(
+                f"late is {self.late!r} and answers_per_hint is {self.answers_per_hint}: an answer given anew teaches "
+                f"by its hint alone, and hints have no weight under method = {self.method!r} with w_opd = "
+                f"{self.w_opd:g}. Say late = 'record' and answers_per_hint = 1, or take another method"
+            )
+        return self
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether prompts of the past are answered anew."""
+        return self.late == "refresh" or self.answers_per_hint > 1
 
     def _is_said(self, name: str) -> bool:
         return bool(getattr(self, name) != type(self).model_fields[name].default)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from clawstream.config import JudgeSettings, TeacherSettings, TurnsSettings
 from clawstream.events import (
+    AnswerRefreshed,
     Event,
     FeedbackGiven,
     GroupSettled,
@@ -21,6 +22,7 @@ from clawstream.events import (
     HintFound,
     OffDistribution,
     Question,
+    RefreshAsked,
     RewardWeights,
     SampleAssembled,
     SampleRefused,
@@ -39,11 +41,12 @@ from clawstream.inference.continuing import Renderer
 from clawstream.inference.engine import EngineRefused, Scores, Wanted
 from clawstream.inference.judge_client import JudgeReply
 from clawstream.judging.stage import judging_stage
+from clawstream.refresh.stage import Policy, refresh_stage
 from clawstream.samples.joining import Asks, Rules
 from clawstream.samples.stage import asking_stage, samples_stage
 from clawstream.stream.stage import Record, Stage
 from clawstream.turns.stage import turns_stage
-from tests.sessions import EXCHANGES, FEEDBACK, HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters
+from tests.sessions import ANSWERS, EXCHANGES, FEEDBACK, HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters
 
 T = TypeVar("T")
 
@@ -54,6 +57,7 @@ _TOPICS: Mapping[str, tuple[type[Event], ...]] = {
     HINTS: (HintFound, HintAbsent, TeacherScored),
     SAMPLES: (SampleAssembled, SampleRefused),
     FEEDBACK: (FeedbackGiven,),
+    ANSWERS: (RefreshAsked, AnswerRefreshed),
     GROUPS_TOPIC: (TrajectoryEnded, GroupWaited, GroupSettled, TrajectoryLate),
 }
 _TOPIC_OF = {kind: topic for topic, kinds in _TOPICS.items() for kind in kinds}
@@ -209,6 +213,8 @@ class Flow:
         *,
         judged: bool = True,
         grouped: bool = False,
+        anew: Policy | None = None,
+        answers_per_hint: int = 1,
     ) -> None:
         self.log = Log()
         self.judge = judge or Oracle()
@@ -223,6 +229,8 @@ class Flow:
         ]
         if not judged:
             del stages[1]
+        if anew is not None:
+            stages.append(refresh_stage(anew, "policy", answers_per_hint=answers_per_hint, now_ms=lambda: 0))
         if grouped:
             stages += groups_stages(weights, wait_s=60.0)
         self.workers = [Worker(stage, self.log) for stage in stages]

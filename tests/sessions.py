@@ -39,6 +39,7 @@ VERDICTS = "clawstream.verdicts.v1"
 HINTS = "clawstream.hints.v1"
 SAMPLES = "clawstream.samples.v1"
 FEEDBACK = "clawstream.feedback.v1"
+ANSWERS = "clawstream.answers.v1"
 
 
 def user(text: str) -> Json:

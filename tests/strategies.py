@@ -13,7 +13,16 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 from hypothesis import strategies as st
 
-from clawstream.events import EVENTS, Event, ExchangeCompleted, Packed, RequestDelta, SampleAssembled, VersionSpan
+from clawstream.events import (
+    EVENTS,
+    AnswerRefreshed,
+    Event,
+    ExchangeCompleted,
+    Packed,
+    RequestDelta,
+    SampleAssembled,
+    VersionSpan,
+)
 from clawstream.events.base import float32
 
 T = TypeVar("T")
@@ -117,5 +126,6 @@ def _spans(draw: Draw, num_tokens: int) -> tuple[VersionSpan, ...]:
 _AGREE: dict[type, Callable[[Draw, dict[str, Any]], dict[str, Any]]] = {
     RequestDelta: _request,
     ExchangeCompleted: _answer,
+    AnswerRefreshed: _answer,
     SampleAssembled: _sample,
 }

@@ -65,6 +65,9 @@ def learn(
         typer.Option(help="Of each run's first updates; by default 1.5e-3 for adapters, else 3e-4.", min=0),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over each batch.", min=1)] = 3,
+    answers_per_hint: Annotated[
+        int, typer.Option(help="That a hint scores, the turn's own among them; binary has none.", min=1, max=64)
+    ] = 1,
     lora_rank: Annotated[int, typer.Option(help="Of the adapter that is trained; 0: all weights are.", min=0)] = 16,
     hurry: Annotated[
         bool,
@@ -150,8 +153,9 @@ def learn(
         policy, _ = base_policy(settings.cache_dir, base.value)
         cells = grid(
             scenario=scenario.value, base=base.value, base_sha=policy.name, problems_sha=people.sha, updates=updates,
-            learning_rate=rate, epochs=epochs, lora_rank=lora_rank or None, hurry=hurry, score_at=at, methods=wanted[0],
-            seeds=wanted[1], controls=without, teachers=taught_by, flip_after=flip_after,
+            learning_rate=rate, epochs=epochs, answers_per_hint=answers_per_hint, lora_rank=lora_rank or None,
+            hurry=hurry, score_at=at, methods=wanted[0], seeds=wanted[1], controls=without, teachers=taught_by,
+            flip_after=flip_after,
         )  # fmt: skip
         reference, rows = asyncio.run(_run(Grid(place, people, policy, settings.cache_dir), cells, at_once=at_once))
         written = json.dumps([with_lines(row) for row in rows], indent=1)

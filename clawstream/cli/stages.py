@@ -20,7 +20,20 @@ _PANEL = "One stage a process"
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in (engine, gateway, turns, judging, heuristics, samples, groups, train, weights, project, monitor):
+    for command in (
+        engine,
+        gateway,
+        turns,
+        judging,
+        heuristics,
+        samples,
+        refresh,
+        groups,
+        train,
+        weights,
+        project,
+        monitor,
+    ):
         app.command(command.__name__, rich_help_panel=_PANEL)(command)
 
 
@@ -130,6 +143,31 @@ def samples(context: typer.Context) -> None:
             await run(asking, log, stop=stop, instance_id=_instance(settings, "samples"))
 
     _with_log(settings, "samples", main)
+
+
+def refresh(context: typer.Context) -> None:
+    """Have the policy answer prompts of the past again, unseen: samples -> answers."""
+    settings = _settings(context, "refresh")
+    hide_torch()
+    from clawstream.inference.rendering import PromptRenderer
+    from clawstream.inference.sglang import SglangEngine, engine_session
+    from clawstream.refresh.answering import Refresher
+    from clawstream.refresh.stage import refresh_stage
+    from clawstream.stream.stage import DAY_MS
+
+    renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
+    heard_ms, num_answers = round(settings.rewards.heard_for_days * DAY_MS), settings.training.answers_per_hint
+
+    async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
+        from clawstream.stream.runner import run
+
+        async with engine_session(settings.engine) as session:
+            engines = [SglangEngine(session, url) for url in settings.engine.addresses]
+            policy = Refresher(engines, renderer, settings.policy.id)
+            stage = refresh_stage(policy, settings.policy.id, answers_per_hint=num_answers, heard_ms=heard_ms)
+            await run(stage, log, stop=stop, instance_id=_instance(settings, "refresh"))
+
+    _with_log(settings, "refresh", main)
 
 
 def groups(context: typer.Context) -> None:

@@ -49,13 +49,15 @@ def status(
 
 async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
     from clawstream.local.places import address_in
+    from clawstream.monitoring.status import GROUPED, REFRESHING
     from clawstream.monitoring.status import status as asked
 
     running = addresses.kafka if addresses is not None else address_in(settings.data_dir / "kafka")
     kafka = settings.kafka.model_copy(update={"bootstrap": settings.kafka.bootstrap or running})
     monitor_url = None if addresses is None else addresses.monitor
-    grouped = settings.training.method == "stepwise"
-    return await asked(kafka, policy_id=settings.policy.id, grouped=grouped, monitor_url=monitor_url)
+    grouped = GROUPED if settings.training.method == "stepwise" else ()
+    optional = (*(REFRESHING if settings.training.refreshes else ()), *grouped)
+    return await asked(kafka, policy_id=settings.policy.id, optional=optional, monitor_url=monitor_url)
 
 
 def plain(

@@ -71,6 +71,7 @@ from clawstream.events.policy import (
     StepTaken,
     TopicOffset,
 )
+from clawstream.events.refreshing import FOR_A_LATE_SAMPLE, AnswerRefreshed, RefreshAsked
 from clawstream.events.samples import (
     NOBODY,
     OffDistribution,
@@ -95,6 +96,8 @@ EVENTS: tuple[type[Event], ...] = (
     HintAbsent,
     TeacherScored,
     FeedbackGiven,
+    RefreshAsked,
+    AnswerRefreshed,
     SampleAssembled,
     SampleRefused,
     TrajectoryEnded,
@@ -115,7 +118,9 @@ EVENTS: tuple[type[Event], ...] = (
 
 __all__ = [
     "EVENTS",
+    "FOR_A_LATE_SAMPLE",
     "NOBODY",
+    "AnswerRefreshed",
     "BatchPlanned",
     "Event",
     "ExchangeCompleted",
@@ -142,6 +147,7 @@ __all__ = [
     "PolicyPublished",
     "PolicyRejected",
     "Question",
+    "RefreshAsked",
     "RefusalReason",
     "ReplayEnded",
     "ReplayStarted",

@@ -25,9 +25,11 @@ class TopicOffset:
 class PlannedTurn:
     """The turn that a planned sample is of, and who judged it; no other revision of it is ever planned."""
 
-    turn_id: str
+    turn_id: str  # or the id of an answer given anew, which stands for itself
     judge: str
     prompt_version: str
+    revision: int | None = None  # that is planned, and how much feedback it knows; None: not said
+    num_feedback: int | None = None  # None: none, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,8 @@ class SampleAssembled(SessionEvent):
     look at it that came last, and of one look the sample that knows most of the turn's feedback.
 
     The model is trained on `response_ids` after `prompt_ids`; its teacher is the model that sees `hinted_prompt_ids`
-    instead. `sample_id` is the event's id.
+    instead. `sample_id` is the event's id. Where the turn's prompt was answered anew there is a sample of that answer
+    too, with the hint alone: what was said of the turn's own answer is no reward of it.
     """
 
     turn_id: str
@@ -84,6 +85,7 @@ class SampleAssembled(SessionEvent):
     student_version: int | None = None  # of the policy that made those; None exactly when the other three are
     group_id: str | None = None  # the task that its session is an attempt at; None: of no group
     step_index: int | None = None  # of this turn in its attempt; None exactly when `group_id` is
+    refreshed_id: str | None = None  # the answer given anew that it is of; None: it is of the turn's own
 
     @property
     def learned_reward(self) -> float | None:
@@ -91,8 +93,13 @@ class SampleAssembled(SessionEvent):
         return self.total_reward or None
 
     @property
+    def answer_id(self) -> str:
+        """What names the answer: of its revisions one is trained on at most."""
+        return self.turn_id if self.refreshed_id is None else self.refreshed_id
+
+    @property
     def event_id(self) -> str:
-        """One per turn, look and feedback known, by its number and scores; without any as before there was any."""
+        """One per answer, look and feedback known, by its number and scores; without any as before there was any."""
         heard = (self.num_feedback, self.person_reward, self.environment_reward, self.heuristic_reward)
         return derived_id("SampleAssembled", *self._look, *([] if self.num_feedback is None else heard))
 
@@ -103,7 +110,7 @@ class SampleAssembled(SessionEvent):
 
     @property
     def _look(self) -> tuple[str, str, str, int]:
-        return self.turn_id, self.judge, self.prompt_version, self.revision
+        return self.answer_id, self.judge, self.prompt_version, self.revision
 
     @property
     def sample_id(self) -> str:

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from clawstream.errors import TryLater
 from clawstream.events import FailureReason, SessionDone
 from clawstream.gateway.admission import Admission, ClientGone, Exchange, Farewell, unavailable
-from clawstream.gateway.capture import Capture, finish_reason
+from clawstream.gateway.capture import Capture
 from clawstream.gateway.closing import closing
 from clawstream.gateway.deltas import AnswerStream
 from clawstream.gateway.dialects import Dialect
@@ -25,6 +25,7 @@ from clawstream.gateway.outlets import Outlet
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.replies import Usage
 from clawstream.gateway.served import Place, ServedEngine, StaleCache
+from clawstream.inference.behaviour import finish_reason
 from clawstream.inference.echoes import answered
 from clawstream.inference.engine import EngineRefused, FinishKind, GenerateRequest
 from clawstream.inference.engine import Sampling as EngineSampling

@@ -4,11 +4,9 @@ The one rule: however the engine cut its answer into chunks, the event is the sa
 numbers: ids and log-probs as sampled, and the version of the weights that sampled each token.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from clawstream.errors import TryLater
 from clawstream.events import (
     ExchangeCompleted,
     ExchangeFailed,
@@ -17,13 +15,12 @@ from clawstream.events import (
     RequestDelta,
     Sampling,
     TurnType,
-    VersionSpan,
     float32,
 )
 from clawstream.gateway.grouped import Grouped
 from clawstream.gateway.refusal import to_json
-from clawstream.inference.adapters import policy_version
-from clawstream.inference.engine import Chunk, Finish, FinishKind
+from clawstream.inference.behaviour import Behaviour, behaviour
+from clawstream.inference.engine import Chunk, Finish
 from clawstream.inference.engine import VersionSpan as EngineSpan
 
 
@@ -45,14 +42,6 @@ class Accepted:
     policy_id: str
     trace_id: str | None
     received_at_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Behaviour:
-    """Which version sampled which tokens, and how likely each was under it; None where no published version did."""
-
-    versions: tuple[VersionSpan, ...]
-    logprobs_nats: Sequence[float | None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,28 +68,8 @@ class Capture:
             self.finish, self.spans = chunk.finish, chunk.weight_versions
 
     def behaviour(self, adapter_version: int | None = None) -> Behaviour:
-        """Return what sampled the tokens; an engine names the weights even where an adapter lies on them.
-
-        Where those weights change below an adapter, the rest is no version's: it bears the name of the new weights, and
-        no log-probs. Raises TryLater where the engine's spans don't cover the tokens.
-        """
-        spans = [span for span in self.spans if span.num_tokens]
-        if sum(span.num_tokens for span in spans) != len(self.token_ids):
-            raise TryLater(
-                f"the engine named the weights of {sum(span.num_tokens for span in spans)} of {len(self.token_ids)} "
-                "sampled tokens; the answer is not recorded. Use an engine that reports weight_versions"
-            )
-        versions = tuple(
-            VersionSpan(policy_version=policy_version(span.version), num_tokens=span.num_tokens) for span in spans
-        )
-        if adapter_version is None or not versions:
-            return Behaviour(versions=versions, logprobs_nats=self.logprobs_nats)
-        pinned, *rest = versions
-        lost = [None] * sum(span.num_tokens for span in rest)
-        return Behaviour(
-            versions=(replace(pinned, policy_version=adapter_version), *rest),
-            logprobs_nats=[*self.logprobs_nats[: pinned.num_tokens], *lost],
-        )
+        """Return what sampled the tokens. Raises TryLater where the engine's spans don't cover them."""
+        return behaviour(self.spans, self.logprobs_nats, adapter_version)
 
     def completed(
         self,
@@ -168,10 +137,3 @@ class Capture:
             received_at_ms=accepted.received_at_ms,
             finished_at_ms=now_ms,
         )
-
-
-def finish_reason(finish: Finish, tool_calls: Sequence[object]) -> FinishReason:
-    """Return why an answer ended, in OpenAI's words; an aborted one has no such reason and does not come here."""
-    if finish.kind is FinishKind.LENGTH:
-        return FinishReason.LENGTH
-    return FinishReason.TOOL_CALLS if tool_calls else FinishReason.STOP

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 Listening = TypeVar("Listening", GatewaySettings, MonitorSettings)
 Server = EmbeddedKafka | EmbeddedPostgres
-STAGES = ("turns", "judging", "heuristics", "samples", "groups", "train", "weights", "project", "monitor")
+STAGES = ("turns", "judging", "heuristics", "samples", "refresh", "groups", "train", "weights", "project", "monitor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,7 @@ def _elsewhere(settings: Settings) -> set[str]:
     absent = {
         "judging": settings.judge.url is None,
         "heuristics": settings.rewards.heuristic_function is None,
+        "refresh": not settings.training.refreshes,
         "groups": settings.training.method != "stepwise",
         "train": settings.weights.url is not None,
     }

@@ -4,6 +4,7 @@ A batch's plan names its samples and how far each partition is used up. Plans an
 either may come first.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from clawstream.events import (
@@ -94,7 +95,7 @@ class PolicyBoard:
                 pass
 
     def _wait(self, sample: SampleAssembled, where: _Place) -> None:
-        turn = PlannedTurn(turn_id=sample.turn_id, judge=sample.judge, prompt_version=sample.prompt_version)
+        turn = PlannedTurn(turn_id=sample.answer_id, judge=sample.judge, prompt_version=sample.prompt_version)
         if self._is_planned(turn, sample.sample_id, sample.id_without_feedback) or self._is_used_up(where):
             return
         if turn.judge == NOBODY and any(one.turn_id == turn.turn_id and one != turn for one in self._waiting):
@@ -118,7 +119,7 @@ class PolicyBoard:
         if plan.policy_version <= self._planned_version:
             return  # of two plans for a version the first counts
         self._planned_version = plan.policy_version
-        turns = plan.turns or ()
+        turns = [replace(turn, revision=None, num_feedback=None) for turn in plan.turns or ()]
         self._planned |= dict.fromkeys((*plan.sample_ids, *turns, *(turn.turn_id for turn in turns)))
         for end in plan.offsets:
             partition = (end.topic, end.partition)

@@ -4,7 +4,7 @@ What can't be known is absent, with the reason among the problems: a status is a
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,7 @@ STAGES = (
     "project",
     GROUP,
 )  # each a group of its own name; the trainer reads without
+REFRESHING = ("refresh",)  # where prompts are answered anew
 GROUPED = ("trajectories", "groups")  # where groups are trained on
 NUM_VERDICTS = 5
 LOG_WITHIN_S = 20.0
@@ -70,22 +71,25 @@ class Status:
     problems: tuple[str, ...] = field(default=())
 
 
-async def status(kafka: KafkaSettings, *, policy_id: str, grouped: bool, monitor_url: str | None) -> Status:
-    """Ask the log, where `kafka` names a broker, and the monitor, where it has an address, both at once."""
+async def status(kafka: KafkaSettings, *, policy_id: str, optional: Sequence[str], monitor_url: str | None) -> Status:
+    """Ask the log, where `kafka` names a broker, and the monitor, where it has an address, both at once.
+
+    `optional` names the stages that are to run beside those that always do.
+    """
     problems: list[str] = []
     async with asyncio.TaskGroup() as tasks:
-        log = tasks.create_task(_log(kafka, policy_id, problems, grouped=grouped))
+        log = tasks.create_task(_log(kafka, policy_id, problems, optional))
         monitor = tasks.create_task(_monitor(monitor_url, problems))
     return Status(log=log.result(), monitor=monitor.result(), problems=tuple(problems))
 
 
-async def _log(kafka: KafkaSettings, policy_id: str, problems: list[str], *, grouped: bool) -> LogStatus | None:
+async def _log(kafka: KafkaSettings, policy_id: str, problems: list[str], optional: Sequence[str]) -> LogStatus | None:
     if kafka.bootstrap is None:
         problems.append("no broker runs here and none is set (kafka.bootstrap)")
         return None
     try:
         async with asyncio.timeout(LOG_WITHIN_S), _connected(kafka) as kafka_log:
-            return await read_log(kafka_log, policy_id, grouped=grouped)
+            return await read_log(kafka_log, policy_id, optional)
     except (PartUnavailable, TopicMismatch, TryLater) as error:
         problems.append(str(error))
     except TimeoutError:
@@ -102,9 +106,8 @@ async def _connected(kafka: KafkaSettings) -> AsyncIterator[KafkaLog]:
         yield kafka_log
 
 
-async def read_log(kafka_log: KafkaLog, policy_id: str, *, grouped: bool) -> LogStatus:
-    """Return what the log says by now; `grouped`: the stages that settle groups are to run."""
-    stages = STAGES + GROUPED if grouped else STAGES
+async def read_log(kafka_log: KafkaLog, policy_id: str, optional: Sequence[str]) -> LogStatus:
+    """Return what the log says by now."""
     board = PolicyBoard(policy_id)
     await read_policy(kafka_log, board)
     starts = await waiting_since(kafka_log, board)
@@ -113,7 +116,7 @@ async def read_log(kafka_log: KafkaLog, policy_id: str, *, grouped: bool) -> Log
             if isinstance(record, Record):
                 board.learn(record)
     return LogStatus(
-        lag_records={stage: await kafka_log.lag(stage) for stage in stages},
+        lag_records={stage: await kafka_log.lag(stage) for stage in (*STAGES, *optional)},
         published_version=board.published_version,
         active_versions=dict(board.active_versions),
         rejected_version=None if board.rejected is None else board.rejected.policy_version,

@@ -108,7 +108,7 @@ def tally(event: Event) -> Tally:
             return Tally(verdicts=1)
         case VerdictReached(score=int(score)):
             return Tally(verdicts=1, verdicts_scored=1, score_sum=score)
-        case SampleAssembled():
+        case SampleAssembled(refreshed_id=None):
             return Tally(samples=1)
         case SampleRefused():
             return Tally(refusals={event.reason.value: 1})

@@ -76,7 +76,8 @@ _SAMPLES = """
     SELECT sample_id, session_id, turn_id, judge, prompt_version, revision, reward, hint, prompt_ids, hinted_prompt_ids,
         response_ids, response_logprobs, trained, temperature, policy_id, sampled_by(versions) AS policy_versions,
         versions, num_earlier_turns, total_reward, person_reward, environment_reward, heuristic_reward, num_feedback,
-        teacher, teacher_logprobs, student_logprobs, student_version, group_id, step_index, log_time AS assembled_at
+        teacher, teacher_logprobs, student_logprobs, student_version, group_id, step_index, refreshed_id,
+        log_time AS assembled_at
     FROM samples
     ORDER BY session_id, source_partition, source_offset
 """

@@ -15,6 +15,7 @@ from typing import NamedTuple, get_args, get_type_hints
 from sqlalchemy import Table
 
 from clawstream.events import (
+    AnswerRefreshed,
     BatchPlanned,
     Event,
     ExchangeCompleted,
@@ -27,6 +28,7 @@ from clawstream.events import (
     PolicyActivated,
     PolicyPublished,
     PolicyRejected,
+    RefreshAsked,
     ReplayEnded,
     ReplayStarted,
     RollbackAsked,
@@ -65,6 +67,8 @@ TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = MappingProxyType(
         HintAbsent: (tables.hints, "absent"),
         TeacherScored: (tables.teacher_scores, None),
         FeedbackGiven: (tables.feedback, None),
+        RefreshAsked: (tables.refresh_asks, None),
+        AnswerRefreshed: (tables.refreshed_answers, None),
         SampleAssembled: (tables.samples, None),
         SampleRefused: (tables.refusals, None),
         TrajectoryEnded: (tables.ended_trajectories, None),

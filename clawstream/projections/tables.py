@@ -33,6 +33,7 @@ VERDICTS = "clawstream.verdicts.v1"
 HINTS = "clawstream.hints.v1"
 FEEDBACK = "clawstream.feedback.v1"
 SAMPLES = "clawstream.samples.v1"
+ANSWERS = "clawstream.answers.v1"
 GROUPS = "clawstream.groups.v1"
 POLICY = "clawstream.policy.v1"
 CONTROL = "clawstream.control.v1"
@@ -264,7 +265,36 @@ samples = _judged(
     _may("student_version", BigInteger),
     _may("group_id", Text),
     _may("step_index", BigInteger),
+    _may("refreshed_id", Text),
     Index("samples_by_sample_id", "sample_id"),
+)
+
+refresh_asks = _session_facts(
+    "refresh_asks",
+    ANSWERS,
+    _must("turn_id", Text),
+    _must("sample_id", Text),
+    _must("policy_id", Text),
+    _must("prompt_ids", _TOKENS),
+    _must("sampling", JSONB),
+    _must("asked_at_ms", BigInteger),
+)
+
+refreshed_answers = _session_facts(
+    "refreshed_answers",
+    ANSWERS,
+    _must("turn_id", Text),
+    _must("number", BigInteger),
+    _must("policy_id", Text),
+    _must("sampling", JSONB),
+    _must("versions", JSONB),
+    _may("message", JSONB),
+    _must("output_ids", _TOKENS),
+    _must("output_logprobs", _LOGPROBS),
+    _may("finish_reason", Text),
+    _may("error", Text),
+    _must("answered_at_ms", BigInteger),
+    Index("refreshed_answers_by_turn", "turn_id"),
 )
 
 refusals = _session_facts(

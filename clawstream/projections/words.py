@@ -4,6 +4,7 @@ import json
 from dataclasses import fields, is_dataclass
 
 from clawstream.events import (
+    AnswerRefreshed,
     BatchPlanned,
     Event,
     ExchangeCompleted,
@@ -16,6 +17,7 @@ from clawstream.events import (
     PolicyActivated,
     PolicyPublished,
     PolicyRejected,
+    RefreshAsked,
     ReplayEnded,
     ReplayStarted,
     RollbackAsked,
@@ -99,11 +101,18 @@ def _turn(event: Event) -> str | None:
         case SampleAssembled():
             hint = f", hint {_short(event.hint)}" if event.hint is not None else ""
             heard = "" if event.num_feedback is None else f" after feedback {event.num_feedback}"
-            return f"turn {event.turn_id}: reward {event.total_reward}{heard}, {len(event.response_ids)} tokens{hint}"
+            anew = "" if event.refreshed_id is None else " answered anew"
+            said = f"reward {event.total_reward}{heard}, {len(event.response_ids)} tokens{hint}"
+            return f"turn {event.turn_id}{anew}: {said}"
         case SampleRefused():
             return f"{'the session' if event.turn_id is None else f'turn {event.turn_id}'}: {event.reason.value}"
         case FeedbackGiven():
             return f"turn {event.turn_id}: {event.source.value} gives {event.score} {_short(event.text or '')}"
+        case RefreshAsked():
+            return f"turn {event.turn_id} is to be answered anew: sample {event.sample_id} came too late"
+        case AnswerRefreshed():
+            said = event.error or _said(event.message or b"{}")
+            return f"turn {event.turn_id} answered anew, {len(event.output_ids)} tokens: {said}"
     return None
 
 

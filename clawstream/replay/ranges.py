@@ -15,6 +15,7 @@ EXCHANGES = "clawstream.exchanges.v1"
 VOTES = "clawstream.votes.v1"
 FEEDBACK = "clawstream.feedback.v1"
 HINTS = "clawstream.hints.v1"
+ANSWERS = "clawstream.answers.v1"
 
 
 class OffsetLog(Protocol):
@@ -28,11 +29,11 @@ class OffsetLog(Protocol):
 async def frozen(
     log: OffsetLog, *, since: str | None, until: str | None, votes_from: VotesFrom, now_ms: int, scored: bool = False
 ) -> tuple[OffsetRange, ...]:
-    """Return the exchanges from `since` up to and without `until`, and all votes and feedback that may be about them.
+    """Return the exchanges from `since` up to and without `until`, and all that was said that may be about them.
 
-    Where hints were `scored` by an engine those scores are among them. Both ends are an offset on each partition, or a
-    time: 90s, 5m, 2h, 1d before now, or ISO. None: all there is. Raises OperatorError for what is neither, ConfigError
-    for a range without a record.
+    That is votes, feedback and answers given anew; where hints were `scored` by an engine, those scores too. Both ends
+    are an offset on each partition, or a time: 90s, 5m, 2h, 1d before now, or ISO. None: all there is. Raises
+    OperatorError for what is neither, ConfigError for a range without a record.
     """
     ends = await log.end_offsets([EXCHANGES])
     first = await _at(log, since, now_ms, dict(await log.begin_offsets([EXCHANGES])))
@@ -44,7 +45,7 @@ async def frozen(
             "begun. Name another range with --from and --to"
         )
     votes = (VOTES,) if votes_from is VotesFrom.LOG else ()
-    for topic in (*votes, FEEDBACK, *((HINTS,) if scored else ())):
+    for topic in (*votes, FEEDBACK, ANSWERS, *((HINTS,) if scored else ())):
         begins, ends = dict(await log.begin_offsets([topic])), await log.end_offsets([topic])
         if since is not None and not since.isdecimal():
             # None is ever older than what it is about.

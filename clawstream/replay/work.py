@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.events import (
+    AnswerRefreshed,
     Event,
     ExchangeCompleted,
     ExchangeFailed,
@@ -27,7 +28,7 @@ from clawstream.events import (
 )
 from clawstream.replay.hosting import Host, Said, following
 from clawstream.replay.output import Output
-from clawstream.replay.ranges import FEEDBACK, HINTS, VOTES, by_partition
+from clawstream.replay.ranges import ANSWERS, FEEDBACK, HINTS, VOTES, by_partition
 from clawstream.stream.calling import Caller, wait_before
 from clawstream.stream.log import Arrived, Place, Put, Undecodable
 from clawstream.stream.rebuild import in_clock_order
@@ -42,8 +43,10 @@ GROUP_BYTES = 4 * 2**20
 BREATHE_EVERY = 100  # records; fetching goes on meanwhile
 RETRY_S = 0.25
 NEWS_EVERY_S = 0.5
-_BESIDE = (FEEDBACK, HINTS)  # of the latter what the replay's teacher said alone
-Beside = dict[tuple[str, str], "list[tuple[str, FeedbackGiven | _Packed]]"]  # by session and turn, with their topics
+_BESIDE = (FEEDBACK, ANSWERS, HINTS)  # of the latter what the replay's teacher said alone
+Beside = dict[
+    tuple[str, str], "list[tuple[str, FeedbackGiven | AnswerRefreshed | _Packed]]"
+]  # by session and turn, with their topics
 
 
 class _Packed(NamedTuple):
@@ -177,7 +180,7 @@ class Worker:
                     if isinstance(said, TeacherScored) and said.teacher == self.started.teacher:
                         of_turn = found.setdefault((said.session_id, said.turn_id), [])
                         of_turn.append((record.topic, _packed(said)))
-                    elif isinstance(said, FeedbackGiven):
+                    elif isinstance(said, FeedbackGiven | AnswerRefreshed):
                         found.setdefault((said.session_id, said.turn_id), []).append((record.topic, said))
         return found
 

@@ -35,13 +35,16 @@ def rest(session: Session) -> Session:
     life = _life(session, set(order[: order.index(end) + 1]))
     past = (*session.past, life)[-PAST_LIVES:]
     feedback = MappingProxyType({id_: said for id_, said in session.feedback.items() if id_ not in life.answers})
+    refreshed = _only(session.refreshed, lambda turn_id: turn_id not in life.answers)
     if not (later or verdicts or hints):
-        return Session(over=over, past=past, feedback=feedback)
+        return Session(over=over, past=past, feedback=feedback, refreshed=refreshed)
     return Session(
         era=session.era,
         ended_after=session.ended_after,
         orphans=session.orphans - life.answers.keys(),
         feedback=feedback,
+        refreshed=refreshed,
+        scored_anew=frozenset(pair for pair in session.scored_anew if pair[0].turn_id not in life.answers),
         past=past,
         requests=MappingProxyType({id_: session.requests[id_] for id_ in later}),
         answers=MappingProxyType({id_: session.answers[id_] for id_ in later if id_ in session.answers}),
@@ -66,6 +69,8 @@ def _life(session: Session, exchange_ids: set[str]) -> Session:
         hints=_only(session.hints, of_it),
         scores=_only(session.scores, exchange_ids.__contains__),
         feedback=_only(session.feedback, exchange_ids.__contains__),
+        refreshed=_only(session.refreshed, exchange_ids.__contains__),
+        scored_anew=frozenset(pair for pair in session.scored_anew if of_it(pair[0])),
         joined=_only(session.joined, of_it),
         recalled=Recalled(),
         over=MappingProxyType({}),

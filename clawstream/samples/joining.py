@@ -14,6 +14,7 @@ from typing import NamedTuple
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
     NOBODY,
+    AnswerRefreshed,
     Event,
     ExchangeCompleted,
     ExchangeFailed,
@@ -38,6 +39,7 @@ from clawstream.inference.continuing import Renderer
 from clawstream.samples.forgetting import rest
 from clawstream.samples.hinted import Hinted, hinted_prompt
 from clawstream.samples.masks import mask
+from clawstream.samples.refreshing import answered_anew, made_whole, of_anew
 from clawstream.samples.rewards import parts_of, reward_of
 from clawstream.samples.session import (
     FIRST_LOOK,
@@ -129,7 +131,35 @@ def _observe(before: Session, event: Event, rules: Rules) -> Follows:
             events.append(joined.event)
         known = opinions_of(after, key.turn_id).num_changes
         after = after._replace(joined=MappingProxyType({**after.joined, key: known}), recalled=joined.recalled)
-    return Follows(after, events, calls)
+    anew = _scored_anew(after, event, rules)
+    return Follows(anew.session, [*events, *anew.events], [*calls, *anew.calls])
+
+
+def _scored_anew(session: Session, event: Event, rules: Rules) -> Follows:
+    """Write the samples of answers given anew that are whole now; those that are of no use have none."""
+    events: list[Event] = []
+    calls: list[Scoring] = []
+    for key, given in made_whole(session, event):
+        if not _is_used(given, rules):
+            continue
+        answer, hint = answered_anew(session.answers[key.turn_id], given), session.hints[key]
+        assert isinstance(hint, HintFound), "only a hint scores an answer"
+        joined = _sample(session, answer, key, _Said(hint.hint, None, None, without_hint=False), rules)
+        session = session._replace(recalled=joined.recalled)
+        if isinstance(joined.event, Scoring):
+            if joined.event.id not in session.scores.get(key.turn_id, {}):
+                calls.append(joined.event)
+                session = with_score(session, key.turn_id, joined.event.id, None)
+            continue
+        session = session._replace(scored_anew=session.scored_anew | {(key, given.event_id)})
+        if isinstance(joined.event, SampleAssembled):
+            events.append(of_anew(joined.event, given))
+    return Follows(session, events, calls)
+
+
+def _is_used(given: AnswerRefreshed, rules: Rules) -> bool:
+    on_distribution = rules.off_distribution is None or given.sampling.of_the_policy
+    return on_distribution or rules.off_distribution is OffDistribution.HINT_ONLY
 
 
 def _due(session: Session, event: Event, *, judged: bool, grouped: bool) -> list[Judged]:

@@ -1,4 +1,4 @@
-"""What joining knows of a session: facts from five topics, in any order. Pure.
+"""What joining knows of a session: facts from six topics, in any order. Pure.
 
 The one rule: of two facts with one identity the first counts, so reading a record again is no news.
 """
@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from clawstream.events import (
+    AnswerRefreshed,
     Event,
     ExchangeCompleted,
     ExchangeFailed,
@@ -92,6 +93,8 @@ class Session(NamedTuple):
     orphans: frozenset[str] = frozenset()  # turns
     feedback: Mapping[str, Opinions] = MappingProxyType({})  # by turn, also of answers that are not known yet
     lost: tuple[str, ...] = ()  # turns whose feedback the newest fact pushed out
+    refreshed: Mapping[str, Mapping[int, AnswerRefreshed]] = MappingProxyType({})  # by turn and number
+    scored_anew: frozenset[tuple[Judged, str]] = frozenset()  # hints and answers given anew that were written for
     joined: Mapping[Judged, int] = MappingProxyType({})  # written for, and how much feedback the newest sample knows
     recalled: Recalled = Recalled()
     over: Over = MappingProxyType({})
@@ -158,6 +161,12 @@ def learn(session: Session, event: Event) -> Session:
             return session if orphaned else session._replace(orphans=session.orphans | {event.turn_id})
         case FeedbackGiven():
             return _learn_feedback(session, event)
+        case AnswerRefreshed():
+            known_of_turn = session.refreshed.get(event.turn_id, MappingProxyType({}))
+            given = _with(known_of_turn, event.number, event)
+            if given is known_of_turn:
+                return session
+            return session._replace(refreshed=MappingProxyType({**session.refreshed, event.turn_id: given}))
     return session
 
 
@@ -201,7 +210,7 @@ def is_of_the_past(life: Session, event: Event) -> bool:
     match event:
         case ExchangeCompleted() | ExchangeFailed():
             return event.exchange_id in life.requests
-        case FeedbackGiven() | TurnOrphaned() | TeacherScored():
+        case FeedbackGiven() | TurnOrphaned() | TeacherScored() | AnswerRefreshed():
             return event.turn_id in life.answers
     return False
 

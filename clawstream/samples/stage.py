@@ -24,6 +24,7 @@ READS = (
     "clawstream.verdicts.v1",
     "clawstream.hints.v1",
     "clawstream.feedback.v1",
+    "clawstream.answers.v1",
 )
 
 

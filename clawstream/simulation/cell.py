@@ -62,6 +62,7 @@ async def run_cell(order: Order, folder: Path) -> Outcome:
         temperature=TEMPERATURE,
         learning_rate=cell.learning_rate,
         epochs=cell.epochs,
+        answers_per_hint=cell.answers_per_hint,
         lora_rank=cell.lora_rank,
         patient=not cell.hurry,
         teacher=cell.teacher,

@@ -14,8 +14,8 @@ COUNTED_WITHIN_S = 300.0
 _COUNTS = """
 SELECT (SELECT count(*) FROM sessions WHERE num_main > 0) AS sessions,
        (SELECT count(*) FROM turns WHERE kind = 'paired') AS turns,
-       (SELECT count(*) FROM samples) AS samples,
-       (SELECT count(*) FROM samples WHERE num_earlier_turns = 0) AS samples_first_answer,
+       (SELECT count(*) FROM samples WHERE refreshed_id IS NULL) AS samples,
+       (SELECT count(*) FROM samples WHERE num_earlier_turns = 0 AND refreshed_id IS NULL) AS samples_first_answer,
        (SELECT count(*) FROM newest_verdicts AS v WHERE v.score < 0 OR EXISTS (
            SELECT 1 FROM hints AS h WHERE h.turn_id = v.turn_id AND h.kind = 'found')) AS corrections,
        (SELECT count(*) FROM policies) AS policy_versions
@@ -45,6 +45,7 @@ WITH corrections AS (
     JOIN steps USING (policy_id, policy_version)
     CROSS JOIN LATERAL unnest(b.sample_ids) AS planned (sample_id)
     JOIN samples AS s ON s.sample_id = planned.sample_id AND (s.total_reward < 0 OR s.hint IS NOT NULL)
+        AND s.refreshed_id IS NULL
     JOIN turns AS t ON t.turn_id = s.turn_id AND t.kind = 'paired'
     JOIN exchanges AS e ON e.exchange_id = t.next_exchange_id AND e.kind = 'completed'
 ), answers AS (

@@ -29,6 +29,7 @@ class Cell:
     updates: int
     learning_rate: float
     epochs: int  # passes over each batch
+    answers_per_hint: int  # the turn's own among them
     lora_rank: int | None  # None: all weights are trained
     hurry: bool  # people do not wait for the policy that learned from what they said
     score_at: tuple[int, ...]  # updates, ascending
@@ -78,7 +79,7 @@ def cell_of(plan: dict[str, Any]) -> Cell:
 
 def grid(
     *, scenario: str, base: str, base_sha: str, problems_sha: str, methods: Sequence[str], seeds: Sequence[int],
-    controls: Sequence[Control], updates: int, learning_rate: float, epochs: int,
+    controls: Sequence[Control], updates: int, learning_rate: float, epochs: int, answers_per_hint: int,
     lora_rank: int | None, hurry: bool, score_at: Sequence[int], teachers: Sequence[str], flip_after: int | None,
 ) -> tuple[Cell, ...]:  # fmt: skip
     """Return every cell, seed by seed, so that a grid that is cut short has all methods with the same seeds."""
@@ -94,6 +95,8 @@ def grid(
             updates=updates,
             learning_rate=learning_rate,
             epochs=epochs,
+            # Where no hint counts none is answered again.
+            answers_per_hint=1 if method == "binary" else answers_per_hint,
             lora_rank=lora_rank,
             hurry=hurry,
             score_at=tuple(sorted({0, *score_at, updates} | ({flip_after} if flip_after else set()))),

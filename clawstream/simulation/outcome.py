@@ -106,6 +106,7 @@ class Row:
             "updates": cell.updates,
             "learning_rate": cell.learning_rate,
             "epochs": cell.epochs,
+            "answers_per_hint": cell.answers_per_hint,
         }
         head |= {"lora_rank": cell.lora_rank, "hurry": cell.hurry}
         head |= {"ceiling": reference.ceiling.score, "baseline": reference.baseline.score}

@@ -71,6 +71,7 @@ class Plan:
     temperature: float
     learning_rate: float  # of the first updates; a frozen run has none
     epochs: int = 1  # passes over each batch
+    answers_per_hint: int = 1  # the turn's own among them
     lora_rank: int | None = None  # None: all weights are trained
     score_every: int | None = None  # updates, on the way; None: no score is taken
     control: Control | None = None
@@ -137,6 +138,7 @@ batch_samples = {batch_samples}
 max_updates = {updates}
 learning_rate = {learning_rate}
 epochs = {epochs}
+answers_per_hint = {answers_per_hint}
 {parametrisation}{teacher}keep_checkpoints = {keep_checkpoints}
 seed = {seed}
 threads = 1
@@ -314,6 +316,7 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             parametrisation="" if plan.lora_rank is None else f"lora_rank = {plan.lora_rank}\n",
             teacher="" if plan.teacher is None else f"teacher = {json.dumps(plan.teacher)}\n",
             epochs=plan.epochs,
+            answers_per_hint=plan.answers_per_hint,
             learning_rate=0.0 if plan.control is Control.FROZEN else plan.learning_rate,
             keep_checkpoints=5 if plan.score_every else plan.updates + 1,  # those that are scored afterwards
             seed=plan.seed,

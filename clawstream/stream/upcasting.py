@@ -41,7 +41,13 @@ def _rewarded_by_the_judge(plain: Plain) -> Plain:
 
 
 _NO_FEEDBACK = unsaid(
-    "person_reward", "environment_reward", "heuristic_reward", "num_feedback", "group_id", "step_index"
+    "person_reward",
+    "environment_reward",
+    "heuristic_reward",
+    "num_feedback",
+    "group_id",
+    "step_index",
+    "refreshed_id",
 )
 _NO_TEACHER = unsaid("teacher", "teacher_logprobs", "student_logprobs", "student_version")
 

@@ -2,7 +2,8 @@
 
 Every sample is in exactly one batch, whatever is delivered twice or read again from any planned offset: a plan, once on
 the log, is executed as it stands, and what it or an earlier plan names is taken by nobody else. Of a turn and its judge
-one revision at most is planned: the newest that is there by then, and what comes later is not trained on.
+one revision at most is planned: the newest that is there by then, and what comes later is not trained on. Its turn's
+prompt may be answered anew; until that is asked for no plan's offsets pass it, so whoever starts again finds it.
 """
 
 from collections import Counter, defaultdict
@@ -23,6 +24,7 @@ from clawstream.training.trainable import ModelLimits, flaw, hint_counts
 
 _Judge = tuple[str, str]  # and what it was asked with
 _Revision = tuple[bool, int, int]  # in the order in which they come to be
+_Answer = tuple[str, str, str]  # and who judged it
 
 
 class DropReason(StrEnum):
@@ -49,7 +51,13 @@ class Arrival:
     offset: int
     timestamp_ms: int  # when the broker appended it
     sample: SampleAssembled
+    waits_since_ms: int | None = None  # since when an older revision did; None: it took no other's place
     again: bool = False  # it was set aside and is to be used after all: reading has nothing to do with where it stands
+
+    @property
+    def since_ms(self) -> int:
+        """When the wait for a batch began."""
+        return self.timestamp_ms if self.waits_since_ms is None else self.waits_since_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +72,7 @@ class Rules:
     hints_count: bool = True
     by_engine: bool = False  # an engine is the teacher, and a hint without its scores counts nothing
     grouped: bool = False  # whole groups are trained on, each sample by its advantage
+    refreshes: bool = False  # prompts of what comes late with a hint are answered anew
     max_unsettled_ms: int | None = None  # how long a sample waits for its group to be settled; None: however long
     limits: ModelLimits = field(default_factory=ModelLimits)
 
@@ -97,9 +106,11 @@ class Batcher:
         self._waiting: dict[str, Arrival] = {}  # by sample id, in order of arrival
         self._read: dict[tuple[str, int], int] = {}  # partition -> next offset to read
         self._taken: set[str] = set()  # in a plan, or dropped for good
-        self._turns: defaultdict[str, set[_Judge]] = defaultdict(set)  # in a plan, by turn id
-        self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # samples that wait, by turn id
-        self._newest: dict[PlannedTurn, _Revision] = {}  # of turns with feedback
+        self._turns: defaultdict[str, dict[_Judge, _Revision | None]] = defaultdict(dict)  # in a plan, by answer
+        self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # samples that wait, by answer
+        self._newest: dict[_Answer, _Revision] = {}  # of answers with feedback
+        self._late: dict[str, Arrival] = {}  # to be answered anew, by turn
+        self._asked: set[str] = set()  # turns whose prompts were to be answered anew
         self._groups = Groups()
         self._of_group: defaultdict[str | None, set[str]] = defaultdict(set)  # samples that wait
         self._is_current = False  # all is read that stood on the log when reading began
@@ -126,6 +137,8 @@ class Batcher:
             self._wait(arrival)
         else:
             self.dropped[reason] += 1
+            if reason is DropReason.LATE:
+                self._keep_late(arrival)
             if reason is DropReason.NO_SIGNAL:
                 self._supersede(arrival.sample)  # it was taken back
         return reason
@@ -189,7 +202,7 @@ class Batcher:
             return None
         if self._rules.grouped:
             return self._due_groups(now_ms)
-        oldest_ms = min(arrival.timestamp_ms for arrival in self._waiting.values())
+        oldest_ms = min(arrival.since_ms for arrival in self._waiting.values())
         enough = len(self._waiting) >= self._rules.batch_samples
         if not enough and now_ms - oldest_ms < self._rules.max_wait_ms:
             return None
@@ -206,12 +219,24 @@ class Batcher:
                 continue
             self._found[name] = arrival.sample
             for late in self._rivals(arrival.sample):
-                self._let_go(late.sample_id)
+                came = self._let_go(late.sample_id)
                 self.dropped[DropReason.LATE] += 1
+                if came is not None:
+                    self._keep_late(came)
         self._chosen = {}
         for name in self._groups.end(turn.turn_id for turn in plan.turns or ()):
             if self._let_go(name) is not None:
                 self.dropped[DropReason.LEFT_OUT] += 1
+
+    def to_refresh(self) -> tuple[Arrival, ...]:
+        """Return what came late and whose turn's prompt is to be answered anew; one of each turn."""
+        return tuple(self._late.values())
+
+    def asked(self, arrivals: Iterable[Arrival]) -> None:
+        """It is on the log that these are to be answered anew."""
+        for arrival in arrivals:
+            self._late.pop(arrival.sample.turn_id, None)
+            self._asked.add(arrival.sample.turn_id)
 
     @property
     def num_waiting(self) -> int:
@@ -223,7 +248,7 @@ class Batcher:
         """When the broker appended the oldest waiting sample, or settled its group; None: none waits for a batch."""
         if self._rules.grouped:
             return self._groups.oldest_ms(self._waiting)
-        return min((a.timestamp_ms for a in self._waiting.values()), default=None)
+        return min((a.since_ms for a in self._waiting.values()), default=None)
 
     def _refusal(self, sample: SampleAssembled) -> DropReason | None:
         rules = self._rules
@@ -235,7 +260,7 @@ class Batcher:
             return DropReason.LATE
         if rules.grouped:
             return self._grouped_refusal(sample)
-        newer = self._newest.get(turn_of(sample), _revision(sample)) > _revision(sample)
+        newer = self._newest.get(_answer(sample), _revision(sample)) > _revision(sample)
         if newer or any(_outranks(other, sample) for other in self._rivals(sample)):
             return DropReason.SUPERSEDED
         rewarded = sample.learned_reward is not None and rules.rewards_count
@@ -276,11 +301,29 @@ class Batcher:
         """Return whether its turn is in a plan; a plan of an older version names samples alone."""
         if sample.id_without_feedback in self._taken:
             return True
-        return any(_is_one(judge, _judge(sample)) for judge in self._turns.get(sample.turn_id, ()))
+        return any(_is_one(judge, _judge(sample)) for judge in self._turns.get(sample.answer_id, ()))
+
+    def _keep_late(self, arrival: Arrival) -> None:
+        """Have its turn's prompt answered anew, once, where it is newer than what was planned."""
+        sample = arrival.sample
+        is_new = sample.turn_id not in self._asked and sample.turn_id not in self._late
+        counts = self._rules.refreshes and sample.refreshed_id is None and sample.hint is not None
+        if is_new and counts and sample.sampling is not None and self._is_after_planned(sample):
+            self._late[sample.turn_id] = arrival
+
+    def _is_after_planned(self, sample: SampleAssembled) -> bool:
+        if sample.id_without_feedback in self._taken:
+            return sample.num_feedback is not None
+        planned = [
+            revision
+            for judge, revision in self._turns.get(sample.answer_id, {}).items()
+            if _is_one(judge, _judge(sample))
+        ]
+        return all(revision is not None and revision < _revision(sample) for revision in planned)
 
     def _rivals(self, sample: SampleAssembled) -> list[SampleAssembled]:
         """Return the other revisions of its turn that wait; there is one at most."""
-        waiting = [self._waiting[name].sample for name in self._revisions.get(sample.turn_id, ())]
+        waiting = [self._waiting[name].sample for name in self._revisions.get(sample.answer_id, ())]
         return [other for other in waiting if _is_one(_judge(other), _judge(sample))]
 
     def _wait(self, arrival: Arrival) -> None:
@@ -288,16 +331,16 @@ class Batcher:
         sample = arrival.sample
         if self._rules.grouped:  # its group says which revision counts
             self._waiting[sample.sample_id] = arrival
-            self._revisions[sample.turn_id].add(sample.sample_id)
+            self._revisions[sample.answer_id].add(sample.sample_id)
             self._of_group[sample.group_id].add(sample.sample_id)
             return
-        since_ms = min([arrival.timestamp_ms, *(one.timestamp_ms for one in self._supersede(sample))])
-        self._waiting[sample.sample_id] = replace(arrival, timestamp_ms=since_ms)
-        self._revisions[sample.turn_id].add(sample.sample_id)
+        since_ms = min([arrival.timestamp_ms, *(one.since_ms for one in self._supersede(sample))])
+        self._waiting[sample.sample_id] = replace(arrival, waits_since_ms=since_ms)
+        self._revisions[sample.answer_id].add(sample.sample_id)
 
     def _supersede(self, sample: SampleAssembled) -> list[Arrival]:
         if sample.num_feedback is not None:
-            self._newest[turn_of(sample)] = _revision(sample)
+            self._newest[_answer(sample)] = _revision(sample)
         older = [self._waiting[other.sample_id] for other in self._rivals(sample)]
         for arrival in older:
             self._let_go(arrival.sample.sample_id)
@@ -307,10 +350,10 @@ class Batcher:
     def _let_go(self, name: str) -> Arrival | None:
         arrival = self._waiting.pop(name, None)
         if arrival is not None:
-            turn_id = arrival.sample.turn_id
-            self._revisions[turn_id].discard(name)
-            if not self._revisions[turn_id]:
-                del self._revisions[turn_id]
+            answer_id = arrival.sample.answer_id
+            self._revisions[answer_id].discard(name)
+            if not self._revisions[answer_id]:
+                del self._revisions[answer_id]
             self._of_group[arrival.sample.group_id].discard(name)
             if not self._of_group[arrival.sample.group_id]:
                 del self._of_group[arrival.sample.group_id]
@@ -319,7 +362,7 @@ class Batcher:
     def _take(self, plan: BatchPlanned) -> None:
         self._taken.update(plan.sample_ids)
         for turn in plan.turns or ():
-            self._turns[turn.turn_id].add((turn.judge, turn.prompt_version))
+            self._turns[turn.turn_id][turn.judge, turn.prompt_version] = _planned_revision(turn)
 
     def _drop_stale(self, parent_version: int) -> None:
         bound = self._rules.max_versions_behind
@@ -347,6 +390,10 @@ class Batcher:
     def _offsets(self, *, without: Container[str]) -> tuple[TopicOffset, ...]:
         """Where each partition is read from again once the waiting samples `without` are taken."""
         next_offsets = dict(self._read)
+        for arrival in self._late.values():
+            where = (arrival.topic, arrival.partition)
+            if not arrival.again:
+                next_offsets[where] = min(next_offsets[where], arrival.offset)
         for name, arrival in self._waiting.items():
             where = (arrival.topic, arrival.partition)
             if name not in without and not arrival.again:
@@ -358,8 +405,14 @@ class Batcher:
 
 
 def turn_of(sample: SampleAssembled) -> PlannedTurn:
-    """Return the turn that a sample is of, and who judged it."""
-    return PlannedTurn(turn_id=sample.turn_id, judge=sample.judge, prompt_version=sample.prompt_version)
+    """Return what a plan says of a sample: the answer that it is of, who judged it, and which revision it is."""
+    return PlannedTurn(
+        turn_id=sample.answer_id,
+        judge=sample.judge,
+        prompt_version=sample.prompt_version,
+        revision=sample.revision,
+        num_feedback=sample.num_feedback,
+    )
 
 
 def first_plans(planned: Iterable[BatchPlanned]) -> list[BatchPlanned]:
@@ -389,6 +442,15 @@ def versions_behind(sample: SampleAssembled, parent_version: int) -> int:
 
 def _judge(sample: SampleAssembled) -> _Judge:
     return sample.judge, sample.prompt_version
+
+
+def _answer(sample: SampleAssembled) -> _Answer:
+    return sample.answer_id, sample.judge, sample.prompt_version
+
+
+def _planned_revision(turn: PlannedTurn) -> _Revision | None:
+    """Return which revision of the turn is planned; None: the plan does not say."""
+    return None if turn.revision is None else (turn.judge != NOBODY, turn.revision, turn.num_feedback or 0)
 
 
 def _is_one(one: _Judge, other: _Judge) -> bool:

@@ -6,16 +6,17 @@ They are read from where the newest executed plan ends, so what a plan still to 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from clawstream.config import Settings
 from clawstream.errors import ConfigError
-from clawstream.events import BatchPlanned, Event, GroupSettled, RollbackAsked, SamplesPromoted
+from clawstream.events import BatchPlanned, Event, GroupSettled, RefreshAsked, RollbackAsked, SamplesPromoted
 from clawstream.events.control import promotions
 from clawstream.stream.log import Arrived, Place, Start, Undecodable
 from clawstream.stream.stage import DAY_MS
 from clawstream.stream.topics import replay_topic
-from clawstream.training.batches import Batcher, Rules, resume_offsets
+from clawstream.training.batches import Arrival, Batcher, Rules, resume_offsets
 from clawstream.training.horizon import Ends, Horizon
 from clawstream.training.lived import Lived, of_policy
 from clawstream.training.quarantine import LetterLog, Quarantine
@@ -62,6 +63,7 @@ class Following:
         self.replay: str | None = None  # whose samples are read; None: the live ones
         self.all_read = False  # of a replay that is read to its end
         self.arrived = asyncio.Event()
+        self._one_asking = asyncio.Lock()
         self.reading: list[asyncio.Task[None]] = []
         self.quarantine = Quarantine(SAMPLES_TOPIC, training_log, on_change=self.arrived.set)
         self._positions: dict[
@@ -96,6 +98,8 @@ class Following:
         of = self._settings.policy.id if self._retraining is None else self._retraining.of
         self.replay = replay
         these = rules(self._settings, of=of, limits=self._limits)
+        if self._retraining is not None or replay is not None:
+            these = replace(these, refreshes=False)  # engines serve the policy that live samples are of
         self.batcher = Batcher(
             these, self._lived.plans, executed_version=executed_version, rejected=self._lived.rejected
         )
@@ -108,6 +112,16 @@ class Following:
     async def rule(self) -> None:
         """Do what was said about samples that are set aside."""
         await self.quarantine.rule(self._topic, self.batcher)
+        await self.ask_anew()
+
+    async def ask_anew(self) -> None:
+        """Say on the log which prompts are to be answered anew, each once."""
+        async with self._one_asking:
+            batcher = self.batcher
+            late = batcher.to_refresh()
+            if late:
+                await self._log.append([_refresh(arrival) for arrival in late])
+                batcher.asked(late)
 
     def is_past(self, plan: BatchPlanned) -> bool:
         """Return whether all of the log is read where the plan's samples stood."""
@@ -139,6 +153,7 @@ class Following:
                     settled += _settle(record, batcher)
                 self._positions[Place(record.topic, record.partition)] = record.offset + 1
             await self._look_ahead(horizon, settled, batcher)
+            await self.ask_anew()
             self.arrived.set()
         self.all_read = True
         self.arrived.set()
@@ -160,6 +175,20 @@ class Following:
                     *place, executed[place], begin,
                 )  # fmt: skip
         return {place: max(begin, executed.get(place, begin)) for place, begin in begins.items()}
+
+
+def _refresh(late: Arrival) -> RefreshAsked:
+    sample = late.sample
+    assert sample.sampling is not None, "what was sampled nobody knows how is not sampled so again"
+    return RefreshAsked(
+        session_id=sample.session_id,
+        turn_id=sample.turn_id,
+        sample_id=sample.sample_id,
+        policy_id=sample.policy_id,
+        prompt_ids=sample.prompt_ids,
+        sampling=sample.sampling,
+        asked_at_ms=late.timestamp_ms,
+    )
 
 
 def _settle(record: Arrived, batcher: Batcher) -> list[str]:
@@ -189,6 +218,7 @@ def rules(settings: Settings, *, of: str, limits: ModelLimits) -> Rules:
         hints_count=w_opd > 0,
         by_engine=training.teacher_scores == "engine",
         grouped=grouped,
+        refreshes=training.late == "refresh",
         max_unsettled_ms=round(settles_s * 1000) if grouped else None,
         limits=limits,
     )

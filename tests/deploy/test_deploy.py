@@ -20,7 +20,19 @@ from clawstream.stream.topics import all_topics, resources_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-STAGES = ("turns", "judging", "heuristics", "samples", "groups", "weights", "project", "monitor", "train", "gateway")
+STAGES = (
+    "turns",
+    "judging",
+    "heuristics",
+    "samples",
+    "refresh",
+    "groups",
+    "weights",
+    "project",
+    "monitor",
+    "train",
+    "gateway",
+)
 # Written by operators of other projects, whose definitions no package carries.
 FOREIGN = ("kafka.strimzi.io", "keda.sh", "kustomize.config.k8s.io")
 GIVEN = {"SGLANG_API_KEY": "key", "HF_CKPT": "/models/base"}

@@ -16,7 +16,7 @@ from clawstream.local.ports import reserved
 from clawstream.local.running import Addresses, PartState
 from clawstream.monitoring.live import Live, as_json
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.status import LogStatus, Status, Verdict, read_log, status
+from clawstream.monitoring.status import GROUPED, REFRESHING, LogStatus, Status, Verdict, read_log, status
 from clawstream.stream import admin
 from clawstream.stream.kafka import KafkaLog
 from tests.monitoring.said import activated, plan, published, rejected, sample, verdict
@@ -95,7 +95,7 @@ async def test_a_broker_and_a_monitor_that_do_not_answer_are_named() -> None:
         found = await status(
             KafkaSettings(bootstrap=f"127.0.0.1:{port}"),
             policy_id="policy",
-            grouped=False,
+            optional=(),
             monitor_url=f"http://127.0.0.1:{port}",
         )
     assert (found.log, found.monitor) == (None, None)
@@ -115,8 +115,8 @@ async def test_the_log_says_how_the_policy_fares_and_what_was_judged_last(
         await log.append([rejected(2, "it looped")])
         for number in range(7):
             await log.append([verdict(f"t-{number}", 1)])
-        found = await read_log(log, "policy", grouped=False)
-        grouped = await read_log(log, "policy", grouped=True)
+        found = await read_log(log, "policy", ())
+        grouped = await read_log(log, "policy", (*REFRESHING, *GROUPED))
     assert (found.published_version, found.active_versions) == (1, {"http://engine": 0})
     assert (found.rejected_version, found.rejected_because) == (2, "it looped")
     assert found.samples_waiting == 3
@@ -130,7 +130,7 @@ async def test_the_log_says_how_the_policy_fares_and_what_was_judged_last(
         "project": None,
         "monitor": None,
     }
-    assert grouped.lag_records == {**found.lag_records, "trajectories": None, "groups": None}
+    assert grouped.lag_records == {**found.lag_records, "refresh": None, "trajectories": None, "groups": None}
 
 
 def test_refused_samples_are_counted_by_their_reasons(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 
 from clawstream.events import (
     NOBODY,
+    AnswerRefreshed,
     BatchPlanned,
     ExchangeCompleted,
     GroupSettled,
@@ -23,6 +24,7 @@ from clawstream.events import (
     StepDropReason,
     StepRejected,
     TrajectoryLate,
+    VersionSpan,
 )
 from clawstream.events.history import Parent, WholeRequest, history, shorten
 from clawstream.projections.text import storable_json
@@ -233,6 +235,26 @@ def test_each_step_of_a_group_has_its_advantage_or_why_it_has_none(emptied: Engi
         ("t2", None, 1, None, None, "no_sample"),
         ("t3", None, 1, None, None, "late"),
     }
+
+
+def test_a_sample_of_an_answer_given_anew_is_told_apart_and_shows_that_answer(emptied: Engine) -> None:
+    given = logs.example(
+        AnswerRefreshed, session_id=story.SESSION, turn_id=story.FIRST, number=1, policy_id="policy",
+        versions=(VersionSpan(policy_version=1, num_tokens=2),), output_ids=(5, 6), output_logprobs=(-0.5, -0.25),
+        message=story.message("assistant", "5, anew"), error=None,
+    )  # fmt: skip
+    anew = replace(story.SAMPLE, reward=None, total_reward=None, refreshed_id=given.event_id)
+    plan = logs.example(BatchPlanned, policy_id="policy", policy_version=2, sample_ids=(anew.sample_id,), replay=None)
+    write_all(emptied, logs.records([*story.STORY, given, anew, plan]))
+
+    lineage = _rows(emptied, "SELECT * FROM lineage WHERE question = 'hint' ORDER BY policy_version")
+    assert [(row["answer"], row["refreshed_answer"]) for row in lineage] == [("**5**", None), ("**5**", "5, anew")]
+    assert [row["refreshed_id"] for row in lineage] == [None, given.event_id]
+    revisions = _rows(emptied, "SELECT standing, refreshed_id FROM sample_revisions ORDER BY refreshed_id NULLS FIRST")
+    assert [tuple(one.values()) for one in revisions] == [("planned", None), ("planned", given.event_id)]
+    [told, _] = _rows(emptied, f"SELECT * FROM trajectories WHERE session_id = '{story.SESSION}' ORDER BY position")
+    [scored] = _rows(emptied, "SELECT * FROM turn_scores")
+    assert {told["sample_id"], scored["sample_id"]} == {story.SAMPLE.sample_id}
 
 
 def test_a_session_counts_its_exchanges_once_and_says_how_it_ended(told: Engine) -> None:

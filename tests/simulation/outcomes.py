@@ -56,7 +56,7 @@ def long_row(
 def cell(method: str = "combined", *, seed: int = 0, control: Control | None = None) -> Cell:
     return Cell(
         scenario="all", base="standard", base_sha="a", problems_sha="a", method=method, seed=seed, control=control,
-        updates=16, learning_rate=2e-4, epochs=1, lora_rank=None, hurry=False, score_at=(0, 8, 16),
+        updates=16, learning_rate=2e-4, epochs=1, answers_per_hint=1, lora_rank=None, hurry=False, score_at=(0, 8, 16),
     )  # fmt: skip
 
 

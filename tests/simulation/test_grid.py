@@ -11,12 +11,12 @@ from clawstream.simulation.grid import Cell, cell_of, grid
 
 CELL = Cell(
     scenario="all", base="standard", base_sha="a", problems_sha="a", method="opd", seed=3, control=Control.COIN,
-    updates=16, learning_rate=2e-4, epochs=1, lora_rank=None, hurry=False, score_at=(0, 8, 16),
+    updates=16, learning_rate=2e-4, epochs=1, answers_per_hint=1, lora_rank=None, hurry=False, score_at=(0, 8, 16),
 )  # fmt: skip
 OTHER: dict[str, Any] = {
     "scenario": "student", "base": "hard", "base_sha": "b", "problems_sha": "b", "method": "binary", "seed": 4,
-    "control": None, "updates": 17, "learning_rate": 1e-4, "epochs": 2, "lora_rank": 8, "hurry": True,
-    "score_at": (0, 16), "teacher": "ema", "flip_after": 8,
+    "control": None, "updates": 17, "learning_rate": 1e-4, "epochs": 2, "answers_per_hint": 4, "lora_rank": 8,
+    "hurry": True, "score_at": (0, 16), "teacher": "ema", "flip_after": 8,
 }  # fmt: skip
 
 
@@ -34,6 +34,7 @@ def made(**changes: object) -> tuple[Cell, ...]:
         "updates": 16,
         "learning_rate": 2e-4,
         "epochs": 1,
+        "answers_per_hint": 1,
         "lora_rank": None,
         "hurry": False,
         "score_at": [8],
@@ -54,6 +55,11 @@ def test_a_grid_has_each_method_with_each_seed_and_the_same_again_under_each_con
 
 def test_a_grid_that_is_cut_short_has_all_methods_with_the_same_seeds() -> None:
     assert [cell.seed for cell in made(seeds=[5, 0])] == [5, 5, 0, 0]
+
+
+def test_where_no_hint_counts_none_scores_several_answers() -> None:
+    cells = made(methods=["binary", "opd", "combined"], answers_per_hint=4)
+    assert {(cell.method, cell.answers_per_hint) for cell in cells} == {("binary", 1), ("opd", 4), ("combined", 4)}
 
 
 def test_what_is_named_twice_is_run_once() -> None:

@@ -1,0 +1,84 @@
+"""Which prompts are answered anew, and how often. Pure.
+
+The one rule: an answer is asked for once for its turn and its number, whoever's hint it is to be scored by and however
+often a person changes his mind; one that is on the log is not asked for again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from clawstream.events import (
+    FOR_A_LATE_SAMPLE,
+    AnswerRefreshed,
+    Event,
+    RefreshAsked,
+    SampleAssembled,
+    Sampling,
+    TokenIds,
+    derived_id,
+)
+
+Known = frozenset[tuple[str, int]]  # turns and numbers that were asked for, or answered
+NOTHING: Known = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A prompt to be answered anew."""
+
+    session_id: str
+    turn_id: str
+    number: int
+    policy_id: str
+    prompt_ids: TokenIds
+    sampling: Sampling  # as the turn's own answer was sampled
+    at_ms: int  # when the broker appended what it follows from
+
+    @property
+    def seeded(self) -> Sampling:
+        """The sampling with a seed of its own: with another's it would be that one's answer."""
+        return replace(self.sampling, seed=int(derived_id("seed", self.turn_id, self.number)[:7], 16))
+
+
+class Follows(NamedTuple):
+    """The session after a record, and what to ask."""
+
+    known: Known
+    asks: list[Ask]
+
+
+def observe(known: Known, event: Event, at_ms: int, *, policy_id: str, answers_per_hint: int) -> Follows:
+    """Return what follows from one more record of a session; `at_ms` is when the broker appended it.
+
+    Of other policies nothing is asked: their engines are not ours.
+    """
+    match event:
+        case AnswerRefreshed():
+            return Follows(known | {(event.turn_id, event.number)}, [])
+        case RefreshAsked(policy_id=whose) if whose == policy_id:
+            return _asked(known, event, event.sampling, at_ms, (FOR_A_LATE_SAMPLE,))
+        case SampleAssembled(policy_id=whose, refreshed_id=None, hint=str(), sampling=Sampling() as sampling) if (
+            whose == policy_id
+        ):
+            return _asked(known, event, sampling, at_ms, range(FOR_A_LATE_SAMPLE + 1, answers_per_hint))
+    return Follows(known, [])
+
+
+def _asked(
+    known: Known, event: RefreshAsked | SampleAssembled, sampling: Sampling, at_ms: int, numbers: Iterable[int]
+) -> Follows:
+    asks = [
+        Ask(
+            session_id=event.session_id,
+            turn_id=event.turn_id,
+            number=number,
+            policy_id=event.policy_id,
+            prompt_ids=event.prompt_ids,
+            sampling=sampling,
+            at_ms=at_ms,
+        )
+        for number in numbers
+        if (event.turn_id, number) not in known
+    ]
+    return Follows(known | {(ask.turn_id, ask.number) for ask in asks}, asks)

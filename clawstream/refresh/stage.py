@@ -1,0 +1,64 @@
+"""The refresh stage: samples with hints, and what came too late -> answers given anew.
+
+The one rule: each ask ends in exactly one fact, an answer or why there is none; while no engine answers at all, they
+wait for one.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from clawstream.events import Event
+from clawstream.refresh.asking import NOTHING, Ask, Known, observe
+from clawstream.stream.stage import DAY_MS, Record, Stage, Step
+
+READS = ("clawstream.samples.v1", "clawstream.answers.v1")
+ASKED_AT_ONCE = 8  # most of an engine is for people
+ANSWERED_WITHIN_S = 600.0
+GIVEN_UP_AFTER_S = 3600.0
+
+
+class Policy(Protocol):
+    """Who answers."""
+
+    async def answer(self, ask: Ask) -> Sequence[Event]:
+        """Return the answer; raises TryLater."""
+
+    def give_up(self, ask: Ask, why: str) -> Sequence[Event]:
+        """Return that there is none."""
+
+
+def refresh_stage(
+    policy: Policy,
+    policy_id: str,
+    *,
+    answers_per_hint: int,
+    heard_ms: int = DAY_MS,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> Stage[Known, Ask]:
+    """Return the stage that has `policy` answer anew.
+
+    What follows from records older than `heard_ms` is not asked: nobody would know the turn any more. So the first
+    start on a long log does not ask about all of it.
+    """
+
+    def step(known: Known | None, record: Record) -> Step[Known, Ask]:
+        follows = observe(
+            known or NOTHING, record.event, record.timestamp_ms, policy_id=policy_id, answers_per_hint=answers_per_hint
+        )
+        return Step(follows.known or None, calls=follows.asks)
+
+    async def perform(ask: Ask) -> Sequence[Event]:
+        return await policy.answer(ask) if now_ms() - ask.at_ms <= heard_ms else []
+
+    return Stage(
+        name="refresh",
+        reads=READS,
+        step=step,
+        perform=perform,
+        give_up=policy.give_up,
+        calls_at_once=ASKED_AT_ONCE,
+        call_timeout_s=ANSWERED_WITHIN_S,
+        deadline_s=GIVEN_UP_AFTER_S,
+        retain_ms=heard_ms,
+    )
