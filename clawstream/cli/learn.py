@@ -126,7 +126,7 @@ def learn(
     from clawstream.cli.learn_tables import show, tables
     from clawstream.simulation.base import base_policy
     from clawstream.simulation.controls import Control
-    from clawstream.simulation.grid import grid
+    from clawstream.simulation.grid import UNTAUGHT, grid
     from clawstream.simulation.learning import Grid
     from clawstream.simulation.people import people_of
     from clawstream.simulation.plot import plot_curves
@@ -141,7 +141,12 @@ def learn(
     wanted = _listed(methods, Method, "--methods"), _listed(seeds, int, "--seeds")
     without = _listed(controls, Control, "--controls") if controls else []
     taught_by = _listed(teachers, Teacher, "--teachers")
-    _refuse_flip(flip_after, scenario, updates=updates, hurry=hurry)
+    if _is_said(context, "teachers") and {*wanted[0]} <= {*UNTAUGHT}:
+        raise ConfigError(
+            f"--teachers {teachers}: hints teach nothing with --methods {methods}. Nothing was run. "
+            "Leave it out, or name another method"
+        )
+    _refuse_flip(flip_after, scenario, updates=updates, hurry=hurry, controls=controls)
     place = folder or settings.data_dir / "learn"
     place.mkdir(parents=True, exist_ok=True)
     asked_in = place / "problems" / (scenario.value if problems is None else f"{scenario.value}-{problems.stem}")
@@ -184,19 +189,29 @@ def _scored_by_default(updates: int) -> list[int]:
     return [0, updates // 2] if updates < LONG_UPDATES else list(range(0, updates, 8))
 
 
-def _refuse_flip(after: int | None, scenario: Scenario, *, updates: int, hurry: bool) -> None:
+def _refuse_flip(after: int | None, scenario: Scenario, *, updates: int, hurry: bool, controls: str) -> None:
     """Refuse a flip that would not be one."""
     if after is None:
         return
     if scenario is Scenario.STUDENT:
-        raise ConfigError(f"--flip-after {after}: one student has nobody to exchange wishes with. Take --scenario all")
+        raise ConfigError(
+            f"--flip-after {after}: one student has nobody to exchange wishes with. Nothing was run. "
+            "Take --scenario all"
+        )
     if hurry:
         raise ConfigError(
             f"--flip-after {after}: people who ask on all the time do not all change their minds between "
             "two updates. Nothing was run. Leave out --hurry"
         )
     if after >= updates:
-        raise ConfigError(f"--flip-after {after}: there are {updates} updates; name one before the last")
+        raise ConfigError(
+            f"--flip-after {after}: there are {updates} updates. Nothing was run. Name one before the last"
+        )
+    if controls:
+        raise ConfigError(
+            f"--flip-after {after}: --controls {controls} is held against its method at the last update, by when the "
+            "method need not have learned anew. Nothing was run. Run controls without a flip"
+        )
 
 
 def _refuse_idle(context: typer.Context, *, real: bool) -> None:

@@ -21,7 +21,7 @@ def tables(rows: Sequence[Row], reference: Reference) -> list[Table]:
         _scores(curves(rows), reference),
         *([_gains(compared)] if compared else []),
         *([_controls(held)] if held else []),
-        *([_steady(lines)] if lines else []),
+        *([_steady(lines, rows)] if lines else []),
     ]
 
 
@@ -98,7 +98,7 @@ def _controls(checks: list[Check]) -> Table:
     return table
 
 
-def _steady(lines: list[tuple[Row, tuple[Line, ...]]]) -> Table:
+def _steady(lines: list[tuple[Row, tuple[Line, ...]]], rows: Sequence[Row]) -> Table:
     table = Table(title="What is wanted of each long run, and what was found", title_justify="left")
     table.add_column("")
     for line in lines[0][1]:
@@ -106,8 +106,14 @@ def _steady(lines: list[tuple[Row, tuple[Line, ...]]]) -> Table:
     for row, found in lines:
         table.add_row(row.cell.title, *(_line(line) for line in found))
     table.add_section()
-    kept = zip(*(found for _, found in lines), strict=True)
-    table.add_row("runs", *(f"{sum(line.holds is True for line in column)} of {len(lines)}" for column in kept))
+    real = [row for row in rows if row.cell.control is None]
+    for arm in dict.fromkeys(row.cell.arm for row in real):
+        of_arm = [row for row in real if row.cell.arm == arm]
+        num_failed = sum(row.outcome is None for row in of_arm)
+        held = [[line.holds is True for line in found] for row, found in lines if row.cell.arm == arm]
+        sums = [sum(column) for column in zip(*held, strict=True)] or [0] * len(lines[0][1])
+        failed = f" ({num_failed} failed)" if num_failed else ""
+        table.add_row(f"{arm}, runs{failed}", *(f"{number} of {len(of_arm)}" for number in sums))
     return table
 
 

@@ -1,17 +1,19 @@
 """Which runs a comparison is made of, and by which name each is known. Pure.
 
-The one rule: two cells with the same plan have the same name, and whatever changes a plan changes the name.
+The one rule: two cells with the same plan have the same name, and whatever changes a plan changes the name. A field
+that came later has as its default what was done before it came, and enters no name with it: kept runs are found again.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from clawstream.simulation.controls import Control
 
 USUAL_TEACHER = "reference"
+ANEW_WITHIN = 24  # updates after a flip: until then what is wanted is to be learned anew
 UNTAUGHT = ("binary",)  # methods that no hint teaches: one run for all teachers
 
 
@@ -33,22 +35,23 @@ class Cell:
     lora_rank: int | None  # None: all weights are trained
     hurry: bool  # people do not wait for the policy that learned from what they said
     score_at: tuple[int, ...]  # updates, ascending
-    teacher: str | None = None  # by training.teacher's names; None: the method has none
+    teacher: str = USUAL_TEACHER  # by training.teacher's names; of no effect where no hint teaches
     flip_after: int | None = None  # updates: then each person wants what another wanted
 
     @property
     def name(self) -> str:
         """Its folder's name."""
-        plan = json.dumps(asdict(self), sort_keys=True)
-        digest = hashlib.sha256(plan.encode()).hexdigest()[:8]
+        usual = {field.name: field.default for field in fields(self)}
+        plan = {name: value for name, value in asdict(self).items() if value != usual[name]}
+        digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:8]
         control = () if self.control is None else (self.control.value,)
-        teacher = () if self.teacher is None else (self.teacher,)
+        teacher = () if self.teacher == USUAL_TEACHER else (self.teacher,)
         return "-".join((self.scenario, self.base, self.method, *teacher, *control, f"seed{self.seed}", digest))
 
     @property
     def arm(self) -> str:
         """What is compared over seeds: the method, and by which teacher where that is not the usual one."""
-        return self.method if self.teacher in (None, USUAL_TEACHER) else f"{self.method}, {self.teacher} teacher"
+        return self.method if self.teacher == USUAL_TEACHER else f"{self.method}, {self.teacher} teacher"
 
     @property
     def title(self) -> str:
@@ -83,6 +86,7 @@ def grid(
     lora_rank: int | None, hurry: bool, score_at: Sequence[int], teachers: Sequence[str], flip_after: int | None,
 ) -> tuple[Cell, ...]:  # fmt: skip
     """Return every cell, seed by seed, so that a grid that is cut short has all methods with the same seeds."""
+    flip = () if flip_after is None else (flip_after, min(flip_after + ANEW_WITHIN, updates))
     return tuple(
         Cell(
             scenario=scenario,
@@ -99,13 +103,13 @@ def grid(
             answers_per_hint=1 if method == "binary" else answers_per_hint,
             lora_rank=lora_rank,
             hurry=hurry,
-            score_at=tuple(sorted({0, *score_at, updates} | ({flip_after} if flip_after else set()))),
+            score_at=tuple(sorted({0, *score_at, *flip, updates})),
             teacher=teacher,
             flip_after=flip_after,
         )
         for seed in dict.fromkeys(seeds)
         for control in (None, *dict.fromkeys(controls))
         for method in dict.fromkeys(methods)
-        for teacher in ((None,) if method in UNTAUGHT else dict.fromkeys(teachers))
+        for teacher in ((USUAL_TEACHER,) if method in UNTAUGHT else dict.fromkeys(teachers))
         if control is not Control.COIN or method == "binary"  # where hints teach they would be listened to all the same
     )

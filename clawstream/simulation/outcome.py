@@ -10,7 +10,7 @@ from typing import Any
 
 from clawstream.events import StepTaken
 from clawstream.simulation.figures import Score
-from clawstream.simulation.grid import Cell
+from clawstream.simulation.grid import UNTAUGHT, Cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class Row:
         }
         head |= {"lora_rank": cell.lora_rank, "hurry": cell.hurry}
         head |= {"ceiling": reference.ceiling.score, "baseline": reference.baseline.score}
-        head |= {"teacher": cell.teacher, "flip_after": cell.flip_after}
+        head |= {"teacher": None if cell.method in UNTAUGHT else cell.teacher, "flip_after": cell.flip_after}
         if outcome is None:
             return head | {"error": self.error}
         scores = {0: reference.baseline, **outcome.scores}

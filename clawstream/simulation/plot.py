@@ -50,10 +50,9 @@ def plot_curves(curves: Sequence[Curve], reference: Reference, title: str, path:
     figure, both = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained", sharey=True)
     colours = dict(zip(dict.fromkeys(curve.method for curve in curves), cycle(COLOURS), strict=False))
     for axes, label in zip(both, ("weight updates", "answers that people had got (mean over seeds)"), strict=True):
-        axes.axhline(reference.ceiling.score, color="#888888", linestyle="--", linewidth=1)
+        by_update = label.startswith("weight")
         for curve in (curve for curve in curves if curve.points):
             alpha = 1.0 if curve.control is None else 0.6
-            by_update = label.startswith("weight")
             for number, points in enumerate(_pieces(curve)):
                 found = [(point.update if by_update else point.interactions, point.score) for point in points]
                 places = [place for place, _ in found if place is not None]
@@ -63,7 +62,12 @@ def plot_curves(curves: Sequence[Curve], reference: Reference, title: str, path:
                     label=f"_{curve.name}" if number else curve.name, color=colours[curve.method],
                     linestyle=DASHES[curve.control],
                 )  # fmt: skip
-        axes.set(xlabel=label, ylim=(0, 1.05))
+        flips = [curve.flip.update if by_update else curve.flip.interactions for curve in curves if curve.flip]
+        start, end = axes.get_xlim()
+        flip = min((place for place in flips if place is not None), default=end)
+        for score, left, right in _ceilings(reference, start, flip, end):
+            axes.hlines(score, left, right, color="#888888", linestyle="--", linewidth=1)
+        axes.set(xlabel=label, xlim=(start, end), ylim=(0, 1.05))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     for after in {curve.flip.update for curve in curves if curve.flip is not None}:
@@ -78,6 +82,12 @@ def plot_curves(curves: Sequence[Curve], reference: Reference, title: str, path:
     figure.suptitle(title)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _ceilings(reference: Reference, start: float, flip: float, end: float) -> list[tuple[float, float, float]]:
+    """Return each ceiling by what is wanted then, and from where to where it is."""
+    flipped = [] if reference.flipped is None else [(reference.flipped.ceiling.score, flip, end)]
+    return [(reference.ceiling.score, start, flip if flipped else end), *flipped]
 
 
 def _pieces(curve: Curve) -> list[Sequence[Point]]:

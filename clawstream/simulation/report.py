@@ -145,10 +145,7 @@ def _check(method: str, control: Control, rows: Sequence[Row]) -> Check:
     return Check(
         method=method,
         control=control,
-        rise_S=tuple(
-            _last(controlled) - controlled.reference_at(controlled.cell.updates).baseline.score
-            for controlled, _ in pairs
-        ),
+        rise_S=tuple(_last(controlled) - controlled.reference.baseline.score for controlled, _ in pairs),
         gap_S=tuple(_last(real) - _last(controlled) for controlled, real in pairs),
         num_seeds=len(seeds),
     )

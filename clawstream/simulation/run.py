@@ -53,8 +53,10 @@ class People:
 
     @property
     def sha(self) -> str:
-        """The start of a hash of all that is asked."""
-        return hashlib.sha256(self.asked.read_bytes() + self.scored.read_bytes()).hexdigest()[:12]
+        """The start of a hash of all that is asked; what is wanted after a flip is no part of it."""
+        rows = [json.loads(line) for line in self.asked.read_text().splitlines()]
+        asked = "".join(f"{json.dumps({k: v for k, v in row.items() if k != 'flipped'})}\n" for row in rows)
+        return hashlib.sha256(asked.encode() + self.scored.read_bytes()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +236,12 @@ async def _teach(
                 reached = watch.updates
                 if plan.score_every is not None:
                     scores.append(replace(await scorer.score(watch.activated), update=reached))
-                if reached == plan.flip_after:
+                if target == plan.flip_after:
+                    if reached != target:
+                        raise PartUnavailable(
+                            f"preferences were to flip after update {target}, and {reached} updates are served: they "
+                            "were trained before anybody's wish changed, so the run ends here. Run it again"
+                        )
                     await students.flip()
                 if reached < plan.updates and not plan.patient:
                     await students.go()
@@ -252,12 +259,17 @@ def _next_stop(plan: Plan, reached: int) -> int:
 
 
 async def _rounds(target: int, students: Students, watch: Watch, log: KafkaLog) -> None:
-    """Let people ask for one batch after the other, each answered by the policy that all before it taught."""
+    """Let people ask for one batch after the other, each answered by the policy that all before it taught.
+
+    Less than a batch is left over when they ask, and a session gives one sample at most: so no more batches are planned
+    than are missing.
+    """
     enough = BATCH_SAMPLES
-    while watch.updates < target:
-        planned, num_asked, is_full = watch.num_planned, 0, False
+    while (missing := target - watch.updates) > 0:
+        planned, num_asked = watch.num_planned, 0
+        is_full = missing == 1 and await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)  # of what is left over
         while not is_full:
-            num_sessions = math.ceil(num_asked * MORE_SHARE) or enough
+            num_sessions = min(math.ceil(num_asked * MORE_SHARE) or enough, missing * BATCH_SAMPLES)
             await students.hold(num_sessions)
             num_asked += num_sessions
             await _quiet(watch, log)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from clawstream.simulation.grid import ANEW_WITHIN
 from clawstream.simulation.outcome import Row, Update
 
 LAST_BELOW_BEST = 0.06
@@ -16,7 +17,6 @@ LATE_BELOW_BEST = 0.15
 REJECTED_SHARE = 0.05
 ENTROPY, LENGTH = (0.1, 3.0), (0.7, 1.4)  # to those of the first batch, which the base answered
 FLIPPED_SHARE = 0.6  # of the ceiling
-FLIPPED_WITHIN = 24  # updates
 _EPSILON = 1e-9  # shares of some 500, as floats
 
 
@@ -80,20 +80,21 @@ def _within(steps: Sequence[Update], name: str, bounds: tuple[float, float]) -> 
     wanted = f"{_NAMES[name]} within {list(bounds)} of the start"
     found = [getattr(step, name) for step in steps]
     known = [value for value in found if value is not None]
-    if not found or len(known) < len(found) or not found[0]:
+    if not found or not found[0]:
         return Line(wanted=wanted, found=None, holds=None)
     low, high = min(known) / found[0], max(known) / found[0]
-    return Line(wanted=wanted, found=(low, high), holds=bounds[0] <= low and high <= bounds[1])
+    is_within = bounds[0] <= low and high <= bounds[1]
+    return Line(wanted=wanted, found=(low, high), holds=None if is_within and len(known) < len(found) else is_within)
 
 
 def _learned_anew(row: Row, after: int) -> Line:
     """The best share of the ceiling, both by what is wanted since the flip."""
-    wanted = f"{FLIPPED_SHARE} of the ceiling within {FLIPPED_WITHIN} of the flip"
-    since = [u for u in row.cell.score_at if after < u <= after + FLIPPED_WITHIN]
+    wanted = f"{FLIPPED_SHARE} of the ceiling within {ANEW_WITHIN} of the flip"
+    since = [u for u in row.cell.score_at if after < u <= after + ANEW_WITHIN]
     scores = [s.score for u in since if (s := row.score(u)) is not None]
     ceiling = None if row.reference.flipped is None else row.reference.flipped.ceiling.score
     if not scores or not ceiling:
         return Line(wanted=wanted, found=None, holds=None)
     share = max(scores) / ceiling
-    holds = True if share >= FLIPPED_SHARE - _EPSILON else False if row.cell.updates >= after + FLIPPED_WITHIN else None
-    return Line(wanted=wanted, found=(share,), holds=holds)
+    has_learned, is_over = share >= FLIPPED_SHARE - _EPSILON, row.score(after + ANEW_WITHIN) is not None
+    return Line(wanted=wanted, found=(share,), holds=has_learned if has_learned or is_over else None)

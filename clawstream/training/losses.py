@@ -97,11 +97,14 @@ class LossFigures:
     kl_reference_nats: float | None  # None also without a leash
     clipped_share: float | None  # None also where nothing can be clipped: the ratio is 1 throughout, or has no bounds
     behaviour_kl_nats: float | None  # sampled - old, a token
-    entropy_nats: float | None  # of the policy, a token
+    entropy_nats: float | None  # of the policy in the first epoch, a token
 
 
 def figures(steps: Sequence[Tally], objective: Objective, *, epochs: int = 1) -> LossFigures:
-    """Return the means over all steps of an update, each with its parts added up; tokens are counted in one epoch."""
+    """Return the means over all steps of an update, each with its parts added up.
+
+    Tokens are counted in the first epoch, and entropy is of it: later ones are on answers that were already learned.
+    """
     whole, first = sum(steps, Tally()), sum(steps[: len(steps) // epochs], Tally())
     some = whole.num_tokens > 0
     return LossFigures(
@@ -111,7 +114,7 @@ def figures(steps: Sequence[Tally], objective: Objective, *, epochs: int = 1) ->
         kl_reference_nats=whole.kl_sum / whole.num_tokens if some and objective.kl > 0 else None,
         clipped_share=whole.num_clipped / whole.num_tokens if some and whole.ratio_moved else None,
         behaviour_kl_nats=whole.behaviour_kl_sum / whole.num_tokens if some else None,
-        entropy_nats=whole.entropy_sum / whole.num_tokens if some else None,
+        entropy_nats=first.entropy_sum / first.num_tokens if first.num_tokens else None,
     )
 
 

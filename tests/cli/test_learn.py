@@ -12,7 +12,7 @@ from clawstream.cli.learn_tables import show, tables
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable
 from clawstream.locks import locked
 from clawstream.simulation.controls import Control
-from clawstream.simulation.plot import _pieces, plot_curves
+from clawstream.simulation.plot import _ceilings, _pieces, plot_curves
 from clawstream.simulation.report import curves
 from tests.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row, row
 
@@ -26,9 +26,14 @@ from tests.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row, row
         (["--controls", "none"], "--controls none: 'none' is not a valid Control"),
         (["--updates", "16", "--score-at", "17"], "--score-at 17: there are 16 updates"),
         (["--teachers", "wise"], "--teachers wise: 'wise' is not a valid Teacher"),
-        (["--flip-after", "16"], "--flip-after 16: there are 16 updates"),
-        (["--flip-after", "8", "--scenario", "student"], "--flip-after 8: one student has nobody"),
+        (["--teachers", "ema", "--methods", "binary"], "--teachers ema: hints teach nothing with --methods binary"),
+        (["--flip-after", "16"], "--flip-after 16: there are 16 updates. Nothing was run"),
+        (
+            ["--flip-after", "8", "--scenario", "student"],
+            "--flip-after 8: one student has nobody to exchange wishes with. Nothing was run",
+        ),
         (["--flip-after", "8", "--hurry"], "--flip-after 8: people who ask on all the time"),
+        (["--flip-after", "8", "--controls", "coin"], "--flip-after 8: --controls coin is held against its method"),
         (["--json", "nowhere/learn.json"], "--json nowhere/learn.json: there is no folder"),
         (["--folder", "runs", "--json", "runs/learn.json", "--methods", "guess"], "--methods guess"),
         (["--plot", "nowhere/learn.png"], "--plot nowhere/learn.png: there is no folder"),
@@ -101,7 +106,21 @@ def test_of_long_runs_the_tables_say_what_is_wanted_and_what_was_found(capsys: p
     assert "after 24 after 32 after 32, flipped after 40" in said
     assert "the base, flipped 0.10 (0.06-0.14) hint in the prompt, flipped 0.50 (0.46-0.54)" in said
     assert "combined seed 0 no (0.12) yes (0.12) yes (0.00) yes (1.00 to 1.00) yes (1.00 to 1.00) yes (0.80)" in said
-    assert "runs 1 of 2 2 of 2 2 of 2 2 of 2 2 of 2 2 of 2" in said
+    assert "combined, runs 1 of 2 2 of 2 2 of 2 2 of 2 2 of 2 2 of 2" in said
+
+
+def test_what_held_is_counted_by_method_and_teacher_and_of_failed_runs_nothing_did(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scores = {16: 0.7, 24: 0.72}
+    rows = [long_row(scores), failed(seed=1), long_row(scores, teacher="ema"), failed("opd")]
+
+    show(tables(rows, REFERENCE))
+
+    said = " ".join(capsys.readouterr().out.replace("│", " ").replace("┃", " ").split())
+    assert "combined, runs (1 failed) 1 of 2 1 of 2" in said
+    assert "combined, ema teacher, runs 1 of 1 1 of 1" in said
+    assert "opd, runs (1 failed) 0 of 1 0 of 1" in said
 
 
 def test_a_picture_of_a_flip_is_drawn_in_two_pieces(tmp_path: Path) -> None:
@@ -112,7 +131,10 @@ def test_a_picture_of_a_flip_is_drawn_in_two_pieces(tmp_path: Path) -> None:
     before, after = _pieces(first)
     assert [point.update for point in before] == [0, 16, 32]
     assert [(point.update, point.score.mean) for point in after] == [(32, 0.05), (40, 0.2), (56, 0.4)]
-    plot_curves(curves(rows), REFERENCE, "flip", tmp_path / "flip.png")
+    flipped = replace(REFERENCE, flipped=FLIPPED)
+    assert _ceilings(flipped, 0, 32, 56) == [(0.8, 0, 32), (0.5, 32, 56)]
+    assert _ceilings(REFERENCE, 0, 56, 56) == [(0.8, 0, 56)]
+    plot_curves(curves(rows), flipped, "flip", tmp_path / "flip.png")
     assert (tmp_path / "flip.png").stat().st_size > 10_000
 
 

@@ -1,13 +1,20 @@
-"""What a run was like is said by update, whatever numbers its versions have."""
+"""What a run was like is said by update, whatever numbers its versions have, and each is scored by what was wanted."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
+
 from clawstream.events import StepTaken
-from clawstream.simulation.cell import _outcome
+from clawstream.simulation import cell
+from clawstream.simulation.cell import Order, _outcome, _scores
 from clawstream.simulation.counting import Counts
-from clawstream.simulation.figures import Chat
-from clawstream.simulation.run import Lived
+from clawstream.simulation.figures import Chat, Score
+from clawstream.simulation.run import Lived, People
 from tests.projections.logs import example
+from tests.simulation.outcomes import cell as cell_of
 from tests.simulation.outcomes import score
 
 FAILED = Chat(
@@ -19,14 +26,51 @@ COUNTS = Counts(
 )  # fmt: skip
 
 
-def test_after_a_rejected_step_updates_are_counted_by_what_was_published() -> None:
-    lived = Lived(
-        scores=(), ceiling=None, chats=(FAILED,), steps=tuple(example(StepTaken, policy_version=v) for v in (1, 3, 4)),
-        swaps=(), published={v: Path("v") for v in (0, 1, 3, 4)}, versions=(0, 1, 3, 4), num_rejected=1, counts=COUNTS,
-        peak_mb=1.0, wall_s=1.0,
-    )  # fmt: skip
+LIVED = Lived(
+    scores=(), ceiling=None, chats=(FAILED,), steps=tuple(example(StepTaken, policy_version=v) for v in (1, 3, 4)),
+    swaps=(), published={v: Path("v") for v in (0, 1, 3, 4)}, versions=(0, 1, 3, 4), num_rejected=1, counts=COUNTS,
+    peak_mb=1.0, wall_s=1.0,
+)  # fmt: skip
 
-    found = _outcome(lived, {2: score(2, 0.5), 3: score(3, 0.6)}, score(2, 0.1), code="abc")
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """A room that keeps what it was asked."""
+
+    problems: Path
+    asked: list[tuple[str, int]] = field(default_factory=list)
+
+    async def score(self, checkpoint: Path, version: int, *, base: Path) -> Score:
+        del checkpoint, base
+        self.asked.append((self.problems.name, version))
+        return score(version, 0.1 * len(self.asked))
+
+
+async def test_each_version_is_scored_by_what_was_wanted_when_it_learned_and_that_of_the_flip_by_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = Asking(problems=Path("scored"))
+
+    @asynccontextmanager
+    async def room(folder: Path, problems: Path, cache_dir: Path) -> AsyncIterator[Asking]:
+        del folder, cache_dir
+        yield replace(asking, problems=problems)
+
+    monkeypatch.setattr(cell, "room", room)
+    people = People(scenario="all", hint_share=0.5, asked=Path("a"), scored=Path("scored"), scored_flipped=Path("new"))
+    plan = replace(cell_of(), updates=3, flip_after=2, score_at=(0, 1, 2, 3))
+    order = Order(cell=plan, people=people, base=Path("base"), cache_dir=tmp_path)
+
+    scores, at_flip = await _scores(order, tmp_path, LIVED)
+
+    assert asking.asked == [("scored", 1), ("scored", 3), ("new", 3), ("new", 4)]  # version 3 is update 2
+    assert [(update, round(found.score, 1)) for update, found in scores.items()] == [(1, 0.1), (2, 0.2), (3, 0.4)]
+    assert at_flip is not None
+    assert (at_flip.update, round(at_flip.score, 1)) == (2, 0.3)
+
+
+def test_after_a_rejected_step_updates_are_counted_by_what_was_published() -> None:
+    found = _outcome(LIVED, {2: score(2, 0.5), 3: score(3, 0.6)}, score(2, 0.1), code="abc")
 
     assert found.interactions == {2: 30, 3: 40}
     assert [(step.update, step.version) for step in found.steps] == [(1, 1), (2, 3), (3, 4)]

@@ -75,21 +75,29 @@ def test_whatever_changes_a_plan_changes_its_name(field: str) -> None:
     assert replace(CELL, **{field: OTHER[field]}).name != CELL.name
 
 
+def test_a_cell_that_was_run_before_there_were_teachers_and_flips_has_the_name_that_it_had() -> None:
+    assert CELL.name == "all-standard-opd-coin-seed3-86a85a8c"
+    assert {cell.name for cell in made(methods=["opd", "binary"])} >= {
+        replace(CELL, seed=seed, control=None, method=method).name for seed in (0, 1) for method in ("opd", "binary")
+    }
+
+
 def test_each_teacher_has_a_run_of_each_method_that_hints_teach() -> None:
     cells = made(teachers=["reference", "ema", "current", "ema"], seeds=[0])
 
     assert [(cell.method, cell.teacher) for cell in cells] == [
-        ("binary", None), ("opd", "reference"), ("opd", "ema"), ("opd", "current"),
+        ("binary", "reference"), ("opd", "reference"), ("opd", "ema"), ("opd", "current"),
     ]  # fmt: skip
     assert [cell.arm for cell in cells] == ["binary", "opd", "opd, ema teacher", "opd, current teacher"]
 
 
 def test_the_version_at_the_flip_is_scored_and_later_updates_are_flipped() -> None:
     for cell in made(flip_after=12):
-        assert cell.score_at == (0, 8, 12, 16)
+        assert cell.score_at == (0, 8, 12, 16)  # it ends before the 24 updates are over
         assert [cell.is_flipped(update) for update in cell.score_at] == [False, False, False, True]
         assert cell.scorings == ((8, False), (12, False), (12, True), (16, True))
     assert made()[0].scorings == ((8, False), (16, False))
+    assert {cell.score_at for cell in made(flip_after=12, updates=40)} == {(0, 8, 12, 36, 40)}
 
 
 def test_a_cell_comes_back_from_json_as_it_was() -> None:

@@ -1,16 +1,25 @@
 """A grid goes on where it stopped, and a cell that fails stops no other."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from clawstream.simulation import learning
 from clawstream.simulation.cell import OUTCOME
+from clawstream.simulation.figures import Score
 from clawstream.simulation.grid import Cell
 from clawstream.simulation.learning import Grid
+from clawstream.simulation.outcome import Reference
 from clawstream.simulation.people import people_of
 from clawstream.simulation.run import Progress
 from tests.simulation.outcomes import REFERENCE, cell, outcome
+from tests.simulation.outcomes import score as a_score
 
 NONSENSE = cell("nonsense")  # the settings refuse it before anything is started
 
@@ -69,6 +78,43 @@ async def test_a_cell_that_was_cut_off_begins_anew(grid: Grid) -> None:
 
     assert row.outcome is None
     assert not left.exists()
+
+
+async def test_the_base_is_scored_by_both_wishes_where_they_flip_and_each_is_kept(
+    grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    @asynccontextmanager
+    async def room(folder: Path, problems: Path, cache_dir: Path) -> AsyncIterator[SimpleNamespace]:
+        del folder, cache_dir
+
+        async def score(*_: object, hinted: bool, **__: object) -> Score:
+            asked.append(problems.name)
+            return a_score(0, (0.5 if problems.name == "scored.jsonl" else 0.1) + 0.3 * hinted)
+
+        yield SimpleNamespace(score=score)
+
+    monkeypatch.setattr(learning, "room", room)
+    (tmp_path / "grid").mkdir()
+    plain, flips = await grid.reference(), await grid.reference(flips=True)
+
+    assert asked == ["scored.jsonl"] * 2 + ["scored-flipped.jsonl"] * 2
+    assert plain == Reference(baseline=a_score(0, 0.5), ceiling=a_score(0, 0.8))
+    assert flips == replace(plain, flipped=Reference(baseline=a_score(0, 0.1), ceiling=a_score(0, 0.4)))
+    assert sorted(kept.name.partition("-")[0] for kept in (tmp_path / "grid").iterdir()) == ["flipped", "reference"]
+    assert await grid.reference(flips=True) == flips
+    assert len(asked) == 4
+
+
+def test_what_is_wanted_after_a_flip_changes_no_name_of_what_was_run_without(tmp_path: Path) -> None:
+    people = people_of("all", tmp_path)
+    flipped, now = people.sha, people.asked.read_text()
+    earlier = [{k: v for k, v in json.loads(line).items() if k != "flipped"} for line in now.splitlines()]
+    people.asked.write_text("".join(f"{json.dumps(row)}\n" for row in earlier))
+
+    assert now != people.asked.read_text()
+    assert flipped == people.sha == sha256(people.asked.read_bytes() + people.scored.read_bytes()).hexdigest()[:12]
 
 
 def test_a_cell_with_another_plan_is_another(grid: Grid) -> None:

@@ -191,7 +191,8 @@ def test_a_row_has_what_readers_of_the_report_rely_on() -> None:
 def test_a_run_without_a_flip_has_no_figure_of_one() -> None:
     found = row(0.4, 0.6).as_json()
 
-    assert (found["flip"], found["flip_after"], found["teacher"]) == (None, None, None)
+    assert (found["flip"], found["flip_after"], found["teacher"]) == (None, None, "reference")
+    assert row(0.4, 0.6, method="binary").as_json()["teacher"] is None
     assert found["rejected_share"] is None  # its steps do not say their versions
 
 

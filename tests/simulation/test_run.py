@@ -1,11 +1,18 @@
-"""When the people of a run are stopped, and by which settings its parts run."""
+"""When the people of a run are stopped and change their minds, and by which settings its parts run."""
 
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from clawstream.simulation.run import People, Plan, _next_stop, _settings
+from clawstream.errors import PartUnavailable
+from clawstream.simulation import run
+from clawstream.simulation.run import People, Plan, _next_stop, _settings, _teach
 
 PEOPLE = People(scenario="all", hint_share=0.5, asked=Path("a"), scored=Path("b"), scored_flipped=Path("c"))
 PLAN = Plan(
@@ -40,3 +47,118 @@ def test_the_teacher_is_the_plan_s_and_without_one_that_of_the_settings(tmp_path
     assert _settings(replace(plan, teacher="ema"), 1234).training.teacher == "ema"
     assert _settings(plan, 1234).training.teacher == "reference"
     assert _settings(plan, 1234).training.keep_checkpoints == 89  # all of them: which are scored is not known here
+
+
+class World:
+    """Students as they are told, and the updates that come of it: of each 16 samples one, when anybody looks."""
+
+    def __init__(self, samples: Callable[[int], float], *, by_itself: int = 0) -> None:
+        self.told: list[object] = []
+        self.chats: list[object] = []
+        self.updates = self.activated = self.num_waiting = 0
+        self._samples, self._by_itself = samples, by_itself  # of a session by update; updates that nobody asks for
+
+    @property
+    def num_planned(self) -> int:
+        return self.updates
+
+    async def listen(self) -> None: ...
+
+    async def hold(self, num_sessions: int) -> None:
+        self.told.append(num_sessions)
+        self.num_waiting += int(num_sessions * self._samples(self.updates))
+
+    async def plans_more(self, num_planned: int, *, within_s: float) -> bool:
+        del within_s
+        if self.num_waiting >= 16:
+            self.num_waiting, self.updates = self.num_waiting - 16, self.updates + 1
+        return self.updates > num_planned
+
+    async def settle(self) -> None:
+        while await self.plans_more(self.updates, within_s=0):
+            pass
+        await asyncio.sleep(0)
+
+    async def until_served(self, updates: int) -> None:
+        if self._by_itself:
+            self.updates += self._by_itself
+        while self.updates < updates:
+            await asyncio.sleep(0)
+
+    async def pause(self) -> None:
+        await self.settle()
+        self.told.append(f"pause at {self.updates}")
+
+    async def go(self) -> None:
+        self.told.append("go")
+
+    async def flip(self) -> None:
+        self.told.append("flip")
+
+
+async def taught(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **changes: Any) -> list[object]:
+    """What the students of a run were told."""
+
+    @asynccontextmanager
+    async def program(*_: str, log: Path) -> AsyncIterator[None]:
+        del log
+        yield
+
+    async def quiet(*_: object) -> None:
+        await world.settle()
+
+    for name, stand_in in (("program", program), ("Students", lambda _: world), ("_quiet", quiet)):
+        monkeypatch.setattr(run, name, stand_in)
+    running: Any = SimpleNamespace(addresses=SimpleNamespace(gateway="http://gateway"))
+    nothing: Any = None
+    live: Any = world
+    plan = replace(PLAN, folder=tmp_path, **changes)
+    async with asyncio.timeout(10):
+        await _teach(plan, running, live, nothing, nothing, [], lambda _: None)
+    return world.told
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        lambda _: 1,
+        lambda _: 0.95,
+        lambda update: 0.25 if update < 6 else 1,  # after a long search for complaints, each answer is complained of
+        lambda update: 0.25 if update < 7 else 1,
+        lambda update: 0.25 if update % 3 else 1,
+    ],
+)
+async def test_preferences_flip_after_their_update_and_no_other_while_nobody_talks(
+    samples: Callable[[int], float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = await taught(World(samples), monkeypatch, tmp_path, updates=12, flip_after=8, patient=True)
+
+    at = told.index("flip")
+    assert [word for word in told if isinstance(word, str)] == ["pause at 8", "flip", "pause at 12"]
+    assert (told[at - 1], told[at + 1]) == ("pause at 8", 16)  # and they ask as many as at first
+
+
+async def test_samples_that_are_left_over_and_fill_a_batch_are_not_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = World(lambda _: 1)
+    world.num_waiting = 16
+
+    assert await taught(world, monkeypatch, tmp_path, updates=2, flip_after=1, patient=True) == [
+        "pause at 1", "flip", 16, "pause at 2",
+    ]  # fmt: skip
+
+
+async def test_where_people_do_not_wait_they_go_on_when_preferences_have_flipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = await taught(World(lambda _: 1, by_itself=2), monkeypatch, tmp_path, updates=4, flip_after=2)
+
+    assert told == ["pause at 2", "flip", "go", "pause at 4"]
+
+
+async def test_a_run_that_learned_past_its_flip_fails_and_says_where_it_was_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(PartUnavailable, match="after update 8, and 9 updates are served"):
+        await taught(World(lambda _: 1, by_itself=9), monkeypatch, tmp_path, updates=12, flip_after=8)

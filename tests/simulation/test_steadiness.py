@@ -87,12 +87,14 @@ def test_what_comes_after_the_flip_says_nothing_of_the_time_before_it() -> None:
         ({48: 0.29, 56: 0.29}, False),
         ({48: 0.3, 56: 0.1}, True),
         ({48: 0.29, 56: 0.29, 57: 0.5}, False),  # too late
+        ({48: 0.29, 56: None, 57: 0.5}, None),  # nobody looked when it was time
     ],
 )
 def test_after_a_flip_six_tenths_of_the_ceiling_are_reached_within_24_updates(
-    scores: dict[int, float], *, holds: bool
+    scores: dict[int, float | None], *, holds: bool | None
 ) -> None:
-    assert line(long_row(ANEW_SCORES | scores, flip_after=32, at_flip=0.05), ANEW).holds is holds
+    taken = {update: score for update, score in (ANEW_SCORES | scores).items() if score is not None}
+    assert line(long_row(taken, flip_after=32, at_flip=0.05), ANEW).holds is holds
 
 
 def test_a_run_that_ends_before_the_24_updates_are_over_has_not_failed_to_learn_anew() -> None:
@@ -109,9 +111,20 @@ def test_what_was_not_measured_holds_for_nobody_to_know() -> None:
     older = replace(found, outcome=replace(found.outcome, steps=blank))
     early = long_row({1: 0.3, 2: 0.9, 4: 0.9}, flip_after=2)
 
-    assert [(one.found, one.holds) for one in steadiness(older)[REJECTED:]] == [(None, None)] * 3
+    assert [(one.found, one.holds) for one in steadiness(older)[REJECTED:]] == [
+        (None, None), ((1.0, 1.0), None), ((1.0, 1.0), None),
+    ]  # fmt: skip
     assert line(early, LATE) == replace(line(early, LATE), found=None, holds=None)
     assert older.as_json()["rejected_share"] is None
+
+
+def test_what_was_out_of_bounds_once_does_not_hold_whatever_was_not_measured() -> None:
+    found = long_row(STEADY, figures={20: (0.04, 20.0)})
+    assert found.outcome is not None
+    blank = [replace(s, entropy=None, mean_length=None) if s.update == 9 else s for s in found.outcome.steps]
+    gaps = replace(found, outcome=replace(found.outcome, steps=tuple(blank)))
+
+    assert [one.holds for one in steadiness(gaps)[ENTROPY:]] == [False, False]
 
 
 def test_a_short_run_a_control_and_a_failed_run_have_no_lines() -> None:

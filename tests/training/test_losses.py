@@ -148,13 +148,13 @@ def test_on_policy_all_losses_have_one_gradient() -> None:
     torch.testing.assert_close(grads, [rows([-0.5, 0.25])] * 3)
 
 
-def test_tokens_are_counted_in_one_epoch_and_means_are_over_all() -> None:
-    first = Tally(num_sequences=1, num_tokens=4, num_tokens_dropped=1, loss_sum=1.0, num_clipped=0)
-    second = Tally(num_sequences=1, num_tokens=4, num_tokens_dropped=1, loss_sum=3.0, num_clipped=2, ratio_moved=True)
+def test_tokens_and_entropy_are_of_one_epoch_and_other_means_are_over_all() -> None:
+    first = Tally(num_sequences=1, num_tokens=4, num_tokens_dropped=1, loss_sum=1.0, entropy_sum=2.0)
+    second = replace(first, loss_sum=3.0, num_clipped=2, ratio_moved=True, entropy_sum=0.4)
 
     found = figures([first, second], Objective(), epochs=2)
 
-    assert (found.num_tokens, found.num_tokens_dropped) == (4, 1)
+    assert (found.num_tokens, found.num_tokens_dropped, found.entropy_nats) == (4, 1, 0.5)
     assert (found.loss_nats, found.clipped_share) == (2.0, 0.25)
 
 
