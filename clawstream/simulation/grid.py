@@ -31,7 +31,7 @@ class Cell:
     updates: int
     learning_rate: float
     epochs: int  # passes over each batch
-    answers_per_hint: int  # the turn's own among them
+    answers_per_hint: int = 1  # the turn's own among them
     lora_rank: int | None  # None: all weights are trained
     hurry: bool  # people do not wait for the policy that learned from what they said
     score_at: tuple[int, ...]  # updates, ascending

@@ -73,13 +73,16 @@ class Students:
     async def _all_said(self, command: str) -> None:
         self._paused.clear()
         await self._tell(command)
-        try:
-            await asyncio.wait_for(self._paused.wait(), PAUSE_WITHIN_S)
-        except TimeoutError as error:
-            raise PartUnavailable(
-                f"the students did not pause within {PAUSE_WITHIN_S:.0f} s (exit code {self._process.returncode}): "
-                "see student.log in the logs folder of this run"
-            ) from error
+        num_answers = -1
+        while not self._paused.is_set():
+            if num_answers == len(self.chats):
+                raise PartUnavailable(
+                    f"the students did not pause, and got no answer for {PAUSE_WITHIN_S:.0f} s (exit code "
+                    f"{self._process.returncode}): see student.log in the logs folder of this run"
+                )
+            num_answers = len(self.chats)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._paused.wait(), PAUSE_WITHIN_S)
 
     async def _tell(self, command: str) -> None:
         assert self._process.stdin is not None
