@@ -54,10 +54,6 @@ class Adapter(nn.Module):
         few = exchange(functional.linear(arrived, self.down), group=self._group)
         return functional.linear(few, self._up()) * self._scale
 
-    def product(self) -> Tensor:
-        """Return [O, C], what it comes to as a part of the matrix."""
-        return self._up() @ self.down * self._scale
-
     def _up(self) -> Tensor:
         """Return [O, P * R]: each row's factor where its matrix' part of `down` is, 0 elsewhere."""
         if not self._by_row:
@@ -83,16 +79,6 @@ def adapt(
         linear.add_module("adapter", adapter.to(weight_OC.device))
         linear.register_forward_hook(_add)
         found |= {name.replace("weight", f"adapter.{factor}"): one for factor, one in _factors(place, rank).items()}
-    return found
-
-
-def merged(stage: nn.Module, places: Mapping[str, Place]) -> dict[str, Tensor]:
-    """Return the stage's weights as they are without adapters that do the same."""
-    found: dict[str, Tensor] = {}
-    for name in places:
-        weight = stage.get_parameter(name)
-        adapter = getattr(stage.get_submodule(name.rpartition(".")[0]), "adapter", None)
-        found[name] = weight + adapter.product() if isinstance(adapter, Adapter) else weight
     return found
 
 

@@ -24,7 +24,7 @@ from clawstream.errors import UnusableCheckpoint
 from clawstream.training.adapters import STEM, saved_name
 from clawstream.training.answers import Answers, Suffix
 from clawstream.training.megatron import vocabulary
-from clawstream.training.megatron.adapters import adapt, as_begun, merged
+from clawstream.training.megatron.adapters import adapt, as_begun
 from clawstream.training.megatron.layers import gpt
 from clawstream.training.megatron.names import Place, hugging_face_names, places
 from clawstream.training.megatron.reducing import clip, reduce_gradients
@@ -58,7 +58,7 @@ class MegatronModel(Model):
         self._data = parallel_state.get_data_parallel_group()
         self._last = self._pipeline.rank() == self._pipeline.size() - 1
         self._rows = vocabulary.Rows.of(self._tensor, shape.vocabulary)
-        self._places = self._whole_places = _places(shape, sizes, self._pipeline.rank())
+        self._places = _places(shape, sizes, self._pipeline.rank())
         self._adapter: PeftModel | None = None  # what its files say of it; its numbers are in `trained`
         self.trained = dict(stage.named_parameters())
         assert self.trained.keys() == self._places.keys(), self.trained.keys() ^ self._places.keys()
@@ -197,15 +197,6 @@ class MegatronModel(Model):
             copy_words(self.folder, folder)
 
     @torch.no_grad()
-    def save_merged(self, folder: Path) -> None:
-        """Write a model that needs no adapter, as exact as its base, in a file of each process, with its tokenizer."""
-        exactness = stored_dtype(self.folder)
-        whole = {name: value.to(exactness) for name, value in merged(self._stage, self._whole_places).items()}
-        write_parts(folder, "model", self._collected({"": whole}, self._whole_places))
-        if self.leads:
-            copy_words(self.folder, folder)
-
-    @torch.no_grad()
     def restore(self, folder: Path, masters: Path | None = None) -> None:
         """Take over the weights that `save` wrote, or the more exact ones that they were written from."""
         if masters is not None:
@@ -232,7 +223,7 @@ class MegatronModel(Model):
 
     def _save_adapter(self, adapter: PeftModel, folder: Path) -> None:
         """Write one file, as peft and engines have it: an adapter is small enough for the process that leads."""
-        mine = self._collected({"": self.trained}, self._places)
+        mine = self._collected({"": self.trained})
         parts: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
         dist.gather_object({name: value.clone() for name, value in mine.items()}, parts)
         if parts is not None:
@@ -254,7 +245,7 @@ class MegatronModel(Model):
 
     def save_state(self, folder: Path, stem: str, state: Mapping[str, Weights]) -> None:
         """Write kinds of tensors, each like the trained weights, by Hugging Face's names, in a file of each process."""
-        write_parts(folder, stem, self._collected(state, self._places))
+        write_parts(folder, stem, self._collected(state))
 
     def load_state(self, folder: Path, stem: str) -> dict[str, dict[str, Tensor]] | None:
         """Return this process' part of what any trainer's `save_state` wrote; None: there is nothing."""
@@ -268,9 +259,9 @@ class MegatronModel(Model):
                     state.setdefault(kind, {})[name] = self._held(place, [read_of[key]() for key in keys])
         return state or None
 
-    def _collected(self, state: Mapping[str, Weights], places_: Mapping[str, Place]) -> dict[str, Tensor]:
+    def _collected(self, state: Mapping[str, Weights]) -> dict[str, Tensor]:
         """Return what this process is to write; of the copies of a model the first writes."""
-        return collected(state, places_, self._tensor) if self._data.rank() == 0 else {}
+        return collected(state, self._places, self._tensor) if self._data.rank() == 0 else {}
 
     def _held(self, place: Place, values: list[Tensor]) -> Tensor:
         if values[0].ndim == 0:

@@ -48,11 +48,6 @@ def save(state: dict[str, Any], folder: Path) -> None:
     state["model"].save(folder)
 
 
-def save_merged(state: dict[str, Any], folder: Path) -> None:
-    """Write the weights with the adapter in them."""
-    state["model"].save_merged(folder)
-
-
 def look_and_gradients(state: dict[str, Any], suffixes: list[Suffix]) -> Any:
     """Return the entropies, and those gradients of the sum of all log-probs that this process puts together."""
     model: MegatronModel = state["model"]

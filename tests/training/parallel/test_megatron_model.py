@@ -141,13 +141,6 @@ def test_an_adapter_begins_says_and_learns_as_pefts_does(
         torch.testing.assert_close(gradients[name], parameter.grad * sizes.data, atol=1e-3, rtol=1e-3)
     assert_same_adapter(whole, two, tmp_path / "after")
 
-    (tmp_path / "merged").mkdir()
-    two.ask(f"{QUESTIONS}:save_merged", tmp_path / "merged")
-    found = TorchModel.load(tmp_path / "merged").score(suffixes, weights=None, budget_tokens=64)
-    for mine, its in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, its, atol=1e-4, rtol=0)
-    assert len(weight_files(tmp_path / "merged")) == sizes.tensor * sizes.pipeline
-
 
 def test_an_adapter_of_another_rank_and_a_folder_without_one_are_refused(
     two: Processes, models: dict[str, Path], tmp_path: Path
