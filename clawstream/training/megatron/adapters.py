@@ -41,7 +41,8 @@ class Adapter(nn.Module):
         self._by_row, self._by_sequence, self._group, self._scale = place.axis == 0, by_sequence, group, scale
         whole = self.down if self._by_row else self.up
         whole.sequence_parallel = by_sequence  # type: ignore[attr-defined]  # then each process sees other tokens
-        self.register_buffer("_of_OP1", _matrices(place, group.rank()).unsqueeze(2), persistent=False)
+        if self._by_row:
+            self.register_buffer("_of_OP1", _matrices(place, group.rank()).unsqueeze(2), persistent=False)
 
     def forward(self, arrived: Tensor) -> Tensor:
         """Return what to add, cut as the matrix' own output is."""
@@ -52,7 +53,7 @@ class Adapter(nn.Module):
             (False, True): reduce_scatter_to_sequence_parallel_region,
         }[self._by_row, self._by_sequence]
         few = exchange(functional.linear(arrived, self.down), group=self._group)
-        return functional.linear(few, self._up()) * self._scale
+        return functional.linear(few * self._scale, self._up())
 
     def _up(self) -> Tensor:
         """Return [O, P * R]: each row's factor where its matrix' part of `down` is, 0 elsewhere."""
@@ -78,7 +79,8 @@ def adapt(
         adapter = Adapter(weight_OC, place, group, rank=rank, scale=scale, by_sequence=by_sequence)
         linear.add_module("adapter", adapter.to(weight_OC.device))
         linear.register_forward_hook(_add)
-        found |= {name.replace("weight", f"adapter.{factor}"): one for factor, one in _factors(place, rank).items()}
+        at = name.removesuffix("weight")
+        found |= {f"{at}adapter.{factor}": one for factor, one in _factors(place, rank).items()}
     return found
 
 
@@ -105,10 +107,9 @@ def _factors(place: Place, rank: int) -> dict[str, Place]:
 
 
 def _matrices(place: Place, rank: int) -> Tensor:
-    """Return [O, P] of which matrix each row of this process is: 1, of the others 0."""
+    """Return [O, P] of which matrix, cut by row, each row of this process is: 1, of the others 0."""
     ends_P = torch.tensor(place.rows).cumsum(0)
-    index_O = place.indices[rank] if place.axis == 0 else torch.arange(int(ends_P[-1]))
-    return functional.one_hot(torch.searchsorted(ends_P, index_O, right=True), len(ends_P)).float()
+    return functional.one_hot(torch.searchsorted(ends_P, place.indices[rank], right=True), len(ends_P)).float()
 
 
 def _add(linear: nn.Module, arrived: tuple[Tensor, ...], given: tuple[Tensor, None]) -> tuple[Tensor, None]:

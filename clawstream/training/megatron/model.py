@@ -79,7 +79,7 @@ class MegatronModel(Model):
             first=pipeline.rank() == 0, last=pipeline.rank() == pipeline.size() - 1,
         )  # fmt: skip
         model = cls(folder, stage.to(device).eval(), shape, sizes, torch.device(device))
-        model.restore(folder)
+        model._take(Folder(folder))
         if lora_rank is not None:
             model._adapt(as_begun(folder, lora_rank, seed))
         return model
@@ -199,10 +199,16 @@ class MegatronModel(Model):
     @torch.no_grad()
     def restore(self, folder: Path, masters: Path | None = None) -> None:
         """Take over the weights that `save` wrote, or the more exact ones that they were written from."""
+        saved = dict(stored(folder, STEM))
+        if bool(saved) != (self._adapter is not None):
+            found, expected = ("an", "none") if saved else ("no", "one")
+            raise UnusableCheckpoint(
+                f"{folder}: holds {found} adapter, expected {expected}. Nothing is trained. Name the LoRA rank that "
+                "this policy was started with, or none if it had none."
+            )
         if masters is not None:
             self._take(Folder(folder, stored(masters.parent, masters.stem)))
         elif self._adapter is not None:
-            saved = dict(stored(folder, STEM))
             names = hugging_face_names(self._places)
             self._take(Folder(folder, ((n, saved[saved_name(n)]) for n in names if saved_name(n) in saved)))
         else:
@@ -223,25 +229,20 @@ class MegatronModel(Model):
 
     def _save_adapter(self, adapter: PeftModel, folder: Path) -> None:
         """Write one file, as peft and engines have it: an adapter is small enough for the process that leads."""
-        mine = self._collected({"": self.trained})
-        parts: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
-        dist.gather_object({name: value.clone() for name, value in mine.items()}, parts)
-        if parts is not None:
-            whole = {f"base_model.model.{name}": value for part in parts for name, value in part.items()}
-            adapter.save_pretrained(folder, state_dict=whole)
+        if self._data.rank() == 0:
+            mine = {name: value.clone() for name, value in self._collected({"": self.trained}).items()}
+            copy = parallel_state.get_model_parallel_group()
+            parts: list[Any] | None = [None] * copy.size() if self.leads else None
+            dist.gather_object(mine, parts, group=copy, group_dst=0)
+            if parts is not None:
+                whole = {f"base_model.model.{name}": value for part in parts for name, value in part.items()}
+                adapter.save_pretrained(folder, state_dict=whole)
         dist.barrier()
 
     @torch.no_grad()
     def _take(self, tensors: Folder) -> None:
         for name, parameter in self.trained.items():
-            value = held(self._places[name], self._tensor.rank(), tensors.read)
-            if value.shape != parameter.shape:
-                raise UnusableCheckpoint(
-                    f"{tensors.folder}: {self._places[name].names[0]} gives {tuple(value.shape)}, expected "
-                    f"{tuple(parameter.shape)} as in {self.folder}. Nothing is trained. Name the base model, and "
-                    "the LoRA rank, that this policy was started with."
-                )
-            parameter.copy_(value)
+            parameter.copy_(held(self._places[name], self._tensor.rank(), parameter.shape, tensors))
 
     def save_state(self, folder: Path, stem: str, state: Mapping[str, Weights]) -> None:
         """Write kinds of tensors, each like the trained weights, by Hugging Face's names, in a file of each process."""

@@ -34,6 +34,11 @@ class Place:
             held[index < 0] = 0  # only embedding and head are padded, and those by row
         return held
 
+    def shapes(self, part: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the shape of each name's tensor, where a process holds a part of this shape."""
+        rest = part[1:] if self.axis != 1 else (sum(map(len, self.indices)), *part[2:])
+        return [(rows, *rest) for rows in self.rows]
+
     def whole(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the Hugging Face tensors of the parts of all processes."""
         if self.axis is None:

@@ -4,7 +4,7 @@ Of the processes that share a stage's tensors each puts some together, and write
 nothing but wait. A name's kind, as in `exp_avg/model.norm.weight`, stands before it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,8 +16,6 @@ from clawstream.inference.model_folder import weight_files
 from clawstream.training.megatron.names import Place
 from clawstream.training.model import key, tensors_of
 
-Read = Callable[[str], Tensor]
-
 
 class Folder:
     """Tensors of a Hugging Face folder by name, each read from its file when it is asked for."""
@@ -26,19 +24,25 @@ class Folder:
         self.folder = folder
         self._reader = dict(tensors_of(weight_files(folder)) if instead is None else instead)
 
-    def read(self, name: str) -> Tensor:
-        """Return the tensor as it is stored; raises UnusableCheckpoint where there is none."""
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the tensor as it is stored; raises UnusableCheckpoint where there is none of this shape."""
         if name not in self._reader:
             raise UnusableCheckpoint(
                 f"{self.folder}: {name} is missing. Nothing is trained. Fetch the folder again, or write the "
                 "checkpoint again."
             )
-        return self._reader[name]()
+        value = self._reader[name]()
+        if value.shape != shape:
+            raise UnusableCheckpoint(
+                f"{self.folder}: {name} has shape {tuple(value.shape)}, expected {shape}. Nothing is trained. Name the "
+                "base model, and the LoRA rank, that this policy was started with."
+            )
+        return value
 
 
-def held(place: Place, rank: int, read: Read) -> Tensor:
-    """Return what a process holds of the tensors that `read` gives by name."""
-    values = [read(name) for name in place.names]
+def held(place: Place, rank: int, part: Sequence[int], folder: Folder) -> Tensor:
+    """Return what a process holds, a part of this shape, of the folder's tensors."""
+    values = [folder.read(name, shape) for name, shape in zip(place.names, place.shapes(part), strict=True)]
     return place.part(values[0] if len(values) == 1 else torch.cat(values), rank)
 
 
