@@ -92,6 +92,7 @@ def _outcome(lived: Lived, scores: dict[int, Score], *, code: str) -> Outcome:
         steps=tuple(update_of(step, update) for update, step in enumerate(lived.steps, 1)),
         rejected=lived.num_rejected,
         requests_failed=sum(chat.failed for chat in lived.chats),
+        environment_steps=lived.environment_steps,
         run_s=lived.wall_s,
         code=code,
     )
@@ -100,7 +101,7 @@ def _outcome(lived: Lived, scores: dict[int, Score], *, code: str) -> Outcome:
 async def _scores(order: Order, folder: Path, lived: Lived) -> dict[int, Score]:
     """Score the published versions that the cell names; only their weights are kept afterwards."""
     scores: dict[int, Score] = {}
-    async with room(folder / "scoring", order.people.scored, order.cache_dir) as asking:
+    async with room(folder / "scoring", order.people, order.cache_dir) as asking:
         for update in order.cell.score_at[1:]:
             _tell(Progress(phase=f"scoring update {update} in a fresh engine", update=order.cell.updates))
             version = lived.versions[update]

@@ -80,5 +80,6 @@ def grid(
         for seed in dict.fromkeys(seeds)
         for control in (None, *dict.fromkeys(controls))
         for method in dict.fromkeys(methods)
-        if control is not Control.COIN or method == "binary"  # where hints teach they would be listened to all the same
+        if control is not Control.COIN
+        or method in ("binary", "stepwise")  # where hints teach they would be listened to all the same
     )

@@ -55,6 +55,7 @@ class Outcome:
     code: str  # of the package that ran it
     rejected: int | None = None  # steps that were no update; None, here and below: an older version did not say
     requests_failed: int | None = None
+    environment_steps: int | None = None  # answers that agents got; None: people talked
 
     def as_json(self) -> dict[str, Any]:
         """What `outcome_of` reads."""
@@ -108,6 +109,7 @@ class Row:
             "by_persona": {str(update): score.by_persona for update, score in scores.items()},
             "rejected": outcome.rejected,
             "requests_failed": outcome.requests_failed,
+            "environment_steps": outcome.environment_steps,
             "turns": outcome.turns,
             "samples": outcome.samples,
             "corrections": outcome.corrections,

@@ -23,6 +23,7 @@ class Watch:
         self.steps: list[StepTaken] = []
         self.published: dict[int, Path] = {}
         self.num_planned = self.num_rejected = 0  # batches
+        self.rounds: tuple[int, ...] = ()  # the version served after each, the base's first; none: there are no rounds
         self.swaps: list[tuple[float, float]] = []  # (start, end) in ms since the epoch
         self._changed = asyncio.Condition()
 
@@ -58,6 +59,10 @@ class Watch:
     def versions(self) -> tuple[int, ...]:
         """The version after each update, the base's first: what was rejected was none."""
         return tuple(sorted({0, *self.published}))
+
+    def end_round(self) -> None:
+        """Note which version is served at the end of a round."""
+        self.rounds = (*(self.rounds or (0,)), self.activated)
 
     @property
     def updates(self) -> int:

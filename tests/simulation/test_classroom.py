@@ -32,9 +32,9 @@ class Talker:
 
 
 @asynccontextmanager
-async def classroom(talker: Talker, *, waits: bool, seats: int = 4) -> AsyncIterator[Classroom]:
+async def classroom(talker: Talker, *, waits: bool, seats: int = 4) -> AsyncIterator[Classroom[Task]]:
     """Open, with so many seats."""
-    room = Classroom(talker, SUMS, seed=0, num_sessions=None, waits=waits)  # type: ignore[arg-type]
+    room = Classroom(talker, SUMS, seed=0, num_sessions=None, waits=waits)
     running = asyncio.create_task(room.run(seats))
     yield room
     talker.may_end.set()

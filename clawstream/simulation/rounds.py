@@ -1,0 +1,61 @@
+"""How long the people of a run talk: until batches are full, or for so many steps of an environment."""
+
+import asyncio
+import math
+
+from clawstream.errors import PartUnavailable
+from clawstream.simulation.casting import STEPS_A_ROUND, Cast
+from clawstream.simulation.chains import MAX_STEPS
+from clawstream.simulation.programs import Students
+from clawstream.simulation.watch import UPDATE_WITHIN_S, Watch
+from clawstream.stream.kafka import KafkaLog
+
+MORE_SHARE = 0.2  # of the sessions so far, while a batch is not full: some give no sample that the method learns from
+PLANNED_WITHIN_S = 2.0  # of its last sample, else it is not full
+_STAGES = ("turns", "judging", "samples")
+_GROUPED = ("trajectories", "groups")
+
+
+async def batches(target: int, cast: Cast, students: Students, watch: Watch, log: KafkaLog) -> None:
+    """Let people ask for one batch after the other, each answered by the policy that all before it taught."""
+    enough = cast.batch_samples
+    while watch.updates < target:
+        planned, num_asked, is_full = watch.num_planned, 0, False
+        while not is_full:
+            num_sessions = math.ceil(num_asked * MORE_SHARE) or enough
+            await students.hold(num_sessions)
+            num_asked += num_sessions
+            await quiet(cast, watch, log)
+            is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
+        await quiet(cast, watch, log)
+        enough = max(cast.batch_samples, math.floor(num_asked * (1 - MORE_SHARE)))
+
+
+async def steps(num_rounds: int, attempts: int, cast: Cast, students: Students, watch: Watch, log: KafkaLog) -> None:
+    """Let agents take so many rounds of steps, each with the policy that all before it taught.
+
+    Groups are whole, so the last round may have a group's steps too many.
+    """
+    for number in range(1, num_rounds + 1):
+        while (left := number * STEPS_A_ROUND - len(students.chats)) > 0:
+            await students.hold(attempts * math.ceil(left / (attempts * MAX_STEPS)))
+        await quiet(cast, watch, log)
+        while await watch.plans_more(watch.num_planned, within_s=PLANNED_WITHIN_S):
+            await quiet(cast, watch, log)
+        watch.end_round()
+
+
+async def quiet(cast: Cast, watch: Watch, log: KafkaLog) -> None:
+    """Return once no stage has anything left to read and every planned batch is served."""
+    stages = _STAGES if cast.attempts is None else (*_STAGES, *_GROUPED)
+    times = 0
+    try:
+        async with asyncio.timeout(UPDATE_WITHIN_S):
+            while times < 3:
+                lags = [await log.lag(stage) for stage in stages]
+                times = times + 1 if watch.settled and all(lag == 0 for lag in lags) else 0
+                await asyncio.sleep(0.1)
+    except TimeoutError as error:
+        raise PartUnavailable(
+            f"the stages were not done with what students said within {UPDATE_WITHIN_S:.0f} s: see the logs folder"
+        ) from error
