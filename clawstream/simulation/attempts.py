@@ -59,7 +59,8 @@ class Agent:
         asked = with_hint(task.question, task.hint) if hinted else task.question
         messages: list[Any] = [{"role": "user", "content": asked}]
         for step in range(MAX_STEPS):
-            reply = await self._ask(messages, {**headers, "X-Step-Index": str(step)}, heard, step, seed)
+            grouped = {"X-Step-Index": str(step)} if "X-Group-Id" in headers else {}
+            reply = await self._ask(messages, {**headers, **grouped}, heard, step, seed)
             said = reply.choices[0].message
             if not said.tool_calls:
                 break

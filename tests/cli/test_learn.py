@@ -26,6 +26,14 @@ from tests.simulation.outcomes import REFERENCE, failed, row
         (["--plot", "nowhere/learn.png"], "--plot nowhere/learn.png: there is no folder"),
         (["--before", "1", "--requests", "3"], "--before, --requests: no effect without --real"),
         (["--real", "--methods", "opd", "--folder", "x"], "--methods, --folder: no effect with --real"),
+        (
+            ["--scenario", "tools", "--methods", "binary"],
+            "--methods binary: expected stepwise, outcome with --scenario",
+        ),
+        (["--scenario", "tools", "--base", "hard"], "--base hard: expected tools with --scenario tools"),
+        (["--scenario", "all", "--base", "tools"], "--base tools: expected standard, hard, demo with --scenario all"),
+        (["--methods", "stepwise"], "--methods stepwise: expected binary, opd, combined, topk with --scenario all"),
+        (["--scenario", "tools", "--hurry"], "--hurry: no effect with --scenario tools"),
         (["--real", "--seeds", "1,2"], "--seeds 1,2: --real draws with one seed"),
     ],
 )

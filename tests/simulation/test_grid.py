@@ -50,6 +50,12 @@ def test_a_grid_has_each_method_with_each_seed_and_the_same_again_under_each_con
     }  # fmt: skip
 
 
+def test_verdicts_are_drawn_only_where_nothing_but_verdicts_and_outcomes_teaches() -> None:
+    cells = made(methods=["binary", "opd", "combined", "topk", "stepwise", "outcome"], controls=[Control.COIN])
+
+    assert {cell.method for cell in cells if cell.control is Control.COIN} == {"binary", "stepwise"}
+
+
 def test_a_grid_that_is_cut_short_has_all_methods_with_the_same_seeds() -> None:
     assert [cell.seed for cell in made(seeds=[5, 0])] == [5, 5, 0, 0]
 
