@@ -34,7 +34,7 @@ from clawstream.stream.kafka import KafkaLog
 
 WRONG_SHARE = 0.1  # of the judge's votes
 STUDENTS_AT_ONCE = 8
-_UPDATES_A_ROUND = 6  # at most, with room to spare
+_UPDATES_A_ROUND = 12  # at most, with room to spare
 Method = Literal["combined", "binary", "opd", "topk", "stepwise", "outcome"]
 Tell = Callable[["Progress"], None]
 
