@@ -18,7 +18,7 @@ from clawstream.simulation.chains import MAX_STEPS, Task, UnusableExpression, ca
 from clawstream.simulation.dialogues import with_hint
 
 MAX_TOKENS = 48  # of an answer; a call takes 20 at most
-_NUMBER = re.compile(r"-?\d+")
+_NUMBER = re.compile(r"-?[0-9]+")
 _VERSION_HEADER = "x-policy-version"
 
 
@@ -113,5 +113,7 @@ def _result(name: str, arguments: str) -> str:
         return f"error: there is no tool {name}, only a calculator"
     try:
         return calculate(str(json.loads(arguments)["expression"]))
-    except (KeyError, UnusableExpression) as error:
-        return str(error) if isinstance(error, UnusableExpression) else "error: the expression is missing"
+    except UnusableExpression as error:
+        return str(error)
+    except (KeyError, TypeError, ValueError):  # the policy may write anything
+        return "error: the expression is missing"

@@ -16,7 +16,7 @@ from clawstream.simulation.problems import Group
 
 NUM_OPERATIONS = 3
 MAX_STEPS = NUM_OPERATIONS + 2  # answers of one attempt: a call each, the result, and one too many
-_SUM = re.compile(r"(-?\d{1,9})([-+*])(\d{1,9})")
+_SUM = re.compile(r"(-?[0-9]{1,9})([-+*])([0-9]{1,9})")
 
 
 class Operation(StrEnum):

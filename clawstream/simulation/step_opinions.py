@@ -13,10 +13,11 @@ from clawstream.simulation.opinions import HINT_MARK
 
 _REQUEST = re.compile(r"<request>\s*(.*?)\s*</request>", re.DOTALL)
 _ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL)
-_TOLD = re.compile(r"\b(?:(take)|(add)|(times)|(minus)) (\d+)")
+_TOLD = re.compile(r"\b(?:(take)|(add)|(times)|(minus)) ([0-9]+)")
 _SIGNS = {"add": "+", "times": "*", "minus": "-"}
 _CALL = re.compile(r'\(calls \w+ with \{"expression":\s*"([^"]*)"\}\)')
-_SHOWN = re.compile(r"\[tool\]\s*(-?\d+)")
+_SHOWN = re.compile(r"\[tool\]\s*(-?[0-9]+)")  # an error shows none
+_NUMBER = re.compile(r"-?[0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +38,22 @@ class StepJudge:
 
 
 def is_due(prompt: str) -> bool:
-    """Whether the answer makes one call, of the next operation on the last result."""
+    """Whether the answer makes one call, of the next operation on the last result, or says that where none is left."""
     request, answer = _REQUEST.search(prompt), _ANSWER.search(prompt)
-    calls = [] if answer is None else [re.sub(r"\s", "", call) for call in _CALL.findall(answer[1])]
-    return request is not None and calls == [_next(request[1])]
+    if request is None or answer is None:
+        return False
+    calls = [re.sub(r"\s", "", call) for call in _CALL.findall(answer[1])]
+    due = _next(request[1])
+    if due is not None:
+        return calls == [due]
+    return not calls and _NUMBER.findall(answer[1])[-1:] == _SHOWN.findall(request[1])[-1:]
 
 
 def _next(request: str) -> str | None:
-    """Return the call that is due; None: every operation has been called for."""
+    """Return the call that is due; None: every operation has a result."""
     told = [(word.lower(), number) for *words, number in _TOLD.findall(request.lower()) for word in words if word]
     shown = [told[0][1] if told else "", *_SHOWN.findall(request)]
-    num_called = len(_CALL.findall(request))
-    if num_called + 1 >= len(told):
+    if len(shown) >= len(told):
         return None
-    word, number = told[num_called + 1]
+    word, number = told[len(shown)]
     return f"{shown[-1]}{_SIGNS[word]}{number}"

@@ -15,7 +15,7 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Generic, Protocol, TypeVar
@@ -152,7 +152,9 @@ class Classroom(Generic[T]):
         self, student: Talker[T], sums: Iterable[T], *, seed: int, num_sessions: int | None, waits: bool = False
     ) -> None:
         self._student, self._seed = student, seed
-        self._plan: Iterator[tuple[int, T]] = enumerate(itertools.cycle(sums))
+        self._plan: Iterator[tuple[int, T]] = enumerate(
+            itertools.cycle(sums) if isinstance(sums, Sequence) else sums  # whoever makes them says when they end
+        )
         if num_sessions is not None:
             self._plan = itertools.islice(self._plan, num_sessions)
         self._name = f"student-{seed}-{uuid.uuid4().hex[:8]}"

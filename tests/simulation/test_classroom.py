@@ -48,6 +48,18 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
+async def test_what_is_made_on_the_way_is_asked_once_and_a_list_again_and_again() -> None:
+    talker = Talker()
+    talker.may_end.set()
+    room = Classroom(talker, iter(SUMS), seed=0, num_sessions=None)
+    await asyncio.wait_for(room.run(2), 5)
+    assert talker.num_held == len(SUMS)
+
+    room = Classroom(talker, SUMS, seed=0, num_sessions=2 * len(SUMS))
+    await asyncio.wait_for(room.run(2), 5)
+    assert talker.num_held == 3 * len(SUMS)
+
+
 @pytest.mark.parametrize(("num", "seats"), [(1, 4), (40, 1), (4, 4), (5, 4), (11, 3)])
 async def test_so_many_sessions_are_held_as_are_asked_for_and_then_it_says_so(
     num: int, seats: int, monkeypatch: pytest.MonkeyPatch

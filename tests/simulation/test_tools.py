@@ -11,12 +11,13 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionMessage
 
 from clawstream.events.conversation import Message
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
 from clawstream.simulation.agent import Attempt, Trier, attempts
 from clawstream.simulation.agent_scorer import score
-from clawstream.simulation.attempts import Agent
+from clawstream.simulation.attempts import Agent, results
 from clawstream.simulation.calls import HINT, Calls
 from clawstream.simulation.chains import (
     MAX_STEPS,
@@ -38,6 +39,7 @@ CHAIN = Chain(start=37, operations=((Operation.ADD, 58), (Operation.TIMES, 4), (
 TASK = Task(question="Take 37, add 58, times 4, minus 19", answer="361", hint=HINT)
 CHAIN_TOO = Task(question="Take 1", answer="1", hint=HINT)
 SIGNS = {"add": "+", "times": "*", "minus": "-"}
+REFUSED = "error: two whole numbers with +, - or * between, please"
 SURE = StepJudge(wrong_share=0.0, seed=0)
 
 
@@ -59,6 +61,10 @@ def step(expression: str, *before: tuple[str, str], shown: str = "0") -> Case:
     return Case(request=history(*before), answer=answer, next_state=({"role": "tool", "content": shown},))
 
 
+def last(said: str, *before: tuple[str, str]) -> Case:
+    return Case(request=history(*before), answer={"role": "assistant", "content": said}, next_state=())
+
+
 def verdict(judge: StepJudge, prompt: Prompt, vote_seed: int = 0) -> str:
     return judge.reply(prompt.system, prompt.user, vote_seed).rpartition("\n")[2]
 
@@ -76,7 +82,7 @@ def test_the_calculator_shows_what_two_numbers_come_to(expression: str, shown: s
 
 
 @pytest.mark.parametrize(
-    "expression", ["", "37", "37+58*4", "37/2", "1e3+1", "a+b", "9" * 10 + "*2", "__import__('os')"]
+    "expression", ["", "37", "37+58*4", "37/2", "1e3+1", "a+b", "9" * 10 + "*2", "٣+٤", "__import__('os')"]
 )
 def test_the_calculator_refuses_what_is_no_sum_of_two_numbers(expression: str) -> None:
     with pytest.raises(UnusableExpression, match="two whole numbers"):
@@ -148,6 +154,13 @@ def test_steps_without_the_hint_go_right_in_the_share_that_the_mix_states_and_wi
         (step("141*4", ("37+104", "141")), 1),  # what follows a slip is judged by itself
         (step("380-19", ("37+58", "95"), ("95*4", "380")), 1),
         (step("361-19", ("37+58", "95"), ("95*4", "380"), ("380-19", "361")), -1),
+        (step("37+58", ("37plus58", REFUSED)), 1),  # what was refused is to be called again
+        (step("95*4", ("37+58", "95"), ("95x4", REFUSED)), 1),
+        (step("380-19", ("37+58", "95"), ("95x4", REFUSED)), -1),
+        (last("It is 361", ("37+58", "95"), ("95*4", "380"), ("380-19", "361")), 1),
+        (last("It is 36", ("37+58", "95"), ("95*4", "380"), ("380-19", "361")), -1),
+        (last("It is 95", ("37+58", "95")), -1),  # too early
+        (last("It is 361", ("37+58", "95"), ("95*4", "380"), ("380*19", REFUSED)), -1),
     ],
 )
 def test_a_step_is_judged_by_the_task_and_what_the_calculator_showed(case: Case, score: int) -> None:
@@ -253,6 +266,16 @@ async def test_the_policy_is_told_why_the_calculator_refused() -> None:
     gateway, _ = await tried("three", 361)
 
     assert gateway.asked[1][2]["messages"][-1]["content"].startswith("error: two whole numbers")
+
+
+@pytest.mark.parametrize("arguments", ["", "{", "[1]", "3", "null", '"37+58"', "{}"])
+def test_a_call_that_is_none_is_an_error_of_the_calculator(arguments: str) -> None:
+    asked = call("1+1")
+    asked["function"]["arguments"] = arguments
+
+    said = ChatCompletionMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [asked]})
+
+    assert [result["content"] for result in results(said)] == ["error: the expression is missing"]
 
 
 async def test_a_failed_request_ends_an_attempt_without_an_outcome(capsys: pytest.CaptureFixture[str]) -> None:
