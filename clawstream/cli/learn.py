@@ -146,6 +146,12 @@ def learn(
     without = _listed(controls, Control, "--controls") if controls else []
     policy_base = base or Base(cast.bases[0])
     _refuse_unfit(scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry)
+    for control in dict.fromkeys(without):
+        if not {method.value for method in wanted[0]} & set(cast.controls[control]):
+            raise ConfigError(
+                f"--controls {control.value}: it changes nothing of --methods {methods}, expected one of "
+                f"{', '.join(cast.controls[control])}. Nothing was run. Leave it out, or name such a method"
+            )
     place = folder or settings.data_dir / "learn"
     place.mkdir(parents=True, exist_ok=True)
     asked_in = place / "problems" / (scenario.value if problems is None else f"{scenario.value}-{problems.stem}")
@@ -174,10 +180,12 @@ def learn(
 
 
 async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple[Reference, list[Row]]":
+    from clawstream.simulation.casting import CASTS
+
     console = Console(stderr=True)
     reference = await grid.reference()
     console.print(f"the base scores {reference.baseline.score:.2f}, with the hint {reference.ceiling.score:.2f}")
-    with shown(console, cells[0].updates) as tell:
+    with shown(console, cells[0].updates, CASTS[cells[0].scenario].unit) as tell:
         rows = await grid.run(cells, reference, at_once=at_once, tell=lambda cell, step: tell(cell.title, step))
     return reference, rows
 

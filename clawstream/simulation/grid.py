@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from clawstream.simulation.casting import CASTS
 from clawstream.simulation.controls import Control
 
 
@@ -80,6 +81,5 @@ def grid(
         for seed in dict.fromkeys(seeds)
         for control in (None, *dict.fromkeys(controls))
         for method in dict.fromkeys(methods)
-        if control is not Control.COIN
-        or method in ("binary", "stepwise")  # where hints teach they would be listened to all the same
+        if control is None or method in CASTS[scenario].controls[control]
     )

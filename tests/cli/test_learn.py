@@ -1,15 +1,19 @@
 """What `clawstream learn` refuses before it runs anything, and what it prints."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from clawstream.cli import app
 from clawstream.cli.learn_tables import show, tables
+from clawstream.cli.progress import shown
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable
 from clawstream.locks import locked
 from clawstream.simulation.controls import Control
+from clawstream.simulation.run import Progress
 from tests.simulation.outcomes import REFERENCE, failed, row
 
 
@@ -28,11 +32,16 @@ from tests.simulation.outcomes import REFERENCE, failed, row
         (["--real", "--methods", "opd", "--folder", "x"], "--methods, --folder: no effect with --real"),
         (
             ["--scenario", "tools", "--methods", "binary"],
-            "--methods binary: expected stepwise, outcome with --scenario",
+            "--methods binary: expected outcome, stepwise with --scenario",
         ),
         (["--scenario", "tools", "--base", "hard"], "--base hard: expected tools with --scenario tools"),
         (["--scenario", "all", "--base", "tools"], "--base tools: expected standard, hard, demo with --scenario all"),
         (["--methods", "stepwise"], "--methods stepwise: expected binary, opd, combined, topk with --scenario all"),
+        (
+            ["--methods", "opd,combined", "--controls", "frozen,coin"],
+            "--controls coin: it changes nothing of --methods",
+        ),
+        (["--scenario", "tools", "--methods", "outcome", "--controls", "shuffled"], "expected one of stepwise"),
         (["--scenario", "tools", "--hurry"], "--hurry: no effect with --scenario tools"),
         (["--real", "--seeds", "1,2"], "--seeds 1,2: --real draws with one seed"),
     ],
@@ -89,6 +98,14 @@ def test_the_tables_say_scores_shares_differences_controls_and_what_failed(capsy
     assert "combined, coin +0.05 +0.45 unknown (1 of 2 seeds)" in " ".join(
         capsys.readouterr().out.replace("│", " ").split()
     )
+
+
+@pytest.mark.parametrize("unit", ["updates", "rounds"])
+def test_who_has_no_terminal_is_told_in_what_a_run_counts(unit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with shown(Console(file=io.StringIO()), 4, unit) as tell:
+        tell("outcome seed 0", Progress(phase="agents try", update=1))
+
+    assert capsys.readouterr().err == f"outcome seed 0: agents try: 1/4 {unit}\n"
 
 
 def test_one_method_without_controls_has_one_table() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from clawstream.simulation.casting import CASTS
 from clawstream.simulation.controls import Control
 from clawstream.simulation.grid import Cell, cell_of, grid
 
@@ -50,10 +51,22 @@ def test_a_grid_has_each_method_with_each_seed_and_the_same_again_under_each_con
     }  # fmt: skip
 
 
-def test_verdicts_are_drawn_only_where_nothing_but_verdicts_and_outcomes_teaches() -> None:
-    cells = made(methods=["binary", "opd", "combined", "topk", "stepwise", "outcome"], controls=[Control.COIN])
+@pytest.mark.parametrize(
+    ("scenario", "control", "changed"),
+    [
+        ("all", Control.COIN, {"binary"}),  # where hints teach they would be listened to all the same
+        ("all", Control.SHUFFLED, {"binary", "opd", "combined", "topk"}),
+        ("all", Control.FROZEN, {"binary", "opd", "combined", "topk"}),
+        ("tools", Control.COIN, {"stepwise"}),  # with outcomes alone no verdict counts
+        ("tools", Control.SHUFFLED, {"stepwise"}),
+        ("tools", Control.FROZEN, {"stepwise", "outcome"}),
+    ],
+)
+def test_a_control_is_run_of_the_methods_that_it_changes(scenario: str, control: Control, changed: set[str]) -> None:
+    cells = made(scenario=scenario, methods=CASTS[scenario].methods, controls=[control])
 
-    assert {cell.method for cell in cells if cell.control is Control.COIN} == {"binary", "stepwise"}
+    assert {cell.method for cell in cells if cell.control is None} == set(CASTS[scenario].methods)
+    assert {cell.method for cell in cells if cell.control is control} == changed
 
 
 def test_a_grid_that_is_cut_short_has_all_methods_with_the_same_seeds() -> None:
