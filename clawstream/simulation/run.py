@@ -178,7 +178,7 @@ async def live(plan: Plan, *, tell: Tell) -> Lived:
             await watch.until(lambda: watch.activated == 0 and watch.swaps != [], what="base policy in the engine")
             scores, ceiling = await _before(plan, scorer, tell)
             chats = await _teach(plan, running, watch, scorer, log, scores, tell)
-            tell(Progress(phase="reading the figures", update=watch.updates, score=_last(scores)))
+            tell(Progress(phase="reading the figures", update=watch.reached, score=_last(scores)))
             counts = await counted(running)
             for task in watching:
                 task.cancel()
@@ -258,7 +258,7 @@ async def _tick(watch: Watch, students: Students, scores: Sequence[Score], tell:
         tell(
             Progress(
                 phase="students chat, the policy learns",
-                update=watch.updates,
+                update=watch.reached,
                 score=_last(scores),
                 requests=len(students.chats),
                 tokens_per_s=tokens / window_s,
