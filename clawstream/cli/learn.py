@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from clawstream.cli.demo import Method
 from clawstream.cli.process import Context, hide_torch, log_to_stderr
 from clawstream.cli.progress import shown
 from clawstream.errors import ConfigError
@@ -35,6 +34,7 @@ class Scenario(StrEnum):
 
     ALL = "all"  # three kinds of people, who want different things
     STUDENT = "student"
+    TOOLS = "tools"  # agents that try tasks with a calculator
 
 
 class Teacher(StrEnum):
@@ -51,15 +51,37 @@ class Base(StrEnum):
     STANDARD = "standard"
     HARD = "hard"  # what people want is rare in it
     DEMO = "demo"
+    TOOLS = "tools"  # calls a calculator, and seldom to the end
+
+
+class Method(StrEnum):
+    """What trains."""
+
+    COMBINED = "combined"
+    BINARY = "binary"
+    OPD = "opd"
+    TOPK = "topk"
+    STEPWISE = "stepwise"  # verdicts on steps, and outcomes
+    OUTCOME = "outcome"  # the same with outcomes alone
 
 
 def learn(
     context: typer.Context,
     scenario: Annotated[Scenario, typer.Option(help="Who talks to the policy.")] = Scenario.ALL,
-    base: Annotated[Base, typer.Option(help="Which policy they talk to.")] = Base.STANDARD,
-    methods: Annotated[str, typer.Option(help="As for `demo`, with commas.")] = "binary,opd,combined",
+    base: Annotated[
+        Base | None, typer.Option(help="Which policy they talk to; by default standard, or tools with agents.")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="As for `demo`, with commas; by default binary,opd,combined. Of agents: stepwise (verdicts on steps, "
+            "and outcomes) and outcome (the same with outcomes alone)."
+        ),
+    ] = None,
     seeds: Annotated[str, typer.Option(help="A run of each method for each, with commas.")] = "0,1,2,3,4",
-    updates: Annotated[int, typer.Option(help="Weight updates of each run.", min=1)] = 16,
+    updates: Annotated[
+        int, typer.Option(help="Weight updates of each run; of agents: rounds, of 96 steps each.", min=1)
+    ] = 16,
     learning_rate: Annotated[
         float | None,
         typer.Option(help="Of each run's first updates; by default 1.5e-3 for adapters, else 3e-4.", min=0),
@@ -125,6 +147,7 @@ def learn(
     hide_torch()
     from clawstream.cli.learn_tables import show, tables
     from clawstream.simulation.base import base_policy
+    from clawstream.simulation.casting import CASTS
     from clawstream.simulation.controls import Control
     from clawstream.simulation.grid import UNTAUGHT, grid
     from clawstream.simulation.learning import Grid
@@ -138,6 +161,8 @@ def learn(
     at = _listed(score_at, int, "--score-at") if score_at else _scored_by_default(updates)
     if not all(0 <= update <= updates for update in at):
         raise ConfigError(f"--score-at {score_at}: there are {updates} updates; name numbers from 0 to {updates}")
+    cast = CASTS[scenario.value]
+    methods = methods or ",".join(cast.methods[:3])
     wanted = _listed(methods, Method, "--methods"), _listed(seeds, int, "--seeds")
     without = _listed(controls, Control, "--controls") if controls else []
     taught_by = _listed(teachers, Teacher, "--teachers")
@@ -147,6 +172,14 @@ def learn(
             "Leave it out, or name another method"
         )
     _refuse_flip(flip_after, scenario, updates=updates, hurry=hurry, controls=controls)
+    policy_base = base or Base(cast.bases[0])
+    _refuse_unfit(scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry)
+    for control in dict.fromkeys(without):
+        if not {method.value for method in wanted[0]} & set(cast.controls[control]):
+            raise ConfigError(
+                f"--controls {control.value}: it changes nothing of --methods {methods}, expected one of "
+                f"{', '.join(cast.controls[control])}. Nothing was run. Leave it out, or name such a method"
+            )
     place = folder or settings.data_dir / "learn"
     place.mkdir(parents=True, exist_ok=True)
     asked_in = place / "problems" / (scenario.value if problems is None else f"{scenario.value}-{problems.stem}")
@@ -155,19 +188,19 @@ def learn(
             people = people_of(scenario.value, asked_in, problems=problems)
         except UnusableProblems as error:
             raise ConfigError(str(error)) from error
-        policy, _ = base_policy(settings.cache_dir, base.value)
+        policy, _ = base_policy(settings.cache_dir, policy_base.value)
         cells = grid(
-            scenario=scenario.value, base=base.value, base_sha=policy.name, problems_sha=people.sha, updates=updates,
-            learning_rate=rate, epochs=epochs, answers_per_hint=answers_per_hint, lora_rank=lora_rank or None,
-            hurry=hurry, score_at=at, methods=wanted[0], seeds=wanted[1], controls=without, teachers=taught_by,
-            flip_after=flip_after,
+            scenario=scenario.value, base=policy_base.value, base_sha=policy.name, problems_sha=people.sha,
+            updates=updates, learning_rate=rate, epochs=epochs, answers_per_hint=answers_per_hint,
+            lora_rank=lora_rank or None, hurry=hurry, score_at=at, methods=wanted[0], seeds=wanted[1],
+            controls=without, teachers=taught_by, flip_after=flip_after,
         )  # fmt: skip
         reference, rows = asyncio.run(_run(Grid(place, people, policy, settings.cache_dir), cells, at_once=at_once))
         written = json.dumps([with_lines(row) for row in rows], indent=1)
         for file in (place / "report.json", *(() if json_file is None else (json_file,))):
             file.write_text(written)
         picture = plot or place / "curves.png"
-        plot_curves(curves(rows), reference, f"{scenario.value}, {base.value} base", picture)
+        plot_curves(curves(rows), reference, f"{scenario.value}, {policy_base.value} base", picture)
     show(tables(rows, reference))
     _say_where(rows, picture, place / "cells")
     if any(row.error is not None for row in rows):
@@ -175,12 +208,14 @@ def learn(
 
 
 async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple[Reference, list[Row]]":
+    from clawstream.simulation.casting import CASTS
+
     console = Console(stderr=True)
     reference = await grid.reference(flips=cells[0].flip_after is not None)
     for what, of in (("scores", reference), ("by the wishes after the flip scores", reference.flipped)):
         if of is not None:
             console.print(f"the base {what} {of.baseline.score:.2f}, with the hint {of.ceiling.score:.2f}")
-    with shown(console, cells[0].updates) as tell:
+    with shown(console, cells[0].updates, CASTS[cells[0].scenario].unit) as tell:
         rows = await grid.run(cells, reference, at_once=at_once, tell=lambda cell, step: tell(cell.title, step))
     return reference, rows
 
@@ -193,10 +228,10 @@ def _refuse_flip(after: int | None, scenario: Scenario, *, updates: int, hurry: 
     """Refuse a flip that would not be one."""
     if after is None:
         return
-    if scenario is Scenario.STUDENT:
+    if scenario is not Scenario.ALL:
         raise ConfigError(
-            f"--flip-after {after}: one student has nobody to exchange wishes with. Nothing was run. "
-            "Take --scenario all"
+            f"--flip-after {after}: with --scenario {scenario.value} there is nobody to exchange wishes with. Nothing "
+            "was run. Take --scenario all"
         )
     if hurry:
         raise ConfigError(
@@ -227,6 +262,27 @@ def _refuse_idle(context: typer.Context, *, real: bool) -> None:
     if idle:
         kind = "with --real: it asks the policy that there is" if real else "without --real"
         raise ConfigError(f"{', '.join(idle)}: no effect {kind}. Nothing was run. Leave them out")
+
+
+def _refuse_unfit(
+    scenario: Scenario, base: Base, said: str, methods: Sequence[Method], *, problems: Path | None, hurry: bool
+) -> None:
+    """Refuse what the people of the scenario can't do."""
+    from clawstream.simulation.casting import CASTS
+
+    cast = CASTS[scenario.value]
+    unfit = {f"--base {base.value}": cast.bases} if base.value not in cast.bases else {}
+    if not {method.value for method in methods} <= set(cast.methods):
+        unfit[f"--methods {said}"] = cast.methods
+    for option, known in unfit.items():
+        raise ConfigError(
+            f"{option}: expected {', '.join(known)} with --scenario {scenario.value}. Nothing was run. Name those"
+        )
+    idle = [option for option, is_said in (("--problems", problems is not None), ("--hurry", hurry)) if is_said]
+    if idle and cast.attempts is not None:
+        raise ConfigError(
+            f"{', '.join(idle)}: no effect with --scenario {scenario.value}. Nothing was run. Leave it out"
+        )
 
 
 def _is_said(context: typer.Context, name: str) -> bool:

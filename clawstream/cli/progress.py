@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def shown(console: Console, updates: int) -> "Iterator[Tell]":
-    """Yield what shows a step of the run of a name; a run with no name is the only one."""
+def shown(console: Console, updates: int, unit: str = "updates") -> "Iterator[Tell]":
+    """Yield what shows a step of the run of a name, of so many of a unit; a run with no name is the only one."""
     if not console.is_terminal:
-        yield Lines(updates)
+        yield Lines(updates, unit)
         return
     with Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} updates"),
+        TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"),
         TextColumn("score {task.fields[score]}"),
         TextColumn("{task.fields[requests]} requests, {task.fields[rate]:.0f} tokens/s"),
         TimeElapsedColumn(),
@@ -58,8 +58,8 @@ class Bars:
 class Lines:
     """Says each update in a line on stderr, for whoever has no terminal to see a bar on."""
 
-    def __init__(self, updates: int) -> None:
-        self._updates = updates
+    def __init__(self, updates: int, unit: str = "updates") -> None:
+        self._updates, self._unit = updates, unit
         self._said: dict[str, tuple[str, int, float | None]] = {}
 
     def __call__(self, name: str, step: "Step") -> None:
@@ -70,7 +70,7 @@ class Lines:
         self._said[name] = told
         score = "" if step.score is None else f", score {step.score:.2f}"
         requests = "" if step.requests is None else f", {step.requests} requests"
-        typer.echo(f"{_named(name, step.phase)}: {step.update}/{self._updates} updates{score}{requests}", err=True)
+        typer.echo(f"{_named(name, step.phase)}: {step.update}/{self._updates} {self._unit}{score}{requests}", err=True)
 
 
 def _named(name: str, phase: str) -> str:

@@ -96,6 +96,7 @@ def _outcome(lived: Lived, scores: dict[int, Score], at_flip: Score | None, *, c
         rejected=lived.num_rejected,
         at_flip=at_flip,
         requests_failed=sum(chat.failed for chat in lived.chats),
+        environment_steps=lived.environment_steps,
         run_s=lived.wall_s,
         code=code,
     )
@@ -107,7 +108,7 @@ async def _scores(order: Order, folder: Path, lived: Lived) -> tuple[dict[int, S
     What was wanted when a version learned is what it is scored by, and that of the flip by what is wanted then, too.
     """
     cell, scores, at_flip = order.cell, dict[int, Score](), None
-    async with room(folder / "scoring", order.people.scored, order.cache_dir) as asking:
+    async with room(folder / "scoring", order.people, order.cache_dir) as asking:
         asking_flipped = replace(asking, problems=order.people.scored_flipped)
 
         async def scored(update: int, room: Room) -> Score:

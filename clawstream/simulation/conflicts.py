@@ -8,6 +8,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from clawstream.simulation.dialogues import ACKNOWLEDGEMENTS, CORRECTIONS, THANKS, Dialogue, with_hint
 from clawstream.simulation.problems import Sum
@@ -103,6 +105,9 @@ def answer(problem: Sum, style: Style, rng: random.Random) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
     """The shares of each kind of conversation; what is left over is first answers without a hint."""
+
+    words: ClassVar[tuple[str, ...]] = ()  # that are tokens, beside characters
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # of the requests
 
     hinted: float = 0.3
     neutral: float = 0.03

@@ -5,9 +5,11 @@ PLAIN is the style that the simulated students want; FORMATTED, with headings an
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from clawstream.simulation.problems import Sum
 
@@ -53,13 +55,16 @@ class Style(StrEnum):
 class Dialogue:
     """A prompt as the client sends it, and the answer to learn."""
 
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
     answer: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
     """The shares of each kind of conversation; what is left over is first answers without a hint."""
+
+    words: ClassVar[tuple[str, ...]] = ()  # that are tokens, beside characters
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # of the requests
 
     hinted: float = 0.2
     complaint: float = 0.06

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from clawstream.simulation.casting import CASTS
 from clawstream.simulation.controls import Control
 
 USUAL_TEACHER = "reference"
 ANEW_WITHIN = 24  # updates after a flip: until then what is wanted is to be learned anew
-UNTAUGHT = ("binary",)  # methods that no hint teaches: one run for all teachers
+UNTAUGHT = ("binary", "stepwise", "outcome")  # methods that no hint teaches: one run for all teachers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ def grid(
             learning_rate=learning_rate,
             epochs=epochs,
             # Where no hint counts none is answered again.
-            answers_per_hint=1 if method == "binary" else answers_per_hint,
+            answers_per_hint=1 if method in UNTAUGHT else answers_per_hint,
             lora_rank=lora_rank,
             hurry=hurry,
             score_at=tuple(sorted({0, *score_at, *flip, updates})),
@@ -111,5 +112,5 @@ def grid(
         for control in (None, *dict.fromkeys(controls))
         for method in dict.fromkeys(methods)
         for teacher in ((USUAL_TEACHER,) if method in UNTAUGHT else dict.fromkeys(teachers))
-        if control is not Control.COIN or method == "binary"  # where hints teach they would be listened to all the same
+        if control is None or method in CASTS[scenario].controls[control]
     )

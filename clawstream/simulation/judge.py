@@ -22,8 +22,10 @@ from starlette.routing import Route
 
 from clawstream.simulation.controls import Control, Replies, controlled
 from clawstream.simulation.opinions import HABITS, Judge
+from clawstream.simulation.step_opinions import StepJudge
 
 MODEL = "simulated-judge"
+STEPS = "tools"  # the scenario whose steps are judged, not its people read
 
 
 class UnusableRequest(ValueError):
@@ -126,14 +128,20 @@ def main(
     wrong_share: Annotated[float, typer.Option(help="share of votes that are wrong", min=0, max=1)] = 0.1,
     seed: Annotated[int, typer.Option(help="of the wrong votes")] = 0,
     latency_ms: Annotated[float, typer.Option(help="before each reply", min=0)] = 0.0,
-    scenario: Annotated[str, typer.Option(help=f"whose people it reads: {', '.join(HABITS)}")] = "student",
+    scenario: Annotated[str, typer.Option(help=f"whose people it reads: {', '.join((*HABITS, STEPS))}")] = "student",
     control: Annotated[Control | None, typer.Option(help="answer something else than the prompt's reaction")] = None,
 ) -> None:
     """Serve the simulated judge on 127.0.0.1 until a signal comes."""
-    if scenario not in HABITS:
-        print(f"scenario {scenario!r}: expected one of {', '.join(HABITS)}. Nothing is served.", file=sys.stderr)
+    if scenario not in (*HABITS, STEPS):
+        print(
+            f"scenario {scenario!r}: expected one of {', '.join((*HABITS, STEPS))}. Nothing is served.", file=sys.stderr
+        )
         raise typer.Exit(2)
-    judge = Judge(wrong_share=wrong_share, seed=seed, habits=HABITS[scenario])
+    judge: Replies = (
+        StepJudge(wrong_share=wrong_share, seed=seed)
+        if scenario == STEPS
+        else Judge(wrong_share=wrong_share, seed=seed, habits=HABITS[scenario])
+    )
     app = Service(controlled(judge, control, seed=seed), latency_ms).app()
     listening = socket.create_server(("127.0.0.1", port))
     print(orjson.dumps({"url": f"http://127.0.0.1:{listening.getsockname()[1]}/v1"}).decode(), flush=True)

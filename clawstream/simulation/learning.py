@@ -43,7 +43,8 @@ class Grid:
         kept = self._folder / f"{kind}-{self._people.scenario}-{self._people.sha}-{self._base.name}.json"
         found = _read(kept, _reference_of)
         if found is None:
-            async with room(self._folder / "scoring", problems, self._cache_dir) as asking:
+            async with room(self._folder / "scoring", self._people, self._cache_dir) as place:
+                asking = replace(place, problems=problems)
                 baseline, ceiling = [
                     await asking.score(self._base, 0, base=self._base, hinted=hinted) for hinted in (False, True)
                 ]

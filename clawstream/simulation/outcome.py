@@ -58,6 +58,7 @@ class Outcome:
     rejected: int | None = None  # steps that were no update; None, here and below: an older version did not say
     requests_failed: int | None = None
     at_flip: Score | None = None  # of the version at the flip, by what people want from then on
+    environment_steps: int | None = None  # answers that agents got; None: people talked
 
     def as_json(self) -> dict[str, Any]:
         """What `outcome_of` reads."""
@@ -126,6 +127,7 @@ class Row:
             "rejected": outcome.rejected,
             "rejected_share": self.rejected_share(cell.updates),
             "requests_failed": outcome.requests_failed,
+            "environment_steps": outcome.environment_steps,
             "turns": outcome.turns,
             "samples": outcome.samples,
             "corrections": outcome.corrections,

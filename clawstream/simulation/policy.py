@@ -46,7 +46,7 @@ def ensure(cache_dir: Path, recipe: Recipe) -> Path:
     try:
         with torch.random.fork_rng(devices=[]), _threads(_num_idle_cores()):
             build(recipe).save_pretrained(draft)
-        tokenizer.save(draft)
+        tokenizer.save(draft, recipe.mix.words)
         _publish(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -95,7 +95,7 @@ def _threads(wanted: int) -> Iterator[None]:
 
 
 def _untrained(recipe: Recipe) -> Qwen3ForCausalLM:
-    words = tokenizer.build()
+    words = tokenizer.build(recipe.mix.words)
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(words),

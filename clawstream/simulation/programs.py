@@ -106,8 +106,10 @@ def _chat(report: dict[str, Any]) -> Chat:
 class Scorer:
     """The scoring process; every call is one run of it."""
 
-    def __init__(self, gateway: str, problems_file: Path, logs: Path, *, seed: int, temperature: float) -> None:
-        self._gateway = gateway
+    def __init__(
+        self, gateway: str, problems_file: Path, logs: Path, *, module: str, seed: int, temperature: float
+    ) -> None:
+        self._gateway, self._module = gateway, module
         self._problems = problems_file
         self._log = logs / "scorer.log"
         self._seed, self._temperature = seed, temperature
@@ -115,7 +117,7 @@ class Scorer:
     async def score(self, update: int, *, hinted: bool = False) -> Score:
         """Ask all held-out problems; raise PartUnavailable when some answer did not come or versions were mixed."""
         argv = [
-            "clawstream.simulation.scorer", "--base-url", f"{self._gateway}/v1", "--problems", str(self._problems),
+            self._module, "--base-url", f"{self._gateway}/v1", "--problems", str(self._problems),
             "--seed", str(self._seed), "--temperature", str(self._temperature), *(("--hinted",) if hinted else ()),
         ]  # fmt: skip
         async with program(*argv, log=self._log) as process:
@@ -130,6 +132,6 @@ class Scorer:
             )
         return Score(
             update=update, score=found["score"], low=found["ci95_low"], high=found["ci95_high"],
-            num_problems=found["n"], num_right=found["right"], num_styled=found["styled"],
-            by_persona=found["by_persona"],
+            num_problems=found["n"], num_right=found["right"], num_styled=found.get("styled"),
+            by_persona=found.get("by_persona"),
         )  # fmt: skip

@@ -16,6 +16,7 @@ from renderers import Qwen3RendererConfig
 
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.simulation import tokenizer
+from clawstream.simulation.calls import Calls
 from clawstream.simulation.conflicts import Conflict
 from clawstream.simulation.dialogues import Dialogue, Mix
 from clawstream.simulation.problems import Group, all_of
@@ -38,26 +39,33 @@ class Recipe:
     matrix_rate: float = 0.015  # Muon's, for the matrices inside the layers
     vector_rate: float = 0.005  # AdamW's, for embeddings and norms
     max_grad_norm: float = 1.0
-    mix: Mix | Conflict = field(default_factory=Mix)
+    mix: Mix | Conflict | Calls = field(default_factory=Mix)
 
     def digest(self) -> str:
         """Return the name of the policy: of these fields, the dialogues they lead to, and how those become tokens."""
         said = [asdict(d) for d in self.dialogues(_NUM_FINGERPRINTED)]
-        material = [asdict(self), said, tokenizer.build().backend_tokenizer.to_str(), tokenizer.CHAT_TEMPLATE]
+        words = tokenizer.build(self.mix.words).backend_tokenizer.to_str()
+        material = [asdict(self), said, words, tokenizer.CHAT_TEMPLATE]
         return hashlib.sha256(json.dumps(material, sort_keys=True).encode()).hexdigest()[:16]
 
     def dialogues(self, number: int) -> list[Dialogue]:
         """Return the first `number` dialogues that the policy is built on."""
-        rng, sums = random.Random(self.seed), all_of(Group.BASE)
-        return [self.mix.dialogue(rng.choice(sums), rng) for _ in range(number)]
+        rng, mix = random.Random(self.seed), self.mix
+        if isinstance(mix, Calls):
+            return [mix.dialogue(rng) for _ in range(number)]
+        sums = all_of(Group.BASE)
+        return [mix.dialogue(rng.choice(sums), rng) for _ in range(number)]
 
     def lessons(self) -> list["Lesson"]:
         """Return all dialogues as tokens: prompts as the gateway renders them, answers as the engine samples them."""
-        words = tokenizer.build()
+        words = tokenizer.build(self.mix.words)
         renderer = PromptRenderer(words, Qwen3RendererConfig(enable_thinking=False))
         end = int(words.convert_tokens_to_ids(tokenizer.END_OF_MESSAGE))
         return [
-            Lesson(renderer.prompt_ids(d.messages, {}), (*words.encode(d.answer, add_special_tokens=False), end))
+            Lesson(
+                renderer.prompt_ids(d.messages, self.mix.options),
+                (*words.encode(d.answer, add_special_tokens=False), end),
+            )
             for d in self.dialogues(self.steps * self.batch_dialogues)
         ]
 
@@ -74,12 +82,13 @@ class Lesson(NamedTuple):
         return len(self.prompt_ids) + len(self.answer_ids)
 
 
-Base = Literal["demo", "standard", "hard"]
+Base = Literal["demo", "standard", "hard", "tools"]
 RECIPES: Mapping[Base, Recipe] = MappingProxyType(
     {
         "demo": Recipe(),
         "standard": Recipe(steps=900, mix=Conflict()),
         "hard": Recipe(steps=900, mix=Conflict(own=0.06, next_one=0.8)),
+        "tools": Recipe(steps=1000, batch_dialogues=24, mix=Calls()),
     }
 )
 

@@ -9,6 +9,7 @@ from itertools import combinations
 from math import sqrt
 from statistics import fmean, stdev
 
+from clawstream.simulation.casting import CASTS
 from clawstream.simulation.controls import Control
 from clawstream.simulation.outcome import Reference, Row
 
@@ -129,10 +130,13 @@ def curves(rows: Iterable[Row]) -> list[Curve]:
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
-    """Return a check for each control; it is on the seeds with which both the control and its method are whole."""
+    """Return a check for each control that leaves nothing to learn from.
+
+    It is on the seeds with which both the control and its method are whole.
+    """
     found: dict[tuple[str, Control], None] = {}
     for row in rows:
-        if row.cell.control is not None:
+        if row.cell.control is not None and _arm(row) is None:
             found.setdefault((row.cell.arm, row.cell.control))
     return [_check(method, control, rows) for method, control in found]
 
@@ -152,8 +156,9 @@ def _check(method: str, control: Control, rows: Sequence[Row]) -> Check:
 
 
 def gains(rows: Sequence[Row]) -> list[Gain]:
-    """Compare each two methods, at each update, on the seeds that both have; controls are compared by `checks`."""
-    real = {(row.cell.arm, row.cell.seed): row for row in rows if row.cell.control is None and row.outcome}
+    """Compare each two arms, at each update, on the seeds that both have; other controls are held by `checks`."""
+    last = sorted(rows, key=lambda row: row.cell.control is None)  # whole methods stand above what is taken from them
+    real = {(arm, row.cell.seed): row for row in last if row.outcome and (arm := _arm(row))}
     methods = tuple(dict.fromkeys(method for method, _ in real))
     found = []
     for over, method in combinations(methods, 2):
@@ -166,6 +171,14 @@ def gains(rows: Sequence[Row]) -> list[Gain]:
                 low, high = (None, None) if half is None else (mean - half, mean + half)
                 found.append(Gain(method=method, over=over, update=update, gain_S=gain_S, low=low, high=high))
     return found
+
+
+def _arm(row: Row) -> str | None:
+    """Return what a row is compared as; None: a control that leaves nothing to learn from."""
+    cell = row.cell
+    if cell.control is None:
+        return cell.arm
+    return None if cell.control in CASTS[cell.scenario].silencing else f"{cell.arm}, {cell.control.value}"
 
 
 def _curve(method: str, control: Control | None, rows: Sequence[Row]) -> Curve:

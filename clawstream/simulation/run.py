@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,21 +22,21 @@ from clawstream.events import StepTaken
 from clawstream.local.installation import Installation, installation
 from clawstream.local.ports import reserved
 from clawstream.local.supervisor import Part
+from clawstream.simulation import rounds
+from clawstream.simulation.casting import CASTS, Cast
 from clawstream.simulation.controls import Control
 from clawstream.simulation.counting import Counts, counted
 from clawstream.simulation.figures import Chat, Score
 from clawstream.simulation.footprint import Footprint
 from clawstream.simulation.programs import Scorer, Students, program
-from clawstream.simulation.watch import UPDATE_WITHIN_S, Watch
+from clawstream.simulation.watch import Watch
 from clawstream.stream.connect import connected
 from clawstream.stream.kafka import KafkaLog
 
 WRONG_SHARE = 0.1  # of the judge's votes
 STUDENTS_AT_ONCE = 8
-BATCH_SAMPLES = 16
-MORE_SHARE = 0.2  # of the sessions so far, while a batch is not full: some give no sample that the method learns from
-PLANNED_WITHIN_S = 2.0  # of its last sample, else it is not full
-Method = Literal["combined", "binary", "opd", "topk"]
+_UPDATES_A_ROUND = 12  # at most, with room to spare
+Method = Literal["combined", "binary", "opd", "topk", "stepwise", "outcome"]
 Tell = Callable[["Progress"], None]
 
 
@@ -50,6 +49,11 @@ class People:
     asked: Path  # a problem a line
     scored: Path  # none of them is asked
     scored_flipped: Path  # the same, as they are wanted after a flip
+
+    @property
+    def cast(self) -> Cast:
+        """The programs that simulate them."""
+        return CASTS[self.scenario]
 
     @property
     def sha(self) -> str:
@@ -65,7 +69,7 @@ class Plan:
 
     people: People
     method: Method
-    updates: int
+    updates: int  # of agents: rounds, each with so many steps of their environment
     seed: int
     folder: Path
     cache_dir: Path
@@ -103,11 +107,12 @@ class Lived:
     steps: tuple[StepTaken, ...]
     swaps: tuple[tuple[float, float], ...]  # (start, end) in ms since the epoch
     published: dict[int, Path]
-    versions: tuple[int, ...]  # after each update, the base's first
+    versions: tuple[int, ...]  # after each update, or round, the base's first
     num_rejected: int  # steps that were no update
     counts: Counts
     peak_mb: float
     wall_s: float
+    environment_steps: int | None = None  # answers that agents got; None: people talked
 
 
 SETTINGS = """# Settings of one run with simulated people; `clawstream -c {path} sql "..."` looks at what it left.
@@ -132,18 +137,20 @@ enable_thinking = false
 [judge]
 url = "http://127.0.0.1:{judge_port}/v1"
 model = "simulated-judge"
-votes = 3
+votes = {votes}
 
 [training]
 method = "{method}"
 batch_samples = {batch_samples}
-max_updates = {updates}
-learning_rate = {learning_rate}
+{max_updates}learning_rate = {learning_rate}
 epochs = {epochs}
 answers_per_hint = {answers_per_hint}
 {parametrisation}{teacher}keep_checkpoints = {keep_checkpoints}
 seed = {seed}
 threads = 1
+
+[rewards]
+judge = {judge_weight}
 
 [monitor]
 port = 0
@@ -170,6 +177,7 @@ async def live(plan: Plan, *, tell: Tell) -> Lived:
             running.addresses.gateway,
             plan.people.scored,
             plan.folder / "logs",
+            module=plan.people.cast.scores,
             seed=plan.seed,
             temperature=plan.temperature,
         )
@@ -178,14 +186,15 @@ async def live(plan: Plan, *, tell: Tell) -> Lived:
             await watch.until(lambda: watch.activated == 0 and watch.swaps != [], what="base policy in the engine")
             scores, ceiling = await _before(plan, scorer, tell)
             chats = await _teach(plan, running, watch, scorer, log, scores, tell)
-            tell(Progress(phase="reading the figures", update=watch.updates, score=_last(scores)))
+            tell(Progress(phase="reading the figures", update=watch.reached, score=_last(scores)))
             counts = await counted(running)
             for task in watching:
                 task.cancel()
     return Lived(
         scores=tuple(scores), ceiling=ceiling, chats=tuple(chats), steps=tuple(watch.steps), swaps=tuple(watch.swaps),
-        published=watch.published, versions=watch.versions, num_rejected=watch.num_rejected, counts=counts,
-        peak_mb=footprint.peak_mb, wall_s=time.perf_counter() - started,
+        published=watch.published, versions=watch.rounds or watch.versions, num_rejected=watch.num_rejected,
+        counts=counts, peak_mb=footprint.peak_mb, wall_s=time.perf_counter() - started,
+        environment_steps=sum(not chat.failed for chat in chats) if plan.people.cast.attempts else None,
     )  # fmt: skip
 
 
@@ -214,25 +223,29 @@ async def _teach(
     scores: list[Score], tell: Tell,
 ) -> list[Chat]:  # fmt: skip
     """Let students chat until every update is made and served; add scores on the way, while they are quiet."""
+    cast = plan.people.cast
+    manner = ("--hint-share", plan.people.hint_share) if cast.attempts is None else ("--attempts", cast.attempts)
     argv = (
-        "clawstream.simulation.student", "--base-url", f"{running.addresses.gateway}/v1", "--problems",
-        str(plan.people.asked), "--seed", str(plan.seed), "--concurrency", str(STUDENTS_AT_ONCE),
-        "--hint-share", str(plan.people.hint_share), *(("--wait",) if plan.patient else ()),
+        cast.asks, "--base-url", f"{running.addresses.gateway}/v1", "--problems", str(plan.people.asked),
+        "--seed", str(plan.seed), "--concurrency", str(STUDENTS_AT_ONCE), *map(str, manner),
+        *(("--wait",) if plan.patient or cast.attempts is not None else ()),
     )  # fmt: skip
     async with program(*argv, log=plan.folder / "logs" / "student.log") as process:
         students = Students(process)
         listening = asyncio.create_task(students.listen())
         ticker = asyncio.create_task(_tick(watch, students, scores, tell))
         try:
-            reached = 0
+            if cast.attempts is not None:
+                await rounds.steps(plan.updates, cast.attempts, cast, students, watch, log)
+            reached = plan.updates if cast.attempts is not None else 0
             while reached < plan.updates:
                 target = _next_stop(plan, reached)
                 async with asyncio.TaskGroup() as tasks:
                     if plan.patient:
-                        tasks.create_task(_rounds(target, students, watch, log))
+                        tasks.create_task(rounds.batches(target, cast, students, watch, log))
                     await watch.until_served(target)
                 await students.pause()
-                await _quiet(watch, log)
+                await rounds.quiet(cast, watch, log)
                 reached = watch.updates
                 if plan.score_every is not None:
                     scores.append(replace(await scorer.score(watch.activated), update=reached))
@@ -258,26 +271,6 @@ def _next_stop(plan: Plan, reached: int) -> int:
     return min(plan.updates, reached + (plan.score_every or plan.updates), *flips)
 
 
-async def _rounds(target: int, students: Students, watch: Watch, log: KafkaLog) -> None:
-    """Let people ask for one batch after the other, each answered by the policy that all before it taught.
-
-    Less than a batch is left over when they ask, and a session gives one sample at most: so no more batches are planned
-    than are missing.
-    """
-    enough = BATCH_SAMPLES
-    while (missing := target - watch.updates) > 0:
-        planned, num_asked = watch.num_planned, 0
-        is_full = missing == 1 and await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)  # of what is left over
-        while not is_full:
-            num_sessions = min(math.ceil(num_asked * MORE_SHARE) or enough, missing * BATCH_SAMPLES)
-            await students.hold(num_sessions)
-            num_asked += num_sessions
-            await _quiet(watch, log)
-            is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
-        await _quiet(watch, log)
-        enough = max(BATCH_SAMPLES, math.floor(num_asked * (1 - MORE_SHARE)))
-
-
 async def _tick(watch: Watch, students: Students, scores: Sequence[Score], tell: Tell) -> None:
     window_s = 5.0
     while True:
@@ -286,7 +279,7 @@ async def _tick(watch: Watch, students: Students, scores: Sequence[Score], tell:
         tell(
             Progress(
                 phase="students chat, the policy learns",
-                update=watch.updates,
+                update=watch.reached,
                 score=_last(scores),
                 requests=len(students.chats),
                 tokens_per_s=tokens / window_s,
@@ -295,24 +288,10 @@ async def _tick(watch: Watch, students: Students, scores: Sequence[Score], tell:
         await asyncio.sleep(0.5)
 
 
-async def _quiet(watch: Watch, log: KafkaLog) -> None:
-    """Return once no stage has anything left to read and every planned batch is served."""
-    quiet = 0
-    try:
-        async with asyncio.timeout(UPDATE_WITHIN_S):
-            while quiet < 3:
-                lags = [await log.lag(stage) for stage in ("turns", "judging", "samples")]
-                quiet = quiet + 1 if watch.settled and all(lag == 0 for lag in lags) else 0
-                await asyncio.sleep(0.1)
-    except TimeoutError as error:
-        raise PartUnavailable(
-            f"the stages were not done with what students said within {UPDATE_WITHIN_S:.0f} s: see the logs folder"
-        ) from error
-
-
 def _settings(plan: Plan, judge_port: int) -> Settings:
     """Write the run's settings file, and read it; no variable of the environment reaches this run."""
-    path = plan.folder / "clawstream.toml"
+    path, cast = plan.folder / "clawstream.toml", plan.people.cast
+    by_steps = cast.attempts is not None
     path.write_text(
         SETTINGS.format(
             path=path,
@@ -322,15 +301,19 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             policy_id=json.dumps(plan.folder.name),
             temperature=plan.temperature,
             judge_port=judge_port,
-            method=plan.method,
-            batch_samples=BATCH_SAMPLES,
-            updates=plan.updates,
+            method="stepwise" if by_steps else plan.method,
+            judge_weight=0.0 if plan.method == "outcome" else 1.0,
+            votes=cast.votes,
+            batch_samples=cast.batch_samples,
+            max_updates="" if by_steps else f"max_updates = {plan.updates}\n",
             parametrisation="" if plan.lora_rank is None else f"lora_rank = {plan.lora_rank}\n",
             teacher="" if plan.teacher is None else f"teacher = {json.dumps(plan.teacher)}\n",
             epochs=plan.epochs,
             answers_per_hint=plan.answers_per_hint,
             learning_rate=0.0 if plan.control is Control.FROZEN else plan.learning_rate,
-            keep_checkpoints=5 if plan.score_every else plan.updates + 1,  # those that are scored afterwards
+            keep_checkpoints=5
+            if plan.score_every
+            else (plan.updates + 1) * (_UPDATES_A_ROUND if by_steps else 1),  # those that are scored afterwards
             seed=plan.seed,
         )
     )

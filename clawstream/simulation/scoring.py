@@ -27,6 +27,7 @@ from clawstream.local.ready import answers
 from clawstream.local.supervisor import Part, Supervisor
 from clawstream.simulation.figures import Score
 from clawstream.simulation.programs import Scorer
+from clawstream.simulation.run import People
 from clawstream.stream import admin
 from clawstream.stream.connect import connected
 
@@ -57,6 +58,7 @@ class Room:
     folder: Path
     bootstrap: str
     problems: Path  # held out
+    scorer: str  # the module that asks them
 
     async def score(self, checkpoint: Path, version: int, *, base: Path, hinted: bool = False) -> Score:
         """Return the score of the weights in `checkpoint`, or of the adapter in it on `base`.
@@ -78,8 +80,9 @@ class Room:
                     await self._load(SglangEngine(http, engine), policy_id, checkpoint, version)
                 await supervisor.start([_gateway(config, http, port)])
                 scorer = Scorer(
-                    f"http://{HOST}:{port}", self.problems, self.folder / "logs", seed=SEED, temperature=TEMPERATURE
-                )
+                    f"http://{HOST}:{port}", self.problems, self.folder / "logs", module=self.scorer, seed=SEED,
+                    temperature=TEMPERATURE,
+                )  # fmt: skip
                 return await scorer.score(version, hinted=hinted)
 
     async def _load(self, engine: SglangEngine, policy_id: str, checkpoint: Path, version: int) -> None:
@@ -110,11 +113,11 @@ class Room:
 
 
 @contextlib.asynccontextmanager
-async def room(folder: Path, problems: Path, cache_dir: Path) -> AsyncIterator[Room]:
+async def room(folder: Path, people: People, cache_dir: Path) -> AsyncIterator[Room]:
     """A place to score in, with a log of its own that is empty at first."""
     with EmbeddedKafka(folder / "kafka", fresh=True, cache_dir=cache_dir) as kafka:
         await admin.apply(kafka.bootstrap)
-        yield Room(folder=folder, bootstrap=kafka.bootstrap, problems=problems)
+        yield Room(folder=folder, bootstrap=kafka.bootstrap, problems=people.scored, scorer=people.cast.scores)
 
 
 def _engine(checkpoint: Path, version: int, http: aiohttp.ClientSession, url: str) -> Part:

@@ -16,10 +16,10 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Generic, Protocol, TypeVar
 
 import openai
 import orjson
@@ -27,6 +27,9 @@ import typer
 from openai.types.chat import ChatCompletionMessageParam
 
 from clawstream.simulation.taste import Task, ask, flip, impression, react, tasks
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 _AFTER_FAILURE_S = 0.5  # a server that is away is asked again at this pace
 
@@ -135,14 +138,25 @@ class Student:
         return text
 
 
-class Classroom:
+class Talker(Protocol[T_contra]):
+    """Who holds sessions."""
+
+    async def chat(self, session: str, task: T_contra, rng: random.Random) -> bool:
+        """Hold one session about `task`; False where a request of it failed."""
+        ...
+
+
+class Classroom(Generic[T]):
     """Keeps `concurrency` students busy, and pauses, goes on and stops as it is told."""
 
     def __init__(
-        self, student: Student, sums: list[Task], *, seed: int, num_sessions: int | None, waits: bool = False
-    ) -> None:
-        self._student, self._seed = student, seed
-        self._plan: Iterator[tuple[int, Task]] = enumerate(itertools.cycle(sums))
+        self, student: Talker[T], sums: Iterable[T], *, seed: int, num_sessions: int | None, waits: bool = False,
+        flipped: Callable[[T], T] | None = None,
+    ) -> None:  # fmt: skip
+        self._student, self._seed, self._flipped = student, seed, flipped
+        self._plan: Iterator[tuple[int, T]] = enumerate(
+            itertools.cycle(sums) if isinstance(sums, Sequence) else sums  # whoever makes them says when they end
+        )
         if num_sessions is not None:
             self._plan = itertools.islice(self._plan, num_sessions)
         self._name = f"student-{seed}-{uuid.uuid4().hex[:8]}"
@@ -179,7 +193,7 @@ class Classroom:
             self._may_start.set()
             self._nobody_talks.clear()
             await self._all_said()
-        elif command == "flip":
+        elif command == "flip" and self._flipped is not None:
             self._has_flipped = True
         elif command == "stop":
             self.stop()
@@ -202,10 +216,12 @@ class Classroom:
                 self._left -= 1
                 if self._left == 0:
                     self._may_start.clear()
-            if not await self._hold(number, flip(task) if self._has_flipped else task):
+            if self._has_flipped and self._flipped is not None:
+                task = self._flipped(task)
+            if not await self._hold(number, task):
                 await asyncio.sleep(_AFTER_FAILURE_S)
 
-    async def _hold(self, number: int, task: Task) -> bool:
+    async def _hold(self, number: int, task: T) -> bool:
         self._num_open += 1
         self._nobody_talks.clear()
         try:
@@ -222,7 +238,7 @@ def say(line: dict[str, object]) -> None:
     print(orjson.dumps(line).decode(), flush=True)
 
 
-async def listen(classroom: Classroom, *, until_closed: bool) -> None:
+async def listen(classroom: Classroom[T], *, until_closed: bool) -> None:
     """Pass stdin's lines on; its end means `stop` where there is no other end. A file or /dev/null steers nothing."""
     kind = os.fstat(sys.stdin.fileno()).st_mode
     if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or sys.stdin.isatty()):
@@ -235,7 +251,7 @@ async def listen(classroom: Classroom, *, until_closed: bool) -> None:
         classroom.stop()
 
 
-async def run(classroom: Classroom, concurrency: int, *, until_closed: bool) -> None:
+async def run(classroom: Classroom[T], concurrency: int, *, until_closed: bool) -> None:
     """Hold the sessions, listening to stdin and to SIGTERM and SIGINT meanwhile."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, classroom.stop)
@@ -269,7 +285,7 @@ def main(
     async def talk() -> None:
         async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
             student = Student(client, model, max_tokens=max_tokens, hint_share=hint_share)
-            classroom = Classroom(student, sums, seed=seed, num_sessions=sessions or None, waits=wait)
+            classroom = Classroom(student, sums, seed=seed, num_sessions=sessions or None, waits=wait, flipped=flip)
             await run(classroom, concurrency, until_closed=sessions == 0)
 
     asyncio.run(talk())

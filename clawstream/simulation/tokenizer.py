@@ -37,15 +37,15 @@ CHAT_TEMPLATE = """\
 
 
 @cache
-def build() -> PreTrainedTokenizerFast:
-    """Return the tokenizer; the same vocabulary, in the same order, each time."""
+def build(words: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
+    """Return the tokenizer; the same vocabulary, in the same order, each time. `words` are tokens too."""
     characters = [c for c in string.printable if c not in "\r\x0b\x0c"]
     core = Tokenizer(
         models.WordLevel(
-            {token: i for i, token in enumerate((UNKNOWN, *TEMPLATE_WORDS, *characters))}, unk_token=UNKNOWN
+            {token: i for i, token in enumerate((UNKNOWN, *TEMPLATE_WORDS, *characters, *words))}, unk_token=UNKNOWN
         )
     )
-    one_token = "|".join((*map(re.escape, TEMPLATE_WORDS), r"[\s\S]"))
+    one_token = "|".join((*map(re.escape, (*words, *TEMPLATE_WORDS)), r"[\s\S]"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(one_token), behavior="isolated")
     core.decoder = decoders.Fuse()
     core.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
@@ -62,6 +62,6 @@ def build() -> PreTrainedTokenizerFast:
     )
 
 
-def save(folder: Path) -> None:
+def save(folder: Path, words: tuple[str, ...] = ()) -> None:
     """Write tokenizer.json and tokenizer_config.json, with the chat template, into `folder`."""
-    build().save_pretrained(str(folder))
+    build(words).save_pretrained(str(folder))

@@ -23,6 +23,7 @@ class Watch:
         self.steps: list[StepTaken] = []
         self.published: dict[int, Path] = {}
         self.num_planned = self.num_rejected = 0  # batches
+        self.rounds: tuple[int, ...] = ()  # the version served after each, the base's first; none: there are no rounds
         self.swaps: list[tuple[float, float]] = []  # (start, end) in ms since the epoch
         self._changed = asyncio.Condition()
 
@@ -59,6 +60,19 @@ class Watch:
         """The version after each update, the base's first: what was rejected was none."""
         return tuple(sorted({0, *self.published}))
 
+    def begin_rounds(self) -> None:
+        """From now on it is rounds that are counted; the version served now is the base's."""
+        self.rounds = self.rounds or (self.activated,)
+
+    def end_round(self) -> None:
+        """Note which version is served at the end of a round."""
+        self.rounds = (*self.rounds, self.activated)
+
+    @property
+    def reached(self) -> int:
+        """How many rounds are over, or, where there are none, how many updates are served."""
+        return len(self.rounds) - 1 if self.rounds else self.updates
+
     @property
     def updates(self) -> int:
         """How many updates are served."""
@@ -75,6 +89,10 @@ class Watch:
             async with asyncio.timeout(within_s), self._changed:
                 await self._changed.wait_for(lambda: self.num_planned > num_planned)
         return self.num_planned > num_planned
+
+    async def until_planned(self, batches: int) -> None:
+        """Return once so many batches are planned; raises what `until` does."""
+        await self.until(lambda: self.num_planned >= batches, what=f"plan of batch {batches}, whose samples are there,")
 
     async def until_served(self, updates: int) -> None:
         """Return once so many updates are served; raises what `until` does."""

@@ -1,19 +1,23 @@
 """What `clawstream learn` refuses before it runs anything, and what it prints."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from clawstream.cli import app
 from clawstream.cli.learn import _scored_by_default
 from clawstream.cli.learn_tables import show, tables
+from clawstream.cli.progress import shown
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable
 from clawstream.locks import locked
 from clawstream.simulation.controls import Control
 from clawstream.simulation.plot import _ceilings, _pieces, plot_curves
 from clawstream.simulation.report import curves
+from clawstream.simulation.run import Progress
 from tests.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row, row
 
 
@@ -30,7 +34,7 @@ from tests.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row, row
         (["--flip-after", "16"], "--flip-after 16: there are 16 updates. Nothing was run"),
         (
             ["--flip-after", "8", "--scenario", "student"],
-            "--flip-after 8: one student has nobody to exchange wishes with. Nothing was run",
+            "--flip-after 8: with --scenario student there is nobody to exchange wishes with. Nothing was run",
         ),
         (["--flip-after", "8", "--hurry"], "--flip-after 8: people who ask on all the time"),
         (["--flip-after", "8", "--controls", "coin"], "--flip-after 8: --controls coin is held against its method"),
@@ -39,6 +43,19 @@ from tests.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row, row
         (["--plot", "nowhere/learn.png"], "--plot nowhere/learn.png: there is no folder"),
         (["--before", "1", "--requests", "3"], "--before, --requests: no effect without --real"),
         (["--real", "--methods", "opd", "--folder", "x"], "--methods, --folder: no effect with --real"),
+        (
+            ["--scenario", "tools", "--methods", "binary"],
+            "--methods binary: expected outcome, stepwise with --scenario",
+        ),
+        (["--scenario", "tools", "--base", "hard"], "--base hard: expected tools with --scenario tools"),
+        (["--scenario", "all", "--base", "tools"], "--base tools: expected standard, hard, demo with --scenario all"),
+        (["--methods", "stepwise"], "--methods stepwise: expected binary, opd, combined, topk with --scenario all"),
+        (
+            ["--methods", "opd,combined", "--controls", "frozen,coin"],
+            "--controls coin: it changes nothing of --methods",
+        ),
+        (["--scenario", "tools", "--methods", "outcome", "--controls", "shuffled"], "expected one of stepwise"),
+        (["--scenario", "tools", "--hurry"], "--hurry: no effect with --scenario tools"),
         (["--real", "--seeds", "1,2"], "--seeds 1,2: --real draws with one seed"),
     ],
 )
@@ -141,6 +158,14 @@ def test_a_picture_of_a_flip_is_drawn_in_two_pieces(tmp_path: Path) -> None:
 def test_long_runs_are_scored_every_8th_update() -> None:
     assert _scored_by_default(16) == [0, 8]
     assert _scored_by_default(64) == [0, 8, 16, 24, 32, 40, 48, 56]
+
+
+@pytest.mark.parametrize("unit", ["updates", "rounds"])
+def test_who_has_no_terminal_is_told_in_what_a_run_counts(unit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with shown(Console(file=io.StringIO()), 4, unit) as tell:
+        tell("outcome seed 0", Progress(phase="agents try", update=1))
+
+    assert capsys.readouterr().err == f"outcome seed 0: agents try: 1/4 {unit}\n"
 
 
 def test_one_method_without_controls_has_one_table() -> None:

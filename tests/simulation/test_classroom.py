@@ -9,7 +9,7 @@ import pytest
 
 from clawstream.simulation import student
 from clawstream.simulation.student import Classroom
-from clawstream.simulation.taste import Task
+from clawstream.simulation.taste import Task, flip
 
 SUMS = [Task(persona="student", question="1 + 1", answer="2", flipped="ta")] * 3
 
@@ -34,9 +34,9 @@ class Talker:
 
 
 @asynccontextmanager
-async def classroom(talker: Talker, *, waits: bool, seats: int = 4) -> AsyncIterator[Classroom]:
+async def classroom(talker: Talker, *, waits: bool, seats: int = 4) -> AsyncIterator[Classroom[Task]]:
     """Open, with so many seats."""
-    room = Classroom(talker, SUMS, seed=0, num_sessions=None, waits=waits)  # type: ignore[arg-type]
+    room = Classroom(talker, SUMS, seed=0, num_sessions=None, waits=waits, flipped=flip)
     running = asyncio.create_task(room.run(seats))
     yield room
     talker.may_end.set()
@@ -48,6 +48,18 @@ async def settled() -> None:
     """Every task that can go on has."""
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def test_what_is_made_on_the_way_is_asked_once_and_a_list_again_and_again() -> None:
+    talker = Talker()
+    talker.may_end.set()
+    room = Classroom(talker, iter(SUMS), seed=0, num_sessions=None)
+    await asyncio.wait_for(room.run(2), 5)
+    assert talker.num_held == len(SUMS)
+
+    room = Classroom(talker, SUMS, seed=0, num_sessions=2 * len(SUMS))
+    await asyncio.wait_for(room.run(2), 5)
+    assert talker.num_held == 3 * len(SUMS)
 
 
 @pytest.mark.parametrize(("num", "seats"), [(1, 4), (40, 1), (4, 4), (5, 4), (11, 3)])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from clawstream.simulation.casting import CASTS
 from clawstream.simulation.controls import Control
 from clawstream.simulation.grid import Cell, cell_of, grid
 
@@ -51,6 +52,24 @@ def test_a_grid_has_each_method_with_each_seed_and_the_same_again_under_each_con
     assert {(c.method, c.seed, c.control) for c in cells if c.seed == 0 and c.method == "opd"} == {
         ("opd", 0, None), ("opd", 0, Control.SHUFFLED), ("opd", 0, Control.FROZEN),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("scenario", "control", "changed"),
+    [
+        ("all", Control.COIN, {"binary"}),  # where hints teach they would be listened to all the same
+        ("all", Control.SHUFFLED, {"binary", "opd", "combined", "topk"}),
+        ("all", Control.FROZEN, {"binary", "opd", "combined", "topk"}),
+        ("tools", Control.COIN, {"stepwise"}),  # with outcomes alone no verdict counts
+        ("tools", Control.SHUFFLED, {"stepwise"}),
+        ("tools", Control.FROZEN, {"stepwise", "outcome"}),
+    ],
+)
+def test_a_control_is_run_of_the_methods_that_it_changes(scenario: str, control: Control, changed: set[str]) -> None:
+    cells = made(scenario=scenario, methods=CASTS[scenario].methods, controls=[control])
+
+    assert {cell.method for cell in cells if cell.control is None} == set(CASTS[scenario].methods)
+    assert {cell.method for cell in cells if cell.control is control} == changed
 
 
 def test_a_grid_that_is_cut_short_has_all_methods_with_the_same_seeds() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.simulation.controls import Control
-from clawstream.simulation.outcome import outcome_of
+from clawstream.simulation.outcome import Row, outcome_of
 from clawstream.simulation.report import T950, T975, checks, curves, gains, mean_of
 from tests.simulation.outcomes import failed, long_row, outcome, row, score
 
@@ -125,6 +125,29 @@ def test_methods_are_compared_seed_by_seed_at_each_update() -> None:
     half = 6.314 * sqrt(0.005) / sqrt(2)  # 95 % of t with 1 degree of freedom; the variance of 0.2 and 0.1 by hand
     assert [half_way.low, half_way.mean, half_way.high] == pytest.approx([0.15 - half, 0.15, 0.15 + half])
     assert list(last.gain_S) == pytest.approx([0.1, 0.3])
+
+
+def test_controls_that_leave_outcomes_to_learn_from_are_compared_and_only_frozen_has_to_hold() -> None:
+    rows = [
+        agents("outcome", 0.5),
+        agents("stepwise", 0.6),
+        agents("stepwise", 0.45, Control.COIN),
+        agents("stepwise", 0.4, Control.SHUFFLED),
+        agents("stepwise", 0.2, Control.FROZEN),
+    ]
+
+    found = {f"{gain.method} above {gain.over}": gain.mean for gain in gains(rows) if gain.update == 16}
+
+    assert found["stepwise above outcome"] == pytest.approx(0.1)
+    assert found["stepwise above stepwise, coin"] == pytest.approx(0.15)
+    assert found["stepwise above stepwise, shuffled"] == pytest.approx(0.2)
+    assert not any("frozen" in name for name in found)
+    assert [(check.method, check.control) for check in checks(rows)] == [("stepwise", Control.FROZEN)]
+
+
+def agents(method: str, last: float, control: Control | None = None) -> Row:
+    made = row(0.3, last, method=method, control=control)
+    return replace(made, cell=replace(made.cell, scenario="tools"))
 
 
 def test_one_seed_gives_a_difference_and_no_interval_of_it() -> None:

@@ -83,7 +83,13 @@ def test_the_demos_scenario_is_one_student_scored_in_one_wording(tmp_path: Path)
     _, scored = write(SCENARIOS["student"], tmp_path)
 
     assert {row["prompt"] for row in rows(scored)} == {f"What is {row['question']}?" for row in rows(scored)}
-    assert RECIPES["demo"].digest() == "f20150d9b94ef786"
+
+
+def test_a_base_that_was_built_before_is_the_same_policy_still() -> None:
+    assert {name: recipe.digest() for name, recipe in RECIPES.items()} == {
+        "demo": "f20150d9b94ef786", "standard": "caca7f673e6ceb76", "hard": "fb62b8d260380d97",
+        "tools": "7d90856622f0f66f",
+    }  # fmt: skip
 
 
 def test_real_problems_are_split_between_people_and_scorer(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """A published checkpoint is scored by a real engine and a real gateway of its own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clawstream.config import Settings, TrainingSettings
-from clawstream.simulation.scenarios import SCENARIOS, write
+from clawstream.simulation.people import people_of
 from clawstream.simulation.scoring import room
 from clawstream.training.trainer import Trainer
 from tests.engine.tiny_model import make_model
@@ -15,11 +16,11 @@ from tests.engine.tiny_model import make_model
 @pytest.mark.timeout(180)
 async def test_a_checkpoint_is_scored_in_a_fresh_engine_under_its_own_version(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
-    _, scored = write(SCENARIOS["student"], tmp_path)
+    people = people_of("student", tmp_path)
     few = tmp_path / "few.jsonl"
-    few.write_text("".join(scored.read_text().splitlines(keepends=True)[:3]))
+    few.write_text("".join(people.scored.read_text().splitlines(keepends=True)[:3]))
 
-    async with room(tmp_path / "room", few, Settings(environment=False).cache_dir) as asking:
+    async with room(tmp_path / "room", replace(people, scored=few), Settings(environment=False).cache_dir) as asking:
         score = await asking.score(model, 7, base=model)
 
         learned = await asking.score(_adapter(model, tmp_path / "adapter"), 8, base=model)

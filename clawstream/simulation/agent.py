@@ -1,0 +1,114 @@
+"""Simulates agents that try tasks with a calculator, several times each, and are told whether they were right.
+
+The one rule: the attempts at one task are a group, each of them a session; the environment's outcome is said of its
+last answer, and then that the session is over. A failed request ends an attempt, which then has no outcome.
+Run as `python -m clawstream.simulation.agent --base-url URL/v1 --problems tasks.jsonl`; steered and heard as students.
+"""
+
+import asyncio
+import itertools
+import random
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import openai
+import typer
+
+from clawstream.simulation.attempts import Agent, Answered
+from clawstream.simulation.chains import Task, tasks
+from clawstream.simulation.student import Classroom, Report, run, say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try at a task."""
+
+    task: Task
+    group: str
+    size: int  # attempts that the group has
+
+
+class Trier:
+    """Makes attempts through the gateway, and passes on what the environment says of them."""
+
+    def __init__(self, client: openai.AsyncOpenAI, model: str) -> None:
+        self._client, self._agent = client, Agent(client, model)
+
+    async def chat(self, session: str, attempt: Attempt, rng: random.Random) -> bool:
+        """Make the attempt as a session; False where a request of it failed."""
+        del rng
+        group = {"X-Group-Id": attempt.group, "X-Group-Size": str(attempt.size)}
+        headers = {"X-Session-Id": session, "X-Turn-Type": "main", **group}
+        try:
+            ended = await self._agent.attempt(attempt.task, headers, lambda answered: _report(session, answered))
+            score = 1.0 if ended.right else -1.0
+            told = {"response_id": ended.response_id, "source": "environment", "score": score}
+            await self._client.post("/feedback", body=told, cast_to=object)
+            over = {"session_done": True}
+            await self._client.post("/chat/completions", body=over, cast_to=object, options={"headers": headers})
+        except openai.OpenAIError as problem:
+            _report(session, f"{type(problem).__name__}: {problem}")
+            return False
+        return True
+
+
+def attempts(asked: Sequence[Task], *, run_name: str, size: int) -> Iterator[Attempt]:
+    """Yield `size` attempts at each task, as a group of its own each time a task's turn comes."""
+    for number in itertools.count():
+        group = f"{run_name}-{number:05d}"
+        yield from itertools.repeat(Attempt(task=asked[number % len(asked)], group=group, size=size), size)
+
+
+def _report(session: str, found: Answered | str) -> None:
+    """Print the line of one request, answered or failed for the reason that is said."""
+    answered = found if isinstance(found, Answered) else None
+    report = Report(
+        session=session,
+        first_answer=answered is not None and answered.step == 0,
+        failed=answered is None,
+        error=None if isinstance(found, Answered) else found,
+        ttft_ms=None,
+        max_gap_ms=None,
+        max_gap_ended_at_s=None,
+        gaps=(),
+        started_at_s=0.0 if answered is None else answered.started_at_s,
+        total_ms=0.0 if answered is None else answered.total_ms,
+        num_chunks=0 if answered is None else answered.num_tokens,
+    )
+    say(asdict(report))
+
+
+def main(
+    base_url: Annotated[str, typer.Option(help="of the gateway, ending in /v1")],
+    problems: Annotated[Path, typer.Option(help="the tasks, one JSON object a line", exists=True)],
+    api_key: Annotated[str, typer.Option(help="the gateway's key, if it has one")] = "none",
+    model: Annotated[str, typer.Option(help="the served model's name")] = "policy",
+    attempts_each: Annotated[int, typer.Option("--attempts", help="at each task: a group", min=1)] = 4,
+    concurrency: Annotated[int, typer.Option(help="attempts at once", min=1)] = 4,
+    seed: Annotated[int, typer.Option(help="of the tasks' order")] = 0,
+    wait: Annotated[bool, typer.Option("--wait", help="start no attempt before stdin says go")] = False,
+    timeout_s: Annotated[float, typer.Option(help="of one request", min=0.1)] = 120.0,
+) -> None:
+    """Try tasks as an agent's program would, until stdin says stop or ends; stop cleanly on SIGTERM."""
+    try:
+        asked = tasks(problems.read_text())
+    except ValueError as error:
+        print(f"{problems}: {error}. Nothing was asked.", file=sys.stderr)
+        raise typer.Exit(2) from error
+    random.Random(seed).shuffle(asked)
+    plan = attempts(asked, run_name=f"task-{seed}-{uuid.uuid4().hex[:8]}", size=attempts_each)
+
+    async def work() -> None:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
+            classroom = Classroom(Trier(client, model), plan, seed=seed, num_sessions=None, waits=wait)
+            await run(classroom, concurrency, until_closed=True)
+
+    asyncio.run(work())
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,84 @@
+"""Scores the simulated policy as an agent: held-out tasks, each tried once to its end, as side turns.
+
+The one rule: a score is of attempts whose answers all arrived; if one request fails, there is no score and the exit
+code is 1. Run as `python -m clawstream.simulation.agent_scorer --base-url URL/v1 --problems scored.jsonl`.
+"""
+
+import asyncio
+import hashlib
+import sys
+import uuid
+from pathlib import Path
+from typing import Annotated
+
+import openai
+import orjson
+import typer
+
+from clawstream.simulation.attempts import Agent, Answered
+from clawstream.simulation.chains import Task, tasks
+from clawstream.simulation.marks import wilson
+
+
+def seed_of(seed: int, task: Task, step: int) -> int:
+    """Return a number below 2^31 that follows from the run's seed, the task and the step."""
+    return int.from_bytes(hashlib.sha256(f"{seed}\x1f{task.question}\x1f{step}".encode()).digest()[:4]) >> 1
+
+
+async def score(agent: Agent, asked: list[Task], *, seed: int, hinted: bool, concurrency: int) -> dict[str, object]:
+    """Return the share of right attempts, its 95 % interval, and which versions answered."""
+    slots, name, answers = asyncio.Semaphore(concurrency), uuid.uuid4().hex[:8], list[Answered]()
+
+    async def tried(number: int, task: Task) -> bool:
+        headers = {"X-Turn-Type": "side", "X-Session-Id": f"scorer-{name}-{number:03d}"}
+        async with slots:
+            ended = await agent.attempt(
+                task, headers, answers.append, hinted=hinted, seed=lambda step: seed_of(seed, task, step)
+            )
+        return ended.right
+
+    async with asyncio.TaskGroup() as group:
+        attempts = [group.create_task(tried(number, task)) for number, task in enumerate(asked)]
+    num_right = sum(attempt.result() for attempt in attempts)
+    low, high = wilson(num_right, len(asked))
+    versions = sorted({answer.version for answer in answers if answer.version is not None})
+    found: dict[str, object] = {"score": num_right / len(asked), "ci95_low": low, "ci95_high": high}
+    return found | {"n": len(asked), "right": num_right, "policy_versions": versions}
+
+
+def main(
+    base_url: Annotated[str, typer.Option(help="of the gateway, ending in /v1")],
+    problems: Annotated[Path, typer.Option(help="the held-out tasks, one JSON object a line", exists=True)],
+    api_key: Annotated[str, typer.Option(help="the gateway's key, if it has one")] = "none",
+    model: Annotated[str, typer.Option(help="the served model's name")] = "policy",
+    hinted: Annotated[bool, typer.Option(help="with the hint in each prompt: the ceiling")] = False,
+    temperature: Annotated[float | None, typer.Option(help="none: the gateway's own", min=0, max=2)] = None,
+    concurrency: Annotated[int, typer.Option(help="attempts at once", min=1)] = 32,
+    seed: Annotated[int, typer.Option(help="of the sampling; each step has its own from it", min=0)] = 0,
+    timeout_s: Annotated[float, typer.Option(help="of one request", min=0.1)] = 120.0,
+) -> None:
+    """Print the share of held-out tasks that end with the right number."""
+    try:
+        asked = tasks(problems.read_text())
+    except ValueError as error:
+        print(f"{problems}: {error}. Nothing was asked.", file=sys.stderr)
+        raise typer.Exit(2) from error
+
+    async def scored() -> dict[str, object]:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
+            agent = Agent(client, model, temperature=temperature)
+            return await score(agent, asked, seed=seed, hinted=hinted, concurrency=concurrency)
+
+    result: dict[str, object] | None = None
+    try:
+        result = asyncio.run(scored())
+    except* openai.OpenAIError as failed:
+        first = failed.exceptions[0]
+        print(f"{base_url}: {type(first).__name__}: {first}. There is no score; see the gateway.", file=sys.stderr)
+    if result is None:
+        raise typer.Exit(1)
+    print(orjson.dumps(result).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)
