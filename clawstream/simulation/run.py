@@ -152,7 +152,7 @@ async def live(plan: Plan, *, tell: Tell) -> Lived:
     """
     started = time.perf_counter()
     (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
-    footprint, watch = Footprint(), Watch()
+    footprint, watch = Footprint(), Watch(plan.answers_per_hint)
     async with contextlib.AsyncExitStack() as stack:
         judge_port = stack.enter_context(reserved())
         settings = _settings(plan, judge_port)
@@ -278,7 +278,7 @@ async def _quiet(watch: Watch, log: KafkaLog) -> None:
     try:
         async with asyncio.timeout(UPDATE_WITHIN_S):
             while quiet < 3:
-                lags = [await log.lag(stage) for stage in ("turns", "judging", "samples")]
+                lags = [await log.lag(stage) for stage in watch.stages]
                 quiet = quiet + 1 if watch.settled and all(lag == 0 for lag in lags) else 0
                 await asyncio.sleep(0.1)
     except TimeoutError as error:
