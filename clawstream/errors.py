@@ -17,6 +17,7 @@ ClawstreamError
 |   +-- UnusableExchange   an exchange that can't become a turn or a sample
 +-- StepRefused       what a step came to is not published; the policy goes on from the version before
 +-- UnrenderableRequest  the template can't express a request; the client has to change it
++-- TooLate            what is asked for is of no use any more; the call is given up
 +-- TryLater           a peer did not answer as it should; the same call may succeed later
     +-- NotYet             it is there, and what is asked for is not
 
@@ -107,6 +108,10 @@ class TryLater(ClawstreamError):
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class TooLate(ClawstreamError):
+    """What is asked for is of no use any more: no peer is called, and the call is given up at once."""
 
 
 class NotYet(TryLater):

@@ -58,6 +58,11 @@ class Sampling:
     stop: tuple[str, ...]
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether it is always the likeliest token: the same weights give the same answer again."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @property
     def of_the_policy(self) -> bool:
         """Whether every token had the probability that the log-probs say, so that they weigh it as it was drawn."""
         return self.temperature >= GREEDY_BELOW and self.top_p >= 1 and (self.top_k is None or self.top_k < 1)

@@ -33,7 +33,7 @@ class Ask:
     policy_id: str
     prompt_ids: TokenIds
     sampling: Sampling  # as the turn's own answer was sampled
-    at_ms: int  # when the broker appended what it follows from
+    at_ms: int  # when the broker appended the sample that it follows from
 
     @property
     def seeded(self) -> Sampling:
@@ -57,11 +57,13 @@ def observe(known: Known, event: Event, at_ms: int, *, policy_id: str, answers_p
         case AnswerRefreshed():
             return Follows(known | {(event.turn_id, event.number)}, [])
         case RefreshAsked(policy_id=whose) if whose == policy_id:
-            return _asked(known, event, event.sampling, at_ms, (FOR_A_LATE_SAMPLE,))
+            return _asked(known, event, event.sampling, event.asked_at_ms, (FOR_A_LATE_SAMPLE,))
         case SampleAssembled(policy_id=whose, refreshed_id=None, hint=str(), sampling=Sampling() as sampling) if (
             whose == policy_id
         ):
-            return _asked(known, event, sampling, at_ms, range(FOR_A_LATE_SAMPLE + 1, answers_per_hint))
+            first = FOR_A_LATE_SAMPLE + 1
+            num_further = min(answers_per_hint - 1, 1) if sampling.is_greedy else answers_per_hint - 1
+            return _asked(known, event, sampling, at_ms, range(first, first + num_further))
     return Follows(known, [])
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from clawstream.errors import TooLate
 from clawstream.events import Event
 from clawstream.refresh.asking import NOTHING, Ask, Known, observe
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
@@ -38,8 +39,8 @@ def refresh_stage(
 ) -> Stage[Known, Ask]:
     """Return the stage that has `policy` answer anew.
 
-    What follows from records older than `heard_ms` is not asked: nobody would know the turn any more. So the first
-    start on a long log does not ask about all of it.
+    What follows from samples older than `heard_ms` is given up unasked: nobody would know the turn any more. So the
+    first start on a long log does not ask about all of it.
     """
 
     def step(known: Known | None, record: Record) -> Step[Known, Ask]:
@@ -49,7 +50,13 @@ def refresh_stage(
         return Step(follows.known or None, calls=follows.asks)
 
     async def perform(ask: Ask) -> Sequence[Event]:
-        return await policy.answer(ask) if now_ms() - ask.at_ms <= heard_ms else []
+        age_ms = now_ms() - ask.at_ms
+        if age_ms > heard_ms:
+            raise TooLate(
+                f"too old: its sample was written {age_ms / DAY_MS:.3g} days ago, and of one older than "
+                f"{heard_ms / DAY_MS:.3g} (rewards.heard_for_days) nobody knows the turn any more; it was not asked"
+            )
+        return await policy.answer(ask)
 
     return Stage(
         name="refresh",

@@ -35,7 +35,7 @@ _V = TypeVar("_V")
 
 FIRST_LOOK = 0
 FLOOR_LOOK = 1
-MAX_UNPLACED = 1024  # turns with feedback whose answers are not known; their exchanges are behind, or there are none
+MAX_UNPLACED = 1024  # turns with feedback, or answered anew, that are not known; their exchanges are behind, or nowhere
 PAST_LIVES = 16
 
 
@@ -162,11 +162,7 @@ def learn(session: Session, event: Event) -> Session:
         case FeedbackGiven():
             return _learn_feedback(session, event)
         case AnswerRefreshed():
-            known_of_turn = session.refreshed.get(event.turn_id, MappingProxyType({}))
-            given = _with(known_of_turn, event.number, event)
-            if given is known_of_turn:
-                return session
-            return session._replace(refreshed=MappingProxyType({**session.refreshed, event.turn_id: given}))
+            return _learn_refreshed(session, event)
     return session
 
 
@@ -188,8 +184,19 @@ def _learn_feedback(session: Session, event: FeedbackGiven) -> Session:
     return session._replace(feedback=MappingProxyType(feedback), lost=tuple(lost))
 
 
-def _unplaced(session: Session, feedback: Iterable[str]) -> list[str]:
-    return [turn_id for turn_id in feedback if turn_id not in session.answers]
+def _learn_refreshed(session: Session, event: AnswerRefreshed) -> Session:
+    before = session.refreshed.get(event.turn_id, MappingProxyType({}))
+    after = _with(before, event.number, event)
+    if after is before:
+        return session
+    refreshed = {**session.refreshed, event.turn_id: after}
+    for turn_id in _unplaced(session, refreshed)[:-MAX_UNPLACED]:
+        del refreshed[turn_id]
+    return session._replace(refreshed=MappingProxyType(refreshed))
+
+
+def _unplaced(session: Session, turn_ids: Iterable[str]) -> list[str]:
+    return [turn_id for turn_id in turn_ids if turn_id not in session.answers]
 
 
 def _learn_exchange(session: Session, event: ExchangeCompleted | ExchangeFailed) -> Session:

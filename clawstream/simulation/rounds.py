@@ -14,7 +14,6 @@ from clawstream.stream.stage import Record
 
 MORE_SHARE = 0.2  # of the sessions so far, while a batch is not full: some give no sample that the method learns from
 PLANNED_WITHIN_S = 2.0  # of its last sample, else it is not full
-_STAGES = ("turns", "judging", "samples")
 _GROUPED = ("trajectories", "groups")
 _GROUPS_TOPIC = "clawstream.groups.v1"
 
@@ -88,7 +87,7 @@ async def _left_over(log: KafkaLog) -> tuple[int, int]:
 
 async def quiet(cast: Cast, watch: Watch, log: KafkaLog) -> None:
     """Return once no stage has anything left to read and every planned batch is served."""
-    stages = _STAGES if cast.attempts is None else (*_STAGES, *_GROUPED)
+    stages = watch.stages if cast.attempts is None else (*watch.stages, *_GROUPED)
     times = 0
     try:
         async with asyncio.timeout(UPDATE_WITHIN_S):

@@ -164,7 +164,7 @@ async def live(plan: Plan, *, tell: Tell) -> Lived:
     """
     started = time.perf_counter()
     (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
-    footprint, watch = Footprint(), Watch()
+    footprint, watch = Footprint(), Watch(plan.answers_per_hint)
     async with contextlib.AsyncExitStack() as stack:
         judge_port = stack.enter_context(reserved())
         settings = _settings(plan, judge_port)

@@ -15,9 +15,12 @@ UPDATE_WITHIN_S = 300.0  # a run that makes no update for this long has failed
 
 
 class Watch:
-    """The versions so far: planned, trained, published, served."""
+    """The versions so far: planned, trained, published, served; and the stages that make samples of what is said."""
 
-    def __init__(self) -> None:
+    def __init__(self, answers_per_hint: int = 1) -> None:
+        # Samples make answers anew, and these make samples: who sees all of them done twice in a row saw the end of it.
+        refreshing = ("refresh",) if answers_per_hint > 1 else ()
+        self.stages = ("turns", "judging", *refreshing, "samples")
         self.planned = self.taken = self.activated = 0
         self._served_at_s = 0.0  # by the event loop's clock
         self.steps: list[StepTaken] = []

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
-from clawstream.errors import NotYet, TryLater
+from clawstream.errors import NotYet, TooLate, TryLater
 from clawstream.events import Event
 from clawstream.stream.breaker import Breaker
 from clawstream.stream.stage import Stage
@@ -80,6 +80,9 @@ class Caller(Generic[S, C]):
                 left_s = math.inf if give_up is None else max(0.0, deadline_s - self._clock_s())
                 try:
                     return await self._attempt(number, call, min(self._stage.call_timeout_s, left_s))
+                except TooLate as error:
+                    assert give_up is not None, f"{self._stage.name} gives up no call"
+                    return give_up(call, str(error))
                 except TryLater as error:
                     why, at_least_s = str(error), error.retry_after_s or 0.0
             wait_s = max(wait_before(attempt, self._retry_s), at_least_s)

@@ -55,7 +55,8 @@ class Stage(Generic[S, C]):
     tick     (state, now in ms of the log's clock) -> Step; pure; asked every second for each open key where it is given
     clock    record -> the time that it says it is, in ms, None: none; where it is not given, when it was appended
     perform  makes one call and returns the events that came of it; raises TryLater to be asked again, with jitter,
-             while the partition pauses when too many wait; `give_up` turns a call into events once `deadline_s` is over
+             while the partition pauses when too many wait; `give_up` turns a call into events once `deadline_s` is
+             over, or TooLate is raised
     """
 
     name: str  # also the consumer group, after the installation's prefix

@@ -105,7 +105,8 @@ class Batcher:
         self._rules = rules
         self._waiting: dict[str, Arrival] = {}  # by sample id, in order of arrival
         self._read: dict[tuple[str, int], int] = {}  # partition -> next offset to read
-        self._taken: set[str] = set()  # in a plan, or dropped for good
+        self._taken: set[str] = set()  # in a plan
+        self._stale: set[str] = set()  # dropped for good; nobody learned from them, so no revision of theirs is late
         self._turns: defaultdict[str, dict[_Judge, _Revision | None]] = defaultdict(dict)  # in a plan, by answer
         self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # samples that wait, by answer
         self._newest: dict[_Answer, _Revision] = {}  # of answers with feedback
@@ -252,7 +253,7 @@ class Batcher:
 
     def _refusal(self, sample: SampleAssembled) -> DropReason | None:
         rules = self._rules
-        if sample.sample_id in self._taken or sample.sample_id in self._waiting:
+        if any(sample.sample_id in known for known in (self._taken, self._stale, self._waiting)):
             return DropReason.REPEATED
         if sample.policy_id != rules.policy_id:
             return DropReason.OTHER_POLICY
@@ -371,7 +372,7 @@ class Batcher:
         stale = [n for n, a in self._waiting.items() if versions_behind(a.sample, parent_version) > bound]
         for name in stale:
             self._let_go(name)
-            self._taken.add(name)
+            self._stale.add(name)
             self.dropped[DropReason.STALE] += 1
 
     def _drop_unsettled(self, now_ms: int) -> None:

@@ -154,7 +154,6 @@ class _Loop:
         plan = self._plan(batch)
         await self._say([plan])
         self._batcher.plan(plan)
-        await self.samples.ask_anew()  # what came while the plan was on its way
         return True
 
     async def wait_for_more(self, watched: Sequence["asyncio.Task[object]"]) -> None:

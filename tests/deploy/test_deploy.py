@@ -83,6 +83,15 @@ def test_compose_runs_every_stage_by_a_command_that_there_is() -> None:
         assert name in commands
 
 
+@pytest.mark.parametrize("stage", ["heuristics", "refresh"])
+def test_a_stage_that_the_defaults_do_not_need_is_started_by_who_asks_for_it(stage: str) -> None:
+    assert compose()[stage]["profiles"] == [stage]
+    [deployment] = [
+        found for found in manifests() if found["kind"] == "Deployment" and found["metadata"]["name"] == stage
+    ]
+    assert deployment["spec"]["replicas"] == 0
+
+
 def test_every_variable_of_compose_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in compose()["gateway"]["environment"].items():
         monkeypatch.setenv(name, str(value))

@@ -8,10 +8,17 @@ import aiohttp
 import pytest
 from aiohttp import test_utils, web
 
-from clawstream.config import EngineSettings, GatewaySettings, MonitorSettings, Settings, WeightsSettings
+from clawstream.config import (
+    EngineSettings,
+    GatewaySettings,
+    MonitorSettings,
+    Settings,
+    TrainingSettings,
+    WeightsSettings,
+)
 from clawstream.errors import PartUnavailable
 from clawstream.local import installation
-from clawstream.local.installation import _elsewhere, _engines, _watch, _with_ports
+from clawstream.local.installation import STAGES, _elsewhere, _engines, _watch, _with_ports
 from clawstream.local.kafka import EmbeddedKafka
 from clawstream.local.ports import reserved
 from clawstream.local.ready import answers
@@ -95,3 +102,17 @@ async def test_a_page_that_is_not_ready_says_what_it_lacks() -> None:
 def test_a_trainer_on_another_machine_is_not_started_here_too() -> None:
     here, elsewhere = Settings(), Settings(weights=WeightsSettings(url="http://127.0.0.1:30067"))
     assert ["train" in _elsewhere(settings) for settings in (here, elsewhere)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("training", "runs"),
+    [
+        (TrainingSettings(), False),
+        (TrainingSettings(late="refresh"), True),
+        (TrainingSettings(answers_per_hint=2), True),
+    ],
+)
+def test_prompts_are_answered_anew_here_only_where_the_settings_want_it(
+    training: TrainingSettings, *, runs: bool
+) -> None:
+    assert ("refresh" in STAGES, "refresh" in _elsewhere(Settings(training=training))) == (True, not runs)

@@ -47,7 +47,12 @@ class Anew:
         return [answered]
 
     def give_up(self, ask: Ask, why: str) -> list[Event]:
-        raise AssertionError(f"{ask} is given up: {why}")
+        none = AnswerRefreshed(
+            session_id=ask.session_id, turn_id=ask.turn_id, number=ask.number, policy_id="policy",
+            sampling=ask.seeded, versions=(), message=None, output_ids=(), output_logprobs=(), finish_reason=None,
+            error=why, answered_at_ms=0,
+        )  # fmt: skip
+        return [none]
 
 
 def of_anew(events: Iterable[Event]) -> list[SampleAssembled]:

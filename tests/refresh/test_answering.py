@@ -1,7 +1,7 @@
 """How engines are asked to answer anew: the recorded prompt, by the newest version, on record as sampled."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -40,14 +40,10 @@ class Numbers:
 
 @asynccontextmanager
 async def asked(*backends: ScriptedBackend) -> AsyncIterator[Refresher]:
-    async with aiohttp.ClientSession() as session:
-        urls = [serving(backend) for backend in backends]
-        engines = [SglangEngine(session, await url.__aenter__()) for url in urls]
-        try:
-            yield Refresher(engines, Numbers(), "policy", now_ms=lambda: 11)
-        finally:
-            for url in urls:
-                await url.__aexit__(None, None, None)
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        urls = [await stack.enter_async_context(serving(backend)) for backend in backends]
+        yield Refresher([SglangEngine(session, url) for url in urls], Numbers(), "policy", now_ms=lambda: 11)
 
 
 def backend(version: str = "4") -> ScriptedBackend:

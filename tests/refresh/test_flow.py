@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,11 +25,17 @@ from clawstream.events import (
 )
 from clawstream.refresh.asking import NOTHING, observe
 from clawstream.refresh.stage import refresh_stage
+from clawstream.samples.joining import Rules
+from clawstream.samples.joining import observe as joined
+from clawstream.samples.session import MAX_UNPLACED
+from clawstream.samples.session import Session as State
+from clawstream.stream.memory import MemoryBroker, MemoryLog
 from tests.flow import Flow, Oracle, Tutor, now
 from tests.refresh.anew import HINT, Anew, of_anew, too_late
 from tests.samples.test_feedback import THUMBS, asked_twice, rated
 from tests.samples.test_flow import MOVES, SEEDS, conversation
-from tests.sessions import ANSWERS, SAMPLES, Session, assistant, user
+from tests.sessions import ANSWERS, SAMPLES, Letters, Session, assistant, user
+from tests.stream import toys
 
 
 def own(log_samples: list[SampleAssembled]) -> list[SampleAssembled]:
@@ -117,14 +124,44 @@ def test_another_policys_samples_and_those_that_say_not_how_they_were_sampled_ar
     assert observe(NOTHING, theirs, 0, policy_id="policy", answers_per_hint=3).asks == []
 
 
-def test_what_is_older_than_feedback_is_heard_for_is_not_asked() -> None:
+@pytest.mark.parametrize(("age_ms", "num_asked"), [(51, 0), (50, 1)])
+async def test_what_is_older_than_feedback_is_heard_for_is_given_up_unasked_and_that_is_on_the_log_once(
+    age_ms: int, num_asked: int
+) -> None:
     [first, *_] = own(Flow(Oracle(HINT)).run(asked_twice()).of(SampleAssembled))
     anew = Anew()
-    [ask] = observe(NOTHING, first, 1000, policy_id="policy", answers_per_hint=2).asks
-    for now_ms, num_asked in ((1000 + 51, 0), (1000 + 50, 1)):
-        stage = refresh_stage(anew, "policy", answers_per_hint=2, heard_ms=50, now_ms=lambda at=now_ms: at)  # type: ignore[misc]
-        assert stage.perform is not None
-        assert len(now(stage.perform(ask))) == len(anew.asked) == num_asked
+    log = MemoryLog(MemoryBroker(partitions=1))
+    await log.append([first, too_late(first)])
+    told = [record.timestamp_ms for record in await toys.read(log, SAMPLES)]
+    stage = refresh_stage(anew, "policy", answers_per_hint=2, heard_ms=50, now_ms=lambda: told[0] + age_ms)
+    async with toys.running(stage, log):
+        await toys.settled(log, "refresh")
+    said = [one.event for one in await toys.read(log, ANSWERS) if isinstance(one.event, AnswerRefreshed)]
+    assert sorted((one.number, one.message is None) for one in said) == [(0, True), (1, num_asked == 0)]
+    assert len(anew.asked) == num_asked
+    assert all("too old" in (one.error or "") for one in said if one.message is None)
+
+
+def test_how_old_an_ask_is_is_counted_from_its_sample_on_whenever_it_is_asked() -> None:
+    [first, *_] = own(Flow(Oracle(HINT)).run(asked_twice()).of(SampleAssembled))
+    late = replace(too_late(first), asked_at_ms=5)
+    asks = [
+        *observe(NOTHING, late, 1000, policy_id="policy", answers_per_hint=1).asks,
+        *observe(NOTHING, first, 7, policy_id="policy", answers_per_hint=2).asks,
+    ]
+    assert [ask.at_ms for ask in asks] == [5, 7]
+
+
+def test_answers_to_prompts_that_are_not_there_are_bounded_and_the_oldest_is_forgotten() -> None:
+    [first, *_] = own(Flow(Oracle(HINT)).run(asked_twice()).of(SampleAssembled))
+    [ask] = observe(NOTHING, first, 0, policy_id="policy", answers_per_hint=2).asks
+    state: State | None = None
+    given_: Event
+    for number in range(MAX_UNPLACED + 3):
+        [given_] = now(Anew().answer(replace(ask, turn_id=f"nowhere-{number}")))
+        state, _, _ = joined(state, given_, Rules(Letters()))
+    assert state is not None
+    assert list(state.refreshed) == [f"nowhere-{number}" for number in range(3, MAX_UNPLACED + 3)]
 
 
 def test_an_answer_that_is_cut_off_is_no_sample_and_no_refusal_of_the_turn() -> None:
@@ -134,12 +171,13 @@ def test_an_answer_that_is_cut_off_is_no_sample_and_no_refusal_of_the_turn() -> 
     assert log.of(SampleRefused) == []
 
 
-@pytest.mark.parametrize(("off", "num"), [(OffDistribution.REFUSE, 0), (OffDistribution.HINT_ONLY, 2)])
-def test_greedy_answers_are_answered_anew_only_where_their_hints_count(off: OffDistribution, num: int) -> None:
+@pytest.mark.parametrize(("off", "num"), [(OffDistribution.REFUSE, 0), (OffDistribution.HINT_ONLY, 1)])
+@pytest.mark.parametrize("greedy", [{"temperature": 0.0}, {"top_k": 1}])
+def test_greedy_answers_are_answered_anew_only_where_their_hints_count_and_once(
+    greedy: dict[str, Any], off: OffDistribution, num: int
+) -> None:
     cold = [
-        replace(event, sampling=replace(event.sampling, temperature=0.0))
-        if isinstance(event, ExchangeCompleted)
-        else event
+        replace(event, sampling=replace(event.sampling, **greedy)) if isinstance(event, ExchangeCompleted) else event
         for event in asked_twice()
     ]
     anew = Anew()

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from clawstream.errors import NotYet, TryLater
+from clawstream.errors import NotYet, TooLate, TryLater
 from clawstream.events import Event, SessionDone, VoteCast, VoteStatus
 from clawstream.stream.breaker import FAILING_CALLS, LONGEST_WAIT_S, Breaker
+from clawstream.stream.calling import Caller
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.stream.runner import Progress
 from tests.stream import toys
@@ -240,3 +241,20 @@ async def test_what_is_still_to_come_is_given_up_in_time_and_nobody_is_taken_for
     statuses = {record.key: record.event.status for record in await toys.read(log, toys.VOTES)}  # type: ignore[attr-defined]
     assert statuses == {"early": VoteStatus.FAILED, "a": VoteStatus.READABLE}
     assert "breaker=open" not in caplog.text
+
+
+async def test_what_is_too_late_is_given_up_at_once_and_says_nothing_of_a_peer_that_is_away() -> None:
+    async def perform(call: SessionDone) -> Sequence[Event]:
+        raise TooLate("too old") if call.session_id == "old" else TryLater("status 500")
+
+    caller = Caller(toys.asks(perform, give_up=given_up), retry_s=0.001, on_retry=lambda _: None)
+    away = [asyncio.create_task(caller.until_done(toys.done("a", number))) for number in range(FAILING_CALLS)]
+    async with asyncio.timeout(10):
+        while not caller.waits_for_peer:
+            await asyncio.sleep(0.001)
+        [vote] = await caller.until_done(toys.done("old", 0))
+    assert vote == toys.vote("old", 0, VoteStatus.FAILED)
+    assert caller.waits_for_peer
+    for task in away:
+        task.cancel()
+    await asyncio.gather(*away, return_exceptions=True)

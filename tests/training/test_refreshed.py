@@ -105,6 +105,22 @@ def test_what_was_superseded_before_the_plan_is_not_answered_anew_by_who_starts_
         assert len(again.to_refresh()) == 1
 
 
+@pytest.mark.parametrize("restarted", [True, False])
+def test_what_was_dropped_for_its_age_was_not_trained_on_so_no_revision_of_it_is_late(*, restarted: bool) -> None:
+    rules = replace(REFRESHING, max_versions_behind=0)
+    batcher = Batcher(rules)
+    batcher.receive(arrival(sample("t"), 0))
+    assert batcher.due(parent_version=1, now_ms=10**9) is None
+    assert batcher.dropped == {DropReason.STALE: 1}
+    assert batcher.receive(arrival(sample("t"), 1)) is DropReason.REPEATED
+    if restarted:
+        batcher = Batcher(rules)
+        batcher.receive(arrival(sample("t"), 0))
+    assert batcher.receive(arrival(sample("t", num_feedback=1), 2)) is None
+    assert batcher.to_refresh() == ()
+    assert batcher.due(parent_version=1, now_ms=10**9) is None
+
+
 @pytest.mark.parametrize("says_turns", [True, False])
 def test_one_turn_is_answered_anew_once_whatever_else_comes_late(*, says_turns: bool) -> None:
     batcher = Batcher(REFRESHING)
@@ -158,15 +174,16 @@ def plan_of_one(one: SampleAssembled) -> BatchPlanned:
 class Trainer:
     """A trainer that can be killed anywhere: plans, steps and what it asked for outlive it."""
 
-    def __init__(self, log: Sequence[Arrival]) -> None:
+    def __init__(self, log: Sequence[Arrival], max_versions_behind: int | None) -> None:
         self.log = log
+        self.rules = replace(REFRESHING, max_versions_behind=max_versions_behind)
         self.plans: list[BatchPlanned] = []
         self.version = 0
         self.asked: list[SampleAssembled] = []
 
     def live(self, until: int, rng: random.Random) -> None:
         """Start, read up to an offset, and be killed after some of what is done next."""
-        batcher = Batcher(REFRESHING, self.plans, executed_version=self.version)
+        batcher = Batcher(self.rules, self.plans, executed_version=self.version)
         for record in self.log[resume_offsets(self.plans, self.version).get(("samples", 0), 0) : until]:
             if rng.random() < 0.5 and (batch := batcher.due(parent_version=self.version, now_ms=0)) is not None:
                 batcher.receive(record)
@@ -194,14 +211,20 @@ class Trainer:
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from([None, 1, 2, 3])), max_size=16, unique=True),
     st.lists(st.integers(0, 16), max_size=6),
+    st.sampled_from([None, 0, 1]),
+    st.lists(st.integers(0, 2), min_size=4, max_size=4),
     st.randoms(),
 )
 def test_cut_anywhere_a_turn_is_answered_anew_exactly_where_a_newer_revision_than_the_planned_one_came(
-    written: list[tuple[int, int | None]], lives: list[int], rng: random.Random
+    written: list[tuple[int, int | None]],
+    lives: list[int],
+    max_versions_behind: int | None,
+    sampled_by: list[int],
+    rng: random.Random,
 ) -> None:
     order = sorted(written, key=lambda said: said[1] or 0)  # revisions of a turn come to be one after the other
-    samples = [sample(f"t{turn}", num_feedback=heard) for turn, heard in order]
-    trainer = Trainer([arrival(one, offset) for offset, one in enumerate(samples)])
+    samples = [sample(f"t{turn}", num_feedback=heard, version=sampled_by[turn]) for turn, heard in order]
+    trainer = Trainer([arrival(one, offset) for offset, one in enumerate(samples)], max_versions_behind)
     reach = 0
     for until in lives:
         reach = max(reach, min(until, len(samples)))
