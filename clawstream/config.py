@@ -272,6 +272,9 @@ class TrainingSettings(Section):
     loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
     w_binary: float = Field(1.0, ge=0)
     w_opd: float = Field(1.0, ge=0)
+    w_topk: float = Field(
+        0.0, ge=0, description="combined: of the forward divergence from the teacher's likeliest tokens; 0: none"
+    )
     gap_clip_nats: float = Field(5.0, gt=0)
     gap_mask_nats: float = -0.1
     baseline: Literal["zero", "running"] = "zero"
@@ -321,6 +324,16 @@ class TrainingSettings(Section):
             raise ValueError(
                 f"{', '.join(idle)}: these say how advantages act, and method = 'topk' has none: it brings whole "
                 "distributions together. Leave them out, or take another method"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_whole_distribution_where_there_is_one(self) -> "TrainingSettings":
+        if self.w_topk and (self.method != "combined" or self.teacher_scores == "engine" or not self.w_opd):
+            raise ValueError(
+                f"w_topk = {self.w_topk:g} weighs the teacher's whole distribution beside the gaps of its tokens, and "
+                f"method = {self.method!r}, teacher_scores = {self.teacher_scores!r}, w_opd = {self.w_opd:g} do not "
+                "have both: leave it out, or take method = 'combined', teacher_scores = 'trainer' and w_opd above 0"
             )
         return self
 
@@ -409,6 +422,16 @@ class TrainingSettings(Section):
         binary = 0.0 if self.method in ("opd", "topk") else self.w_binary
         opd = 0.0 if self.method in ("binary", "stepwise") else self.w_opd
         return binary, opd
+
+    @property
+    def divergence_weight(self) -> float:
+        """How much the distance from the teacher's whole distribution counts."""
+        return self.w_opd if self.method == "topk" else self.w_topk
+
+    @property
+    def asks_likeliest(self) -> bool:
+        """Whether the teacher is asked for its likeliest tokens."""
+        return self.method == "topk" or self.divergence_weight > 0
 
 
 class WeightsSettings(Section):

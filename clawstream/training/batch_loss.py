@@ -22,7 +22,7 @@ from clawstream.config import TrainingSettings
 from clawstream.events import SampleAssembled
 from clawstream.training.advantages import Signals, has_signal, token_advantages
 from clawstream.training.answers import Suffix
-from clawstream.training.losses import LogProbs, Objective, Tally, distillation_loss, policy_loss
+from clawstream.training.losses import LogProbs, Objective, Tally, distillation_loss, divergence_where, policy_loss
 from clawstream.training.model import Look, Model, Top, Weights
 from clawstream.training.trainable import hint_counts
 
@@ -35,7 +35,7 @@ class Scored:
     plain: list[Suffix]
     hinted: Mapping[int, Tensor]  # the teacher's log-probs [T], by index; of the samples whose hint counts
     students: Mapping[int, Tensor]  # to hold those against, [T]; without an entry the trainer's own before the step are
-    tops: Mapping[int, Top]  # in place of those, where its whole distribution counts
+    tops: Mapping[int, Top]  # what it likes best, where its whole distribution counts
     old: list[Tensor] | None  # [T] each; None: one step is taken, and the weights being trained are those before it
     reference: list[Tensor] | None  # [T] each; None only without a leash
     advantages: Sequence[float] | None = None  # one per sample; None: they follow from rewards
@@ -52,7 +52,9 @@ class BatchLoss:
         self._model = model
         self._budget_tokens = settings.micro_batch_tokens
         self._by_engine = settings.teacher_scores == "engine"
-        self._top_tokens = settings.topk_tokens if settings.method == "topk" else None
+        self._top_tokens = settings.topk_tokens if settings.asks_likeliest else None
+        self._divergence_weight = settings.divergence_weight
+        self._distils = settings.method == "topk"
         w_binary, w_opd = settings.weights
         self._signals = Signals(
             w_binary=w_binary,
@@ -97,9 +99,7 @@ class BatchLoss:
             hinted = {i: _floats(samples[i].teacher_logprobs or ()) for i in chosen}
             students = {i: _floats(samples[i].student_logprobs or ()) for i in chosen}
             answers = model.score(leashed, weights=reference, budget_tokens=budget)
-        elif self._top_tokens is not None:
-            found = model.likeliest(questions, num_tokens=self._top_tokens, weights=teacher, budget_tokens=budget)
-            tops = dict(zip(chosen, found, strict=True))
+        elif self._distils:
             answers = model.score(leashed, weights=reference, budget_tokens=budget)
         elif teacher is reference:  # at once: with the hint and without it a question begins alike
             both = model.score([*questions, *leashed], weights=reference, budget_tokens=budget)
@@ -107,6 +107,9 @@ class BatchLoss:
         else:
             hinted = dict(zip(chosen, model.score(questions, weights=teacher, budget_tokens=budget), strict=True))
             answers = model.score(leashed, weights=reference, budget_tokens=budget)
+        if self._top_tokens is not None:
+            found = model.likeliest(questions, num_tokens=self._top_tokens, weights=teacher, budget_tokens=budget)
+            tops = dict(zip(chosen, found, strict=True))
         return Scored(
             samples=samples,
             plain=plain,
@@ -120,12 +123,12 @@ class BatchLoss:
 
     def of(self, scored: Scored, group: Sequence[int], *, baseline: float) -> tuple[Tensor, Tally, Tensor]:
         """Return the sum to call backward on, its tally, and the gaps [N] of the hinted tokens that count."""
-        if self._top_tokens is not None:
+        if self._distils:
             return *self._distilled(scored, group), torch.empty(0)
         return self._advanced(scored, group, baseline)
 
     def _advanced(self, scored: Scored, group: Sequence[int], baseline: float) -> tuple[Tensor, Tally, Tensor]:
-        look = self._model.look([scored.plain[i] for i in group])
+        look, top_teacher_BTK = self._look(scored, group)
         new_BT = look.logp_BT
         known, trained_BT = self._known(scored, group, look)
         wanted = [scored.wanted(i) for i in group]
@@ -141,23 +144,41 @@ class BatchLoss:
         advantage_BT = token_advantages(
             reward_B, rewarded_B, gap_BT, hinted_B, signals=self._signals, baseline=baseline
         )
-        total, tally = policy_loss(new_BT, known, advantage_BT, trained_BT, objective=self.objective)
+        beside_BT = None
+        if self._top_tokens is not None:
+            both_BT = look.among_BTK.isfinite().all(2) & top_teacher_BTK.isfinite().all(2)
+            beside_BT = self._divergence_weight * divergence_where(
+                both_BT, look.among_BTK, top_teacher_BTK, direction="forward"
+            )
+        total, tally = policy_loss(
+            new_BT, known, advantage_BT, trained_BT, objective=self.objective, beside_BT=beside_BT
+        )
         return total, tally, gap_BT[trained_BT & hinted_B.unsqueeze(1) & gap_BT.isfinite()]
 
     def _distilled(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, Tally]:
-        assert self._top_tokens is not None
-        tops = [scored.tops.get(i) or self._no_top(len(scored.plain[i].response_ids)) for i in group]
-        look = self._model.look([scored.plain[i] for i in group], [top.ids_TK for top in tops])
-        new_BT, top_new_BTK = look.logp_BT, look.among_BTK
+        look, top_teacher_BTK = self._look(scored, group)
         known, trained_BT = self._known(scored, group, look)
-        trained_BT &= torch.tensor([[i in scored.tops] for i in group], device=new_BT.device)
-        top_teacher_BTK = torch.full_like(top_new_BTK, torch.nan)
+        trained_BT &= torch.tensor([[i in scored.tops] for i in group], device=look.logp_BT.device)
+        return distillation_loss(
+            look.logp_BT, look.among_BTK, top_teacher_BTK, known, trained_BT,
+            objective=self.objective, weight=self._divergence_weight,
+        )  # fmt: skip
+
+    def _look(self, scored: Scored, group: Sequence[int]) -> tuple[Look, Tensor]:
+        """Return what the policy says, of the teacher's likeliest tokens too, and what the teacher says of those.
+
+        That is [B, T, K], NaN where it was not asked; K is 0 where it is asked for none.
+        """
+        suffixes = [scored.plain[i] for i in group]
+        if self._top_tokens is None:
+            look = self._model.look(suffixes)
+            return look, look.among_BTK
+        tops = [scored.tops.get(i) or self._no_top(len(scored.plain[i].response_ids)) for i in group]
+        look = self._model.look(suffixes, [top.ids_TK for top in tops])
+        top_teacher_BTK = torch.full_like(look.among_BTK, torch.nan)
         for row, top in enumerate(tops):
             top_teacher_BTK[row, : len(top.logp_TK)] = top.logp_TK
-        return distillation_loss(
-            new_BT, top_new_BTK, top_teacher_BTK, known, trained_BT,
-            objective=self.objective, weight=self._signals.w_opd,
-        )  # fmt: skip
+        return look, top_teacher_BTK
 
     def _known(self, scored: Scored, group: Sequence[int], look: Look) -> tuple[LogProbs, Tensor]:
         """Return the log-probs by other weights, and which tokens are to be trained."""

@@ -81,7 +81,7 @@ class _Loop:
         self._log = training_log
         limits = limits_of(settings.engine.base_policy)
         training = settings.training
-        too_much = asks_too_much(training.topk_tokens, limits) if training.method == "topk" else None
+        too_much = asks_too_much(training.topk_tokens, limits) if training.asks_likeliest else None
         if too_much is not None:
             raise ConfigError(too_much)
         self._stepper = Stepper(settings.engine.base_policy, settings.checkpoints_dir, thread, limits, machine=training)

@@ -119,13 +119,15 @@ def figures(steps: Sequence[Tally], objective: Objective, *, epochs: int = 1) ->
 
 
 def policy_loss(
-    logp_new_BT: Tensor, known: LogProbs, advantage_BT: Tensor, trained_BT: Tensor, *, objective: Objective
-) -> tuple[Tensor, Tally]:
+    logp_new_BT: Tensor, known: LogProbs, advantage_BT: Tensor, trained_BT: Tensor, *, objective: Objective,
+    beside_BT: Tensor | None = None,
+) -> tuple[Tensor, Tally]:  # fmt: skip
     """Return the sum to call backward on [], and its tally; divide the gradients by the whole batch's `divisor`.
 
     logp_new_BT   [B, T] float, of the weights being trained; carries the gradient
     advantage_BT  [B, T] float; NaN: not known
     trained_BT    [B, T] bool
+    beside_BT     [B, T] float; a loss that comes to that of the advantages, with its own gradient
     """
     kept_BT = _finite(logp_new_BT, known, objective) & advantage_BT.isfinite() & trained_BT
     zero = logp_new_BT.new_zeros(())
@@ -138,6 +140,8 @@ def policy_loss(
     loss_BT, clipped_BT = _surrogate(new_BT, ratio_BT, advantage_BT, objective)
     if objective.ratio_to == "old":
         loss_BT = loss_BT * _importance(old_BT, sampled_BT, objective)
+    if beside_BT is not None:
+        loss_BT = loss_BT + beside_BT
     kl_BT = _leash(new_BT, ratio_BT, known, kept_BT, objective)
     return _summed(loss_BT, kl_BT, known, kept_BT, trained_BT, objective, ratio_BT=ratio_BT, clipped_BT=clipped_BT)
 
@@ -156,16 +160,23 @@ def distillation_loss(
     zero = logp_new_BT.new_zeros(())
     new_BT = torch.where(kept_BT, logp_new_BT, zero)
     ratio_BT = _ratio(new_BT, torch.where(kept_BT, known.old, zero))
-    # In place of what is not read stands anything finite, the same on both sides.
-    stand_in_BTK = top_new_BTK.new_full((), -log(2 * top_new_BTK.shape[2]))
-    kept_BT1 = kept_BT.unsqueeze(2)
-    loss_BT = weight * divergence(
-        torch.where(kept_BT1, top_new_BTK, stand_in_BTK),
-        torch.where(kept_BT1, top_teacher_BTK, stand_in_BTK),
-        direction=objective.divergence,
-    )
+    loss_BT = weight * divergence_where(kept_BT, top_new_BTK, top_teacher_BTK, direction=objective.divergence)
     kl_BT = _leash(new_BT, ratio_BT, known, kept_BT, objective)
     return _summed(loss_BT, kl_BT, known, kept_BT, trained_BT, objective)
+
+
+def divergence_where(
+    known_BT: Tensor, top_new_BTK: Tensor, top_teacher_BTK: Tensor, *, direction: Literal["reverse", "forward"]
+) -> Tensor:
+    """Return `divergence` where both are known, and 0 without a gradient elsewhere."""
+    # In place of what is not read stands anything finite, the same on both sides.
+    stand_in = top_new_BTK.new_full((), -log(2 * top_new_BTK.shape[2]))
+    known_BT1 = known_BT.unsqueeze(2)
+    return divergence(
+        torch.where(known_BT1, top_new_BTK, stand_in),
+        torch.where(known_BT1, top_teacher_BTK, stand_in),
+        direction=direction,
+    )
 
 
 def divergence(top_new_BTK: Tensor, top_teacher_BTK: Tensor, *, direction: Literal["reverse", "forward"]) -> Tensor:

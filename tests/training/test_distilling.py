@@ -94,3 +94,16 @@ def test_a_token_whose_distribution_is_not_known_is_dropped_counted_and_without_
     assert bool(leaf.grad[0, 1].isfinite().all())
     assert bool(leaf.grad[0, 1].any())
     assert (tally.num_tokens, tally.num_tokens_dropped) == (1, 1)
+
+
+def test_what_a_policy_is_sure_of_moves_by_the_forward_divergence_and_hardly_by_gaps_of_what_it_says() -> None:
+    """It is sure of the first token, the teacher of the second; each gradient is exact, over all that may be said."""
+    sure, other = torch.tensor([8.0, 0.0, 0.0]), torch.tensor([0.0, 8.0, 0.0]).log_softmax(0)
+    logits = sure.requires_grad_()
+    logp = logits.log_softmax(0)
+    gaps = (other - logp).detach()
+    by_gaps = -(logp.detach().exp() * gaps * logp).sum()
+    by_divergence = divergence(logp[None, None, :2], other[None, None, :2], direction="forward").sum()
+    moved = [float(torch.autograd.grad(loss, logits, retain_graph=True)[0][1]) for loss in (by_gaps, by_divergence)]
+    assert moved[1] == pytest.approx(-1, abs=0.01)
+    assert abs(moved[0]) < 0.01

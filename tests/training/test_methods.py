@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from clawstream.training.trainer import Trainer
 from tests.training import tiny
@@ -94,3 +95,22 @@ def test_the_combined_gradient_is_the_sum_of_both_where_both_speak(base: Path) -
 
     for name, combined in sums["combined"].items():
         torch.testing.assert_close(combined, sums["binary"][name] + sums["opd"][name], atol=1e-5, rtol=1e-4)
+
+
+def test_a_whole_distribution_adds_its_own_gradient_to_that_of_the_advantages(base: Path) -> None:
+    """Of hinted samples alone, so that both are means over the same ones; the leash is out of the way."""
+    samples = [tiny.sample("a", reward=-1, hinted=True), tiny.sample("b", reward=1, hinted=True, response_tokens=7)]
+    plain = {"topk_tokens": 20, "kl": 0.0, "max_grad_norm": 1e9, "learning_rate": 1e-12}
+    gradients = []
+    for changes in ({"w_topk": 0.5}, {}, {"method": "topk", "topk_divergence": "forward"}):
+        trainer = Trainer(base, with_settings(**plain | changes))
+        trainer.update(on_policy(trainer, samples), version=1, seed=0)
+        gradients.append(gradient_of(trainer))
+    both, advantages, divergence = gradients
+    torch.testing.assert_close(both, advantages + 0.5 * divergence, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{"method": "opd"}, {"w_opd": 0.0}, {"teacher_scores": "engine"}], ids=str)
+def test_a_whole_distribution_is_refused_where_there_is_none_beside_gaps(changes: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=r"w_topk = 0\.5 weighs"):
+        with_settings(w_topk=0.5, **changes)

@@ -53,6 +53,7 @@ METHODS: list[dict[str, object]] = [
     {"method": "topk", "topk_tokens": 60},
     {"method": "stepwise"},
     {"method": "combined", "epochs": 2, "minibatches": 3, "average": "token"},
+    {"method": "combined", "w_topk": 0.5, "topk_tokens": 60},
 ]
 MIXED = [
     tiny.sample(
