@@ -90,6 +90,9 @@ def learn(
     answers_per_hint: Annotated[
         int, typer.Option(help="That a hint scores, the turn's own among them; binary has none.", min=1, max=64)
     ] = 1,
+    w_topk: Annotated[
+        float, typer.Option(help="Weight of the teacher's whole distribution in `combined`; 0: none.", min=0)
+    ] = 0.0,
     lora_rank: Annotated[int, typer.Option(help="Of the adapter that is trained; 0: all weights are.", min=0)] = 16,
     hurry: Annotated[
         bool,
@@ -192,7 +195,7 @@ def learn(
         cells = grid(
             scenario=scenario.value, base=policy_base.value, base_sha=policy.name, problems_sha=people.sha,
             updates=updates, learning_rate=rate, epochs=epochs, answers_per_hint=answers_per_hint,
-            lora_rank=lora_rank or None, hurry=hurry, score_at=at, methods=wanted[0], seeds=wanted[1],
+            w_topk=w_topk, lora_rank=lora_rank or None, hurry=hurry, score_at=at, methods=wanted[0], seeds=wanted[1],
             controls=without, teachers=taught_by, flip_after=flip_after,
         )  # fmt: skip
         reference, rows = asyncio.run(_run(Grid(place, people, policy, settings.cache_dir), cells, at_once=at_once))

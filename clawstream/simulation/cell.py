@@ -15,7 +15,7 @@ from pathlib import Path
 import clawstream
 from clawstream.errors import OperatorError, TryLater
 from clawstream.simulation.figures import Score, at_share
-from clawstream.simulation.grid import Cell, cell_of
+from clawstream.simulation.grid import UNTAUGHT, Cell, cell_of
 from clawstream.simulation.outcome import Outcome, median, update_of
 from clawstream.simulation.run import Lived, People, Plan, Progress, live
 from clawstream.simulation.scoring import TEMPERATURE, Room, room
@@ -63,9 +63,10 @@ async def run_cell(order: Order, folder: Path) -> Outcome:
         learning_rate=cell.learning_rate,
         epochs=cell.epochs,
         answers_per_hint=cell.answers_per_hint,
+        w_topk=cell.w_topk,
         lora_rank=cell.lora_rank,
         patient=not cell.hurry,
-        teacher=cell.teacher,
+        teacher=None if cell.method in UNTAUGHT else cell.teacher,
         flip_after=cell.flip_after,
         base=order.base,
         cache_dir=order.cache_dir,

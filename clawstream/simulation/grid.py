@@ -33,6 +33,7 @@ class Cell:
     learning_rate: float
     epochs: int  # passes over each batch
     answers_per_hint: int = 1  # the turn's own among them
+    w_topk: float = 0.0  # of the teacher's whole distribution, beside the gaps of `combined`
     lora_rank: int | None  # None: all weights are trained
     hurry: bool  # people do not wait for the policy that learned from what they said
     score_at: tuple[int, ...]  # updates, ascending
@@ -84,7 +85,8 @@ def cell_of(plan: dict[str, Any]) -> Cell:
 def grid(
     *, scenario: str, base: str, base_sha: str, problems_sha: str, methods: Sequence[str], seeds: Sequence[int],
     controls: Sequence[Control], updates: int, learning_rate: float, epochs: int, answers_per_hint: int,
-    lora_rank: int | None, hurry: bool, score_at: Sequence[int], teachers: Sequence[str], flip_after: int | None,
+    w_topk: float, lora_rank: int | None, hurry: bool, score_at: Sequence[int], teachers: Sequence[str],
+    flip_after: int | None,
 ) -> tuple[Cell, ...]:  # fmt: skip
     """Return every cell, seed by seed, so that a grid that is cut short has all methods with the same seeds."""
     flip = () if flip_after is None else (flip_after, min(flip_after + ANEW_WITHIN, updates))
@@ -102,6 +104,7 @@ def grid(
             epochs=epochs,
             # Where no hint counts none is answered again.
             answers_per_hint=1 if method in UNTAUGHT else answers_per_hint,
+            w_topk=w_topk if method == "combined" else 0.0,
             lora_rank=lora_rank,
             hurry=hurry,
             score_at=tuple(sorted({0, *score_at, *flip, updates})),

@@ -108,6 +108,7 @@ class Row:
             "learning_rate": cell.learning_rate,
             "epochs": cell.epochs,
             "answers_per_hint": cell.answers_per_hint,
+            "w_topk": cell.w_topk,
         }
         head |= {"lora_rank": cell.lora_rank, "hurry": cell.hurry}
         head |= {"ceiling": reference.ceiling.score, "baseline": reference.baseline.score}

@@ -52,9 +52,9 @@ async def test_each_version_is_scored_by_what_was_wanted_when_it_learned_and_tha
     asking = Asking(problems=Path("scored"))
 
     @asynccontextmanager
-    async def room(folder: Path, problems: Path, cache_dir: Path) -> AsyncIterator[Asking]:
+    async def room(folder: Path, people: People, cache_dir: Path) -> AsyncIterator[Asking]:
         del folder, cache_dir
-        yield replace(asking, problems=problems)
+        yield replace(asking, problems=people.scored)
 
     monkeypatch.setattr(cell, "room", room)
     people = People(scenario="all", hint_share=0.5, asked=Path("a"), scored=Path("scored"), scored_flipped=Path("new"))

@@ -16,8 +16,8 @@ CELL = Cell(
 )  # fmt: skip
 OTHER: dict[str, Any] = {
     "scenario": "student", "base": "hard", "base_sha": "b", "problems_sha": "b", "method": "binary", "seed": 4,
-    "control": None, "updates": 17, "learning_rate": 1e-4, "epochs": 2, "answers_per_hint": 4, "lora_rank": 8,
-    "hurry": True, "score_at": (0, 16), "teacher": "ema", "flip_after": 8,
+    "control": None, "updates": 17, "learning_rate": 1e-4, "epochs": 2, "answers_per_hint": 4, "w_topk": 0.5,
+    "lora_rank": 8, "hurry": True, "score_at": (0, 16), "teacher": "ema", "flip_after": 8,
 }  # fmt: skip
 
 
@@ -36,6 +36,7 @@ def made(**changes: object) -> tuple[Cell, ...]:
         "learning_rate": 2e-4,
         "epochs": 1,
         "answers_per_hint": 1,
+        "w_topk": 0.0,
         "lora_rank": None,
         "hurry": False,
         "score_at": [8],
@@ -79,6 +80,11 @@ def test_a_grid_that_is_cut_short_has_all_methods_with_the_same_seeds() -> None:
 def test_where_no_hint_counts_none_scores_several_answers() -> None:
     cells = made(methods=["binary", "opd", "combined"], answers_per_hint=4)
     assert {(cell.method, cell.answers_per_hint) for cell in cells} == {("binary", 1), ("opd", 4), ("combined", 4)}
+
+
+def test_a_teacher_s_whole_distribution_counts_beside_gaps_alone() -> None:
+    cells = made(methods=["binary", "opd", "combined"], w_topk=0.5)
+    assert {(cell.method, cell.w_topk) for cell in cells} == {("binary", 0.0), ("opd", 0.0), ("combined", 0.5)}
 
 
 def test_what_is_named_twice_is_run_once() -> None:

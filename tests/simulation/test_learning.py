@@ -3,10 +3,9 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +16,7 @@ from clawstream.simulation.grid import Cell
 from clawstream.simulation.learning import Grid
 from clawstream.simulation.outcome import Reference
 from clawstream.simulation.people import people_of
-from clawstream.simulation.run import Progress
+from clawstream.simulation.run import People, Progress
 from tests.simulation.outcomes import REFERENCE, cell, outcome
 from tests.simulation.outcomes import score as a_score
 
@@ -80,20 +79,27 @@ async def test_a_cell_that_was_cut_off_begins_anew(grid: Grid) -> None:
     assert not left.exists()
 
 
+@dataclass(frozen=True)
+class Asking:
+    """A room that keeps which problems were asked in it."""
+
+    problems: Path
+    asked: list[str]
+
+    async def score(self, *_: object, hinted: bool, **__: object) -> Score:
+        self.asked.append(self.problems.name)
+        return a_score(0, (0.5 if self.problems.name == "scored.jsonl" else 0.1) + 0.3 * hinted)
+
+
 async def test_the_base_is_scored_by_both_wishes_where_they_flip_and_each_is_kept(
     grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
 
     @asynccontextmanager
-    async def room(folder: Path, problems: Path, cache_dir: Path) -> AsyncIterator[SimpleNamespace]:
+    async def room(folder: Path, people: People, cache_dir: Path) -> AsyncIterator[Asking]:
         del folder, cache_dir
-
-        async def score(*_: object, hinted: bool, **__: object) -> Score:
-            asked.append(problems.name)
-            return a_score(0, (0.5 if problems.name == "scored.jsonl" else 0.1) + 0.3 * hinted)
-
-        yield SimpleNamespace(score=score)
+        yield Asking(people.scored, asked)
 
     monkeypatch.setattr(learning, "room", room)
     (tmp_path / "grid").mkdir()

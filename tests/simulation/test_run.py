@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clawstream.errors import PartUnavailable
-from clawstream.simulation import run
+from clawstream.simulation import rounds, run
 from clawstream.simulation.run import People, Plan, _next_stop, _settings, _teach
 
 PEOPLE = People(scenario="all", hint_share=0.5, asked=Path("a"), scored=Path("b"), scored_flipped=Path("c"))
@@ -107,7 +107,8 @@ async def taught(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     async def quiet(*_: object) -> None:
         await world.settle()
 
-    for name, stand_in in (("program", program), ("Students", lambda _: world), ("_quiet", quiet)):
+    monkeypatch.setattr(rounds, "quiet", quiet)
+    for name, stand_in in (("program", program), ("Students", lambda _: world)):
         monkeypatch.setattr(run, name, stand_in)
     running: Any = SimpleNamespace(addresses=SimpleNamespace(gateway="http://gateway"))
     nothing: Any = None
