@@ -273,7 +273,10 @@ class TrainingSettings(Section):
     w_binary: float = Field(1.0, ge=0)
     w_opd: float = Field(1.0, ge=0)
     w_topk: float = Field(
-        0.0, ge=0, description="combined: of the forward divergence from the teacher's likeliest tokens; 0: none"
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="combined: of the divergence from the teacher's topk_tokens likeliest, always forward; 0: none",
     )
     gap_clip_nats: float = Field(5.0, gt=0)
     gap_mask_nats: float = -0.1

@@ -169,12 +169,19 @@ def learn(
     wanted = _listed(methods, Method, "--methods"), _listed(seeds, int, "--seeds")
     without = _listed(controls, Control, "--controls") if controls else []
     taught_by = _listed(teachers, Teacher, "--teachers")
-    if _is_said(context, "teachers") and {*wanted[0]} <= {*UNTAUGHT}:
+    if {*wanted[0]} <= {*UNTAUGHT}:
+        for name in ("teachers", "answers_per_hint"):
+            if _is_said(context, name):
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} {context.params[name]}: hints teach nothing with --methods {methods}. "
+                    "Nothing was run. Leave it out, or name another method"
+                )
+    if w_topk and Method.COMBINED not in wanted[0]:
         raise ConfigError(
-            f"--teachers {teachers}: hints teach nothing with --methods {methods}. Nothing was run. "
-            "Leave it out, or name another method"
+            f"--w-topk {w_topk:g}: it adds to combined, and --methods are {methods}. Nothing was run. "
+            "Leave it out, or name combined"
         )
-    _refuse_flip(flip_after, scenario, updates=updates, hurry=hurry, controls=controls)
+    _refuse_flip(flip_after, scenario, updates=updates, hurry=hurry, controls=controls, answers=answers_per_hint)
     policy_base = base or Base(cast.bases[0])
     _refuse_unfit(scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry)
     for control in dict.fromkeys(without):
@@ -227,7 +234,9 @@ def _scored_by_default(updates: int) -> list[int]:
     return [0, updates // 2] if updates < LONG_UPDATES else list(range(0, updates, 8))
 
 
-def _refuse_flip(after: int | None, scenario: Scenario, *, updates: int, hurry: bool, controls: str) -> None:
+def _refuse_flip(
+    after: int | None, scenario: Scenario, *, updates: int, hurry: bool, controls: str, answers: int
+) -> None:
     """Refuse a flip that would not be one."""
     if after is None:
         return
@@ -244,6 +253,11 @@ def _refuse_flip(after: int | None, scenario: Scenario, *, updates: int, hurry: 
     if after >= updates:
         raise ConfigError(
             f"--flip-after {after}: there are {updates} updates. Nothing was run. Name one before the last"
+        )
+    if answers > 1:
+        raise ConfigError(
+            f"--flip-after {after}: with --answers-per-hint {answers} a session gives several samples, and update "
+            f"{after} may be passed before anybody's wish changes. Nothing was run. Leave one of them out"
         )
     if controls:
         raise ConfigError(

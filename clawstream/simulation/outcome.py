@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from clawstream.events import StepTaken
+from clawstream.simulation.casting import CASTS
 from clawstream.simulation.figures import Score
 from clawstream.simulation.grid import UNTAUGHT, Cell
 
@@ -86,8 +87,12 @@ class Row:
         return flipped or self.reference
 
     def rejected_share(self, until: int) -> float | None:
-        """The share of steps that were rejected, up to the one that made update `until`; None: that was not said."""
-        steps = () if self.outcome is None else self.outcome.steps
+        """The share of steps that were rejected, up to the one that made update `until`; None: that was not said, or
+        the run counts rounds.
+        """
+        if self.outcome is None or CASTS[self.cell.scenario].attempts is not None:
+            return None
+        steps = self.outcome.steps
         version = next((step.version for step in steps if step.update == until), None)
         return None if version is None else (version - until) / version
 

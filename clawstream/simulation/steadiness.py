@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from clawstream.simulation.casting import CASTS
 from clawstream.simulation.grid import ANEW_WITHIN
 from clawstream.simulation.outcome import Row, Update
 
@@ -30,9 +31,11 @@ class Line:
 
 
 def steadiness(row: Row) -> tuple[Line, ...]:
-    """Return the lines of a run that was scored after update SETTLED_AFTER or has flipped; of any other, and of a
-    control, there are none.
+    """Return the lines of a run with people that was scored after update SETTLED_AFTER or has flipped; of any other,
+    and of a control, there are none.
     """
+    if CASTS[row.cell.scenario].attempts is not None:  # agents' runs count rounds, of several updates each
+        return ()
     long = row.cell.flip_after is not None or any(update > SETTLED_AFTER for update in row.cell.score_at)
     if row.cell.control is not None or row.outcome is None or not long:
         return ()

@@ -57,6 +57,18 @@ from tests.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row, row
         (["--scenario", "tools", "--methods", "outcome", "--controls", "shuffled"], "expected one of stepwise"),
         (["--scenario", "tools", "--hurry"], "--hurry: no effect with --scenario tools"),
         (["--real", "--seeds", "1,2"], "--seeds 1,2: --real draws with one seed"),
+        (
+            ["--methods", "stepwise", "--scenario", "tools", "--answers-per-hint", "4"],
+            "--answers-per-hint 4: hints teach nothing with --methods stepwise. Nothing was run",
+        ),
+        (
+            ["--methods", "opd", "--w-topk", "1"],
+            "--w-topk 1: it adds to combined, and --methods are opd. Nothing was run",
+        ),
+        (
+            ["--updates", "16", "--flip-after", "8", "--answers-per-hint", "4"],
+            "--flip-after 8: with --answers-per-hint 4 a session gives several samples",
+        ),
     ],
 )
 def test_an_option_that_makes_no_grid_is_named_before_anything_is_run(

@@ -143,3 +143,13 @@ def test_the_report_says_of_each_line_whether_it_holds() -> None:
     }  # fmt: skip
     assert len(found["wanted"]) == 6
     assert found["wanted"]["0.6 of the ceiling within 24 of the flip"] == {"found": [0.6], "holds": True}
+
+
+def test_of_agents_whose_runs_count_rounds_nothing_is_said() -> None:
+    one = long_row({16: 0.7, 24: 0.72})
+    agents = replace(one, cell=replace(one.cell, scenario="tools", method="stepwise"))
+
+    assert steadiness(one)
+    assert steadiness(agents) == ()
+    assert one.as_json()["rejected_share"] == 0.0
+    assert agents.as_json()["rejected_share"] is None
