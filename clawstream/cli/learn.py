@@ -210,7 +210,7 @@ def learn(
         for file in (place / "report.json", *(() if json_file is None else (json_file,))):
             file.write_text(written)
         picture = plot or place / "curves.png"
-        plot_curves(curves(rows), reference, f"{scenario.value}, {policy_base.value} base", picture)
+        plot_curves(curves(rows), reference, f"{scenario.value}, {policy_base.value} base", picture, unit=cast.unit)
     show(tables(rows, reference))
     _say_where(rows, picture, place / "cells")
     if any(row.error is not None for row in rows):

@@ -110,11 +110,16 @@ def _steady(lines: list[tuple[Row, tuple[Line, ...]]], rows: Sequence[Row]) -> T
     for arm in dict.fromkeys(row.cell.arm for row in real):
         of_arm = [row for row in real if row.cell.arm == arm]
         num_failed = sum(row.outcome is None for row in of_arm)
-        held = [[line.holds is True for line in found] for row, found in lines if row.cell.arm == arm]
-        sums = [sum(column) for column in zip(*held, strict=True)] or [0] * len(lines[0][1])
+        held = [[line.holds for line in found] for row, found in lines if row.cell.arm == arm]
+        columns = [*zip(*held, strict=True)] or [()] * len(lines[0][1])
         failed = f" ({num_failed} failed)" if num_failed else ""
-        table.add_row(f"{arm}, runs{failed}", *(f"{number} of {len(of_arm)}" for number in sums))
+        table.add_row(f"{arm}, runs{failed}", *(_counted(column, len(of_arm)) for column in columns))
     return table
+
+
+def _counted(held: Sequence[bool | None], num_runs: int) -> str:
+    unknown = held.count(None)
+    return f"{held.count(True)} of {num_runs}{f' ({unknown} unknown)' if unknown else ''}"
 
 
 def _line(line: Line) -> str:

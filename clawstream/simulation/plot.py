@@ -44,13 +44,15 @@ def plot_scores(figures: Figures, path: Path) -> None:
     plt.close(figure)
 
 
-def plot_curves(curves: Sequence[Curve], reference: Reference, title: str, path: Path) -> None:
-    """Write a PNG with the mean score of each method and control, by updates and by interactions."""
+def plot_curves(
+    curves: Sequence[Curve], reference: Reference, title: str, path: Path, *, unit: str = "updates"
+) -> None:
+    """Write a PNG with the mean score of each method and control, by what a run counts and by interactions."""
     plt = _pyplot()
     figure, both = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained", sharey=True)
     colours = dict(zip(dict.fromkeys(curve.method for curve in curves), cycle(COLOURS), strict=False))
-    for axes, label in zip(both, ("weight updates", "answers that people had got (mean over seeds)"), strict=True):
-        by_update = label.startswith("weight")
+    for axes, label in zip(both, (unit, "answers that were got (mean over seeds)"), strict=True):
+        by_update = label == unit
         for curve in (curve for curve in curves if curve.points):
             alpha = 1.0 if curve.control is None else 0.6
             for number, points in enumerate(_pieces(curve)):

@@ -152,6 +152,12 @@ def test_what_held_is_counted_by_method_and_teacher_and_of_failed_runs_nothing_d
     assert "opd, runs (1 failed) 0 of 1 0 of 1" in said
 
 
+def test_what_nobody_knows_yet_is_not_counted_as_held_or_as_not(capsys: pytest.CaptureFixture[str]) -> None:
+    show(tables([long_row({16: 0.7, 24: 0.3}, flip_after=16, at_flip=0.1)], replace(REFERENCE, flipped=FLIPPED)))
+
+    assert "0 of 1 (1 unknown)" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
 def test_a_picture_of_a_flip_is_drawn_in_two_pieces(tmp_path: Path) -> None:
     scores = {16: 0.7, 32: 0.7, 40: 0.2, 56: 0.4}
     rows = [long_row(scores, flip_after=32, at_flip=0.05), long_row(scores, teacher="ema", flip_after=32, at_flip=0.1)]
