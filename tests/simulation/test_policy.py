@@ -66,7 +66,7 @@ def test_the_same_recipe_gives_the_same_weights(built: Path) -> None:
 
 
 def test_nothing_is_left_when_building_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full_disk(_folder: Path) -> None:
+    def full_disk(_folder: Path, _words: tuple[str, ...]) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(tokenizer, "save", full_disk)
@@ -80,8 +80,8 @@ def test_two_that_build_at_once_end_with_one_whole_folder(tmp_path: Path, monkey
     both_built = threading.Barrier(2, timeout=30)
     save = tokenizer.save
 
-    def save_together(folder: Path) -> None:
-        save(folder)
+    def save_together(folder: Path, words: tuple[str, ...]) -> None:
+        save(folder, words)
         both_built.wait()
 
     monkeypatch.setattr(tokenizer, "save", save_together)
