@@ -138,7 +138,7 @@ async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterato
                 )
                 yield found
                 checking.cancel()
-        except ExceptionGroup as failures:
+        except ExceptionGroup as failures:  # one error, the check's or the block's own: the group adds nothing
             raise failures.exceptions[0] from failures
 
 

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import random
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +33,14 @@ class Attempt:
     size: int  # attempts that the group has
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A request without an answer."""
+
+    reason: str
+    asked_at_s: float  # Unix time
+
+
 class Trier:
     """Makes attempts through the gateway, and passes on what the environment says of them."""
 
@@ -43,15 +52,22 @@ class Trier:
         del rng
         group = {"X-Group-Id": attempt.group, "X-Group-Size": str(attempt.size)}
         headers = {"X-Session-Id": session, "X-Turn-Type": "main", **group}
+        asked_at_s = time.time()  # the request that is under way
+
+        def heard(answered: Answered) -> None:
+            nonlocal asked_at_s
+            _report(session, answered)
+            asked_at_s = time.time()
+
         try:
-            ended = await self._agent.attempt(attempt.task, headers, lambda answered: _report(session, answered))
+            ended = await self._agent.attempt(attempt.task, headers, heard)
             score = 1.0 if ended.right else -1.0
             told = {"response_id": ended.response_id, "source": "environment", "score": score}
             await self._client.post("/feedback", body=told, cast_to=object)
             over = {"session_done": True}
             await self._client.post("/chat/completions", body=over, cast_to=object, options={"headers": headers})
         except openai.OpenAIError as problem:
-            _report(session, f"{type(problem).__name__}: {problem}")
+            _report(session, Failed(reason=f"{type(problem).__name__}: {problem}", asked_at_s=asked_at_s))
             return False
         return True
 
@@ -63,21 +79,21 @@ def attempts(asked: Sequence[Task], *, run_name: str, size: int) -> Iterator[Att
         yield from itertools.repeat(Attempt(task=asked[number % len(asked)], group=group, size=size), size)
 
 
-def _report(session: str, found: Answered | str) -> None:
-    """Print the line of one request, answered or failed for the reason that is said."""
+def _report(session: str, found: Answered | Failed) -> None:
+    """Print the line of one request."""
     answered = found if isinstance(found, Answered) else None
     report = Report(
         session=session,
         first_answer=answered is not None and answered.step == 0,
         failed=answered is None,
-        error=None if isinstance(found, Answered) else found,
+        error=None if isinstance(found, Answered) else found.reason,
         ttft_ms=None,
         max_gap_ms=None,
         max_gap_ended_at_s=None,
         gaps=(),
-        started_at_s=0.0 if answered is None else answered.started_at_s,
-        total_ms=0.0 if answered is None else answered.total_ms,
-        num_chunks=0 if answered is None else answered.num_tokens,
+        started_at_s=found.started_at_s if isinstance(found, Answered) else found.asked_at_s,
+        total_ms=found.total_ms if isinstance(found, Answered) else (time.time() - found.asked_at_s) * 1000,
+        num_chunks=0 if answered is None else answered.num_tokens,  # none came
     )
     say(asdict(report))
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Annotated
 
 import openai
-import orjson
 import typer
 
 from clawstream.simulation.attempts import Agent, Answered
 from clawstream.simulation.chains import Task, tasks
 from clawstream.simulation.marks import wilson
+from clawstream.simulation.scorer import print_score
 
 
 def seed_of(seed: int, task: Task, step: int) -> int:
@@ -64,20 +64,11 @@ def main(
         print(f"{problems}: {error}. Nothing was asked.", file=sys.stderr)
         raise typer.Exit(2) from error
 
-    async def scored() -> dict[str, object]:
-        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
-            agent = Agent(client, model, temperature=temperature)
-            return await score(agent, asked, seed=seed, hinted=hinted, concurrency=concurrency)
+    async def scored(client: openai.AsyncOpenAI) -> dict[str, object]:
+        agent = Agent(client, model, temperature=temperature)
+        return await score(agent, asked, seed=seed, hinted=hinted, concurrency=concurrency)
 
-    result: dict[str, object] | None = None
-    try:
-        result = asyncio.run(scored())
-    except* openai.OpenAIError as failed:
-        first = failed.exceptions[0]
-        print(f"{base_url}: {type(first).__name__}: {first}. There is no score; see the gateway.", file=sys.stderr)
-    if result is None:
-        raise typer.Exit(1)
-    print(orjson.dumps(result).decode(), flush=True)
+    print_score(scored, base_url=base_url, api_key=api_key, timeout_s=timeout_s)
 
 
 if __name__ == "__main__":

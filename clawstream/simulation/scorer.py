@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import sys
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -83,16 +84,31 @@ def main(
         print(f"{problems}: {error}. Nothing was asked.", file=sys.stderr)
         raise typer.Exit(2) from error
 
-    async def scored() -> dict[str, object]:
+    async def scored(client: openai.AsyncOpenAI) -> dict[str, object]:
+        scorer = Scorer(client, model=model, hinted=hinted, temperature=temperature, concurrency=concurrency)
+        marks = await scorer.mark_all(asked, seed)
+        found = {"by_persona": by_persona(asked, marks), "policy_versions": sorted(scorer.versions)}
+        return asdict(total(marks)) | found
+
+    print_score(scored, base_url=base_url, api_key=api_key, timeout_s=timeout_s)
+
+
+def print_score(
+    scored: Callable[[openai.AsyncOpenAI], Awaitable[dict[str, object]]],
+    *,
+    base_url: str,
+    api_key: str,
+    timeout_s: float,
+) -> None:
+    """Print what a client of the gateway scored; exit with 1, and say why, where a request failed."""
+
+    async def asked() -> dict[str, object]:
         async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
-            scorer = Scorer(client, model=model, hinted=hinted, temperature=temperature, concurrency=concurrency)
-            marks = await scorer.mark_all(asked, seed)
-            found = {"by_persona": by_persona(asked, marks), "policy_versions": sorted(scorer.versions)}
-            return asdict(total(marks)) | found
+            return await scored(client)
 
     result: dict[str, object] | None = None
     try:
-        result = asyncio.run(scored())
+        result = asyncio.run(asked())
     except* openai.OpenAIError as failed:
         first = failed.exceptions[0]
         print(f"{base_url}: {type(first).__name__}: {first}. There is no score; see the gateway.", file=sys.stderr)

@@ -4,6 +4,7 @@ Every sample is in exactly one batch, whatever is delivered twice or read again 
 the log, is executed as it stands, and what it or an earlier plan names is taken by nobody else. Of a turn and its judge
 one revision at most is planned: the newest that is there by then, and what comes later is not trained on. Its turn's
 prompt may be answered anew; until that is asked for no plan's offsets pass it, so whoever starts again finds it.
+What is late, superseded, stale or unsettled is told by the same books, so all of it stands in one file.
 """
 
 from collections import Counter, defaultdict

@@ -283,7 +283,9 @@ async def test_a_failed_request_ends_an_attempt_without_an_outcome(capsys: pytes
 
     assert not went
     assert [path for path, _, _ in gateway.asked] == ["/v1/chat/completions"] * 2
-    assert [json.loads(said)["failed"] for said in capsys.readouterr().out.splitlines()] == [False, True]
+    answered, failed = [json.loads(said) for said in capsys.readouterr().out.splitlines()]
+    assert (answered["failed"], failed["failed"]) == (False, True)
+    assert failed["started_at_s"] >= answered["started_at_s"] + answered["total_ms"] / 1000 - 0.1
 
 
 def test_the_attempts_at_a_task_are_one_group_and_a_task_that_comes_again_is_another() -> None:
