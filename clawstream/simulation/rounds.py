@@ -21,8 +21,8 @@ _GROUPS_TOPIC = "clawstream.groups.v1"
 async def batches(target: int, cast: Cast, students: Students, watch: Watch, log: KafkaLog) -> None:
     """Let people ask for one batch after the other, each answered by the policy that all before it taught.
 
-    Less than a batch is left over when they ask, and a session gives one sample at most: so no more batches are planned
-    than are missing.
+    Less than a batch is left over when they ask, and a session gives one sample at most, where no answers are given
+    anew: so no more batches are planned than are missing.
     """
     enough = cast.batch_samples
     while (missing := target - watch.updates) > 0:
@@ -32,9 +32,14 @@ async def batches(target: int, cast: Cast, students: Students, watch: Watch, log
             num_sessions = min(math.ceil(num_asked * MORE_SHARE) or enough, missing * cast.batch_samples)
             await students.hold(num_sessions)
             num_asked += num_sessions
-            await quiet(cast, watch, log)
             is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
-        await quiet(cast, watch, log)
+            if not is_full:
+                await quiet(cast, watch, log)
+                is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
+        if num_asked <= cast.batch_samples and not watch.refreshes:  # with what was left over, too few for two batches
+            await watch.until_settled()
+        else:
+            await quiet(cast, watch, log)
         enough = max(cast.batch_samples, math.floor(num_asked * (1 - MORE_SHARE)))
 
 

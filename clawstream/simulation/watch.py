@@ -19,8 +19,8 @@ class Watch:
 
     def __init__(self, answers_per_hint: int = 1) -> None:
         # Samples make answers anew, and these make samples: who sees all of them done twice in a row saw the end of it.
-        refreshing = ("refresh",) if answers_per_hint > 1 else ()
-        self.stages = ("turns", "judging", *refreshing, "samples")
+        self.refreshes = answers_per_hint > 1
+        self.stages = ("turns", "judging", *(("refresh",) if self.refreshes else ()), "samples")
         self.planned = self.taken = self.activated = 0
         self._served_at_s = 0.0  # by the event loop's clock
         self.steps: list[StepTaken] = []
@@ -96,6 +96,10 @@ class Watch:
     async def until_planned(self, batches: int) -> None:
         """Return once so many batches are planned; raises what `until` does."""
         await self.until(lambda: self.num_planned >= batches, what=f"plan of batch {batches}, whose samples are there,")
+
+    async def until_settled(self) -> None:
+        """Return once every batch that was planned is served, or rejected; raises what `until` does."""
+        await self.until(lambda: self.settled, what=f"version {self.planned} in the engine")
 
     async def until_served(self, updates: int) -> None:
         """Return once so many updates are served; raises what `until` does."""

@@ -1,0 +1,106 @@
+"""People who wait ask for one batch at a time, and for the next once what they said is in the weights that answer."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from clawstream.events import StepTaken
+from clawstream.simulation import rounds
+from clawstream.simulation.casting import CASTS
+from clawstream.simulation.watch import Watch
+from tests.monitoring.said import activated, plan, published
+from tests.projections.logs import example
+
+BATCH = CASTS["all"].batch_samples
+
+
+class World:
+    """People of whose sessions every `one_in`th gives a sample at once, and a trainer that needs a while for a step."""
+
+    def __init__(self, *, one_in: int = 1, answers_per_hint: int = 1) -> None:
+        self.watch = Watch(answers_per_hint)
+        for event in (published(0), activated(0)):
+            self.watch._learn(event)
+        self.asked_while_trained = False
+        self.asked: list[int] = []
+        self.num_looks = 0  # at how far the stages are
+        self._one_in = one_in
+        self._num_samples = 0
+        self._came = asyncio.Event()
+
+    async def hold(self, num_sessions: int) -> None:
+        self.asked_while_trained |= not self.watch.settled
+        before = sum(self.asked)
+        self.asked.append(num_sessions)
+        self._num_samples += (before + num_sessions) // self._one_in - before // self._one_in
+        self._came.set()
+
+    async def lag(self, _stage: str) -> int:
+        self.num_looks += 1
+        return 0
+
+    async def _train(self) -> None:
+        while True:
+            await self._came.wait()
+            self._came.clear()
+            while self._num_samples >= BATCH:
+                self._num_samples -= BATCH
+                version = self.watch.activated + 1
+                await self._tell(plan(version, (), {}))
+                await asyncio.sleep(0.02)
+                await self._tell(example(StepTaken, policy_version=version))
+                await self._tell(published(version))
+                await asyncio.sleep(0.02)
+                await self._tell(activated(version))
+
+    async def _tell(self, event: object) -> None:
+        async with self.watch._changed:
+            self.watch._learn(event)
+            self.watch._changed.notify_all()
+
+    @contextlib.asynccontextmanager
+    async def training(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._train())
+        try:
+            async with asyncio.timeout(60):
+                yield
+        finally:
+            task.cancel()
+
+    async def live(self, updates: int) -> None:
+        async with self.training():
+            await rounds.batches(updates, CASTS["all"], self, self.watch, self)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _a_quick_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "PLANNED_WITHIN_S", 0.1)
+
+
+async def test_a_full_batch_is_waited_for_by_its_weights_alone() -> None:
+    world = World()
+    await world.live(3)
+
+    assert world.asked == [BATCH] * 3
+    assert not world.asked_while_trained
+    assert world.num_looks == 0
+    assert world.watch.activated == 3
+
+
+async def test_where_few_sessions_teach_more_are_held_until_a_batch_is_full_and_no_more_updates_are_made() -> None:
+    world = World(one_in=3)
+    await world.live(3)
+
+    assert sum(world.asked) >= 3 * BATCH * 3
+    assert not world.asked_while_trained
+    assert world.watch.activated == 3
+
+
+async def test_where_answers_are_given_anew_all_stages_are_waited_for() -> None:
+    world = World(answers_per_hint=4)
+    await world.live(2)
+
+    assert world.num_looks > 0
+    assert not world.asked_while_trained
