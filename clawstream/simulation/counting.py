@@ -52,9 +52,11 @@ WITH corrections AS (
     SELECT (SELECT min(version) FROM unnest(sampled_by(versions)) AS sampling (version)) AS version, first_token_at_ms
     FROM exchanges
     WHERE kind = 'completed' AND turn_type = 'main'
-), first_answers AS (
+), by_version AS MATERIALIZED (
+    SELECT version, min(first_token_at_ms) AS first_token_at_ms FROM answers GROUP BY version
+), first_answers AS MATERIALIZED (
     SELECT b.policy_version, (
-        SELECT min(first_token_at_ms) FROM answers WHERE version >= b.policy_version
+        SELECT min(first_token_at_ms) FROM by_version WHERE version >= b.policy_version
     ) AS first_token_at_ms
     FROM batches AS b
 )
