@@ -251,7 +251,7 @@ class RewardsSettings(Section):
 
 
 class TrainingSettings(Section):
-    """Micro-batches and losses; names and defaults as in design.md section 7."""
+    """Micro-batches and losses: docs/training.md."""
 
     batch_samples: int = Field(16, ge=1)
     max_wait_s: float = Field(3600.0, gt=0, description="since the oldest waiting sample; then a smaller batch fires")

@@ -1,4 +1,4 @@
-"""Measurements that the README and the issues quote: `python -m tests.bench NAME --json FILE`."""
+"""Measurements that README, docs/ and the issues quote: `python -m tests.bench NAME --json FILE`."""
 
 import sys
 from collections.abc import Sequence
