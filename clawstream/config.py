@@ -412,11 +412,6 @@ class TrainingSettings(Section):
                 f"trainer = {self.trainer!r} computes in float32 and keeps what is inside layers: dtype and "
                 "gradient_checkpointing are torch's. Leave them out, or take 'torch'"
             )
-        if self.trainer != "torch" and self.gate:
-            raise ValueError(
-                f"trainer = {self.trainer!r} can't look at what a step came to before it is published: gate is "
-                "torch's. Say gate = false, or take 'torch'"
-            )
         return self
 
     @property

@@ -2,14 +2,15 @@
 
 A model that is whole in this process overrides nothing that is defined here. In the others every process calls the
 same methods in the same order with the same samples; what is said of a batch is then the same in all of them. B rows,
-T response tokens, K tokens looked at.
+L tokens of a row, T response tokens, K tokens looked at, V the vocabulary.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from math import sqrt
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -20,6 +21,7 @@ from clawstream.training.answers import Suffix
 from clawstream.training.microbatches import micro_batches
 
 Weights = Mapping[str, Tensor]
+T = TypeVar("T")
 
 
 class Top(NamedTuple):
@@ -37,6 +39,17 @@ class Look(NamedTuple):
     among_BTK: Tensor  # log-probs of the tokens that were asked about
 
 
+class Glance(NamedTuple):
+    """What a model says at each place of one answer."""
+
+    logp_T: Tensor
+    entropy_T: Tensor  # nats
+
+
+# Given the next tokens [B, L] of rows, it returns the logits [B, V] of what follows them.
+Read = Callable[[Tensor], Tensor]
+
+
 class Model(ABC):
     """A causal model whose trained weights are float32, in evaluation mode."""
 
@@ -50,13 +63,27 @@ class Model(ABC):
         """Whether what is published is less exact than what is trained."""
         return self.published_dtype != torch.float32
 
-    @abstractmethod
     def published(self) -> dict[str, Tensor]:
         """Return the trained weights that this process holds, as exact as `save` writes them, in main memory."""
+        return {name: p.detach().to("cpu", self.published_dtype, copy=True) for name, p in self.trained.items()}
 
-    @abstractmethod
     def changed_share(self, before: Weights) -> float:
         """Return which share of the published numbers, of all processes, is not as it was `before`."""
+        changed, numbers = 0, 0
+        for name, value in self._counted(self.trained):
+            changed += int((value.to("cpu", self.published_dtype) != before[name]).sum())
+            numbers += value.numel()
+        all_changed, all_numbers = self._totals([changed, numbers])
+        return all_changed / all_numbers
+
+    def gradient_rms(self) -> float:
+        """Return the root mean square of the gradient's numbers, of all processes; 0 where there is no gradient."""
+        gradients = {name: p.grad for name, p in self.trained.items() if p.grad is not None}
+        parts = [value for _, value in self._counted(gradients)]
+        squares, numbers = self._totals(
+            [sum(float(part.square().sum()) for part in parts), sum(part.numel() for part in parts)]
+        )
+        return sqrt(squares / numbers) if numbers else 0.0
 
     def copy(self) -> dict[str, Tensor]:
         """Return the trained weights that this process holds as they are now."""
@@ -77,6 +104,11 @@ class Model(ABC):
             for name, parameter in self.trained.items():
                 parameter.data = current[name]
 
+    def put(self, weights: Weights) -> None:
+        """Have a copy of these weights from here on."""
+        for name, parameter in self.trained.items():
+            parameter.detach().copy_(weights[name])
+
     @abstractmethod
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
         """Return log-probs [B, T] of the responses, NaN past each one's end."""
@@ -84,6 +116,17 @@ class Model(ABC):
     @abstractmethod
     def look(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> Look:
         """Return the same, and more of each place; `among` [T, K] names tokens to score beside those of each row."""
+
+    @abstractmethod
+    def glance(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[Glance]:
+        """Return what the current weights say at each place of each response, in order, without gradient."""
+
+    @abstractmethod
+    def reading(self, mask_BL: Tensor) -> AbstractContextManager[Read]:
+        """Read rows piece by piece, none of it twice: what is read first has the mask's shape, and 0 where it pads.
+
+        Rows are padded on the left. All processes read the same ones, without gradient.
+        """
 
     @abstractmethod
     def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:
@@ -114,6 +157,14 @@ class Model(ABC):
     def share(self, lengths_tokens: Sequence[int]) -> list[int]:
         """Return which samples this process computes, of all those with these lengths."""
         return list(range(len(lengths_tokens)))
+
+    def together(self, found: Mapping[int, T]) -> dict[int, T]:
+        """Return what all processes found of what `share` dealt out."""
+        return dict(found)
+
+    def agreed(self, values: Tensor) -> Tensor:
+        """Return the values of the process that leads, in every process; what it does by them is then the same."""
+        return values
 
     def groups(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[list[int]]:
         """Return which suffixes to compute at once, each in one group."""
@@ -156,6 +207,14 @@ class Model(ABC):
             value = read()
             state.setdefault(kind, {})[name] = value if value.ndim == 0 else value.to(self.device)
         return state or None
+
+    def _counted(self, tensors: Weights) -> Iterator[tuple[str, Tensor]]:
+        """Return of tensors like the trained weights the numbers here that no other process counts."""
+        return ((name, value.detach()) for name, value in tensors.items())
+
+    def _totals(self, values: Sequence[float]) -> list[float]:
+        """Return the sum of each value over all processes."""
+        return list(values)
 
 
 def stored(folder: Path, stem: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:

@@ -1,16 +1,18 @@
 """What a policy says of a few answers before and after a step, and what it writes after it: the gate's measurements.
 
 Nothing here has a gradient or changes the policy. Which way a step is to go is worked out apart from the loss, so that
-a loss with a wrong sign is seen. T response tokens, K tokens that the teacher likes best.
+a loss with a wrong sign is seen. Where several processes train the policy each measures its share and hears of the
+others', so that all of them decide by the same numbers. T response tokens, K tokens that the teacher likes best.
 """
 
-from collections.abc import Sequence
-from math import isfinite, sqrt
+from collections.abc import Mapping, Sequence
+from math import isfinite
 
 import torch
 from torch import Tensor
 
 from clawstream.config import TrainingSettings
+from clawstream.events import SampleAssembled
 from clawstream.training.answers import Suffix
 from clawstream.training.batch_loss import Scored
 from clawstream.training.gate import (
@@ -19,6 +21,7 @@ from clawstream.training.gate import (
     WRITTEN_TOKENS,
     Memory,
     Seen,
+    Way,
     Written,
     astray,
     harm,
@@ -26,9 +29,7 @@ from clawstream.training.gate import (
     misspoken,
     stopped,
 )
-from clawstream.training.microbatches import micro_batches
-from clawstream.training.model import Top
-from clawstream.training.torch_model import TorchModel
+from clawstream.training.model import Model, Top
 from clawstream.training.writing import write
 
 WRITES_EVERY = 4  # versions, however near a step leaves the policy to itself: many small steps go far too
@@ -38,32 +39,43 @@ class Probe:
     """Some of a step's samples, and the canaries, as the policy saw them before the step."""
 
     def __init__(
-        self, model: TorchModel, settings: TrainingSettings, scored: Scored, memory: Memory, *, baseline: float
-    ) -> None:
+        self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: Memory, *,
+        scored: Scored, mine: Sequence[int], baseline: float,
+    ) -> None:  # fmt: skip
+        """`scored` is of this process' samples, whose indices are `mine`."""
         self._model = model
         self._settings = settings
-        self._chosen = _telling(scored, RECENT)
+        wanted = model.together({index: scored.wanted(place) for place, index in enumerate(mine)})
+        self._chosen = _telling(samples, wanted, RECENT)
+        chosen = [samples[index] for index in self._chosen]
+        recent = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in chosen]
         canaries = [Suffix(c.prompt_ids, c.response_ids, c.temperature) for c in memory.canaries]
-        self._suffixes = [scored.plain[index] for index in self._chosen] + canaries
-        self._stopped = [stopped(scored.samples[i]) for i in self._chosen] + [c.stopped for c in memory.canaries]
+        self._suffixes = recent + canaries
+        self._stopped = [*map(stopped, chosen), *(c.stopped for c in memory.canaries)]
         self._before = self._look(self._suffixes)
         self._ahead = self._before[: len(self._chosen)]
-        self._wanted = [
-            self._way(scored, index, seen, baseline) for index, seen in zip(self._chosen, self._before, strict=False)
-        ]
+        ways = model.together(
+            {
+                index: self._way(scored, mine.index(index), seen, baseline)
+                for index, seen in zip(self._chosen, self._before, strict=False)
+                if index in mine
+            }
+        )
+        self._wanted = [ways[index] for index in self._chosen]
 
     def look_ahead(self, learning_rate: float) -> None:
         """Look where the gradient alone leads that stands in the weights now: momentum may hide that it is wrong.
 
         It is followed as far as an update of this rate goes whose entries are all of one size.
         """
-        trained = self._model.trained
-        gradients = {name: p.grad for name, p in trained.items() if p.grad is not None}
-        norm = float(torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt())
-        if norm == 0 or not isfinite(norm):
+        rms = self._model.gradient_rms()
+        if rms == 0 or not isfinite(rms):
             return
-        pace = learning_rate * sqrt(sum(gradient.numel() for gradient in gradients.values())) / norm
-        ahead = {name: p.detach() - pace * gradients[name] if name in gradients else p for name, p in trained.items()}
+        pace = learning_rate / rms
+        ahead = {
+            name: p.detach() if p.grad is None else p.detach() - pace * p.grad
+            for name, p in self._model.trained.items()
+        }
         with self._model.holding(ahead):
             self._ahead = self._look(self._suffixes[: len(self._chosen)])
 
@@ -93,19 +105,20 @@ class Probe:
             ]
         )
 
-    @torch.no_grad()
     def _look(self, suffixes: Sequence[Suffix]) -> list[Seen]:
-        seen: dict[int, Seen] = {}
-        lengths = [suffix.num_tokens for suffix in suffixes]
-        for group in micro_batches(lengths, budget_tokens=self._settings.micro_batch_tokens):
-            look = self._model.look([suffixes[place] for place in group])
-            for row, place in enumerate(group):
-                length = len(suffixes[place].response_ids)
-                logps = tuple(look.logp_BT[row, :length].tolist())
-                seen[place] = Seen(logps=logps, entropy_nats=float(look.entropy_BT[row, :length].mean()))
+        mine = self._model.share([suffix.num_tokens for suffix in suffixes])
+        glances = self._model.glance(
+            [suffixes[place] for place in mine], budget_tokens=self._settings.micro_batch_tokens
+        )
+        seen = self._model.together(
+            {
+                place: Seen(logps=tuple(glance.logp_T.tolist()), entropy_nats=float(glance.entropy_T.mean()))
+                for place, glance in zip(mine, glances, strict=True)
+            }
+        )
         return [seen[place] for place in range(len(suffixes))]
 
-    def _way(self, scored: Scored, index: int, seen: Seen, baseline: float) -> tuple[float, ...] | None:
+    def _way(self, scored: Scored, index: int, seen: Seen, baseline: float) -> Way | None:
         """Return how strongly each token of a sample is to become likelier (below 0: less so); None: nothing says it.
 
         A hint says it token by token; without one that counts the reward says it of all.
@@ -131,12 +144,9 @@ def _of_answer(top: Top, response_ids: Sequence[int]) -> Tensor:
     return torch.maximum(of_answer_TK.amax(1), top.logp_TK.amin(1))
 
 
-def _telling(scored: Scored, at_most: int) -> list[int]:
+def _telling(samples: Sequence[SampleAssembled], wanted: Mapping[int, float | None], at_most: int) -> list[int]:
     """Return so many samples of a step, those first by which something is to change: they make most of its gradient."""
-    order = sorted(
-        range(len(scored.samples)),
-        key=lambda i: scored.samples[i].hinted_prompt_ids is None and (scored.wanted(i) or 0) > 0,
-    )
+    order = sorted(range(len(samples)), key=lambda i: samples[i].hinted_prompt_ids is None and (wanted[i] or 0) > 0)
     return order[:at_most]
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 
 from clawstream.config import TrainingSettings
-from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged
+from clawstream.errors import StepRefused
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
 from clawstream.training.checkpoints import Checkpoint, write
 from clawstream.training.lived import rejection, step_taken
 from clawstream.training.megatron.shape import configuration, frequencies, refuse_uneven, shape_of, sizes_of
 from clawstream.training.parallel.team import Team, device_of
 from clawstream.training.trainable import ModelLimits, flaw
-from clawstream.training.trainer import Trainer, Update
+from clawstream.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,10 @@ class Stepper:
         self._trainer = None  # until its step is kept or rejected: what one that ends otherwise holds nobody knows
         usable = self._usable(plan, samples)
         try:
-            update = self._update(trainer, plan, usable, gated=settings.gate and said is None)
+            update = trainer.update(
+                usable, version=plan.policy_version, seed=plan.seed, gated=settings.gate and said is None,
+                num_rejected=plan.policy_version - plan.parent_version - 1, advantages=_advantages(plan, usable),
+            )  # fmt: skip
         except StepRefused as why:
             self._trainer = (settings, None, trainer)
             return rejection(plan, str(why), step_ms=_ms_since(started), now_ms=_now_ms())
@@ -107,26 +110,6 @@ class Stepper:
             )  # fmt: skip
         return settings.model_copy(update=others)
 
-    def _update(
-        self, trainer: Trainer | Team, plan: BatchPlanned, samples: Sequence[SampleAssembled], *, gated: bool
-    ) -> Update:
-        advantages = _advantages(plan, samples)
-        if isinstance(trainer, Team):
-            return trainer.update(samples, version=plan.policy_version, seed=plan.seed, advantages=advantages)
-        try:
-            return trainer.update(
-                samples, version=plan.policy_version, seed=plan.seed, gated=gated, advantages=advantages,
-                num_rejected=plan.policy_version - plan.parent_version - 1,
-            )  # fmt: skip
-        except GradientNotFinite as error:
-            if not gated:
-                raise
-            raise StepRefused("the gradient is not finite") from error
-        except TrainingDiverged as error:
-            if not gated:
-                raise
-            raise StepRefused(str(error)) from error
-
     def _usable(self, plan: BatchPlanned, samples: Sequence[SampleAssembled]) -> list[SampleAssembled]:
         usable = [sample for sample in samples if flaw(sample, self._limits) is None]
         if len(usable) < len(samples):
@@ -140,7 +123,7 @@ class Stepper:
     def _trainer_for(self, training: TrainingSettings, version: int, parent: Path | None) -> Trainer | Team:
         if self._trainer is not None and self._trainer[:2] == (training, version):
             return self._trainer[2]
-        if self._trainer is not None and self._trainer[0] == training and isinstance(self._trainer[2], Trainer):
+        if self._trainer is not None and self._trainer[0] == training:
             self._trainer[2].restore(parent)
             return self._trainer[2]
         self._trainer = None  # two at once may be more than there is memory for

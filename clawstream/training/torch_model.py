@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -29,7 +29,7 @@ from clawstream.training import tree_attention
 from clawstream.training.adapters import STEM, saved_name, with_adapter
 from clawstream.training.answers import Answers, Suffix
 from clawstream.training.microbatches import micro_batches, packed_batches
-from clawstream.training.model import Look, Model, Top, Weights, stored
+from clawstream.training.model import Glance, Look, Model, Read, T, Top, Weights, stored
 from clawstream.training.packing import pack
 from clawstream.training.trainable import ModelLimits
 from clawstream.training.tree_attention import Tree
@@ -42,8 +42,6 @@ NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", "
 
 SAME_NATS = 1e-3  # as far as one computation of a log-prob may be from another
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
-
-T = TypeVar("T")
 
 
 class TorchModel(Model):
@@ -91,27 +89,31 @@ class TorchModel(Model):
         return self._core
 
     @contextmanager
-    def unpacked(self) -> Iterator[None]:
-        """Have transformers' own attention, which knows caches and padding, for whoever asks the core itself."""
+    def reading(self, mask_BL: Tensor) -> Iterator[Read]:
+        """Read rows piece by piece, none of it twice: what is read first has the mask's shape, and 0 where it pads."""
+        cache = None
+
+        def read(ids_BL: Tensor) -> Tensor:
+            nonlocal mask_BL, cache
+            if cache is not None:
+                mask_BL = torch.cat([mask_BL, torch.ones_like(ids_BL)], 1)
+            places_BL = (mask_BL.cumsum(1) - 1).clamp(min=0)[:, -ids_BL.shape[1] :]
+            said = self._core(
+                input_ids=ids_BL, attention_mask=mask_BL, position_ids=places_BL, past_key_values=cache,
+                use_cache=True, logits_to_keep=1,
+            )  # fmt: skip
+            cache = said.past_key_values
+            last_BV: Tensor = said.logits[:, -1].float()
+            return last_BV
+
         if not self.packs:
-            yield
+            yield read
             return
-        self._core.set_attn_implementation("sdpa")
+        self._core.set_attn_implementation("sdpa")  # ours knows neither caches nor padding
         try:
-            yield
+            yield read
         finally:
             self._core.set_attn_implementation(tree_attention.NAME)
-
-    def published(self) -> dict[str, Tensor]:
-        """Return the trained weights as `save` writes them for engines, in the machine's own memory."""
-        return {name: p.detach().to("cpu", self.published_dtype, copy=True) for name, p in self.trained.items()}
-
-    def changed_share(self, before: Weights) -> float:
-        """Return which share of the published numbers is not as it was `before`."""
-        changed = sum(
-            int((p.detach().to("cpu", self.published_dtype) != before[name]).sum()) for name, p in self.trained.items()
-        )
-        return changed / sum(p.numel() for p in self.trained.values())
 
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
         """Return log-probs [B, T] of the responses, NaN past each one's end.
@@ -136,6 +138,17 @@ class TorchModel(Model):
         if self.packs:
             return packed_batches([s.read_ids for s in suffixes], budget_tokens=budget_tokens)
         return micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens)
+
+    @torch.no_grad()
+    def glance(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[Glance]:
+        """Return what the current weights say at each place of each response, in order, without gradient."""
+
+        def glanced(group: list[Suffix]) -> list[Glance]:
+            look = self.look(group)
+            ends = [len(s.response_ids) for s in group]
+            return [Glance(look.logp_BT[row, :end], look.entropy_BT[row, :end]) for row, end in enumerate(ends)]
+
+        return self._in_groups(suffixes, glanced, budget_tokens)
 
     @torch.no_grad()
     def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:

@@ -6,7 +6,8 @@ random number that the plan's seed does not fix. B samples, T response tokens.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
@@ -89,9 +90,18 @@ class Trainer:
         With `advantages` each sample has its own, and its reward is only recorded.
 
         Where no token can be trained on, the weights stay as they are. Raises GradientNotFinite, with the weights as
-        they were before that step of the optimizer; and, `gated`, StepRefused, after which this trainer is to be
-        restored before it is used.
+        they were before that step of the optimizer, or TrainingDiverged; `gated`, StepRefused alone, after which this
+        trainer is to be restored before it is used.
         """
+        with _refused() if gated else nullcontext():
+            return self._update(
+                samples, version=version, seed=seed, gated=gated, num_rejected=num_rejected, advantages=advantages
+            )
+
+    def _update(
+        self, samples: Sequence[SampleAssembled], *, version: int, seed: int, gated: bool, num_rejected: int,
+        advantages: Sequence[float] | None,
+    ) -> Update:  # fmt: skip
         torch.manual_seed(seed)
         settings = self._settings
         rewards = [s.learned_reward for s in samples if s.learned_reward is not None]
@@ -103,7 +113,7 @@ class Trainer:
             [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=len(steps) > 1,
             advantages=None if advantages is None else [advantages[i] for i in mine],
         )  # fmt: skip
-        probe = self._probe(samples, scored, num_rejected) if gated else None
+        probe = self._probe(samples, scored, mine, num_rejected) if gated else None
         before = self._model.published()
         tallies: list[Tally] = []
         gaps: list[Tensor] = []
@@ -170,8 +180,7 @@ class Trainer:
         """
         self._optimizer.state.clear()
         if folder is None:
-            for name, parameter in self._model.trained.items():
-                parameter.data.copy_(self._reference[name])
+            self._model.put(self._reference)
             self._begin()
             return
         state = folder / STATE_FOLDER
@@ -207,7 +216,9 @@ class Trainer:
         log.warning("ema_starts_here folder=%s reason=the checkpoint was made with another teacher", state)
         return self._model.copy()
 
-    def _probe(self, samples: Sequence[SampleAssembled], scored: Scored, num_rejected: int) -> Probe:
+    def _probe(
+        self, samples: Sequence[SampleAssembled], scored: Scored, mine: Sequence[int], num_rejected: int
+    ) -> Probe:
         """Look at the policy before its step; raises StepRefused where the samples are none to learn from.
 
         Where so many were rejected a person was told; if the judge stays as it is, it is the judge that there is.
@@ -217,8 +228,10 @@ class Trainer:
         refusal = one_sided(samples, self._memory) if rewards_count else None
         if refusal is not None:
             raise StepRefused(refusal)
-        assert isinstance(self._model, TorchModel), "settings with a gate have a model that is whole"
-        return Probe(self._model, self._settings, scored, self._memory, baseline=self._baseline_now)
+        return Probe(
+            self._model, self._settings, samples, self._memory,
+            scored=scored, mine=mine, baseline=self._baseline_now,
+        )  # fmt: skip
 
     @property
     def _baseline_now(self) -> float:
@@ -290,6 +303,17 @@ class Trainer:
         if self._ema is not None:
             for name, parameter in self._model.trained.items():
                 self._ema[name].lerp_(parameter.detach(), 1 - self._settings.ema_decay)
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Have an error that would end a policy refuse the step alone."""
+    try:
+        yield
+    except GradientNotFinite as error:
+        raise StepRefused("the gradient is not finite") from error
+    except TrainingDiverged as error:
+        raise StepRefused(str(error)) from error
 
 
 def _optimizer(trained: dict[str, nn.Parameter], settings: TrainingSettings) -> torch.optim.AdamW:

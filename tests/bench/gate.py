@@ -16,7 +16,7 @@ import torch
 import typer
 
 from clawstream.config import TrainingSettings
-from clawstream.errors import GradientNotFinite, StepRefused
+from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled
 from clawstream.simulation import policy
 from clawstream.simulation.recipe import RECIPES
@@ -86,7 +86,7 @@ def _until_caught(base: Path, kept: Path, fault: str, version: int, seed: int) -
             FAULTS[fault](trainer)
         try:
             trainer.update(samples, version=version + step - 1, seed=step, gated=True)
-        except (StepRefused, GradientNotFinite):
+        except StepRefused:
             return step
     return None
 

@@ -19,7 +19,6 @@ from clawstream.simulation.scenarios import SCENARIOS
 from clawstream.simulation.tokenizer import END_OF_MESSAGE
 from clawstream.simulation.tokenizer import build as tokenizer
 from clawstream.training.answers import Suffix
-from clawstream.training.torch_model import TorchModel
 from clawstream.training.trainer import Trainer
 from clawstream.training.writing import write
 
@@ -66,7 +65,7 @@ class People:
         rng = random.Random(seed)
         tasks = [self._task(one, self._personas[i % len(self._personas)]) for i, one in enumerate(sums)]
         questions = [self._question(taste.ask(task, rng)) for task in tasks]
-        answers = write(_model(trainer), questions, limit_tokens=LIMIT_TOKENS, seed=seed)
+        answers = write(trainer._model, questions, limit_tokens=LIMIT_TOKENS, seed=seed)
         assert answers is not None
         felt = [
             taste.impression(task, self._words.decode(answer.token_ids)) if answer.ended else None
@@ -80,14 +79,14 @@ class People:
         said = [taste.ask(task, self._rng) for task in tasks]
         questions = [self._question(text) for text in said]
         seed = self._rng.randrange(2**31)
-        written = write(_model(trainer), questions, limit_tokens=LIMIT_TOKENS, seed=seed)
+        written = write(trainer._model, questions, limit_tokens=LIMIT_TOKENS, seed=seed)
         assert written is not None
         whole = [
             (text, Suffix(q.prompt_ids, (*a.token_ids, self._end), self._temperature), task)
             for text, q, a, task in zip(said, questions, written, tasks, strict=True)
             if a.ended and a.token_ids
         ]
-        logps = _model(trainer).score([s for _, s, _ in whole], weights=None, budget_tokens=16_384)
+        logps = trainer._model.score([s for _, s, _ in whole], weights=None, budget_tokens=16_384)
         for (text, suffix, task), logp in zip(whole, logps, strict=True):
             felt = taste.impression(task, self._words.decode(suffix.response_ids[:-1]))
             self.num_asked += 1
@@ -157,8 +156,3 @@ class People:
 
     def _prompt(self, text: str) -> tuple[int, ...]:
         return self._renderer.prompt_ids(({"role": "user", "content": text},), {})
-
-
-def _model(trainer: Trainer) -> TorchModel:
-    assert isinstance(trainer._model, TorchModel)
-    return trainer._model

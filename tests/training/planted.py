@@ -29,10 +29,10 @@ def not_a_number(trainer: Trainer) -> None:
 
 
 def weights_not_a_number(trainer: Trainer) -> None:
-    """A weight is NaN after the step."""
+    """A process' first weights are NaN after the step."""
 
     def spoil() -> None:
-        next(iter(trainer._model.trained.values())).data.view(-1)[0] = torch.nan
+        next(iter(trainer._model.trained.values())).data.mul_(torch.nan)  # of any process' part
 
     _after_step(trainer, spoil)
 

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.config import TrainingSettings
-from clawstream.errors import GradientNotFinite, StepRefused
+from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled, VersionSpan, float32
 from clawstream.events.exchanges import Sampling
 from clawstream.training import probing
 from clawstream.training.answers import Suffix
 from clawstream.training.gate import ALIKE_REWARDS, Memory, Seen, Written, astray, harm, misspoken, one_sided, stopped
-from clawstream.training.torch_model import TorchModel
 from clawstream.training.trainer import Trainer
 from clawstream.training.writing import write
 from tests.training import tiny
@@ -30,7 +29,6 @@ def answered(trainer: Trainer, number: int) -> list[SampleAssembled]:
     """Sixteen answers by the policy itself, good where most of their tokens are of the lower half, hinted where not."""
     asked = [tiny.sample(f"{number}-{i}", response_tokens=12, hinted=True) for i in range(BATCH)]
     questions = [Suffix(s.prompt_ids, s.response_ids, 1.0) for s in asked]
-    assert isinstance(trainer._model, TorchModel)
     written = write(trainer._model, questions, limit_tokens=12, seed=number)
     assert written is not None
     suffixes = [q._replace(response_ids=a.token_ids) for q, a in zip(questions, written, strict=True)]
@@ -85,7 +83,7 @@ def test_a_planted_fault_is_caught_at_its_first_step(base: Path, learned: Path, 
     trainer = of(base, learned)
     samples = answered(trainer, 5)
     FAULTS[fault](trainer)
-    with pytest.raises((StepRefused, GradientNotFinite)):
+    with pytest.raises(StepRefused):
         trainer.update(samples, version=5, seed=5, gated=True)
 
 
@@ -233,7 +231,6 @@ def test_after_eight_rejections_in_a_row_the_judge_is_taken_as_it_is(base: Path)
 
 def test_answers_are_written_in_pieces_of_the_budget_and_each_for_its_question(base: Path) -> None:
     model = Trainer(base, SETTINGS)._model
-    assert isinstance(model, TorchModel)
     questions = [Suffix(tuple(range(1, 5 + 9 * n)), (0,), 1e-4) for n in range(4)]  # all but greedy
     told = [write(model, questions, limit_tokens=6, seed=1, budget_tokens=budget) for budget in (16, 4096)]
     alone = [write(model, [question], limit_tokens=6, seed=1) for question in questions]

@@ -4,6 +4,8 @@ Of its own parts attention asks for CUDA kernels or builds a mask of L x L, and 
 L tokens, B rows, N heads, D their width, H the model's width.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch import Tensor, nn
 from torch.nn import functional
 
+from clawstream.training.megatron.reading import Reading
 from clawstream.training.megatron.shape import Shape, Sizes
 
 
@@ -46,23 +49,27 @@ class Attention(nn.Module):
 
     def __init__(self, window: int | None) -> None:
         super().__init__()
+        self.reading: Reading | None = None
         self._window = window
 
     def forward(
         self, query_LBND: Tensor, key_LBND: Tensor, value_LBND: Tensor, mask: Tensor | None, **_: Any
     ) -> Tensor:
-        """Return [L, B, H]; rows are padded on the right, where nothing that is read can see it."""
+        """Return [L, B, H]; rows are padded on the right, where nothing that is read can see it, if not being read."""
         assert mask is None, "what a token may see follows from its place"
         parts = (part.permute(1, 2, 0, 3) for part in (query_LBND, key_LBND, value_LBND))
         query_BNLD, key_BNLD, value_BNLD = parts
         length = query_BNLD.shape[2]
-        seen_LL = None
-        if self._window is not None and self._window < length:
-            seen_LL = torch.ones(length, length, dtype=torch.bool, device=query_BNLD.device).tril()
-            seen_LL = seen_LL.triu(1 - self._window)
+        seen = None  # [L, L], or for each row [B, 1, L, all that was read]
+        if self.reading is not None:
+            key_BNLD, value_BNLD = self.reading.so_far(self, key_BNLD, value_BNLD)
+            seen = self.reading.seen(length, self._window)
+        elif self._window is not None and self._window < length:
+            seen = torch.ones(length, length, dtype=torch.bool, device=query_BNLD.device).tril()
+            seen = seen.triu(1 - self._window)
         out_BNLD = functional.scaled_dot_product_attention(
             query_BNLD, key_BNLD, value_BNLD,
-            attn_mask=seen_LL, is_causal=seen_LL is None, enable_gqa=query_BNLD.shape[1] != key_BNLD.shape[1],
+            attn_mask=seen, is_causal=seen is None, enable_gqa=query_BNLD.shape[1] != key_BNLD.shape[1],
         )  # fmt: skip
         return out_BNLD.permute(2, 0, 1, 3).flatten(2).contiguous()
 
@@ -72,6 +79,7 @@ class Rotary(nn.Module):
 
     def __init__(self, frequency_D: Tensor, tensor: int) -> None:
         super().__init__()
+        self.reading: Reading | None = None
         self.register_buffer("_frequency_D", frequency_D, persistent=False)
         self._tensor = tensor
 
@@ -81,11 +89,26 @@ class Rotary(nn.Module):
         return int(hidden.shape[0]) * (self._tensor if config.sequence_parallel else 1)
 
     def forward(self, length: int, **_: Any) -> Tensor:
-        """Return the angles [L, 1, 1, D]."""
+        """Return the angles [L, 1, 1, D]; they count from a row's begin, padding too: only differences are seen."""
         frequency_D = self._frequency_D
         assert isinstance(frequency_D, Tensor)
-        angles_LD = torch.outer(torch.arange(length, device=frequency_D.device, dtype=torch.float32), frequency_D)
+        start = 0 if self.reading is None else self.reading.num_read
+        places_L = torch.arange(start, start + length, device=frequency_D.device, dtype=torch.float32)
+        angles_LD = torch.outer(places_L, frequency_D)
         return torch.cat([angles_LD, angles_LD], 1)[:, None, None, :]
+
+
+@contextmanager
+def read_by(stage: nn.Module, reading: Reading) -> Iterator[None]:
+    """Have the stage compute pieces of rows that go on."""
+    parts = [part for part in stage.modules() if isinstance(part, (Attention, Rotary))]
+    try:
+        for part in parts:
+            part.reading = reading
+        yield
+    finally:
+        for part in parts:
+            part.reading = None
 
 
 class Gpt(GPTModel):  # type: ignore[misc]

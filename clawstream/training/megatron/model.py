@@ -6,13 +6,13 @@ rows, N response tokens, V the vocabulary rows of this process, H the model's wi
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
 from peft import PeftModel
 from torch import Tensor
@@ -25,13 +25,16 @@ from clawstream.training.adapters import STEM, saved_name
 from clawstream.training.answers import Answers, Suffix
 from clawstream.training.megatron import vocabulary
 from clawstream.training.megatron.adapters import adapt, as_begun
-from clawstream.training.megatron.layers import gpt
+from clawstream.training.megatron.layers import gpt, read_by
 from clawstream.training.megatron.names import Place, hugging_face_names, places
+from clawstream.training.megatron.reading import Reading
 from clawstream.training.megatron.reducing import clip, reduce_gradients
+from clawstream.training.megatron.schedule import run
 from clawstream.training.megatron.shape import Shape, Sizes, configuration, frequencies, refuse_uneven, shape_of
 from clawstream.training.megatron.weights import Folder, collected, held
 from clawstream.training.microbatches import micro_batches
-from clawstream.training.model import Look, Model, Top, Weights, stored
+from clawstream.training.model import Glance, Look, Model, Read, T, Top, Weights, stored
+from clawstream.training.parallel import exchange
 from clawstream.training.parallel.files import write_parts
 from clawstream.training.sharing import shares
 from clawstream.training.torch_model import copy_words, stored_dtype
@@ -89,21 +92,6 @@ class MegatronModel(Model):
         """Whether this process writes what is written once."""
         return dist.get_rank() == 0
 
-    def published(self) -> dict[str, Tensor]:
-        """Return the trained weights that this process holds, as exact as `save` writes them, in main memory."""
-        return {name: p.detach().to("cpu", self.published_dtype, copy=True) for name, p in self.trained.items()}
-
-    def changed_share(self, before: Weights) -> float:
-        """Return which share of the published numbers, of all processes, is not as it was `before`."""
-        changed, numbers = 0, 0
-        for name, p in self.trained.items():
-            if self._counts(name):
-                changed += int((p.detach().to("cpu", self.published_dtype) != before[name]).sum())
-                numbers += p.numel()
-        both = torch.tensor([changed, numbers], dtype=torch.float64, device=self.device)
-        dist.all_reduce(both)
-        return float(both[0] / both[1])
-
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
         """Return log-probs [B, T] of the responses, NaN past each one's end; on the last stage."""
         return self.look(suffixes).logp_BT
@@ -122,6 +110,44 @@ class MegatronModel(Model):
             parts = [checkpoint(self._head_piece, *piece, use_reentrant=False) for piece in pieces]
         logp_NE, entropy_N = (torch.cat(values) for values in zip(*parts, strict=True))
         return Look(answers.rows(logp_NE[:, 0]), answers.rows(entropy_N), answers.rows(logp_NE[:, 1:]))
+
+    @torch.no_grad()
+    def glance(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[Glance]:
+        """Return what the current weights say at each place of each response, in order, without gradient."""
+
+        def glanced(group: list[Suffix]) -> list[list[Tensor]]:
+            look = self.look(group)
+            ends = [len(s.response_ids) for s in group]
+            return [[look.logp_BT[row, :end], look.entropy_BT[row, :end]] for row, end in enumerate(ends)]
+
+        both = self._told([torch.float32, torch.float32], suffixes, glanced, budget_tokens, ())
+        return [Glance(*found) for found in zip(*both, strict=True)]
+
+    @contextmanager
+    def reading(self, mask_BL: Tensor) -> Iterator[Read]:
+        """Read rows piece by piece, none of it twice: what is read first has the mask's shape, and 0 where it pads."""
+        reading = Reading(mask_BL)
+
+        def read(ids_BL: Tensor) -> Tensor:
+            last_BV = torch.empty((len(ids_BL), self._shape.vocabulary), device=self.device)
+
+            def step(_: Sequence[int]) -> Tensor:
+                hidden_LBH = self._hidden(ids_BL)
+                if not self._last:
+                    return hidden_LBH
+                if self._sizes.by_sequence:
+                    hidden_LBH = gather_from_sequence_parallel_region(hidden_LBH, group=self._tensor)
+                mine_BV = functional.linear(hidden_LBH[ids_BL.shape[1] - 1], self._head).float()
+                last_BV.copy_(vocabulary.whole(mine_BV, self._rows, self._shape.vocabulary))
+                return torch.zeros((), device=self.device)
+
+            with reading.piece(ids_BL.shape[1]):
+                run(self._stage, [range(len(ids_BL))], step, forward_only=True)
+            self._tell(last_BV)
+            return last_BV
+
+        with read_by(self._stage, reading):
+            yield read
 
     @torch.no_grad()
     def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:
@@ -167,18 +193,24 @@ class MegatronModel(Model):
             return (
                 total_of(group)
                 if self._last
-                else self._hidden(Answers([suffixes[i] for i in group], self.device, None))
+                else self._hidden(Answers([suffixes[i] for i in group], self.device, None).ids_RL)
             )
 
-        self._run(groups, step, forward_only=False)
+        run(self._stage, groups, step, forward_only=False)
         reduce_gradients(self._stage, self._shape, self._sizes)
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Return the sum of each value over the copies of the model, each of which knows it on its last stage."""
         counts = self._last and self._tensor.rank() == 0
-        total = torch.tensor(values if counts else [0.0] * len(values), dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
-        return [float(value) for value in total.tolist()]
+        return self._totals(values if counts else [0.0] * len(values))
+
+    def together(self, found: Mapping[int, T]) -> dict[int, T]:
+        """Return what all processes found of what `share` dealt out."""
+        return exchange.together(found)
+
+    def agreed(self, values: Tensor) -> Tensor:
+        """Return the values of the process that leads, in every process; what it does by them is then the same."""
+        return exchange.agreed(values)
 
     def clip(self, max_norm: float) -> float:
         """Scale the gradient down to the norm where it is larger; return its norm before."""
@@ -274,9 +306,18 @@ class MegatronModel(Model):
         place = self._places[name]
         return not place.copied and (place.axis is not None or self._tensor.rank() == 0)
 
-    def _hidden(self, answers: Answers) -> Tensor:
+    def _counted(self, tensors: Weights) -> Iterator[tuple[str, Tensor]]:
+        """Return of tensors like the trained weights the numbers here that no other process counts."""
+        return ((name, value.detach()) for name, value in tensors.items() if self._counts(name))
+
+    def _totals(self, values: Sequence[float]) -> list[float]:
+        """Return the sum of each value over all processes; copies of the model count alike."""
+        total = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return [float(value) for value in total.tolist()]
+
+    def _hidden(self, ids_BL: Tensor) -> Tensor:
         """Return what this stage makes of the rows [L, B, H]; of its tokens alone where they are cut by sequence."""
-        ids_BL = answers.ids_RL
         short = -ids_BL.shape[1] % self._sizes.tensor
         if self._sizes.by_sequence and short:
             ids_BL = functional.pad(ids_BL, (0, short))
@@ -284,7 +325,7 @@ class MegatronModel(Model):
         return hidden
 
     def _before_head(self, answers: Answers) -> Tensor:
-        hidden_LBH = self._hidden(answers)
+        hidden_LBH = self._hidden(answers.ids_RL)
         if self._sizes.by_sequence:
             hidden_LBH = gather_from_sequence_parallel_region(hidden_LBH, group=self._tensor)
             # Without what made the row's length one that can be shared.
@@ -301,9 +342,15 @@ class MegatronModel(Model):
         return logp_NE, vocabulary.entropies(logits_NV.detach(), self._rows)
 
     def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
-        head = self._stage.shared_embedding_or_output_weight() if self._shape.tied else self._stage.output_layer.weight
-        logits_NV: Tensor = functional.linear(hidden_NH, head[: self._rows.size]).float()
+        logits_NV = functional.linear(hidden_NH, self._head[: self._rows.size]).float()
         return logits_NV / scale_N.unsqueeze(1)
+
+    @property
+    def _head(self) -> Tensor:
+        """The rows [V, H] of this process, padding too; on the last stage."""
+        stage = self._stage
+        head: Tensor = stage.shared_embedding_or_output_weight() if self._shape.tied else stage.output_layer.weight
+        return head
 
     def _told(
         self, dtypes: Sequence[torch.dtype], suffixes: Sequence[Suffix],
@@ -316,41 +363,24 @@ class MegatronModel(Model):
         def step(group: Sequence[int]) -> Tensor:
             chosen = [suffixes[i] for i in group]
             if not self._last:
-                return self._hidden(Answers(chosen, self.device, None))
+                return self._hidden(Answers(chosen, self.device, None).ids_RL)
             found.update(zip(group, scored(chosen), strict=True))
             return torch.zeros((), device=self.device)
 
-        self._run(groups, step, forward_only=True)
+        run(self._stage, groups, step, forward_only=True)
         told: list[list[Tensor]] = []
         for number, dtype in enumerate(dtypes):
             lengths = [len(s.response_ids) for s in suffixes]
             joined = torch.zeros((sum(lengths), *tail), dtype=dtype, device=self.device)
             if self._last and suffixes:
                 joined = torch.cat([found[i][number] for i in range(len(suffixes))])
-            last = dist.get_global_rank(self._pipeline, self._pipeline.size() - 1)
-            dist.broadcast(joined, last, group=self._pipeline)
+            self._tell(joined)
             told.append(list(torch.split(joined, lengths)))
         return told
 
-    def _run(
-        self, groups: Sequence[Sequence[int]], step: Callable[[Sequence[int]], Tensor], *, forward_only: bool
-    ) -> None:
-        if not groups:
-            return
-
-        def forward(remaining: Iterator[Sequence[int]], _stage: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
-            return step(next(remaining)), lambda total: (total, torch.zeros((), dtype=torch.int), {})
-
-        get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=iter(groups),
-            model=self._stage,
-            num_microbatches=len(groups),
-            seq_length=1,  # not read: each piece has a length of its own
-            micro_batch_size=1,
-            forward_only=forward_only,
-        )
-        self._stage.set_input_tensor(None)
+    def _tell(self, values: Tensor) -> None:
+        """Have the last stage's values in all stages."""
+        dist.broadcast(values, dist.get_global_rank(self._pipeline, self._pipeline.size() - 1), group=self._pipeline)
 
 
 def _places(shape: Shape, sizes: Sizes, stage: int) -> dict[str, Place]:

@@ -60,6 +60,13 @@ def likeliest(logits_NV: Tensor, num_tokens: int, rows: Rows) -> tuple[Tensor, T
     return torch.cat(ids, 1).gather(1, best.indices), best.values - _normaliser(logits_NV, rows).unsqueeze(1)
 
 
+def whole(logits_BV: Tensor, rows: Rows, vocabulary: int) -> Tensor:
+    """Return the logits of all processes' tokens, given those of the rows here with their padding."""
+    parts = [torch.empty_like(logits_BV) for _ in range(rows.group.size())]
+    dist.all_gather(parts, logits_BV.contiguous(), group=rows.group)
+    return torch.cat(parts, 1)[:, :vocabulary]
+
+
 def _normaliser(logits_NV: Tensor, rows: Rows) -> Tensor:
     """Return the log of the sum [N] of all processes' exponentials."""
     largest_N = logits_NV.detach().amax(1)

@@ -4,12 +4,11 @@ Each layer is put together just before it computes, in all processes at once: so
 batch, some of them for nothing. Tensors of processes are cut along their first axis.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -24,16 +23,13 @@ from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.model_folder import tensor_headers, weight_files
 from clawstream.training.adapters import STEM, saved_name
 from clawstream.training.answers import Suffix
-from clawstream.training.microbatches import micro_batches
-from clawstream.training.model import Look, Top, Weights, key, stored, tensors_of
+from clawstream.training.model import Look, Read, T, Weights, key, stored, tensors_of
+from clawstream.training.parallel import exchange
 from clawstream.training.parallel.files import write_parts
 from clawstream.training.sharing import shares
 from clawstream.training.torch_model import TorchModel, copy_words, unloadable
 
-T = TypeVar("T")
-
 _NOTHING = Suffix([0], [0], 1.0)  # what a process computes while others still have pieces
-_ALL = sys.maxsize
 
 
 class FsdpModel(TorchModel):
@@ -62,13 +58,6 @@ class FsdpModel(TorchModel):
         """Return the trained weights that this process holds, as exact as `save` writes them, in main memory."""
         return {name: _here(p).to("cpu", self.published_dtype, copy=True) for name, p in self.trained.items()}
 
-    def changed_share(self, before: Weights) -> float:
-        """Return which share of the published numbers, of all processes, is not as it was `before`."""
-        after = self.published()
-        changed = sum(float((after[name] != before[name]).sum()) for name in after)
-        both = self.sums([changed, float(sum(value.numel() for value in after.values()))])
-        return both[0] / both[1]
-
     @contextmanager
     def holding(self, weights: Weights | None) -> Iterator[None]:
         """Compute with these weights instead of the current ones, which come back unchanged; None: the current ones."""
@@ -77,10 +66,10 @@ class FsdpModel(TorchModel):
             return
         current = self.copy()
         try:
-            self._put(weights)
+            self.put(weights)
             yield
         finally:
-            self._put(current)
+            self.put(current)
 
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
         """Return log-probs [B, T] of the responses, NaN past each one's end; all processes ask at once."""
@@ -90,33 +79,23 @@ class FsdpModel(TorchModel):
         """Return the same, and more of each place; `among` [T, K] names tokens to score beside those of each row."""
         return self._computing(partial(super().look, suffixes, among))
 
-    def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:
-        """Return the log-probs [T] of each response under the given weights (None: the current ones), in order."""
-
-        def scored(group: list[Suffix]) -> list[Tensor]:
-            return self._computing(lambda: whole(group, weights=None, budget_tokens=_ALL))
-
-        whole = super().score
-
-        with self.holding(weights):
-            return self._in_step(suffixes, scored, budget_tokens)
-
-    def likeliest(
-        self, suffixes: Sequence[Suffix], *, num_tokens: int, weights: Weights | None, budget_tokens: int
-    ) -> list[Top]:
-        """Return the `num_tokens` tokens that the given weights find likeliest at each place of each response."""
-
-        def scored(group: list[Suffix]) -> list[Top]:
-            return self._computing(lambda: whole(group, num_tokens=num_tokens, weights=None, budget_tokens=_ALL))
-
-        whole = super().likeliest
-
-        with self.holding(weights):
-            return self._in_step(suffixes, scored, budget_tokens)
+    @contextmanager
+    def reading(self, mask_BL: Tensor) -> Iterator[Read]:
+        """Read rows piece by piece, none of it twice: what is read first has the mask's shape, and 0 where it pads."""
+        with super().reading(mask_BL) as read:
+            yield lambda ids_BL: self._computing(partial(read, ids_BL))
 
     def share(self, lengths_tokens: Sequence[int]) -> list[int]:
         """Return which samples this process computes."""
         return shares(lengths_tokens, dist.get_world_size())[dist.get_rank()]
+
+    def together(self, found: Mapping[int, T]) -> dict[int, T]:
+        """Return what all processes found of what `share` dealt out."""
+        return exchange.together(found)
+
+    def agreed(self, values: Tensor) -> Tensor:
+        """Return the values of the process that leads, in every process; what it does by them is then the same."""
+        return exchange.agreed(values)
 
     def accumulate(
         self, groups: Sequence[Sequence[int]], suffixes: Sequence[Suffix], total_of: Callable[[Sequence[int]], Tensor]
@@ -128,6 +107,10 @@ class FsdpModel(TorchModel):
             (self.look([_NOTHING]).logp_BT.sum() * 0).backward()  # type: ignore[no-untyped-call]
 
     def sums(self, values: Sequence[float]) -> list[float]:
+        """Return the sum of each value over all samples, whoever computes them."""
+        return self._totals(values)
+
+    def _totals(self, values: Sequence[float]) -> list[float]:
         """Return the sum of each value over all processes."""
         total = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
@@ -201,10 +184,9 @@ class FsdpModel(TorchModel):
             whole.to(self.device, like.dtype), like.device_mesh, like.placements, src_data_rank=None
         )  # each cuts its own: nothing is sent
 
-    @torch.no_grad()
-    def _put(self, weights: Weights) -> None:
-        for name, parameter in self.trained.items():
-            _here(parameter).copy_(_here(weights[name]))
+    def _counted(self, tensors: Weights) -> Iterator[tuple[str, Tensor]]:
+        """Return of tensors like the trained weights the numbers here that no other process counts."""
+        return ((name, _here(value)) for name, value in tensors.items())
 
     def _computing(self, compute: Callable[[], T]) -> T:
         """Compute where the weights that belong to no layer are whole."""
@@ -222,17 +204,17 @@ class FsdpModel(TorchModel):
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         return int(most) - count
 
-    def _in_step(
+    def _in_groups(
         self, suffixes: Sequence[Suffix], scored: Callable[[list[Suffix]], Sequence[T]], budget_tokens: int
     ) -> list[T]:
         """Return what `scored` says of each suffix, in order, in as many groups as the process with the most has."""
-        groups = micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens)
+        groups = self.groups(suffixes, budget_tokens=budget_tokens)
         idle = self._idle(len(groups))
         found: dict[int, T] = {}
         for group in groups:
-            found |= zip(group, scored([suffixes[i] for i in group]), strict=True)
+            found |= zip(group, self._computing(partial(scored, [suffixes[i] for i in group])), strict=True)
         for _ in range(idle):
-            scored([_NOTHING])
+            self._computing(partial(scored, [_NOTHING]))
         return [found[i] for i in range(len(suffixes))]
 
 

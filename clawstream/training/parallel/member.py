@@ -1,9 +1,11 @@
 """What each process of a team does when it is asked; `state` is what it keeps between times."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from clawstream.config import TrainingSettings
+from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled
 from clawstream.training.model import Model
 from clawstream.training.trainer import Trainer, Update
@@ -14,20 +16,21 @@ def begin(state: dict[str, Any], base: Path, settings: TrainingSettings, device:
     state["trainer"] = Trainer(base, settings, device=device, model=_model(base, settings, device))
 
 
-def restore(state: dict[str, Any], folder: Path) -> None:
-    """Go on from a checkpoint."""
+def restore(state: dict[str, Any], folder: Path | None) -> None:
+    """Go on from a checkpoint; None: from the policy's start."""
     state["trainer"].restore(folder)
 
 
 def update(
     state: dict[str, Any],
     samples: tuple[SampleAssembled, ...],
-    version: int,
-    seed: int,
-    advantages: tuple[float, ...] | None = None,
-) -> Update:
-    """Take the steps that make a version; all processes return the same."""
-    said: Update = state["trainer"].update(samples, version=version, seed=seed, advantages=advantages)
+    options: Mapping[str, Any],
+) -> Update | StepRefused:
+    """Take the steps that make a version; all processes return the same, a refusal too: they are to go on after it."""
+    try:
+        said: Update = state["trainer"].update(samples, **options)
+    except StepRefused as why:
+        return why
     return said
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from clawstream.config import TrainingSettings
-from clawstream.errors import ConfigError
+from clawstream.errors import ConfigError, StepRefused
 from clawstream.events import SampleAssembled
 from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.trainer import Update
@@ -35,18 +35,30 @@ class Team:
         return self._processes.pids
 
     def update(
-        self, samples: Sequence[SampleAssembled], *, version: int, seed: int, advantages: Sequence[float] | None = None
+        self,
+        samples: Sequence[SampleAssembled],
+        *,
+        version: int,
+        seed: int,
+        gated: bool = False,
+        num_rejected: int = 0,
+        advantages: Sequence[float] | None = None,
     ) -> Update:
-        """Take the steps that make `version`, as `Trainer.update` does."""
-        said: Update = self._processes.ask(f"{_MEMBER}:update", tuple(samples), version, seed, advantages)[0]
+        """Take the steps that make `version`, as `Trainer.update` does; after StepRefused the processes are there."""
+        options = {
+            "version": version, "seed": seed, "gated": gated, "num_rejected": num_rejected, "advantages": advantages,
+        }  # fmt: skip
+        said: Update | StepRefused = self._processes.ask(f"{_MEMBER}:update", tuple(samples), options)[0]
+        if isinstance(said, StepRefused):
+            raise said
         return said
 
     def save(self, folder: Path) -> None:
         """Write the weights for engines, and beside them all that `restore` needs, in any number of processes."""
         self._processes.ask(f"{_MEMBER}:save", folder)
 
-    def restore(self, folder: Path) -> None:
-        """Go on from a checkpoint of this policy, whichever trainer wrote it."""
+    def restore(self, folder: Path | None) -> None:
+        """Go on from a checkpoint of this policy, whichever trainer wrote it; None: from its start."""
         self._processes.ask(f"{_MEMBER}:restore", folder)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Two processes for all tests of a module, and tiny models of each family."""
+"""Two processes for all tests of this folder, and tiny models of each family."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def two_processes() -> Processes:
     return Processes(2, Start(backend="gloo", threads=1, patience_s=60, around=cuda_on_cpu))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def two() -> Iterator[Processes]:
     """Two processes that know each other."""
     processes = two_processes()

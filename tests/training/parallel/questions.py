@@ -10,6 +10,7 @@ from clawstream.training.answers import Suffix
 from clawstream.training.megatron.model import MegatronModel, join
 from clawstream.training.megatron.shape import Sizes
 from clawstream.training.megatron.weights import collected
+from clawstream.training.writing import write
 
 
 def load(state: dict[str, Any], folder: Path, sizes: Sizes, lora_rank: int | None = None, seed: int = 0) -> None:
@@ -41,6 +42,11 @@ def score(state: dict[str, Any], suffixes: list[Suffix]) -> list[torch.Tensor]:
 def likeliest(state: dict[str, Any], suffixes: list[Suffix], count: int) -> Any:
     """Return the likeliest tokens."""
     return state["model"].likeliest(suffixes, num_tokens=count, weights=None, budget_tokens=64)
+
+
+def written(state: dict[str, Any], suffixes: list[Suffix], limit_tokens: int, budget_tokens: int) -> Any:
+    """Return answers to their prompts."""
+    return write(state["model"], suffixes, limit_tokens=limit_tokens, seed=7, budget_tokens=budget_tokens)
 
 
 def save(state: dict[str, Any], folder: Path) -> None:

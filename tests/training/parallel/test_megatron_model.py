@@ -12,6 +12,7 @@ from clawstream.training.megatron.shape import Sizes
 from clawstream.training.model import tensors_of
 from clawstream.training.parallel.processes import Processes
 from clawstream.training.torch_model import TorchModel
+from clawstream.training.writing import write
 from tests.training.parallel import families
 from tests.training.parallel.conftest import QUESTIONS
 
@@ -61,6 +62,20 @@ def test_log_probs_and_likeliest_tokens_are_transformers_own(
             named = whole.look([suffix], [top.ids_TK]).among_BTK[0]  # of two that are as likely either may come first
             torch.testing.assert_close(top.logp_TK, named, atol=1e-4, rtol=0)
             assert all(len(set(row)) == len(row) for row in top.ids_TK.tolist())
+
+
+@pytest.mark.parametrize("sizes", CUTS)
+@pytest.mark.parametrize("family", families.CONFIGS)
+def test_answers_are_written_token_by_token_as_transformers_writes_them(
+    two: Processes, models: dict[str, Path], suffixes: list[Suffix], family: str, sizes: Sizes
+) -> None:
+    """Beyond a window's width, and all but greedily too."""
+    questions = [*suffixes, suffixes[1]._replace(temperature=1e-2)]
+    expected = write(TorchModel.load(models[family]), questions, limit_tokens=11, seed=7, budget_tokens=64)
+
+    two.ask(f"{QUESTIONS}:load", models[family], sizes)
+
+    assert two.ask(f"{QUESTIONS}:written", questions, 11, 64) == [expected, expected]
 
 
 @pytest.mark.parametrize("sizes", CUTS)

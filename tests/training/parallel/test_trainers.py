@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import ConfigError, PartUnavailable
-from clawstream.events import BatchPlanned, SampleAssembled
+from clawstream.events import BatchPlanned, SampleAssembled, StepRejected
 from clawstream.inference.model_folder import weight_files
 from clawstream.inference.version_folder import STATE_FOLDER
 from clawstream.training.checkpoints import Checkpoint
@@ -35,11 +36,11 @@ pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half 
 
 ADAPTER_FILE = "adapter_model.safetensors"
 WAITING = "tests.training.parallel.waiting"
-FSDP = {"trainer": "fsdp", "processes": 2, "gate": False}
-TENSOR = {"trainer": "megatron", "processes": 2, "tensor_parallel": 2, "sequence_parallel": True, "gate": False}
-PIPELINE = {"trainer": "megatron", "processes": 2, "pipeline_parallel": 2, "gate": False}
+FSDP = {"trainer": "fsdp", "processes": 2}
+TENSOR = {"trainer": "megatron", "processes": 2, "tensor_parallel": 2, "sequence_parallel": True}
+PIPELINE = {"trainer": "megatron", "processes": 2, "pipeline_parallel": 2}
 ADAPTER = {"lora_rank": 4}
-DATA = {"trainer": "megatron", "processes": 2, "gate": False}
+DATA = {"trainer": "megatron", "processes": 2}
 CUTS = [
     pytest.param(FSDP, id="fsdp"),
     pytest.param(TENSOR, id="tensor"),
@@ -282,28 +283,39 @@ async def test_a_plan_of_a_trainer_that_this_machine_can_not_have_is_executed_by
         offsets=(), seed=1, settings=planned.model_dump_json().encode(), planned_at_ms=0, replay=None,
     )  # fmt: skip
     with ThreadPoolExecutor(1) as thread:
-        stepper = Stepper(base, tmp_path / "versions", thread, limits_of(base), machine=settings_of({"gate": False}))
+        stepper = Stepper(base, tmp_path / "versions", thread, limits_of(base), machine=settings_of({}))
         checkpoint = await stepper.execute(plan, tuple(MIXED), parent=None, said=None)
         stepper.close()
     assert isinstance(checkpoint, Checkpoint)
     assert stepper._team is None
 
 
-async def test_a_policy_is_trained_by_several_processes_and_they_end_with_it(base: Path, tmp_path: Path) -> None:
+async def test_a_policy_is_trained_by_several_processes_through_a_rejected_step_and_they_end_with_it(
+    base: Path, tmp_path: Path
+) -> None:
     settings = settings_of(FSDP | {"device": "cpu", "threads": 1})
     alone = Trainer(base, settings_of({}))
-    expected = step(alone, tmp_path / "alone", MIXED, 1)
-    plan = BatchPlanned(
-        policy_id="policy", policy_version=1, parent_version=0, sample_ids=tuple(s.sample_id for s in MIXED),
-        offsets=(), seed=1, settings=settings.model_dump_json().encode(), planned_at_ms=0, replay=None,
-    )  # fmt: skip
+    expected = step(alone, tmp_path / "alone", MIXED, 2)
+    one_sided = tuple(tiny.sample(f"yes{i}", reward=1, hinted=True) for i in range(16))
+
+    def plan(version: int, samples: Sequence[SampleAssembled]) -> BatchPlanned:
+        return BatchPlanned(
+            policy_id="policy", policy_version=version, parent_version=0,
+            sample_ids=tuple(s.sample_id for s in samples), offsets=(), seed=version,
+            settings=settings.model_dump_json().encode(), planned_at_ms=0, replay=None,
+        )  # fmt: skip
+
     with ThreadPoolExecutor(1) as thread:
         stepper = Stepper(base, tmp_path / "versions", thread, limits_of(base))
-        checkpoint = await stepper.execute(plan, tuple(MIXED), parent=None, said=None)
-        assert isinstance(checkpoint, Checkpoint)
+        rejected = await stepper.execute(plan(1, one_sided), one_sided, parent=None, said=None)
+        assert isinstance(rejected, StepRejected)
+        assert "judge says yes to everything" in rejected.reason
         team = stepper._team
         assert team is not None
         pids = team.pids
+        checkpoint = await stepper.execute(plan(2, MIXED), tuple(MIXED), parent=None, said=None)
+        assert isinstance(checkpoint, Checkpoint)
+        assert stepper._team is team  # a refusal ends no process
         stepper.close()
 
     assert checkpoint.step.loss_nats == pytest.approx(expected.loss.loss_nats, abs=1e-4)
@@ -321,7 +333,6 @@ async def test_a_policy_is_trained_by_several_processes_and_they_end_with_it(bas
         ({"trainer": "fsdp", "processes": 2, "tensor_parallel": 2}, "tensor_parallel, pipeline_parallel"),
         ({"trainer": "megatron", "processes": 3, "tensor_parallel": 2}, "processes = 3 is no multiple"),
         ({"trainer": "megatron", "sequence_parallel": True}, "tensor_parallel, which is 1"),
-        ({"trainer": "fsdp"}, "gate is torch's"),
     ],
 )
 def test_settings_that_no_trainer_can_follow_are_refused(changes: dict[str, object], named: str) -> None:

@@ -1,0 +1,22 @@
+"""What all processes tell each other: all of them call this, in the same order."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch import distributed as dist
+
+from clawstream.training.model import T
+
+
+def together(found: Mapping[int, T]) -> dict[int, T]:
+    """Return what all processes found; where several found the same, one's word is taken in all of them."""
+    parts: list[Mapping[int, T]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(parts, dict(found))
+    return {number: value for part in parts for number, value in part.items()}
+
+
+def agreed(values: Tensor) -> Tensor:
+    """Return the first process' values."""
+    values = values.contiguous()
+    dist.broadcast(values, 0)
+    return values

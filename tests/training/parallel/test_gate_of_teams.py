@@ -1,0 +1,156 @@
+"""A policy that several processes train has the gate of one: the same figures, the same decision in each, no trace."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawstream.config import TrainingSettings
+from clawstream.errors import StepRefused
+from clawstream.training.gate import Seen
+from clawstream.training.parallel.processes import Processes
+from clawstream.training.trainer import Trainer
+from tests.training import tiny
+from tests.training.parallel import gating
+from tests.training.parallel.conftest import Teams
+
+pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
+
+GATING = "tests.training.parallel.gating"
+MEMBER = "clawstream.training.parallel.member"
+FSDP = {"trainer": "fsdp", "processes": 2}
+MEGATRON = {"trainer": "megatron", "processes": 2}
+TENSOR = MEGATRON | {"tensor_parallel": 2}
+BY_SEQUENCE = TENSOR | {"sequence_parallel": True}
+PIPELINE = MEGATRON | {"pipeline_parallel": 2}
+ADAPTER = {"lora_rank": 4}
+ENDS = tuple(range(0, 96, 8))
+WRITES = 4  # a version whose step is always followed by answers
+
+
+def batch(name: str) -> list[Any]:
+    """More samples than are looked at, of unlike lengths; of some of them nothing says how they should have been."""
+    return [
+        tiny.sample(
+            f"{name}{i}", reward=(1, -1, None)[i % 3], hinted=i % 3 == 2 or i % 2 == 0, prompt_tokens=3 + 2 * i,
+            response_tokens=3 + i, temperature=(1.0, 0.8)[i % 2],
+        )
+        for i in range(11)
+    ]  # fmt: skip
+
+
+def settings_of(changes: dict[str, object]) -> TrainingSettings:
+    return TrainingSettings(**{"learning_rate": 3e-4, "micro_batch_tokens": 96} | changes)
+
+
+@pytest.fixture(scope="module")
+def ending(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The base, some of whose tokens end an answer."""
+    folder = tmp_path_factory.mktemp("ending")
+    shutil.copytree(base, folder, dirs_exist_ok=True)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ENDS}))
+    return folder
+
+
+def flat(looks: Sequence[Seen]) -> list[float]:
+    return [number for look in looks for number in (*look.logps, look.entropy_nats)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(FSDP, id="fsdp"),
+        pytest.param(FSDP | ADAPTER, id="fsdp-adapter"),
+        pytest.param(FSDP | {"method": "topk", "topk_tokens": 60}, id="fsdp-topk"),
+        pytest.param(TENSOR, id="tensor"),
+        pytest.param(BY_SEQUENCE | ADAPTER, id="sequence-adapter"),
+        pytest.param(PIPELINE, id="pipeline"),
+        pytest.param(PIPELINE | ADAPTER, id="pipeline-adapter"),
+        pytest.param(MEGATRON, id="data"),
+    ],
+)
+def test_all_processes_decide_by_the_figures_of_a_trainer_that_is_whole(
+    ending: Path, two: Processes, teams: Teams, changes: dict[str, object]
+) -> None:
+    whole = {name: value for name, value in changes.items() if name not in FSDP | BY_SEQUENCE | PIPELINE}
+    alone = {"trainer": Trainer(ending, settings_of(whole))}
+    teams(ending, settings_of(changes))
+
+    for version in (WRITES - 1, WRITES):  # the second looks at canaries too
+        expected = gating.figures(alone, batch(f"v{version}-"), version)
+        found, other = two.ask(f"{GATING}:figures", batch(f"v{version}-"), version)
+
+    assert found == other
+    assert [len(looks) for looks in expected["astray"]] == [12, 12, 8, 8]  # before, after, ahead, wanted
+    for mine, its in zip(found["astray"][:3], expected["astray"][:3], strict=True):
+        assert flat(mine) == pytest.approx(flat(its), abs=1e-4)
+    before, after, ahead, _ = expected["astray"]
+    for there in (after[:8], ahead):
+        assert max(abs(a - b) for a, b in zip(flat(there), flat(before[:8]), strict=True)) > 1e-2
+    for way, its_way in zip(found["astray"][3], expected["astray"][3], strict=True):
+        assert way == (its_way if its_way is None else pytest.approx(its_way, abs=1e-4))
+    assert found["misspoken"] == expected["misspoken"]
+    assert len(expected["misspoken"][0]) == 8
+    assert any(one.ended and one.token_ids for one in expected["misspoken"][0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(FSDP, id="fsdp"),
+        pytest.param(BY_SEQUENCE | ADAPTER | {"learning_rate": 3e-3}, id="sequence-adapter"),
+        pytest.param(PIPELINE, id="pipeline"),
+        pytest.param(MEGATRON, id="data"),
+    ],
+)
+def test_of_a_rejected_step_nothing_is_left_and_the_processes_go_on(
+    ending: Path, two: Processes, teams: Teams, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    """The policy's first step, and one that has a parent."""
+    settings = settings_of(changes | {"teacher": "ema", "ema_decay": 0.5, "baseline": "running"})
+    pids = two.pids
+    team = teams(ending, settings)
+    parent = None
+    for version in (4, 8):
+        for fault, why in (
+            ("learning rate x 100", "nats a token"),
+            ("NaN in the gradient", "the gradient is not finite"),
+            ("NaN in the weights", "log-probs of the policy after the step are not finite numbers"),
+        ):
+            two.ask(f"{GATING}:plant", fault)
+            options = {"version": version - 1, "seed": version, "gated": True}
+            one, other = two.ask(f"{MEMBER}:update", batch(fault), options)
+            assert isinstance(one, StepRefused)
+            assert why in str(one)
+            assert str(one) == str(other)
+            two.ask(f"{GATING}:clear")
+            team.restore(parent)
+        (tmp_path / f"after{version}").mkdir()
+        team.update(batch("healthy"), version=version, seed=version, gated=True, num_rejected=3)
+        team.save(tmp_path / f"after{version}")
+        parent = tmp_path / f"after{version}"
+
+    never = teams(ending, settings)
+    for version in (4, 8):
+        (tmp_path / f"never{version}").mkdir()
+        never.update(batch("healthy"), version=version, seed=version, gated=True, num_rejected=3)
+        never.save(tmp_path / f"never{version}")
+        assert files(tmp_path / f"after{version}") == files(tmp_path / f"never{version}")
+    assert two.pids == pids
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_step_of_a_team_that_is_too_small_to_be_seen_is_refused_as_that_of_one_is(
+    bfloat16_base: Path, teams: Teams
+) -> None:
+    settings = settings_of(FSDP | {"learning_rate": 1e-12, "weight_decay": 0.0})
+    team = teams(bfloat16_base, settings)
+    with pytest.raises(StepRefused, match="the step is too small to be seen"):
+        team.update(batch("a"), version=1, seed=1, gated=True)
+    team.restore(None)
