@@ -272,11 +272,12 @@ class TrainingSettings(Section):
     loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
     w_binary: float = Field(1.0, ge=0)
     w_opd: float = Field(1.0, ge=0)
-    w_topk: float = Field(
-        0.0,
+    w_topk: float | None = Field(
+        None,
         ge=0,
         allow_inf_nan=False,
-        description="combined: of the divergence from the teacher's topk_tokens likeliest, always forward; 0: none",
+        description="combined: of the divergence from the teacher's topk_tokens likeliest, always forward; none: 1, or "
+        "0 where there is no such divergence",
     )
     gap_clip_nats: float = Field(5.0, gt=0)
     gap_mask_nats: float = -0.1
@@ -332,7 +333,7 @@ class TrainingSettings(Section):
 
     @model_validator(mode="after")
     def _a_whole_distribution_where_there_is_one(self) -> "TrainingSettings":
-        if self.w_topk and (self.method != "combined" or self.teacher_scores == "engine" or not self.w_opd):
+        if self.w_topk and not self._can_diverge:
             raise ValueError(
                 f"w_topk = {self.w_topk:g} weighs the teacher's whole distribution beside the gaps of its tokens, and "
                 f"method = {self.method!r}, teacher_scores = {self.teacher_scores!r}, w_opd = {self.w_opd:g} do not "
@@ -424,7 +425,14 @@ class TrainingSettings(Section):
     @property
     def divergence_weight(self) -> float:
         """How much the distance from the teacher's whole distribution counts."""
-        return self.w_opd if self.method == "topk" else self.w_topk
+        if self.method == "topk":
+            return self.w_opd
+        return float(self._can_diverge) if self.w_topk is None else self.w_topk
+
+    @property
+    def _can_diverge(self) -> bool:
+        """Whether the teacher's whole distribution can count beside the gaps of its tokens."""
+        return self.method == "combined" and self.teacher_scores == "trainer" and self.w_opd > 0
 
     @property
     def asks_likeliest(self) -> bool:

@@ -92,7 +92,7 @@ def learn(
     ] = 1,
     w_topk: Annotated[
         float, typer.Option(help="Weight of the teacher's whole distribution in `combined`; 0: none.", min=0)
-    ] = 0.0,
+    ] = 1.0,
     lora_rank: Annotated[int, typer.Option(help="Of the adapter that is trained; 0: all weights are.", min=0)] = 16,
     hurry: Annotated[
         bool,
@@ -176,7 +176,7 @@ def learn(
                     f"--{name.replace('_', '-')} {context.params[name]}: hints teach nothing with --methods {methods}. "
                     "Nothing was run. Leave it out, or name another method"
                 )
-    if w_topk and Method.COMBINED not in wanted[0]:
+    if _is_said(context, "w_topk") and Method.COMBINED not in wanted[0]:
         raise ConfigError(
             f"--w-topk {w_topk:g}: it adds to combined, and --methods are {methods}. Nothing was run. "
             "Leave it out, or name combined"

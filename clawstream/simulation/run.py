@@ -78,7 +78,7 @@ class Plan:
     learning_rate: float  # of the first updates; a frozen run has none
     epochs: int = 1  # passes over each batch
     answers_per_hint: int = 1  # the turn's own among them
-    w_topk: float = 0.0  # of the teacher's whole distribution, beside the gaps of `combined`
+    w_topk: float | None = None  # of the teacher's whole distribution; None: as the settings have it
     lora_rank: int | None = None  # None: all weights are trained
     score_every: int | None = None  # updates, on the way; None: no score is taken
     control: Control | None = None
@@ -146,8 +146,7 @@ batch_samples = {batch_samples}
 {max_updates}learning_rate = {learning_rate}
 epochs = {epochs}
 answers_per_hint = {answers_per_hint}
-w_topk = {w_topk}
-{parametrisation}{teacher}keep_checkpoints = {keep_checkpoints}
+{w_topk}{parametrisation}{teacher}keep_checkpoints = {keep_checkpoints}
 seed = {seed}
 threads = 1
 
@@ -312,7 +311,7 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             teacher="" if plan.teacher is None else f"teacher = {json.dumps(plan.teacher)}\n",
             epochs=plan.epochs,
             answers_per_hint=plan.answers_per_hint,
-            w_topk=plan.w_topk,
+            w_topk="" if plan.w_topk is None else f"w_topk = {plan.w_topk}\n",
             learning_rate=0.0 if plan.control is Control.FROZEN else plan.learning_rate,
             keep_checkpoints=5
             if plan.score_every

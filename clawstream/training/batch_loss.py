@@ -99,17 +99,12 @@ class BatchLoss:
             hinted = {i: _floats(samples[i].teacher_logprobs or ()) for i in chosen}
             students = {i: _floats(samples[i].student_logprobs or ()) for i in chosen}
             answers = model.score(leashed, weights=reference, budget_tokens=budget)
-        elif self._distils:
-            answers = model.score(leashed, weights=reference, budget_tokens=budget)
-        elif teacher is reference:  # at once: with the hint and without it a question begins alike
-            both = model.score([*questions, *leashed], weights=reference, budget_tokens=budget)
-            hinted, answers = dict(zip(chosen, both, strict=False)), both[len(chosen) :]
         else:
-            hinted = dict(zip(chosen, model.score(questions, weights=teacher, budget_tokens=budget), strict=True))
-            answers = model.score(leashed, weights=reference, budget_tokens=budget)
-        if self._top_tokens is not None:
-            found = model.likeliest(questions, num_tokens=self._top_tokens, weights=teacher, budget_tokens=budget)
-            tops = dict(zip(chosen, found, strict=True))
+            at_once = teacher is reference  # with the hint and without it a question begins alike
+            own, tops_asked = self._taught([*questions, *leashed] if at_once else questions, teacher)
+            hinted = dict(zip(chosen, own, strict=False))
+            tops = dict(zip(chosen, tops_asked, strict=False))
+            answers = own[len(chosen) :] if at_once else model.score(leashed, weights=reference, budget_tokens=budget)
         return Scored(
             samples=samples,
             plain=plain,
@@ -120,6 +115,15 @@ class BatchLoss:
             reference=answers if self.objective.kl > 0 else None,
             advantages=advantages,
         )
+
+    def _taught(self, suffixes: list[Suffix], teacher: Weights | None) -> tuple[list[Tensor], list[Top]]:
+        """Return the teacher's log-probs [T] of each answer, and what it likes best there, if that is asked for."""
+        if self._top_tokens is None:
+            return self._model.score(suffixes, weights=teacher, budget_tokens=self._budget_tokens), []
+        tops = self._model.likeliest(
+            suffixes, num_tokens=self._top_tokens, weights=teacher, budget_tokens=self._budget_tokens
+        )
+        return [top.own_T for top in tops], tops
 
     def of(self, scored: Scored, group: Sequence[int], *, baseline: float) -> tuple[Tensor, Tally, Tensor]:
         """Return the sum to call backward on, its tally, and the gaps [N] of the hinted tokens that count."""
@@ -195,7 +199,8 @@ class BatchLoss:
     def _no_top(self, num_tokens: int) -> Top:
         assert self._top_tokens is not None
         shape, device = (num_tokens, self._top_tokens), self._model.device
-        return Top(torch.zeros(shape, dtype=torch.long, device=device), torch.full(shape, torch.nan, device=device))
+        nothing_TK = torch.full(shape, torch.nan, device=device)
+        return Top(nothing_TK[:, 0], torch.zeros(shape, dtype=torch.long, device=device), nothing_TK)
 
 
 def _floats(values: Sequence[float | None]) -> Tensor:

@@ -25,10 +25,16 @@ T = TypeVar("T")
 
 
 class Top(NamedTuple):
-    """The tokens that a model finds likeliest after each token of an answer."""
+    """What a model says at each place of an answer: of the token that stands there, and of the likeliest ones."""
 
+    own_T: Tensor  # log-probs
     ids_TK: Tensor
     logp_TK: Tensor
+
+    @classmethod
+    def of(cls, ids_TE: Tensor, logp_TE: Tensor) -> "Top":
+        """Return this of tokens and their log-probs, the answer's own before the others."""
+        return cls(logp_TE[:, 0], ids_TE[:, 1:], logp_TE[:, 1:])
 
 
 class Look(NamedTuple):

@@ -8,9 +8,6 @@ others', so that all of them decide by the same numbers. T response tokens, K to
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
-import torch
-from torch import Tensor
-
 from clawstream.config import TrainingSettings
 from clawstream.events import SampleAssembled
 from clawstream.training.answers import Suffix
@@ -29,7 +26,7 @@ from clawstream.training.gate import (
     misspoken,
     stopped,
 )
-from clawstream.training.model import Model, Top
+from clawstream.training.model import Model
 from clawstream.training.writing import write
 
 WRITES_EVERY = 4  # versions, however near a step leaves the policy to itself: many small steps go far too
@@ -123,10 +120,8 @@ class Probe:
 
         A hint says it token by token; without one that counts the reward says it of all.
         """
-        sample, clip = scored.samples[index], self._settings.gap_clip_nats
+        clip = self._settings.gap_clip_nats
         teacher = scored.hinted.get(index)
-        if teacher is None and index in scored.tops:
-            teacher = _of_answer(scored.tops[index], sample.response_ids)
         if teacher is not None:
             student = scored.students.get(index)
             gaps = zip(teacher.tolist(), seen.logps if student is None else student.tolist(), strict=True)
@@ -135,13 +130,6 @@ class Probe:
         if wanted is None or self._settings.weights[0] == 0:
             return None
         return (wanted - baseline,) * len(seen.logps)
-
-
-def _of_answer(top: Top, response_ids: Sequence[int]) -> Tensor:
-    """Return the teacher's log-probs [T] of an answer; of a token that it does not like best, its least liked's."""
-    ids_T1 = torch.tensor(response_ids, device=top.ids_TK.device).unsqueeze(1)
-    of_answer_TK = torch.where(top.ids_TK == ids_T1, top.logp_TK, -torch.inf)
-    return torch.maximum(of_answer_TK.amax(1), top.logp_TK.amin(1))
 
 
 def _telling(samples: Sequence[SampleAssembled], wanted: Mapping[int, float | None], at_most: int) -> list[int]:

@@ -169,9 +169,9 @@ class TorchModel(Model):
 
         def scored(group: list[Suffix]) -> list[Top]:
             answers, hidden_NH = self._before_head(group)
-            tops = [self._likeliest(hidden_NH[at], answers.scale_N[at], num_tokens) for at in self._pieces(hidden_NH)]
+            tops = [self._likeliest(hidden_NH[at], answers, at, num_tokens) for at in self._pieces(hidden_NH)]
             ids, logps = (answers.each(torch.cat(parts)) for parts in zip(*tops, strict=True))
-            return [Top(*both) for both in zip(ids, logps, strict=True)]
+            return [Top.of(*both) for both in zip(ids, logps, strict=True)]
 
         with self.holding(weights):
             return self._in_groups(suffixes, scored, budget_tokens)
@@ -253,10 +253,10 @@ class TorchModel(Model):
         logp_NE = logits_NV.gather(1, ids_NE) - logits_NV.logsumexp(1, keepdim=True)
         return logp_NE, _entropies(logits_NV.detach()) if entropy else logits_NV.new_empty(0)
 
-    def _likeliest(self, hidden_NH: Tensor, scale_N: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-        logits_NV = self._logits(hidden_NH, scale_N)
-        found = logits_NV.topk(num_tokens)
-        return found.indices, found.values - logits_NV.logsumexp(1, keepdim=True)
+    def _likeliest(self, hidden_NH: Tensor, answers: Answers, at: slice, num_tokens: int) -> tuple[Tensor, Tensor]:
+        logits_NV = self._logits(hidden_NH, answers.scale_N[at])
+        ids_NE = torch.cat([answers.target_N[at].unsqueeze(1), logits_NV.topk(num_tokens).indices], 1)
+        return ids_NE, logits_NV.gather(1, ids_NE) - logits_NV.logsumexp(1, keepdim=True)
 
     def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
         # As float32 whatever else is multiplied as: a logit of 20 rounded to half precision is off by up to 0.06 nats.

@@ -34,7 +34,7 @@ def sketch(
     lora_rank: Annotated[int, typer.Option(help="0: all weights are trained.")] = 16,
     base: Annotated[str, typer.Option(help="standard or hard.")] = "standard",
     teacher: Annotated[str, typer.Option(help="reference, ema or current.")] = "reference",
-    w_topk: Annotated[float, typer.Option(help="Of combined: of the teacher's whole distribution.")] = 0.0,
+    w_topk: Annotated[float, typer.Option(help="Of combined: of the teacher's whole distribution.")] = 1.0,
     flip_after: Annotated[int | None, typer.Option(help="Updates: then each wants what another wanted.")] = None,
     score_every: Annotated[int | None, typer.Option(help="Updates; none: half of all.")] = None,
     num_scored: Annotated[int, typer.Option(help="Held-out problems.")] = 240,
@@ -47,7 +47,7 @@ def sketch(
     for method in methods.split(","):
         settings = TrainingSettings(
             method=cast("Method", method), epochs=epochs, learning_rate=learning_rate, lora_rank=lora_rank or None,
-            threads=1, teacher=cast("Teacher", teacher), w_topk=w_topk,
+            threads=1, teacher=cast("Teacher", teacher), w_topk=w_topk if method == "combined" else None,
         )  # fmt: skip
         for seed in map(int, seeds.split(",")):
             row = _run(

@@ -89,7 +89,7 @@ def test_the_combined_gradient_is_the_sum_of_both_where_both_speak(base: Path) -
     """With a positive reward nothing is masked, so the gradients add up; clipping and the leash are out of the way."""
     sums = {}
     for method in ("binary", "opd", "combined"):
-        trainer = Trainer(base, with_settings(method=method, kl=0.0, max_grad_norm=1e9, learning_rate=1e-12))
+        trainer = Trainer(base, with_settings(method=method, w_topk=0, kl=0.0, max_grad_norm=1e9, learning_rate=1e-12))
         trainer.update(on_policy(trainer, [tiny.sample("a", reward=1, hinted=True)]), version=1, seed=0)
         sums[method] = {name: p.grad.clone() for name, p in trainer._model.trained.items() if p.grad is not None}
 
@@ -102,7 +102,7 @@ def test_a_whole_distribution_adds_its_own_gradient_to_that_of_the_advantages(ba
     samples = [tiny.sample("a", reward=-1, hinted=True), tiny.sample("b", reward=1, hinted=True, response_tokens=7)]
     plain = {"topk_tokens": 20, "kl": 0.0, "max_grad_norm": 1e9, "learning_rate": 1e-12}
     gradients = []
-    for changes in ({"w_topk": 0.5}, {}, {"method": "topk", "topk_divergence": "forward"}):
+    for changes in ({"w_topk": 0.5}, {"w_topk": 0}, {"method": "topk", "topk_divergence": "forward"}):
         trainer = Trainer(base, with_settings(**plain | changes))
         trainer.update(on_policy(trainer, samples), version=1, seed=0)
         gradients.append(gradient_of(trainer))

@@ -169,16 +169,13 @@ class MegatronModel(Model):
         def scored(group: list[Suffix]) -> list[list[Tensor]]:
             answers = Answers(group, self.device, None)
             hidden_NH = self._before_head(answers)
-            tops = [
-                vocabulary.likeliest(self._logits(hidden_NH[at], answers.scale_N[at]), num_tokens, self._rows)
-                for at in _pieces(len(hidden_NH))
-            ]
+            tops = [self._likeliest(hidden_NH[at], answers, at, num_tokens) for at in _pieces(len(hidden_NH))]
             ids, logps = (answers.each(torch.cat(parts)) for parts in zip(*tops, strict=True))
             return [[*both] for both in zip(ids, logps, strict=True)]
 
         with self.holding(weights):
-            both = self._told([torch.long, torch.float32], suffixes, scored, budget_tokens, (num_tokens,))
-        return [Top(*found) for found in zip(*both, strict=True)]
+            both = self._told([torch.long, torch.float32], suffixes, scored, budget_tokens, (1 + num_tokens,))
+        return [Top.of(*found) for found in zip(*both, strict=True)]
 
     def share(self, lengths_tokens: Sequence[int]) -> list[int]:
         """Return which samples this copy of the model computes."""
@@ -351,6 +348,12 @@ class MegatronModel(Model):
         stage = self._stage
         head: Tensor = stage.shared_embedding_or_output_weight() if self._shape.tied else stage.output_layer.weight
         return head
+
+    def _likeliest(self, hidden_NH: Tensor, answers: Answers, at: slice, num_tokens: int) -> tuple[Tensor, Tensor]:
+        logits_NV = self._logits(hidden_NH, answers.scale_N[at])
+        top_NK = vocabulary.likeliest(logits_NV, num_tokens, self._rows)
+        ids_NE = torch.cat([answers.target_N[at].unsqueeze(1), top_NK], 1)
+        return ids_NE, vocabulary.logprobs(logits_NV, ids_NE, self._rows)
 
     def _told(
         self, dtypes: Sequence[torch.dtype], suffixes: Sequence[Suffix],

@@ -45,8 +45,8 @@ def entropies(logits_NV: Tensor, rows: Rows) -> Tensor:
 
 
 @torch.no_grad()
-def likeliest(logits_NV: Tensor, num_tokens: int, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Return the ids [N, K] of the likeliest tokens of all processes, and their log-probs."""
+def likeliest(logits_NV: Tensor, num_tokens: int, rows: Rows) -> Tensor:
+    """Return the ids [N, K] of the likeliest tokens of all processes."""
     mine = logits_NV.topk(min(num_tokens, rows.size))
     values_NK = logits_NV.new_full((len(logits_NV), num_tokens), -torch.inf)
     ids_NK = torch.zeros_like(values_NK, dtype=torch.long)
@@ -56,8 +56,7 @@ def likeliest(logits_NV: Tensor, num_tokens: int, rows: Rows) -> tuple[Tensor, T
     ids = [torch.empty_like(ids_NK) for _ in range(rows.group.size())]
     dist.all_gather(values, values_NK, group=rows.group)
     dist.all_gather(ids, ids_NK, group=rows.group)
-    best = torch.cat(values, 1).topk(num_tokens)
-    return torch.cat(ids, 1).gather(1, best.indices), best.values - _normaliser(logits_NV, rows).unsqueeze(1)
+    return torch.cat(ids, 1).gather(1, torch.cat(values, 1).topk(num_tokens).indices)
 
 
 def whole(logits_BV: Tensor, rows: Rows, vocabulary: int) -> Tensor:
