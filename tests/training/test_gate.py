@@ -237,6 +237,12 @@ def test_answers_are_written_in_pieces_of_the_budget_and_each_for_its_question(b
     assert told[0] == told[1] == [answer for one in alone for answer in one or ()]
 
 
+def test_nothing_is_written_by_what_is_no_probability(base: Path) -> None:
+    model = Trainer(base, SETTINGS)._model
+    next(iter(model.trained.values())).data.fill_(float("nan"))
+    assert write(model, [Suffix((1, 2), (0,), 1.0)], limit_tokens=6, seed=1) is None
+
+
 def test_how_an_answer_would_have_ended_is_not_known_where_the_client_named_a_text_that_ends_it() -> None:
     plain = tiny.sample("a")
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=9, seed=None, stop=("\n",))

@@ -5,18 +5,24 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from torch import distributed as dist
+
 from clawstream.events import SampleAssembled
 from clawstream.training import probing
 from tests.training.planted import FAULTS
 
 
 def figures(state: dict[str, Any], samples: list[SampleAssembled], version: int) -> dict[str, Any]:
-    """Take a step that is not refused; return what was measured of it."""
+    """Take a step that is not refused; return what was measured of it.
+
+    Each process would draw other tokens than the first.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
     found: dict[str, Any] = {}
     with ExitStack() as listening:
         for name in ("harm", "astray", "misspoken"):
             listening.enter_context(_heard(name, found))
-        state["trainer"].update(samples, version=version, seed=version, gated=True)
+        state["trainer"].update(samples, version=version, seed=version + rank, gated=True)
     return found
 
 

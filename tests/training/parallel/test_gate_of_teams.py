@@ -146,11 +146,11 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_step_of_a_team_that_is_too_small_to_be_seen_is_refused_as_that_of_one_is(
-    bfloat16_base: Path, teams: Teams
-) -> None:
-    settings = settings_of(FSDP | {"learning_rate": 1e-12, "weight_decay": 0.0})
-    team = teams(bfloat16_base, settings)
-    with pytest.raises(StepRefused, match="the step is too small to be seen"):
-        team.update(batch("a"), version=1, seed=1, gated=True)
-    team.restore(None)
+def test_a_team_refuses_what_one_process_does(bfloat16_base: Path, teams: Teams) -> None:
+    """A step too small to be seen, and a judge that says yes to everything, unless it stays so."""
+    team = teams(bfloat16_base, settings_of(FSDP | {"learning_rate": 1e-12, "weight_decay": 0.0}))
+    yes = [tiny.sample(f"yes{i}", reward=1, hinted=True) for i in range(16)]
+    for num_rejected, why in ((7, "judge says yes to everything"), (8, "the step is too small to be seen")):
+        with pytest.raises(StepRefused, match=why):
+            team.update(yes, version=9, seed=1, gated=True, num_rejected=num_rejected)
+        team.restore(None)
