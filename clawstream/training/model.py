@@ -115,6 +115,16 @@ class Model(ABC):
         for name, parameter in self.trained.items():
             parameter.detach().copy_(weights[name])
 
+    @property
+    def moved(self) -> Mapping[str, nn.Parameter]:
+        """Return what this process' optimizer is to move of each trained weight: here the weight itself."""
+        return self.trained
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Have the trained weights' gradients where they are moved; afterwards they are moved in every process."""
+        yield
+
     @abstractmethod
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
         """Return log-probs [B, T] of the responses, NaN past each one's end."""
@@ -213,6 +223,14 @@ class Model(ABC):
             value = read()
             state.setdefault(kind, {})[name] = value if value.ndim == 0 else value.to(self.device)
         return state or None
+
+    def save_moments(self, folder: Path, moments: Mapping[str, Weights]) -> None:
+        """Write kinds of tensors, each like what is moved; of any trainer, any other can read them."""
+        self.save_state(folder, "optimizer", moments)
+
+    def load_moments(self, folder: Path) -> dict[str, dict[str, Tensor]]:
+        """Return what `save_moments` wrote, as far as this process moves it; nothing where nothing was moved yet."""
+        return self.load_state(folder, "optimizer") or {}
 
     def _counted(self, tensors: Weights) -> Iterator[tuple[str, Tensor]]:
         """Return of tensors like the trained weights the numbers here that no other process counts."""

@@ -71,7 +71,7 @@ class TorchModel(Model):
         Matrices but the head's are multiplied as `dtype`. With `recompute_layers` the backward pass computes each layer
         again instead of keeping what is inside it; raises ConfigError where the model's layers can't be.
         """
-        core = _core(folder, device)
+        core = cls.loaded(folder, device)
         if recompute_layers:
             _recompute_layers(core)
         adapter = None
@@ -82,6 +82,11 @@ class TorchModel(Model):
         model._pack_if_same()
         model._dtype = dtype
         return model
+
+    @classmethod
+    def loaded(cls, folder: Path, device: str) -> Any:
+        """Return the model of transformers, in evaluation mode; raises UnusableCheckpoint where there is none."""
+        return _core(folder, device)
 
     @property
     def core(self) -> Any:

@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged, UnusableCheckpoint
@@ -72,7 +72,7 @@ class Trainer:
         )  # fmt: skip
         self._base_sha256 = fingerprint(base)
         self._reference = self._model.copy()
-        self._optimizer = _optimizer(self._model.trained, settings)
+        self._optimizer = _optimizer(self._model, settings)
         self._loss = BatchLoss(self._model, settings)
         self._begin()
 
@@ -155,10 +155,10 @@ class Trainer:
         state = folder / STATE_FOLDER
         state.mkdir(exist_ok=True)
         moments: dict[str, dict[str, Tensor]] = {}
-        for name, parameter in self._model.trained.items():
-            for kind, value in self._optimizer.state.get(parameter, {}).items():
+        for name, moved in self._model.moved.items():
+            for kind, value in self._optimizer.state.get(moved, {}).items():
                 moments.setdefault(kind, {})[name] = value
-        self._model.save_state(state, "optimizer", moments)
+        self._model.save_moments(state, moments)
         if self._model.rounds:
             self._model.save_state(state, "masters", {"": dict(self._model.trained)})
         if self._ema is not None:
@@ -196,9 +196,9 @@ class Trainer:
         schedule = facts.get("schedule", {})  # none: a checkpoint of an older version, whose rate never started anew
         self._schedule = Schedule(**schedule | {"last_rewards": tuple(schedule.get("last_rewards", ()))})
         self._memory = Memory.of(facts.get("gate", {}))
-        for kind, values in (self._model.load_state(state, "optimizer") or {}).items():
+        for kind, values in self._model.load_moments(state).items():
             for name, value in values.items():
-                self._optimizer.state[self._model.trained[name]][kind] = value
+                self._optimizer.state[self._model.moved[name]][kind] = value
         if self._ema is not None:
             self._ema = self._saved_ema(state)
 
@@ -248,7 +248,7 @@ class Trainer:
 
     def _accumulate(self, scored: Scored, chosen: Sequence[int]) -> tuple[Tally, Tensor]:
         """Sum the gradients of these samples, piece by piece; return their tally and the gaps of hinted tokens."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         tally, gaps = Tally(), [torch.empty(0)]
         suffixes = [scored.plain[i] for i in chosen]
         groups = self._model.groups(suffixes, budget_tokens=self._settings.micro_batch_tokens)
@@ -280,7 +280,7 @@ class Trainer:
                 parameter.grad /= divisor
         norm = self._model.clip(self._settings.max_grad_norm)
         if not isfinite(norm):
-            self._optimizer.zero_grad(set_to_none=True)
+            self._forget_gradients()
             raise GradientNotFinite(
                 f"update {version}: the norm of the gradient is {norm}, expected a finite number. The weights stay at "
                 "the version before. Start a policy with an id of its own from an earlier checkpoint, with a lower "
@@ -288,8 +288,13 @@ class Trainer:
             )
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        self._optimizer.step()
+        with self._model.moving():
+            self._optimizer.step()
         return norm
+
+    def _forget_gradients(self) -> None:
+        for parameter in self._model.trained.values():
+            parameter.grad = None
 
     def _refuse_unmoved(self, version: int, changed_share: float, grad_norm: float) -> None:
         if changed_share == 0 and grad_norm > 0:
@@ -316,10 +321,10 @@ def _refused() -> Iterator[None]:
         raise StepRefused(str(error)) from error
 
 
-def _optimizer(trained: dict[str, nn.Parameter], settings: TrainingSettings) -> torch.optim.AdamW:
+def _optimizer(model: Model, settings: TrainingSettings) -> torch.optim.AdamW:
     """AdamW, which does not pull norms and biases towards 0."""
-    matrices = [p for p in trained.values() if p.ndim >= 2]
-    vectors = [p for p in trained.values() if p.ndim < 2]
+    matrices = [model.moved[name] for name, p in model.trained.items() if p.ndim >= 2]
+    vectors = [model.moved[name] for name, p in model.trained.items() if p.ndim < 2]
     groups = [
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": vectors, "weight_decay": 0.0},

@@ -8,7 +8,6 @@ column `up` is whole. O rows of this process, C its columns, P matrices that are
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from megatron.core.tensor_parallel import (
@@ -21,11 +20,10 @@ from peft import PeftModel
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional
-from transformers import AutoModelForCausalLM
 
 from clawstream.training.adapters import with_adapter
 from clawstream.training.megatron.names import Place
-from clawstream.training.megatron.shape import configuration
+from clawstream.training.unread import unread
 
 
 class Adapter(nn.Module):
@@ -86,13 +84,7 @@ def adapt(
 
 def as_begun(folder: Path, rank: int, seed: int) -> PeftModel:
     """Return the adapter that TorchModel begins with, on a model of the folder's shapes whose numbers are anything."""
-    with torch.device("meta"):
-        core: Any = AutoModelForCausalLM.from_config(
-            configuration(folder), dtype=torch.float32, trust_remote_code=False
-        )
-    core.to_empty(device="cpu")  # takes no memory as long as nobody writes there; peft draws where the weights are
-    core.name_or_path = str(folder)
-    return with_adapter(core, rank, seed)
+    return with_adapter(unread(folder), rank, seed)  # peft draws where the weights are: in main memory
 
 
 def _factors(place: Place, rank: int) -> dict[str, Place]:

@@ -7,7 +7,7 @@ rows, N response tokens, V the vocabulary rows of this process, H the model's wi
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -25,6 +25,7 @@ from clawstream.training.adapters import STEM, saved_name
 from clawstream.training.answers import Answers, Suffix
 from clawstream.training.megatron import vocabulary
 from clawstream.training.megatron.adapters import adapt, as_begun
+from clawstream.training.megatron.copies import part, spread
 from clawstream.training.megatron.layers import gpt, read_by
 from clawstream.training.megatron.names import Place, hugging_face_names, places
 from clawstream.training.megatron.reading import Reading
@@ -91,6 +92,22 @@ class MegatronModel(Model):
     def leads(self) -> bool:
         """Whether this process writes what is written once."""
         return dist.get_rank() == 0
+
+    @cached_property
+    def moved(self) -> Mapping[str, nn.Parameter]:
+        """Return what this process' optimizer is to move of each trained weight: this copy's part of it."""
+        return {name: nn.Parameter(part(p.data, self._data)) for name, p in self.trained.items()}
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Have the trained weights' gradients where they are moved; afterwards they are moved in every copy."""
+        for name, parameter in self.trained.items():
+            assert parameter.grad is not None, "they were summed over all processes"
+            self.moved[name].grad = part(parameter.grad, self._data)
+        yield
+        for name, parameter in self.trained.items():
+            self.moved[name].grad = None
+            spread(parameter.data, self._data)
 
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
         """Return log-probs [B, T] of the responses, NaN past each one's end; on the last stage."""
@@ -258,14 +275,12 @@ class MegatronModel(Model):
 
     def _save_adapter(self, adapter: PeftModel, folder: Path) -> None:
         """Write one file, as peft and engines have it: an adapter is small enough for the process that leads."""
-        if self._data.rank() == 0:
-            mine = {name: value.clone() for name, value in self._collected({"": self.trained}).items()}
-            copy = parallel_state.get_model_parallel_group()
-            parts: list[Any] | None = [None] * copy.size() if self.leads else None
-            dist.gather_object(mine, parts, group=copy, group_dst=0)
-            if parts is not None:
-                whole = {f"base_model.model.{name}": value for part in parts for name, value in part.items()}
-                adapter.save_pretrained(folder, state_dict=whole)
+        mine = {name: value.clone() for name, value in self._collected({"": self.trained}).items()}
+        everyones: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
+        dist.gather_object(mine, everyones)
+        if everyones is not None:
+            whole = {f"base_model.model.{name}": value for its in everyones for name, value in its.items()}
+            adapter.save_pretrained(folder, state_dict=whole)
         dist.barrier()
 
     @torch.no_grad()
@@ -279,6 +294,18 @@ class MegatronModel(Model):
 
     def load_state(self, folder: Path, stem: str) -> dict[str, dict[str, Tensor]] | None:
         """Return this process' part of what any trainer's `save_state` wrote; None: there is nothing."""
+        return self._loaded(folder, stem, lambda whole: whole) or None
+
+    def save_moments(self, folder: Path, moments: Mapping[str, Weights]) -> None:
+        """Write kinds of tensors of which each copy has its part, by Hugging Face's names, as `save_state` does."""
+        shapes = {name: p.shape for name, p in self.trained.items()}
+        write_parts(folder, "optimizer", self._collected(moments, shapes))
+
+    def load_moments(self, folder: Path) -> dict[str, dict[str, Tensor]]:
+        """Return this copy's part of what any trainer's `save_moments` wrote; nothing where nothing was moved yet."""
+        return self._loaded(folder, "optimizer", lambda whole: part(whole, self._data).clone())
+
+    def _loaded(self, folder: Path, stem: str, kept: Callable[[Tensor], Tensor]) -> dict[str, dict[str, Tensor]]:
         read_of = dict(stored(folder, stem))
         state: dict[str, dict[str, Tensor]] = {}
         for kind in sorted({key.rpartition("/")[0] for key in read_of}):
@@ -286,17 +313,18 @@ class MegatronModel(Model):
             for name, place in self._places.items():
                 keys = [prefix + one for one in place.names]
                 if all(key in read_of for key in keys):
-                    state.setdefault(kind, {})[name] = self._held(place, [read_of[key]() for key in keys])
-        return state or None
+                    state.setdefault(kind, {})[name] = self._held(place, [read_of[key]() for key in keys], kept)
+        return state
 
-    def _collected(self, state: Mapping[str, Weights]) -> dict[str, Tensor]:
-        """Return what this process is to write; of the copies of a model the first writes."""
-        return collected(state, self._places, self._tensor) if self._data.rank() == 0 else {}
+    def _collected(
+        self, state: Mapping[str, Weights], shapes: Mapping[str, torch.Size] | None = None
+    ) -> dict[str, Tensor]:
+        return collected(state, self._places, self._tensor, self._data, shapes=shapes)
 
-    def _held(self, place: Place, values: list[Tensor]) -> Tensor:
+    def _held(self, place: Place, values: list[Tensor], kept: Callable[[Tensor], Tensor]) -> Tensor:
         if values[0].ndim == 0:
             return values[0]
-        return place.part(torch.cat(values), self._tensor.rank()).to(self.device)
+        return kept(place.part(torch.cat(values), self._tensor.rank())).to(self.device)
 
     def _counts(self, name: str) -> bool:
         """Whether this process is the one to count a parameter that others hold too."""

@@ -1,7 +1,7 @@
 """Weights between Hugging Face files and the processes that hold parts of them; none of them holds a whole model.
 
-Of the processes that share a stage's tensors each puts some together, and writes those; the copies of a model do
-nothing but wait. A name's kind, as in `exp_avg/model.norm.weight`, stands before it.
+Of the processes that share a stage's tensors, those of all copies of the model, each puts some together and writes
+those. A name's kind, as in `exp_avg/model.norm.weight`, stands before it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +13,7 @@ from torch import distributed as dist
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.inference.model_folder import weight_files
+from clawstream.training.megatron.copies import together
 from clawstream.training.megatron.names import Place
 from clawstream.training.model import key, tensors_of
 
@@ -47,9 +48,13 @@ def held(place: Place, rank: int, part: Sequence[int], folder: Folder) -> Tensor
 
 
 def collected(
-    state: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Place], group: dist.ProcessGroup
-) -> dict[str, Tensor]:
-    """Return those Hugging Face tensors of every kind that this process of `group` is to write, in main memory."""
+    state: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Place], group: dist.ProcessGroup,
+    copies: dist.ProcessGroup, *, shapes: Mapping[str, torch.Size] | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Return those Hugging Face tensors of every kind that this process of `group` is to write, in main memory.
+
+    With `shapes` each of the copies has a part of every tensor of such a shape, else the whole.
+    """
     mine: dict[str, Tensor] = {}
     tensors = [(kind, name, value) for kind, values in state.items() for name, value in values.items()]
     # By name: which file a tensor comes to does not depend on whether this trainer went on or was started again.
@@ -57,7 +62,13 @@ def collected(
         place = places[name]
         if place.copied:
             continue
-        for found, whole in _together(value.detach(), place, number % group.size(), group).items():
+        owner, copy = divmod(number % (group.size() * copies.size()), copies.size())
+        of_copy: Tensor | None = value.detach()
+        if shapes is not None and value.ndim:
+            of_copy = together(value, shapes[name], copies, copy)
+        if of_copy is None or copies.rank() != copy:
+            continue
+        for found, whole in _together(of_copy, place, owner, group).items():
             mine[key(kind, found)] = whole.cpu().contiguous()
     return mine
 

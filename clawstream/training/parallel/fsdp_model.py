@@ -7,6 +7,7 @@ batch, some of them for nothing. Tensors of processes are cut along their first 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.model_folder import tensor_headers, weight_files
@@ -27,7 +27,8 @@ from clawstream.training.model import Look, Read, T, Weights, key, stored, tenso
 from clawstream.training.parallel import exchange
 from clawstream.training.parallel.files import write_parts
 from clawstream.training.sharing import shares
-from clawstream.training.torch_model import TorchModel, copy_words, unloadable
+from clawstream.training.torch_model import TorchModel, copy_words
+from clawstream.training.unread import unread
 
 _NOTHING = Suffix([0], [0], 1.0)  # what a process computes while others still have pieces
 
@@ -38,7 +39,8 @@ class FsdpModel(TorchModel):
     def __init__(self, folder: Path, core: Any, adapter: Any | None) -> None:
         self._root = _Root(core)
         self._within = False
-        mesh = init_device_mesh(next(core.parameters()).device.type, (dist.get_world_size(),))
+        on_gpus = dist.get_backend() == dist.Backend.NCCL
+        mesh = init_device_mesh("cuda" if on_gpus else "cpu", (dist.get_world_size(),))
         for layer in core.get_decoder().layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(self._root, mesh=mesh, reshard_after_forward=True)  # weights may be others the next time
@@ -48,6 +50,18 @@ class FsdpModel(TorchModel):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         super().__init__(folder, core, adapter)
+        if _named_as_in_files(folder, core):
+            self._read()
+
+    @classmethod
+    def loaded(cls, folder: Path, device: str) -> Any:
+        """Return the model of transformers, whose weights are read once they are cut.
+
+        Where its files name them otherwise transformers reads them, in each process the whole.
+        """
+        del device  # a layer goes there once it is cut
+        core = unread(folder)
+        return core if _named_as_in_files(folder, core) else super().loaded(folder, "cpu")
 
     @property
     def leads(self) -> bool:
@@ -152,7 +166,7 @@ class FsdpModel(TorchModel):
                     f"{tuple(parameter.shape)} as in {self.folder}. Nothing is trained. Name the base model, and the "
                     "LoRA rank, that this policy was started with."
                 )
-            parameter.copy_(self._cut(name, value))
+            parameter.copy_(_cut(value, parameter))
 
     def save_state(self, folder: Path, stem: str, state: Mapping[str, Weights]) -> None:
         """Write kinds of tensors, each like the trained weights; each process puts some of them together."""
@@ -171,18 +185,27 @@ class FsdpModel(TorchModel):
         for one, read in stored(folder, stem):
             kind, _, name = one.rpartition("/")
             value = read()
-            state.setdefault(kind, {})[name] = value if value.ndim == 0 else self._cut(name, value)
+            state.setdefault(kind, {})[name] = value if value.ndim == 0 else _cut(value, self.trained[name])
         return state or None
 
     def _check_head(self) -> None:
         self._computing(super()._check_head)
 
-    def _cut(self, name: str, whole: Tensor) -> DTensor:
-        like = self.trained[name].data
-        assert isinstance(like, DTensor)
-        return distribute_tensor(
-            whole.to(self.device, like.dtype), like.device_mesh, like.placements, src_data_rank=None
-        )  # each cuts its own: nothing is sent
+    @torch.no_grad()
+    def _read(self) -> None:
+        """Take over the base's weights, each whole in this process only while it is cut."""
+        readers = dict(tensors_of(weight_files(self.folder)))
+        for name, held in chain(self._core.named_parameters(), self._core.named_buffers()):
+            read = readers.get(name.replace(".base_layer.", "."))  # as an adapter calls what it is on
+            if read is None:
+                continue
+            value = read()
+            if value.shape != held.shape:
+                raise UnusableCheckpoint(
+                    f"{self.folder}: {name} has shape {tuple(value.shape)}, expected {tuple(held.shape)} by its "
+                    "config.json. Nothing is trained. Fetch the folder again."
+                )
+            held.copy_(_cut(value, held) if isinstance(held, DTensor) else value)
 
     def _counted(self, tensors: Weights) -> Iterator[tuple[str, Tensor]]:
         """Return of tensors like the trained weights the numbers here that no other process counts."""
@@ -223,12 +246,8 @@ def refuse_what_is_not_cut(folder: Path, *, adapter: bool) -> None:
 
     Raises UnusableCheckpoint where there is none.
     """
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):  # names without numbers
-            core = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise unloadable(folder, error) from error
+    with torch.device("meta"):  # names without numbers
+        core = unread(folder)
     instead = 'Nothing is trained. Take training.trainer = "torch", or a model of another family.'
     if not hasattr(core.get_decoder(), "layers"):
         raise ConfigError(f"{folder}: {type(core).__name__} has no decoder.layers, by which FSDP cuts it. {instead}")
@@ -250,6 +269,20 @@ class _Root(nn.Module):
 
     def forward(self, compute: Callable[[], T]) -> T:
         return compute()
+
+
+def _named_as_in_files(folder: Path, core: Any) -> bool:
+    """Whether all that a model needs of its files is there under its own names, an adapter's weights aside."""
+    kept = {name for name, _ in core.named_buffers() if name in core.state_dict()}
+    names = {name.replace(".base_layer.", ".") for name, _ in core.named_parameters() if ".lora_" not in name}
+    return names | kept <= set(tensor_headers(folder) or {})
+
+
+def _cut(whole: Tensor, like: Tensor) -> DTensor:
+    """Return this process' part of it; each cuts its own, and nothing is sent."""
+    data = like.detach()
+    assert isinstance(data, DTensor)
+    return distribute_tensor(whole.to(data.device, data.dtype), data.device_mesh, data.placements, src_data_rank=None)
 
 
 def _here(value: Tensor) -> Tensor:

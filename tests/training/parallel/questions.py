@@ -2,10 +2,13 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import distributed as dist
 
-from clawstream.errors import UnusableCheckpoint
+from clawstream.errors import GradientNotFinite, UnusableCheckpoint
+from clawstream.events import SampleAssembled
 from clawstream.training.answers import Suffix
 from clawstream.training.megatron.model import MegatronModel, join
 from clawstream.training.megatron.shape import Sizes
@@ -68,4 +71,34 @@ def look_and_gradients(state: dict[str, Any], suffixes: list[Suffix]) -> Any:
         parameter.grad = None
     model.accumulate([range(len(suffixes))], suffixes, total_of)
     gradients = {name: p.grad for name, p in model.trained.items() if p.grad is not None}
-    return found[0] if found else None, collected({"": gradients}, model._places, model._tensor)
+    return found[0] if found else None, collected({"": gradients}, model._places, model._tensor, model._data)
+
+
+def moments_bytes(state: dict[str, Any]) -> tuple[list[int], int, int]:
+    """Return which processes hold the same weights, what moments take here, and would take of all these weights."""
+    model, optimizer = state["trainer"]._model, state["trainer"]._optimizer
+    storages = {
+        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+        for values in optimizer.state.values()
+        for value in values.values()
+        if value.ndim
+    }
+    whole_bytes = sum(2 * 4 * p.numel() for p in model.trained.values())
+    return dist.get_process_group_ranks(model._data), sum(storages.values()), whole_bytes
+
+
+def refused_step(state: dict[str, Any], samples: list[SampleAssembled], version: int) -> str:
+    """Return why no step was taken where a gradient is no number."""
+    model = state["trainer"]._model
+    accumulate = model.accumulate
+
+    def poisoned(*args: Any) -> None:
+        accumulate(*args)
+        next(iter(model.trained.values())).grad.fill_(torch.nan)
+
+    with patch.object(model, "accumulate", poisoned):
+        try:
+            state["trainer"].update(samples, version=version, seed=version, advantages=[1.0] * len(samples))
+        except GradientNotFinite as error:
+            return str(error)
+    return "nothing"

@@ -90,7 +90,7 @@ def test_an_exported_model_has_the_bytes_that_it_was_loaded_from(
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name](), before[name]()) for name in before)
     assert (tmp_path / "tokenizer.json").exists()
-    assert len(weight_files(tmp_path)) == sizes.tensor * sizes.pipeline  # each writes what it put together
+    assert len(weight_files(tmp_path)) == 2  # each process writes what it put together
 
 
 def test_what_is_published_is_as_exact_as_the_base(two: Processes, tmp_path: Path) -> None:

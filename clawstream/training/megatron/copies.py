@@ -1,0 +1,42 @@
+"""What each copy of a model keeps for all of them: as many numbers of every tensor as each of the others.
+
+So moments are held once over all copies. AdamW moves each number by itself, and may be given any part of a tensor. A
+part is flat, and a view where the whole is contiguous; the last ones are shorter, or empty.
+"""
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn import functional
+
+
+def part(whole: Tensor, copies: dist.ProcessGroup) -> Tensor:
+    """Return the numbers [n] of a tensor that this copy keeps."""
+    size = _size(whole.numel(), copies)
+    return whole.reshape(-1)[copies.rank() * size : (copies.rank() + 1) * size]
+
+
+def spread(whole: Tensor, copies: dist.ProcessGroup) -> None:
+    """Have in every copy's tensor the numbers that each of them has in its own part."""
+    if copies.size() == 1:
+        return
+    mine = _padded(part(whole, copies), whole.numel(), copies)
+    everyone = mine.new_empty(mine.numel() * copies.size())
+    dist.all_gather_into_tensor(everyone, mine, group=copies)
+    whole.copy_(everyone[: whole.numel()].view_as(whole))
+
+
+def together(mine: Tensor, shape: torch.Size, copies: dist.ProcessGroup, rank: int) -> Tensor | None:
+    """Return the tensor of this shape whose parts the copies have, on the copy that is named; None on the others."""
+    padded = _padded(mine, shape.numel(), copies)
+    parts = [torch.empty_like(padded) for _ in range(copies.size())] if copies.rank() == rank else None
+    dist.gather(padded, parts, dst=dist.get_global_rank(copies, rank), group=copies)
+    return None if parts is None else torch.cat(parts)[: shape.numel()].view(shape)
+
+
+def _size(numbers: int, copies: dist.ProcessGroup) -> int:
+    return -(-numbers // copies.size())
+
+
+def _padded(mine: Tensor, numbers: int, copies: dist.ProcessGroup) -> Tensor:
+    return functional.pad(mine, (0, _size(numbers, copies) - mine.numel()))
