@@ -160,9 +160,16 @@ def _monitor(told: Mapping[str, Any]) -> Table:
     for name, value_of in rows.items():
         table.add_row(name, _or_none(value_of(minute)), _or_none(value_of(hour)))
         if name == "samples refused":
-            for reason, count in sorted(hour["refusals"].items()):
-                table.add_row(f"  {escape(reason)}", str(minute["refusals"].get(reason, 0)), str(count))
+            _by_kind(table, "refusals", told)
+    if hour["anew"]:
+        table.add_row("prompts answered anew", "", "")
+        _by_kind(table, "anew", told)
     return table
+
+
+def _by_kind(table: Table, what: str, told: Mapping[str, Any]) -> None:
+    for kind, count in sorted(told["hour"][what].items()):
+        table.add_row(f"  {escape(kind)}", str(told["minutes"][-2][what].get(kind, 0)), str(count))
 
 
 def _pairs(title: str, values: Mapping[str, str]) -> Table:

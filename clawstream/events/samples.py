@@ -120,12 +120,20 @@ class SampleAssembled(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRefused(SessionEvent):
-    """No sample comes of this turn, or of this session where `turn_id` is None."""
+    """No sample comes of this turn, of an answer given anew in it, or of this session where `turn_id` is None."""
 
-    IDENTITY: ClassVar = ("session_id", "turn_id", "judge", "prompt_version", "revision")
+    IDENTITY: ClassVar = ("session_id", "answer_id", "judge", "prompt_version", "revision")
 
     turn_id: str | None
     judge: str | None  # None: no judge was asked, as no turn was paired
     prompt_version: str | None
     revision: int
     reason: RefusalReason
+    refreshed_id: str | None = (
+        None  # the answer given anew that it is of; None: it is of the turn's own, or the session
+    )
+
+    @property
+    def answer_id(self) -> str | None:
+        """What names the answer."""
+        return self.turn_id if self.refreshed_id is None else self.refreshed_id

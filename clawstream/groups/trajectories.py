@@ -105,9 +105,9 @@ def _learn(attempts: Attempts, event: Event, at_ms: int) -> Attempts:
             return _learn_mark(attempts, event, at_ms)
         case SampleAssembled() if event.group_id is not None:
             return _learn_sample(attempts, event)
-        case SampleRefused() if event.turn_id is not None:
-            after = _noted(attempts, event.turn_id, event.event_id)
-            return after if after is attempts else after._replace(refused=after.refused | {event.turn_id})
+        case SampleRefused(turn_id=str(turn_id), refreshed_id=None):
+            after = _noted(attempts, turn_id, event.event_id)
+            return after if after is attempts else after._replace(refused=after.refused | {turn_id})
         case FeedbackGiven() if event.source is FeedbackSource.ENVIRONMENT and event.score is not None:
             return _learn_outcome(attempts, event.turn_id, event.feedback_id, event.score)
     return attempts

@@ -13,13 +13,14 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from clawstream.config import Settings
 from clawstream.errors import ConfigError, NotYet, TryLater
-from clawstream.inference.adapters import adapter_version, cache_key, policy_version
+from clawstream.inference.adapters import cache_key
 from clawstream.inference.engine import EngineRefused, Scores, ServerInfo, Wanted
 from clawstream.inference.judge_client import judge_name
+from clawstream.inference.served import served
 from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.inference.vocabulary import difference, largest_token_id, spread, too_small_for, vocabulary
 
@@ -40,12 +41,6 @@ class Engine(Protocol):
     async def weight_version(self) -> str | None: ...
     async def lora_adapters(self) -> tuple[str, ...]: ...
     async def token_ids(self, text: str) -> tuple[int, ...] | None: ...
-
-
-class _Served(NamedTuple):
-    weights: int
-    version: int
-    adapter: str | None  # that has the version; None: the weights do
 
 
 class Teacher:
@@ -83,7 +78,7 @@ class Teacher:
             raise EngineRefused(
                 404, f"engine {engine.url} serves {self._policy_id}, and {wanted.policy_id} sampled the answer"
             )
-        before = await self._served(engine)
+        before = await served(engine, self._policy_id)
         if before.version < wanted.sampled_by:
             raise NotYet(
                 f"engine {engine.url} serves version {before.version} of {self._policy_id}, and version "
@@ -97,7 +92,7 @@ class Teacher:
             found = await engine.score(asked, start, extra_key=key, lora_name=before.adapter)
         except EngineRefused as error:
             refusal = error
-        after = await self._served(engine)
+        after = await served(engine, self._policy_id)
         if after != before:
             raise NotYet(
                 f"engine {engine.url} went from version {before.version} of {self._policy_id} to {after.version} while "
@@ -106,12 +101,6 @@ class Teacher:
         if refusal is not None:
             raise refusal
         return before.version, found
-
-    async def _served(self, engine: Engine) -> _Served:
-        weights = policy_version(await engine.weight_version())
-        adapters = {adapter_version(self._policy_id, name): name for name in await engine.lora_adapters()}
-        newest = max((version for version in adapters if version is not None), default=weights)
-        return _Served(weights, max(weights, newest), adapters[newest] if newest > weights else None)
 
 
 def teacher_name(model: str, url: str) -> str:

@@ -12,6 +12,7 @@ TOPICS = (
     "clawstream.turns.v1",
     "clawstream.votes.v1",
     "clawstream.verdicts.v1",
+    "clawstream.answers.v1",
     SAMPLES_TOPIC,
     POLICY_TOPIC,
 )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clawstream.events import (
+    AnswerRefreshed,
     Event,
     ExchangeCompleted,
     ExchangeFailed,
@@ -31,6 +32,7 @@ class Tally:
     exchanges   "completed", or why an exchange failed -> how many
     votes       the vote's status -> how many
     refusals    why no sample came of a turn or session -> how many
+    anew        what came of prompts that were answered anew: "sampled", "unanswered", or why no sample -> how many
     """
 
     exchanges: Mapping[str, int] = field(default_factory=dict)
@@ -43,6 +45,7 @@ class Tally:
     score_sum: int = 0
     samples: int = 0
     refusals: Mapping[str, int] = field(default_factory=dict)
+    anew: Mapping[str, int] = field(default_factory=dict)
     steps: int = 0
     steps_rejected: int = 0
     activations: int = 0
@@ -62,6 +65,7 @@ class Tally:
             score_sum=self.score_sum + other.score_sum,
             samples=self.samples + other.samples,
             refusals=_summed(self.refusals, other.refusals),
+            anew=_summed(self.anew, other.anew),
             steps=self.steps + other.steps,
             steps_rejected=self.steps_rejected + other.steps_rejected,
             activations=self.activations + other.activations,
@@ -110,8 +114,14 @@ def tally(event: Event) -> Tally:
             return Tally(verdicts=1, verdicts_scored=1, score_sum=score)
         case SampleAssembled(refreshed_id=None):
             return Tally(samples=1)
-        case SampleRefused():
+        case SampleRefused(refreshed_id=None):
             return Tally(refusals={event.reason.value: 1})
+        case SampleAssembled():
+            return Tally(anew={"sampled": 1})
+        case SampleRefused():
+            return Tally(anew={event.reason.value: 1})
+        case AnswerRefreshed(error=str()):
+            return Tally(anew={"unanswered": 1})
         case StepTaken():
             return Tally(steps=1)
         case StepRejected():

@@ -305,6 +305,7 @@ refusals = _session_facts(
     _may("prompt_version", Text),
     _must("revision", BigInteger),
     _must("reason", Text),
+    _may("refreshed_id", Text),
 )
 
 ended_trajectories = _session_facts(

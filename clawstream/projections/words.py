@@ -101,11 +101,11 @@ def _turn(event: Event) -> str | None:
         case SampleAssembled():
             hint = f", hint {_short(event.hint)}" if event.hint is not None else ""
             heard = "" if event.num_feedback is None else f" after feedback {event.num_feedback}"
-            anew = "" if event.refreshed_id is None else " answered anew"
             said = f"reward {event.total_reward}{heard}, {len(event.response_ids)} tokens{hint}"
-            return f"turn {event.turn_id}{anew}: {said}"
+            return f"turn {event.turn_id}{_anew(event)}: {said}"
         case SampleRefused():
-            return f"{'the session' if event.turn_id is None else f'turn {event.turn_id}'}: {event.reason.value}"
+            what = "the session" if event.turn_id is None else f"turn {event.turn_id}"
+            return f"{what}{_anew(event)}: {event.reason.value}"
         case FeedbackGiven():
             return f"turn {event.turn_id}: {event.source.value} gives {event.score} {_short(event.text or '')}"
         case RefreshAsked():
@@ -114,6 +114,10 @@ def _turn(event: Event) -> str | None:
             said = event.error or _said(event.message or b"{}")
             return f"turn {event.turn_id} answered anew, {len(event.output_ids)} tokens: {said}"
     return None
+
+
+def _anew(event: SampleAssembled | SampleRefused) -> str:
+    return "" if event.refreshed_id is None else " answered anew"
 
 
 def _group(event: Event) -> str | None:

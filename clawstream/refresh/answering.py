@@ -1,25 +1,26 @@
 """Has the policy of now answer prompts of the past: over the engines that serve people, one attempt at a time.
 
-The one rule: an answer is on record with the weights that sampled it, or it is asked for again. No prefix cache is
-shared with anybody, so none that older weights filled is read.
+The one rule: an answer is on record with the weights that sampled it, or it is asked for again. Answers to one prompt
+share what is cached of it with each other and with people's: the key names the weights that the engine said it serves,
+as the gateway's does, and what others sampled after reading a cache under it is thrown away.
 """
 
 import itertools
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from clawstream.errors import TryLater
 from clawstream.events import AnswerRefreshed, Event, float32
 from clawstream.events.conversation import dump
-from clawstream.inference.adapters import adapter_version, policy_version
+from clawstream.inference.adapters import cache_key, policy_version
 from clawstream.inference.behaviour import behaviour, finish_reason
 from clawstream.inference.engine import Chunk, EngineRefused, Finish, FinishKind, GenerateRequest
 from clawstream.inference.engine import Sampling as EngineSampling
 from clawstream.inference.rendering import ParsedAnswer
+from clawstream.inference.served import Served, served
 from clawstream.inference.sglang import SglangEngine
 from clawstream.refresh.asking import Ask
 
@@ -32,11 +33,6 @@ class Reader(Protocol):
     def parse(
         self, output_ids: Sequence[int], prompt_ids: Sequence[int], options: Mapping[str, Any]
     ) -> ParsedAnswer: ...
-
-
-class _Adapter(NamedTuple):
-    name: str
-    version: int
 
 
 class Refresher:
@@ -58,31 +54,30 @@ class Refresher:
     async def answer(self, ask: Ask) -> Sequence[Event]:
         """Return the answer. Raises TryLater where there is none yet, or nobody knows what sampled it."""
         engine = next(self._engines)
-        adapter = await self._adapter(engine)
+        now = await served(engine, self._policy_id)
         try:
-            async with aclosing(engine.generate(self._request(ask, adapter))) as stream:
+            async with aclosing(engine.generate(self._request(ask, now))) as stream:
                 chunks = [chunk async for chunk in stream]
         except EngineRefused as error:
-            if adapter is not None and adapter.name not in await engine.lora_adapters():
-                raise TryLater(f"engine {engine.url}: {adapter.name} is not loaded any more; asked again") from error
+            if now.adapter is not None and now.adapter not in await engine.lora_adapters():
+                raise TryLater(f"engine {engine.url}: {now.adapter} is not loaded any more; asked again") from error
             return [self._event(ask, error=f"engine {engine.url}: {error.message}")]
         finish = chunks[-1].finish
         if finish is None or finish.kind is FinishKind.ABORT:
             raise TryLater(f"engine {engine.url}: it gave the request up; asked again")
-        return [self._answered(ask, chunks, finish, adapter)]
+        began_by = next((policy_version(span.version) for span in chunks[-1].weight_versions if span.num_tokens), None)
+        if began_by not in (None, now.weights) and chunks[0].cached_tokens != 0:
+            raise TryLater(
+                f"engine {engine.url}: {chunks[0].cached_tokens} tokens were cached under version {now.weights}, and "
+                f"version {began_by} went on from them; asked again"
+            )
+        return [self._answered(ask, chunks, finish, now)]
 
     def give_up(self, ask: Ask, why: str) -> Sequence[Event]:
         """Return that the prompt was not answered before the deadline."""
         return [self._event(ask, error=why)]
 
-    async def _adapter(self, engine: SglangEngine) -> _Adapter | None:
-        """Return the newest version's adapter; None: the engine's own weights are the newest."""
-        weights = policy_version(await engine.weight_version())
-        found = {adapter_version(self._policy_id, name): name for name in await engine.lora_adapters()}
-        newest = max((version for version in found if version is not None), default=weights)
-        return _Adapter(found[newest], newest) if newest > weights else None
-
-    def _request(self, ask: Ask, adapter: _Adapter | None) -> GenerateRequest:
+    def _request(self, ask: Ask, now: Served) -> GenerateRequest:
         asked = ask.seeded
         return GenerateRequest(
             input_ids=ask.prompt_ids,
@@ -95,14 +90,15 @@ class Refresher:
                 stop=asked.stop,
                 sampling_seed=asked.seed,
             ),
-            extra_key=f"refresh:{uuid.uuid4().hex}",
-            lora_name=None if adapter is None else adapter.name,
+            extra_key=cache_key(self._policy_id, now.weights),
+            lora_name=now.adapter,
         )
 
-    def _answered(self, ask: Ask, chunks: Sequence[Chunk], finish: Finish, adapter: _Adapter | None) -> AnswerRefreshed:
+    def _answered(self, ask: Ask, chunks: Sequence[Chunk], finish: Finish, now: Served) -> AnswerRefreshed:
         output_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
         logprobs = [value for chunk in chunks for value in chunk.logprobs_nats]
-        sampled = behaviour(chunks[-1].weight_versions, logprobs, None if adapter is None else adapter.version)
+        pinned = None if now.adapter is None else now.version
+        sampled = behaviour(chunks[-1].weight_versions, logprobs, pinned)
         # Without the request's tools a call stands in the text as it was sampled: nobody is to carry it out.
         parsed = self._reader.parse(output_ids, ask.prompt_ids, {})
         return replace(

@@ -136,15 +136,17 @@ def _observe(before: Session, event: Event, rules: Rules) -> Follows:
 
 
 def _scored_anew(session: Session, event: Event, rules: Rules) -> Follows:
-    """Write the samples of answers given anew that are whole now; those that are of no use have none."""
+    """Write the samples of answers given anew that are whole now, or why there is none."""
     events: list[Event] = []
     calls: list[Scoring] = []
     for key, given in made_whole(session, event):
-        if not _is_used(given, rules):
-            continue
         answer, hint = answered_anew(session.answers[key.turn_id], given), session.hints[key]
         assert isinstance(hint, HintFound), "only a hint scores an answer"
-        joined = _sample(session, answer, key, _Said(hint.hint, None, None, without_hint=False), rules)
+        if _is_used(given, rules):
+            joined = _sample(session, answer, key, _Said(hint.hint, None, None, without_hint=False), rules)
+        else:
+            refusal = _refused(given.session_id, key.turn_id, key, RefusalReason.OFF_DISTRIBUTION)
+            joined = _Joined(refusal, session.recalled)
         session = session._replace(recalled=joined.recalled)
         if isinstance(joined.event, Scoring):
             if joined.event.id not in session.scores.get(key.turn_id, {}):
@@ -152,8 +154,7 @@ def _scored_anew(session: Session, event: Event, rules: Rules) -> Follows:
                 session = with_score(session, key.turn_id, joined.event.id, None)
             continue
         session = session._replace(scored_anew=session.scored_anew | {(key, given.event_id)})
-        if isinstance(joined.event, SampleAssembled):
-            events.append(of_anew(joined.event, given))
+        events.append(of_anew(joined.event, given))
     return Follows(session, events, calls)
 
 

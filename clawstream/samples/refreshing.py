@@ -13,6 +13,7 @@ from clawstream.events import (
     ExchangeCompleted,
     HintFound,
     SampleAssembled,
+    SampleRefused,
     TeacherScored,
 )
 from clawstream.samples.session import Answer, Judged, Session, judged_of
@@ -56,8 +57,10 @@ def answered_anew(answer: Answer, given: AnswerRefreshed) -> Answer:
     return answer._replace(exchange=exchange)
 
 
-def of_anew(sample: SampleAssembled, given: AnswerRefreshed) -> SampleAssembled:
+def of_anew(sample: SampleAssembled | SampleRefused, given: AnswerRefreshed) -> SampleAssembled | SampleRefused:
     """Return the sample, made without verdict, with nothing in it that others said of the turn's own answer."""
+    if isinstance(sample, SampleRefused):
+        return replace(sample, refreshed_id=given.event_id)
     return replace(
         sample,
         refreshed_id=given.event_id,

@@ -20,7 +20,7 @@ SELECT (SELECT count(*) FROM sessions WHERE num_main > 0) AS sessions,
            SELECT 1 FROM hints AS h WHERE h.turn_id = v.turn_id AND h.kind = 'found')) AS corrections,
        (SELECT count(*) FROM policies) AS policy_versions
 """
-_REFUSALS = "SELECT reason, count(*) AS num FROM refusals GROUP BY reason ORDER BY reason"
+_REFUSALS = "SELECT reason, count(*) AS num FROM refusals WHERE refreshed_id IS NULL GROUP BY reason ORDER BY reason"
 _EXCHANGE_TO_ROW = """
 SELECT extract(epoch FROM c.committed_at) * 1000 - e.finished_at_ms AS ms
 FROM exchanges e

@@ -20,6 +20,7 @@ from clawstream.events import (
     ReplayEnded,
     ReplayStarted,
     SampleAssembled,
+    SampleRefused,
     StepTaken,
 )
 
@@ -68,6 +69,7 @@ UPCASTERS: Upcasters = MappingProxyType(
         (ReplayStarted, 2): unsaid("reward_weights", "hint_quorum", "teacher", "heuristic_function"),
         (SampleAssembled, 1): unsaid("sampling"),
         (SampleAssembled, 2): _rewarded_by_the_judge,
+        (SampleRefused, 1): unsaid("refreshed_id"),
         (StepTaken, 1): unsaid("entropy_nats", "behaviour_kl_nats", "mean_response_tokens", "weights_changed_share"),
     }
 )

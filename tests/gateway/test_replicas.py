@@ -20,12 +20,13 @@ from tests.gateway.house import House, Response, house, until
 class Cached:
     """A generation that says that it began from the cache."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, cached_tokens: int = 64) -> None:
         self._generation = generation
+        self._cached_tokens = cached_tokens
 
     async def next(self) -> Delta:
         delta = await self._generation.next()
-        delta.cached_tokens = 64
+        delta.cached_tokens = self._cached_tokens
         return delta
 
     def cancel(self) -> None:

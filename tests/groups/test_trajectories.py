@@ -16,7 +16,9 @@ from clawstream.events import (
     GroupSettled,
     GroupWaited,
     Question,
+    RefusalReason,
     SampleAssembled,
+    SampleRefused,
     StepDropReason,
     TrajectoryEnded,
     TrajectoryLate,
@@ -25,7 +27,7 @@ from clawstream.events import (
     TurnType,
 )
 from clawstream.groups.stage import GROUPS_TOPIC
-from clawstream.groups.trajectories import observe
+from clawstream.groups.trajectories import Attempts, observe
 from tests.flow import Flow, Oracle
 from tests.groups.attempts import attempt
 from tests.samples.test_flow import GOOD, SEEDS, UNDECIDED
@@ -174,3 +176,12 @@ def test_what_differs_in_anything_has_another_id() -> None:
     log = Flow(Oracle(GOOD), grouped=True).run(attempt(None, None, outcome=1.0).written)
     ended = log.of(TrajectoryEnded)[-1]
     assert replace(ended, revision=ended.revision + 1).event_id != ended.event_id
+
+
+def test_an_answer_given_anew_that_is_refused_says_nothing_of_its_turns_step() -> None:
+    refused = SampleRefused(
+        session_id="s", turn_id="t", judge="j", prompt_version="1", revision=0, reason=RefusalReason.TRUNCATED,
+        refreshed_id="a",
+    )  # fmt: skip
+    assert observe(None, refused, 0).attempts == Attempts()
+    assert observe(None, replace(refused, refreshed_id=None), 0).attempts != Attempts()

@@ -3,13 +3,23 @@
 from functools import reduce
 from operator import add
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.events import EVENTS, Event, VoteStatus
+from clawstream.events import (
+    EVENTS,
+    AnswerRefreshed,
+    Event,
+    RefusalReason,
+    SampleAssembled,
+    SampleRefused,
+    VoteStatus,
+)
 from clawstream.monitoring.tallies import NOTHING, UNDECODABLE, Tally, tally
 from tests import strategies
 from tests.monitoring.said import activated, rejected, sample, verdict, vote
+from tests.projections import logs
 from tests.sessions import Session, user
 
 
@@ -28,8 +38,20 @@ def test_an_event_counts_at_most_once_in_each_count(event: Event) -> None:
     counted = tally(event)
     events = [*counted.exchanges.values(), *counted.votes.values(), *counted.refusals.values(), counted.verdicts]
     events += [counted.turns_paired, counted.turns_orphaned, counted.samples, counted.steps, counted.activations]
-    events += [counted.rejections]
+    events += [counted.rejections, *counted.anew.values()]
     assert sorted(events, reverse=True)[:2] in ([1, 0], [0, 0], [1])
+
+
+@pytest.mark.parametrize(
+    ("event", "what"),
+    [
+        (logs.example(SampleAssembled, refreshed_id="a"), "sampled"),
+        (logs.example(SampleRefused, refreshed_id="a", reason=RefusalReason.LOOPING), "looping"),
+        (logs.example(AnswerRefreshed, error="too long"), "unanswered"),
+    ],
+)
+def test_what_came_of_prompts_answered_anew_is_counted_apart(event: Event, what: str) -> None:
+    assert tally(event) == Tally(anew={what: 1})
 
 
 def test_nothing_counted_has_no_averages() -> None:

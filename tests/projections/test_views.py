@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from clawstream.events import (
+    FOR_A_LATE_SAMPLE,
     NOBODY,
     AnswerRefreshed,
     BatchPlanned,
@@ -18,7 +19,10 @@ from clawstream.events import (
     GroupSettled,
     PlannedTurn,
     PolicyRejected,
+    RefreshAsked,
+    RefusalReason,
     SampleAssembled,
+    SampleRefused,
     StepAdvantage,
     StepDropped,
     StepDropReason,
@@ -255,6 +259,34 @@ def test_a_sample_of_an_answer_given_anew_is_told_apart_and_shows_that_answer(em
     [told, _] = _rows(emptied, f"SELECT * FROM trajectories WHERE session_id = '{story.SESSION}' ORDER BY position")
     [scored] = _rows(emptied, "SELECT * FROM turn_scores")
     assert {told["sample_id"], scored["sample_id"]} == {story.SAMPLE.sample_id}
+
+
+def test_a_prompt_that_was_to_be_answered_anew_says_what_came_of_it(emptied: Engine) -> None:
+    def given(turn: str, number: int, error: str | None = None) -> AnswerRefreshed:
+        anew: AnswerRefreshed = logs.example(
+            AnswerRefreshed, session_id=story.SESSION, turn_id=turn, number=number, versions=(), output_ids=(),
+            output_logprobs=(), message=None if error else story.message("assistant", "5, anew"), error=error,
+        )  # fmt: skip
+        return anew
+
+    sampled, cut = given(story.FIRST, FOR_A_LATE_SAMPLE), given(story.FIRST, 1)
+    sample = replace(story.SAMPLE, reward=None, total_reward=None, refreshed_id=sampled.event_id)
+    refused = logs.example(
+        SampleRefused, session_id=story.SESSION, turn_id=story.FIRST, reason=RefusalReason.TRUNCATED,
+        refreshed_id=cut.event_id,
+    )  # fmt: skip
+    asks = [logs.example(RefreshAsked, session_id=story.SESSION, turn_id=turn) for turn in (story.FIRST, "waits")]
+    write_all(emptied, logs.records([*asks, sampled, cut, given("broken", 0, "too long"), sample, refused]))
+    rows = _rows(emptied, "SELECT * FROM refreshed_outcomes ORDER BY turn_id, number")
+    told = {
+        (row["turn_id"], row["number"]): (row["answer"], row["sample_id"], row["no_sample_because"]) for row in rows
+    }
+    assert told == {
+        (story.FIRST, 0): ("5, anew", sample.sample_id, None),
+        (story.FIRST, 1): ("5, anew", None, "truncated"),
+        ("broken", 0): (None, None, "too long"),
+        ("waits", 0): (None, None, "not answered yet"),
+    }
 
 
 def test_a_session_counts_its_exchanges_once_and_says_how_it_ended(told: Engine) -> None:

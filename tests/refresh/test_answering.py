@@ -1,7 +1,7 @@
 """How engines are asked to answer anew: the recorded prompt, by the newest version, on record as sampled."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any
 
 import aiohttp
@@ -9,6 +9,7 @@ import pytest
 
 from clawstream.errors import TryLater
 from clawstream.events import AnswerRefreshed, FinishReason, Sampling, VersionSpan
+from clawstream.inference.adapters import cache_key
 from clawstream.inference.dialect import Call
 from clawstream.inference.rendering import ParsedAnswer
 from clawstream.inference.scripted import Answer, Fault, ScriptedBackend, counting, serving
@@ -16,6 +17,7 @@ from clawstream.inference.service import Generation
 from clawstream.inference.sglang import SglangEngine
 from clawstream.refresh.answering import Refresher
 from clawstream.refresh.asking import Ask
+from tests.gateway.test_replicas import Cached
 
 PROMPT = (5, 6, 7)
 STOP = 2
@@ -75,14 +77,30 @@ async def test_an_answer_is_on_record_with_its_tokens_log_probs_and_the_weights_
     assert (sampling.max_new_tokens, sampling.stop) == (64, ())
 
 
-async def test_no_cache_is_shared_between_two_answers() -> None:
-    engine = backend()
+async def test_answers_share_a_cache_with_all_that_the_same_weights_answer_and_with_no_others() -> None:
+    engine = backend("4")
     async with asked(engine) as refresher:
-        await answer(refresher)
-        await answer(refresher)
+        for version in ("4", "4", "5"):
+            engine.version = version
+            await answer(refresher)
     keys = [call.request.extra_key for call in engine.calls]
-    assert len(set(keys)) == 2
-    assert None not in keys
+    assert keys == [cache_key("policy", 4), cache_key("policy", 4), cache_key("policy", 5)]
+
+
+@pytest.mark.parametrize(("cached_tokens", "thrown_away"), [(64, True), (0, False)])
+async def test_what_new_weights_made_of_an_older_ones_cache_is_thrown_away(
+    cached_tokens: int, thrown_away: bool
+) -> None:
+    class Renewed(ScriptedBackend):
+        def start(self, call: Call) -> Generation:
+            self.version = "5"
+            return Cached(ScriptedBackend.start(self, call), cached_tokens)
+
+    engine = Renewed(script=backend().script, version="4")
+    async with asked(engine) as refresher:
+        with pytest.raises(TryLater, match="64 tokens were cached") if thrown_away else nullcontext():
+            assert (await answer(refresher)).versions == (VersionSpan(policy_version=5, num_tokens=3),)
+        assert (await answer(refresher)).versions == (VersionSpan(policy_version=5, num_tokens=3),)
 
 
 async def test_the_newest_adapter_answers_and_is_the_version_on_record() -> None:

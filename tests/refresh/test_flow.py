@@ -17,6 +17,7 @@ from clawstream.events import (
     FinishReason,
     HintFound,
     OffDistribution,
+    RefusalReason,
     SampleAssembled,
     SampleRefused,
     VerdictReached,
@@ -164,11 +165,28 @@ def test_answers_to_prompts_that_are_not_there_are_bounded_and_the_oldest_is_for
     assert list(state.refreshed) == [f"nowhere-{number}" for number in range(3, MAX_UNPLACED + 3)]
 
 
-def test_an_answer_that_is_cut_off_is_no_sample_and_no_refusal_of_the_turn() -> None:
+def test_an_answer_that_is_cut_off_is_refused_for_that_and_its_turn_is_not() -> None:
     log = Flow(Oracle(HINT), anew=Anew(bad=1), answers_per_hint=3).run(asked_twice())
-    assert [one.finish_reason for one in log.of(AnswerRefreshed)] == [FinishReason.LENGTH] * 2
+    given_ = log.of(AnswerRefreshed)
+    [turn] = own(log.of(SampleAssembled))
+    assert [one.finish_reason for one in given_] == [FinishReason.LENGTH] * 2
     assert of_anew(log.of(SampleAssembled)) == []
-    assert log.of(SampleRefused) == []
+    assert [(one.turn_id, one.judge, one.refreshed_id, one.reason) for one in log.of(SampleRefused)] == [
+        (turn.turn_id, turn.judge, one.event_id, RefusalReason.TRUNCATED) for one in given_
+    ]
+
+
+def test_an_answer_that_the_rules_do_not_let_be_trained_on_any_more_is_refused_for_that_once() -> None:
+    cold = [
+        replace(event, sampling=replace(event.sampling, top_k=1)) if isinstance(event, ExchangeCompleted) else event
+        for event in asked_twice()
+    ]
+    before = Flow(Oracle(HINT), anew=Anew(), off_distribution=OffDistribution.HINT_ONLY, answers_per_hint=2).run(cold)
+    [given_] = before.of(AnswerRefreshed)
+    flow = Flow(Oracle(HINT), off_distribution=OffDistribution.REFUSE)
+    flow.run([*cold, given_, given_])
+    refused = [one.reason for one in flow.log.of(SampleRefused) if one.refreshed_id == given_.event_id]
+    assert refused == [RefusalReason.OFF_DISTRIBUTION]
 
 
 @pytest.mark.parametrize(("off", "num"), [(OffDistribution.REFUSE, 0), (OffDistribution.HINT_ONLY, 1)])
@@ -228,6 +246,10 @@ def test_any_interleaving_and_any_restart_gives_the_same_answers_and_one_sample_
         name for name, one in found.items() if one.finish_reason is FinishReason.STOP
     )
     assert {one.turn_id for one in samples} <= {hint.turn_id for hint in wild.log.of(HintFound)}
+    refused = [one for one in wild.log.first_by_id(SAMPLES).values() if isinstance(one, SampleRefused)]
+    assert Counter(one.refreshed_id for one in refused if one.refreshed_id) == Counter(
+        name for name, one in found.items() if one.finish_reason is FinishReason.LENGTH
+    )
 
 
 @settings(max_examples=40, deadline=None)
