@@ -38,9 +38,9 @@ class Reading:
         return key_BNLD, value_BNLD
 
     def seen(self, length: int, window: int | None) -> Tensor:
-        """Return [B, 1, L, all] what each token of the piece sees; padding sees itself: then its numbers are finite."""
+        """Return [B, 1, L, A] what each token of the piece sees; what pads sees nothing, and torch gives it zeros."""
         places_A = torch.arange(self.num_read + length, device=self._mask_BL.device)
         back_LA = places_A[self.num_read :].unsqueeze(1) - places_A
         near_LA = (back_LA >= 0) & (back_LA < (window or len(places_A)))
         token_BA = functional.pad(self._mask_BL, (0, len(places_A) - self._mask_BL.shape[1]), value=True)
-        return near_LA & (token_BA[:, None, None, :] | (back_LA == 0))
+        return near_LA & token_BA[:, None, None, :]
