@@ -430,6 +430,11 @@ class TrainingSettings(Section):
         return float(self._can_diverge) if self.w_topk is None else self.w_topk
 
     @property
+    def resolved(self) -> "TrainingSettings":
+        """The same with all that is derived said, so that it means the same whatever is derived later."""
+        return self if self.w_topk is not None else self.model_copy(update={"w_topk": float(self._can_diverge)})
+
+    @property
     def _can_diverge(self) -> bool:
         """Whether the teacher's whole distribution can count beside the gaps of its tokens."""
         return self.method == "combined" and self.teacher_scores == "trainer" and self.w_opd > 0

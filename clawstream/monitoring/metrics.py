@@ -39,7 +39,7 @@ _BY_KIND: Mapping[str, tuple[str, str, Callable[[Stretch], Mapping[str, int]]]] 
     "turns": ("outcome", "Answers by whether they came back", _turns),
     "votes": ("status", "Judges' votes", lambda stretch: stretch.tally.votes),
     "samples": ("outcome", "Samples made, and why others were not", _samples),
-    "answers_anew": ("outcome", "What came of prompts that were answered anew", lambda stretch: stretch.tally.anew),
+    "answers_anew": ("outcome", "What came of answers given anew, by hint", lambda stretch: stretch.tally.anew),
 }
 
 

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
 
-from clawstream.errors import TryLater
+from clawstream.errors import NotYet, TryLater
 from clawstream.events import AnswerRefreshed, Event, float32
 from clawstream.events.conversation import dump
 from clawstream.inference.adapters import cache_key, policy_version
@@ -52,7 +52,10 @@ class Refresher:
         self._now_ms = now_ms
 
     async def answer(self, ask: Ask) -> Sequence[Event]:
-        """Return the answer. Raises TryLater where there is none yet, or nobody knows what sampled it."""
+        """Return the answer. Raises TryLater where there is none yet, or nobody knows what sampled it.
+
+        NotYet, where an engine that answers is not to be taken for away.
+        """
         engine = next(self._engines)
         now = await served(engine, self._policy_id)
         try:
@@ -67,7 +70,7 @@ class Refresher:
             raise TryLater(f"engine {engine.url}: it gave the request up; asked again")
         began_by = next((policy_version(span.version) for span in chunks[-1].weight_versions if span.num_tokens), None)
         if began_by not in (None, now.weights) and chunks[0].cached_tokens != 0:
-            raise TryLater(
+            raise NotYet(
                 f"engine {engine.url}: {chunks[0].cached_tokens} tokens were cached under version {now.weights}, and "
                 f"version {began_by} went on from them; asked again"
             )

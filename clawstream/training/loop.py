@@ -201,7 +201,7 @@ class _Loop:
             sample_ids=tuple(sample.sample_id for sample in batch.samples),
             offsets=batch.offsets,
             seed=training.seed * 1_000_003 + self._decided + 1,
-            settings=training.model_dump_json().encode(),
+            settings=training.resolved.model_dump_json().encode(),
             planned_at_ms=_now_ms(),
             replay=self.samples.replay,
             turns=tuple(map(turn_of, batch.samples)),

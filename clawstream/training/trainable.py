@@ -35,7 +35,8 @@ def asks_too_much(topk_tokens: int, limits: ModelLimits) -> str | None:
     if size is not None and topk_tokens >= size:
         return (
             f"training.topk_tokens is {topk_tokens}, and the model knows {size} tokens: expected fewer, as "
-            "all others are one more (for topk and w_topk). Nothing is trained"
+            "all others are one more. Nothing is trained. Set training.topk_tokens lower, or with combined "
+            "training.w_topk = 0"
         )
     return None
 

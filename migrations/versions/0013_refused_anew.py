@@ -19,7 +19,10 @@ SELECT
     came.prompt_version,
     came.revision,
     came.sample_id,
-    CASE WHEN a.event_id IS NULL THEN 'not answered yet' ELSE coalesce(a.error, came.reason) END AS no_sample_because
+    CASE
+        WHEN a.event_id IS NULL THEN 'not answered yet'
+        WHEN came.sample_id IS NULL THEN coalesce(a.error, came.reason, 'no reason on record, or not scored yet')
+    END AS no_sample_because
 FROM refreshed_answers AS a
 FULL JOIN (SELECT session_id, turn_id, 0::bigint AS number FROM refresh_asks) AS asked
     USING (session_id, turn_id, number)

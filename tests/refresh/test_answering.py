@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from clawstream.errors import TryLater
+from clawstream.errors import NotYet, TryLater
 from clawstream.events import AnswerRefreshed, FinishReason, Sampling, VersionSpan
 from clawstream.inference.adapters import cache_key
 from clawstream.inference.dialect import Call
@@ -98,7 +98,7 @@ async def test_what_new_weights_made_of_an_older_ones_cache_is_thrown_away(
 
     engine = Renewed(script=backend().script, version="4")
     async with asked(engine) as refresher:
-        with pytest.raises(TryLater, match="64 tokens were cached") if thrown_away else nullcontext():
+        with pytest.raises(NotYet, match="64 tokens were cached") if thrown_away else nullcontext():
             assert (await answer(refresher)).versions == (VersionSpan(policy_version=5, num_tokens=3),)
         assert (await answer(refresher)).versions == (VersionSpan(policy_version=5, num_tokens=3),)
 

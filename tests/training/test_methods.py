@@ -110,6 +110,17 @@ def test_a_whole_distribution_adds_its_own_gradient_to_that_of_the_advantages(ba
     torch.testing.assert_close(both, advantages + 0.5 * divergence, atol=1e-5, rtol=1e-4)
 
 
+def test_the_teacher_s_whole_distribution_counts_as_much_as_gaps_unless_it_is_said_otherwise(base: Path) -> None:
+    gradients = []
+    for changes in ({}, {"w_topk": 1.0}, {"w_topk": 0.0}):
+        trainer = Trainer(base, with_settings(topk_tokens=20, learning_rate=1e-12, **changes))
+        trainer.update(on_policy(trainer, [tiny.sample("a", reward=-1, hinted=True)]), version=1, seed=0)
+        gradients.append(gradient_of(trainer))
+    unsaid, whole, gaps_alone = gradients
+    torch.testing.assert_close(unsaid, whole)
+    assert not torch.allclose(unsaid, gaps_alone, atol=1e-4)
+
+
 @pytest.mark.parametrize("changes", [{"method": "opd"}, {"w_opd": 0.0}, {"teacher_scores": "engine"}], ids=str)
 def test_a_whole_distribution_is_refused_where_there_is_none_beside_gaps(changes: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=r"w_topk = 0\.5 weighs"):

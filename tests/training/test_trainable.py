@@ -1,6 +1,7 @@
 """What a sample has to be: whatever passes breaks no step, and what doesn't is said in words."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from transformers import GPT2Config, Qwen3Config
 from clawstream.config import TrainingSettings
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import SampleAssembled, VersionSpan
+from clawstream.training.stepping import Stepper
 from clawstream.training.torch_model import limits_of
 from clawstream.training.trainable import ModelLimits, asks_too_much, flaw
 from clawstream.training.trainer import Trainer
+from tests.monitoring.said import plan
 from tests.training import tiny
 
 GOOD = tiny.sample("good", hinted=True)
@@ -150,3 +153,23 @@ def test_a_method_without_advantages_takes_nothing_that_acts_on_them(said: dict[
 def test_settings_that_a_plan_holds_whole_are_taken_again() -> None:
     chosen = TrainingSettings(method="topk", topk_tokens=7)
     assert TrainingSettings.model_validate_json(chosen.model_dump_json()) == chosen
+
+
+@pytest.mark.parametrize(
+    ("said", "weight"),
+    [({}, 1.0), ({"w_topk": 0.5}, 0.5), ({"method": "binary"}, 0.0), ({"teacher_scores": "engine"}, 0.0)],
+    ids=str,
+)
+def test_a_plan_says_how_much_the_teacher_s_distribution_counts(said: dict[str, Any], weight: float) -> None:
+    planned = TrainingSettings(**said).resolved
+    assert planned.w_topk == weight
+    assert TrainingSettings.model_validate_json(planned.model_dump_json()).divergence_weight == weight
+
+
+def test_a_plan_of_before_there_was_a_weight_for_it_is_executed_without(tmp_path: Path) -> None:
+    limits = ModelLimits(vocabulary_tokens=97)
+    with ThreadPoolExecutor(1) as thread:
+        stepper = Stepper(tmp_path, tmp_path, thread, limits)
+        older, newer = (replace(plan(1, (), {}), settings=said) for said in (b"{}", b'{"w_topk": null}'))
+        assert stepper._settings_of(older, None).divergence_weight == 0
+        assert stepper._settings_of(newer, None).divergence_weight == 1
