@@ -88,11 +88,6 @@ class TorchModel(Model):
         """Return the model of transformers, in evaluation mode; raises UnusableCheckpoint where there is none."""
         return _core(folder, device)
 
-    @property
-    def core(self) -> Any:
-        """The model of transformers, its adapter in it."""
-        return self._core
-
     @contextmanager
     def reading(self, mask_BL: Tensor) -> Iterator[Read]:
         """Read rows piece by piece, none of it twice: what is read first has the mask's shape, and 0 where it pads."""

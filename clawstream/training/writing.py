@@ -92,7 +92,8 @@ def _ends(folder: Path) -> list[int]:
     if (folder / GENERATION_CONFIG_NAME).is_file():
         named = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
     else:
-        named = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).eos_token_id
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        named = GenerationConfig.from_model_config(config).eos_token_id  # some name it in a part of theirs
     if named is None:
         return []
     return list(named) if isinstance(named, (list, tuple)) else [named]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import Gemma3Config
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
@@ -17,7 +18,7 @@ from clawstream.training import probing
 from clawstream.training.answers import Suffix
 from clawstream.training.gate import ALIKE_REWARDS, Memory, Seen, Written, astray, harm, misspoken, one_sided, stopped
 from clawstream.training.trainer import Trainer
-from clawstream.training.writing import write
+from clawstream.training.writing import _ends, write
 from tests.training import tiny
 from tests.training.planted import FAULTS, always_good
 
@@ -235,6 +236,11 @@ def test_answers_are_written_in_pieces_of_the_budget_and_each_for_its_question(b
     told = [write(model, questions, limit_tokens=6, seed=1, budget_tokens=budget) for budget in (16, 4096)]
     alone = [write(model, [question], limit_tokens=6, seed=1) for question in questions]
     assert told[0] == told[1] == [answer for one in alone for answer in one or ()]
+
+
+def test_an_answer_ends_where_a_configuration_of_several_parts_says(tmp_path: Path) -> None:
+    Gemma3Config(text_config={"eos_token_id": [1, 106]}).save_pretrained(tmp_path)
+    assert _ends(tmp_path) == [1, 106]
 
 
 def test_nothing_is_written_by_what_is_no_probability(base: Path) -> None:

@@ -217,7 +217,7 @@ def test_a_family_that_caps_its_logits_is_refused(tmp_path: Path) -> None:
 def test_a_model_whose_layers_are_computed_again_is_out_of_memory_once_it_is_let_go_of(base: Path) -> None:
     model = TorchModel.load(base, recompute_layers=True)
     model.logprobs(RAGGED).nansum().backward()  # type: ignore[no-untyped-call]
-    layer = weakref.ref(model.core.get_decoder().layers[0])
+    layer = weakref.ref(model._core.get_decoder().layers[0])
     gc.collect()
     gc.disable()  # as between two of its rounds
     try:

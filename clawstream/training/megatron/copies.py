@@ -1,7 +1,7 @@
 """What each copy of a model keeps for all of them: as many numbers of every tensor as each of the others.
 
 So moments are held once over all copies. AdamW moves each number by itself, and may be given any part of a tensor. A
-part is flat, and a view where the whole is contiguous; the last ones are shorter, or empty.
+part is flat, and a view of the whole; the last ones are shorter, or empty.
 """
 
 import torch
@@ -11,9 +11,9 @@ from torch.nn import functional
 
 
 def part(whole: Tensor, copies: dist.ProcessGroup) -> Tensor:
-    """Return the numbers [n] of a tensor that this copy keeps."""
+    """Return the numbers [n] of a contiguous tensor that this copy keeps, themselves."""
     size = _size(whole.numel(), copies)
-    return whole.reshape(-1)[copies.rank() * size : (copies.rank() + 1) * size]
+    return whole.view(-1)[copies.rank() * size : (copies.rank() + 1) * size]
 
 
 def spread(whole: Tensor, copies: dist.ProcessGroup) -> None:

@@ -60,7 +60,7 @@ class Attention(nn.Module):
         parts = (part.permute(1, 2, 0, 3) for part in (query_LBND, key_LBND, value_LBND))
         query_BNLD, key_BNLD, value_BNLD = parts
         length = query_BNLD.shape[2]
-        seen = None  # [L, L], or for each row [B, 1, L, all that was read]
+        seen = None  # [L, L], or [B or 1, 1, L, all that was read]
         if self.reading is not None:
             key_BNLD, value_BNLD = self.reading.so_far(self, key_BNLD, value_BNLD)
             seen = self.reading.seen(length, self._window)

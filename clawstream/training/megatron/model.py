@@ -103,7 +103,7 @@ class MegatronModel(Model):
         """Have the trained weights' gradients where they are moved; afterwards they are moved in every copy."""
         for name, parameter in self.trained.items():
             assert parameter.grad is not None, "they were summed over all processes"
-            self.moved[name].grad = part(parameter.grad, self._data)
+            self.moved[name].grad = part(parameter.grad.contiguous(), self._data)
         yield
         for name, parameter in self.trained.items():
             self.moved[name].grad = None

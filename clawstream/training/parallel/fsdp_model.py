@@ -242,7 +242,7 @@ class FsdpModel(TorchModel):
 
 
 def refuse_what_is_not_cut(folder: Path, *, adapter: bool) -> None:
-    """Raise ConfigError for a model whose layers are not where they are looked for, or not named as in its files.
+    """Raise ConfigError for a model that is quantized, has its layers elsewhere, or other names than in its files.
 
     Raises UnusableCheckpoint where there is none.
     """
@@ -272,10 +272,16 @@ class _Root(nn.Module):
 
 
 def _named_as_in_files(folder: Path, core: Any) -> bool:
-    """Whether all that a model needs of its files is there under its own names, an adapter's weights aside."""
-    kept = {name for name, _ in core.named_buffers() if name in core.state_dict()}
-    names = {name.replace(".base_layer.", ".") for name, _ in core.named_parameters() if ".lora_" not in name}
-    return names | kept <= set(tensor_headers(folder) or {})
+    """Whether a model's files hold what it needs under its own names, and nothing under a name that it ties to another.
+
+    An adapter's weights aside. What becomes of tied weights that differ in the files is for transformers to decide.
+    """
+    there = (tensor_headers(folder) or {}).keys()
+    kept = core.state_dict().keys()
+    own = {name for name, _ in core.named_parameters()}
+    buffers = {name for name, _ in core.named_buffers()}
+    needed = {name.replace(".base_layer.", ".") for name in own | kept & buffers if ".lora_" not in name}
+    return needed <= there and there.isdisjoint(kept - own - buffers)
 
 
 def _cut(whole: Tensor, like: Tensor) -> DTensor:

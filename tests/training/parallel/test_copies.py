@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
+from torch import distributed as dist
 
 from clawstream.config import TrainingSettings
 from clawstream.inference.version_folder import STATE_FOLDER
+from clawstream.training.megatron.copies import part
 from clawstream.training.model import tensors_of
 from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.parallel.team import Team
@@ -37,6 +41,15 @@ def four() -> Iterator[Processes]:
 def decaying(changes: dict[str, object]) -> TrainingSettings:
     """Matrices alone are pulled towards 0, whatever shape the optimizer is given them in."""
     return settings_of(changes).model_copy(update={"weight_decay": 0.5})
+
+
+def test_a_weight_that_would_not_move_with_its_part_is_an_error() -> None:
+    copies = cast("dist.ProcessGroup", SimpleNamespace(size=lambda: 2, rank=lambda: 1))
+    weight = torch.zeros(3, 4)
+    part(weight, copies).fill_(1.0)
+    assert weight.sum() == 6
+    with pytest.raises(RuntimeError, match="view"):
+        part(weight.t(), copies)
 
 
 @pytest.mark.parametrize("lora_rank", [None, 4], ids=["all weights", "adapter"])

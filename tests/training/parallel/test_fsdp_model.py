@@ -49,6 +49,24 @@ def test_an_adapter_is_put_on_a_model_whose_files_name_its_weights_otherwise(
     assert_said(two, TorchModel.load(models["qwen3"], lora_rank=3).score(SUFFIXES, weights=None, budget_tokens=64))
 
 
+def test_a_head_in_the_files_is_not_tied_to_another_embedding_whatever_the_configuration_says(
+    two: Processes, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """As transformers reads them."""
+    base = families.build(tmp_path / "both", "qwen3")
+    file = base / "model.safetensors"
+    tensors = load_file(file)
+    head = tensors["model.embed_tokens.weight"].roll(1, 0)
+    save_file(tensors | {"lm_head.weight": head}, file, {"format": "pt"})
+    expected = TorchModel.load(base).score(SUFFIXES, weights=None, budget_tokens=64)
+    tied = TorchModel.load(models["qwen3"]).score(SUFFIXES, weights=None, budget_tokens=64)
+    assert not torch.allclose(expected[0], tied[0], atol=0.1)
+
+    two.ask(f"{QUESTIONS}:load", base)
+
+    assert_said(two, expected)
+
+
 @pytest.mark.parametrize("lora_rank", [None, 8], ids=["all weights", "adapter"])
 def test_a_process_takes_memory_for_its_part_alone_while_it_loads(
     two: Processes, tmp_path: Path, lora_rank: int | None

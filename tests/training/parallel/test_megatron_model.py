@@ -8,6 +8,7 @@ import torch
 from clawstream.errors import ConfigError
 from clawstream.inference.model_folder import weight_files
 from clawstream.training.answers import Suffix
+from clawstream.training.megatron.reading import Reading
 from clawstream.training.megatron.shape import Sizes
 from clawstream.training.model import tensors_of
 from clawstream.training.parallel.processes import Processes
@@ -155,6 +156,22 @@ def test_an_adapter_begins_says_and_learns_as_pefts_does(
         assert parameter.grad is not None
         torch.testing.assert_close(gradients[name], parameter.grad * sizes.data, atol=1e-3, rtol=1e-3)
     assert_same_adapter(whole, two, tmp_path / "after")
+
+
+def test_rows_without_padding_are_read_without_a_mask_and_layers_share_those_that_there_are() -> None:
+    reading = Reading(torch.ones(2, 5))
+    with reading.piece(5):
+        assert reading.seen(5, None) is None
+        assert reading.seen(5, 5) is None
+        within = reading.seen(5, 3)
+        assert within is not None
+        assert within is reading.seen(5, 3)
+        assert within[0, 0].tolist() == [[0 <= at - to < 3 for to in range(5)] for at in range(5)]
+    with reading.piece(1):
+        for window, expected in ((None, [True] * 6), (3, [False] * 3 + [True] * 3)):
+            seen = reading.seen(1, window)
+            assert seen is not None
+            assert seen[0, 0].tolist() == [expected]
 
 
 def test_an_adapter_of_another_rank_and_a_folder_without_one_are_refused(

@@ -1,5 +1,6 @@
 """Whoever trains a batch takes the same step: one process, FSDP2, or Megatron-Core cut in any way."""
 
+import json
 import os
 import signal
 import subprocess
@@ -369,6 +370,29 @@ def test_a_model_that_a_trainer_can_not_cut_is_refused_before_it_starts(
     save_file({f"language.{name}": value for name, value in load_file(file).items()}, file, metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"its files have no tensor model\.embed_tokens\.weight"):
         refuse_what_cannot_be(tmp_path / "renamed", settings_of(FSDP | {"device": "cpu"}))
+
+
+@pytest.mark.parametrize("changes", [pytest.param(FSDP | ADAPTER, id="fsdp"), pytest.param(TENSOR, id="megatron")])
+def test_a_base_whose_files_hold_quantized_weights_is_refused_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
+) -> None:
+    """In eight bits with scales beside them, as Qwen3-8B-FP8 is."""
+    monkeypatch.setattr("clawstream.training.stepping.device_of", lambda *_: "cpu")
+    base = families.build(tmp_path, "qwen3")
+    refuse_what_cannot_be(base, settings_of(changes | {"device": "cpu"}))
+
+    whole = load_file(base / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    eight_bits = {name: whole[name].to(torch.float8_e4m3fn), f"{name}_scale_inv": torch.ones(1, 1)}
+    save_file(whole | eight_bits, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=f"{name} is stored as F8_E4M3, expected"):
+        refuse_what_cannot_be(base, settings_of(changes | {"device": "cpu"}))
+
+    save_file(whole, base / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(ConfigError, match=r"config\.json has a quantization_config, quant_method = 'fp8'"):
+        refuse_what_cannot_be(base, settings_of(changes | {"device": "cpu"}))
 
 
 def test_processes_that_are_stuck_are_ended_together(monkeypatch: pytest.MonkeyPatch) -> None:
