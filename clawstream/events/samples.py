@@ -129,9 +129,7 @@ class SampleRefused(SessionEvent):
     prompt_version: str | None
     revision: int
     reason: RefusalReason
-    refreshed_id: str | None = (
-        None  # the answer given anew that it is of; None: it is of the turn's own, or the session
-    )
+    refreshed_id: str | None = None  # of the answer given anew; None: it is of the turn's own, or the session
 
     @property
     def answer_id(self) -> str | None:

@@ -52,6 +52,8 @@ def test_the_teacher_is_the_plan_s_and_without_one_that_of_the_settings(tmp_path
 class World:
     """Students as they are told, and the updates that come of it: of each 16 samples one, when anybody looks."""
 
+    refreshes = False
+
     def __init__(self, samples: Callable[[int], float], *, by_itself: int = 0) -> None:
         self.told: list[object] = []
         self.chats: list[object] = []
@@ -78,6 +80,9 @@ class World:
         while await self.plans_more(self.updates, within_s=0):
             pass
         await asyncio.sleep(0)
+
+    async def until_settled(self) -> None:
+        await self.settle()
 
     async def until_served(self, updates: int) -> None:
         if self._by_itself:

@@ -45,6 +45,9 @@ HEAD_TOKENS = 4096  # logits of this process' part of the vocabulary exist for s
 
 def join(sizes: Sizes) -> None:
     """Make Megatron's process groups of torch.distributed's processes, in place of those that there were."""
+    for group in parallel_state._global_process_group_list or ():  # noqa: SLF001  # it forgets them; their threads stay
+        if group is not None:
+            dist.destroy_process_group(group)
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(sizes.tensor, sizes.pipeline, create_gloo_process_groups=False)
 

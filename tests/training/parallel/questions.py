@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import torch
 from torch import distributed as dist
+from torch.distributed import distributed_c10d
 
 from clawstream.errors import GradientNotFinite, UnusableCheckpoint
 from clawstream.events import SampleAssembled
@@ -20,6 +21,16 @@ def load(state: dict[str, Any], folder: Path, sizes: Sizes, lora_rank: int | Non
     """Have the model of the folder, cut so."""
     join(sizes)
     state["model"] = MegatronModel.load(folder, sizes, lora_rank=lora_rank, seed=seed)
+
+
+def groups_after_joining(state: dict[str, Any], cuts: list[Sizes]) -> list[int]:
+    """Return how many process groups there are after each cut, each made in place of the one before."""
+    state.clear()
+    counts = []
+    for sizes in cuts:
+        join(sizes)
+        counts.append(len(distributed_c10d._world.pg_map))  # torch counts them nowhere else
+    return counts
 
 
 def restore(state: dict[str, Any], folder: Path) -> None:
