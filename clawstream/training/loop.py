@@ -18,13 +18,13 @@ from pathlib import Path
 from clawstream.config import Settings
 from clawstream.errors import ConfigError, SamplesGone, UnusableCheckpoint
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
+from clawstream.training.base_folder import limits_of
 from clawstream.training.batches import Batch, Batcher, DropReason, turn_of
 from clawstream.training.checkpoints import alone_on, folder_of, latest, prune, read
 from clawstream.training.following import Following, TrainingLog
 from clawstream.training.lived import Lived, of_policy, rejection
 from clawstream.training.retraining import Retraining, first_publication
 from clawstream.training.stepping import Stepper, refuse_what_cannot_be
-from clawstream.training.torch_model import limits_of
 from clawstream.training.trainable import asks_too_much
 
 log = logging.getLogger(__name__)

@@ -6,42 +6,38 @@ of them, V the vocabulary, H hidden width.
 """
 
 import logging
-import shutil
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import logging as transformers_logging
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
-from clawstream.inference.model_folder import tensor_headers
 from clawstream.training import tree_attention
 from clawstream.training.adapters import STEM, saved_name, with_adapter
 from clawstream.training.answers import Answers, Suffix
+from clawstream.training.base_folder import (
+    changes_with_length,
+    checkpoint_layers,
+    copy_words,
+    loaded_core,
+    stored_dtype,
+)
 from clawstream.training.microbatches import micro_batches, packed_batches
 from clawstream.training.model import Glance, Look, Model, Read, T, Top, Weights, stored
 from clawstream.training.packing import pack
-from clawstream.training.trainable import ModelLimits
 from clawstream.training.tree_attention import Tree
 
 log = logging.getLogger(__name__)
 
 ENTROPY_ROWS = 512
 HEAD_BYTES = 2**29  # of logits at once, and thrice that computed from them; of more, some are computed again backward
-NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".md"})  # weights, words
 
 SAME_NATS = 1e-3  # as far as one computation of a log-prob may be from another
-_HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class TorchModel(Model):
@@ -73,7 +69,7 @@ class TorchModel(Model):
         """
         core = cls.loaded(folder, device)
         if recompute_layers:
-            _recompute_layers(core)
+            checkpoint_layers(core)
         adapter = None
         if lora_rank is not None:
             adapter = with_adapter(core, lora_rank, seed).eval()
@@ -86,7 +82,7 @@ class TorchModel(Model):
     @classmethod
     def loaded(cls, folder: Path, device: str) -> Any:
         """Return the model of transformers, in evaluation mode; raises UnusableCheckpoint where there is none."""
-        return _core(folder, device)
+        return loaded_core(folder, device)
 
     @contextmanager
     def reading(self, mask_BL: Tensor) -> Iterator[Read]:
@@ -194,7 +190,7 @@ class TorchModel(Model):
             saved = load_file(folder / f"{STEM}.safetensors")
             found = {name: saved.get(saved_name(name)) for name in self.trained}
         else:
-            parameters = dict(_core(folder, str(self.device)).named_parameters())
+            parameters = dict(loaded_core(folder, str(self.device)).named_parameters())
             found = {name: parameters.get(name) for name in self.trained}
         for name, parameter in self.trained.items():
             value = found.get(name)
@@ -292,7 +288,7 @@ class TorchModel(Model):
         if self._core.config.model_type not in tree_attention.FAMILIES:
             log.info("packing=off model_type=%s reason=not known to allow it", self._core.config.model_type)
             return
-        if _changes_with_length(self._core.config):
+        if changes_with_length(self._core.config):
             log.info("packing=off model=%s reason=its positions depend on the longest of a pass", self.folder)
             return
         example = _example(self._core.get_input_embeddings().weight.shape[0], tree_attention.small_tokens(self.device))
@@ -308,89 +304,10 @@ class TorchModel(Model):
             log.warning("packing=off model=%s reason=log-probs in one row differ by %.3g", self.folder, difference_nats)
 
 
-def limits_of(folder: Path) -> ModelLimits:
-    """Return what the model in the folder can take, by its configuration; raises UnusableCheckpoint."""
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
-    except (OSError, ValueError) as error:
-        raise unloadable(folder, error) from error
-    positions = getattr(config, "max_position_embeddings", None)
-    return ModelLimits(vocabulary_tokens=config.vocab_size, context_tokens=_stretched(config, positions))
-
-
-def copy_words(base: Path, folder: Path) -> None:
-    """Copy what a base has beside its weights: configuration, tokenizer, chat template."""
-    for file in sorted(base.iterdir()):
-        if file.is_file() and file.suffix not in NOT_COPIED and not file.name.endswith(".index.json"):
-            shutil.copyfile(file, folder / file.name)
-
-
-def stored_dtype(folder: Path) -> torch.dtype:
-    """Return what all of the base's weights are stored as; float32 where they differ, or can't be seen."""
-    stored = {header.dtype for header in (tensor_headers(folder) or {}).values()}
-    return _HALVES.get(stored.pop(), torch.float32) if len(stored) == 1 else torch.float32
-
-
 def _entropies(logits_NV: Tensor) -> Tensor:
     """Return the entropy [N] of each row, with little more memory than the rows have."""
     parts = torch.split(logits_NV, ENTROPY_ROWS)
     return torch.cat([torch.special.entr(logits_MV.softmax(1)).sum(1) for logits_MV in parts])
-
-
-def _stretched(config: Any, positions: int | None) -> int | None:
-    """Return the context in tokens as engines have it: what rotary embeddings were stretched to counts."""
-    scaling = getattr(config, "rope_scaling", None) or {}
-    if positions is None or "original_max_position_embeddings" in scaling:
-        return positions
-    return int(positions * (scaling.get("factor") or 1))
-
-
-def unloadable(folder: Path, error: Exception) -> UnusableCheckpoint:
-    """Return what to raise where transformers can load no model from the folder."""
-    return UnusableCheckpoint(
-        f"{folder}: no causal model that transformers can load: {error}. Nothing is trained. Name a Hugging Face "
-        "folder with config.json and safetensors."
-    )
-
-
-def _core(folder: Path, device: str) -> Any:
-    transformers_logging.disable_progress_bar()
-    try:
-        core, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise unloadable(folder, error) from error
-    if info["missing_keys"]:
-        raise UnusableCheckpoint(
-            f"{folder}: {len(info['missing_keys'])} weights are missing, among them {min(info['missing_keys'])}. "
-            "Nothing is trained. Fetch the folder again."
-        )
-    return core.to(device).eval()
-
-
-def _recompute_layers(core: Any) -> None:
-    """Keep only what goes into each layer; transformers' own switch does so in training mode alone."""
-    layers = [layer for layer in core.modules() if isinstance(layer, GradientCheckpointingLayer)]
-    if not layers:
-        raise ConfigError(
-            f"training.gradient_checkpointing: {type(core).__name__} has no layers that can be computed again. Nothing "
-            "is trained. Leave it out, or take a model of another family."
-        )
-    for layer in layers:
-        layer.forward = partial(_computed_again, weakref.ref(layer))  # else a model that is let go of stays in memory
-
-
-def _computed_again(layer_of: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
-    layer = layer_of()
-    return checkpoint(type(layer).forward, layer, *args, use_reentrant=False, **kwargs)
-
-
-def _changes_with_length(config: Any) -> bool:
-    """Whether rotary embeddings follow the longest sequence of a pass, so that an answer depends on its neighbours."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
-    return not kinds.isdisjoint({"dynamic", "longrope"})
 
 
 def _example(vocabulary_tokens: int, small_tokens: int) -> list[Suffix]:

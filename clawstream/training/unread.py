@@ -9,7 +9,7 @@ from transformers.initialization import no_init_weights
 
 from clawstream.errors import ConfigError
 from clawstream.inference.model_folder import tensor_headers, text_config
-from clawstream.training.torch_model import unloadable
+from clawstream.training.base_folder import unloadable
 
 _READ_AS_THEY_ARE = frozenset({"F64", "F32", "F16", "BF16"})
 

@@ -15,8 +15,8 @@ from transformers import GPT2Config, Qwen3Config
 from clawstream.config import TrainingSettings
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import SampleAssembled, VersionSpan
+from clawstream.training.base_folder import limits_of
 from clawstream.training.stepping import Stepper
-from clawstream.training.torch_model import limits_of
 from clawstream.training.trainable import ModelLimits, asks_too_much, flaw
 from clawstream.training.trainer import Trainer
 from tests.monitoring.said import plan

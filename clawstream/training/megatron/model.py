@@ -2,7 +2,8 @@
 
 Every process of a copy of the model gets the same samples; each copy computes its share of a batch. Answers' log-probs
 come out on a pipeline's last stage, and are told to the others where they are asked for outside of a step. L tokens, B
-rows, N response tokens, V the vocabulary rows of this process, H the model's width.
+rows, N response tokens, V the vocabulary rows of this process, H the model's width. Over 400 lines: whatever a trainer
+asks of a model is answered from the same stage, places and sizes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from clawstream.errors import UnusableCheckpoint
 from clawstream.training.adapters import STEM, saved_name
 from clawstream.training.answers import Answers, Suffix
+from clawstream.training.base_folder import copy_words, stored_dtype
 from clawstream.training.megatron import vocabulary
 from clawstream.training.megatron.adapters import adapt, as_begun
 from clawstream.training.megatron.copies import part, spread
@@ -38,7 +40,6 @@ from clawstream.training.model import Glance, Look, Model, Read, T, Top, Weights
 from clawstream.training.parallel import exchange
 from clawstream.training.parallel.files import write_parts
 from clawstream.training.sharing import shares
-from clawstream.training.torch_model import copy_words, stored_dtype
 
 HEAD_TOKENS = 4096  # logits of this process' part of the vocabulary exist for so many places at once
 

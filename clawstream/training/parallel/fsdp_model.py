@@ -23,11 +23,12 @@ from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.model_folder import tensor_headers, weight_files
 from clawstream.training.adapters import STEM, saved_name
 from clawstream.training.answers import Suffix
+from clawstream.training.base_folder import copy_words
 from clawstream.training.model import Look, Read, T, Weights, key, stored, tensors_of
 from clawstream.training.parallel import exchange
 from clawstream.training.parallel.files import write_parts
 from clawstream.training.sharing import shares
-from clawstream.training.torch_model import TorchModel, copy_words
+from clawstream.training.torch_model import TorchModel
 from clawstream.training.unread import unread
 
 _NOTHING = Suffix([0], [0], 1.0)  # what a process computes while others still have pieces

@@ -1,4 +1,7 @@
-"""Whoever trains a batch takes the same step: one process, FSDP2, or Megatron-Core cut in any way."""
+"""Whoever trains a batch takes the same step: one process, FSDP2, or Megatron-Core cut in any way.
+
+Over 400 lines: every trainer is held to the same step, and they share their processes, batches and settings.
+"""
 
 import json
 import os
@@ -22,12 +25,12 @@ from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected
 from clawstream.inference.model_folder import weight_files
 from clawstream.inference.version_folder import STATE_FOLDER
+from clawstream.training.base_folder import limits_of
 from clawstream.training.checkpoints import Checkpoint
 from clawstream.training.model import stored, tensors_of
 from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.parallel.team import Team
 from clawstream.training.stepping import Stepper, refuse_what_cannot_be
-from clawstream.training.torch_model import limits_of
 from clawstream.training.trainer import Trainer, Update
 from tests.training import tiny
 from tests.training.parallel import families
