@@ -17,7 +17,7 @@ from clawstream.stream.log import Place
 
 BLOCK_OFFSETS = 128
 CHAIN_BYTES = 32
-_MARK_BYTES = 4
+MARK_BYTES = 4
 
 
 class Link(NamedTuple):
@@ -145,7 +145,7 @@ def chain_check(place: Place, recorded: Sequence[Block], *, chain_from: int | No
 
 def _differences(place: Place, block: Block, links: Iterable[Link]) -> list[Break]:
     base = block.number * BLOCK_OFFSETS
-    width = 1 + _MARK_BYTES
+    width = 1 + MARK_BYTES
     marks = [block.marks[at : at + width] for at in range(0, len(block.marks), width)]
     recorded = {base + mark[0]: mark for mark in marks}
     found = {link.offset: _mark(link) for link in links}
@@ -172,4 +172,4 @@ def _linked(chain: bytes, link: Link) -> bytes:
 
 
 def _mark(link: Link) -> bytes:
-    return (link.offset % BLOCK_OFFSETS).to_bytes(1, "big") + link.digest[:_MARK_BYTES]
+    return (link.offset % BLOCK_OFFSETS).to_bytes(1, "big") + link.digest[:MARK_BYTES]

@@ -39,7 +39,8 @@ def chaos(
     """Run the whole pipeline under faults, and say from outside whether every promise was kept.
 
     Exits with 0 where all were; 1 where one was not; 2 where none was seen broken and the run does not show it: a part
-    crashed, work was left, or it did less than 1,000 exchanges or 30 faults of 6 kinds a minute; 3 where the rig broke.
+    crashed, work was left, directed faults missed, or it did less than 1,000 exchanges or 30 faults of 6 kinds a
+    minute; 3 where the rig broke.
     """
     guard = broken or faults_of
     plan = random_faults(seed, seconds or _SECONDS) if guard is None else directed(guard)
@@ -72,6 +73,7 @@ def chaos(
         applied=run.applied,
         crashes=run.crashes,
         left=run.drained.left,
+        reached=run.reached,
         least=floor(plan.seconds) if guard is None else None,
     )
     for reason in found.reasons:

@@ -112,4 +112,5 @@ async def collected(house: House, stages: frozenset[str], tally: Tally, end: Dra
         return found
     audit = await reading.audited(next(iter(house.parts.values())).config)
     rows = await asyncio.to_thread(reading.rows, house.database.url)
-    return replace(found, rows=rows, rows_differ=audit.rows_differ, chain_breaks=audit.chain_breaks)
+    twice = await asyncio.to_thread(reading.marked_twice, house.database.url)
+    return replace(found, rows=rows, rows_differ=audit.rows_differ, chain_breaks=audit.chain_breaks, marked_twice=twice)

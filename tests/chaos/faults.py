@@ -10,18 +10,20 @@ from tests.chaos.parts import Part
 from tests.chaos.peers import Mood
 from tests.chaos.plan import Plan
 from tests.chaos.schedule import Fault, Kind
+from tests.chaos.stale import write_stale
 
 _MOODS = {Kind.JUDGES_SLEEP: Mood.ASLEEP, Kind.JUDGES_BUSY: Mood.BUSY, Kind.JUDGES_BABBLE: Mood.BABBLING}
 _NUMBERS = {Kind.KILL: signal.SIGKILL, Kind.STOP: signal.SIGTERM}
 
 
-async def harass(house: House, plan: Plan) -> None:
-    """Return when the time is over and every fault has passed."""
+async def harass(house: House, plan: Plan) -> bool:
+    """Return when the time is over and every fault has passed; False: what had to come about did not."""
     began_s = time.monotonic()
     async with asyncio.TaskGroup() as tasks:
         for fault in plan.faults:
             tasks.create_task(_at(began_s + fault.at_s, house, fault))
         await asyncio.sleep(plan.seconds)
+    return not plan.stale_writer or await write_stale(house)
 
 
 async def _at(when_s: float, house: House, fault: Fault) -> None:

@@ -1,9 +1,10 @@
 """The guards that the rig can take out of a process.
 
-No production code knows of this: a guard is taken out by replacing it in the process that is under test.
+No production code knows of this: a guard is taken out, or watched, by replacing it in the process that is under test.
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -21,7 +22,35 @@ class Guard(StrEnum):
     BUFFERS = "keep-buffers"  # on revoke
 
 
+HOLDS = "rig: rows wait for the database"
+WROTE = "rig: rows are written"
+FENCED = "rig: rows came to be written where another had claimed the partition"
 _SLOW_FSYNC_S = 1.0
+_UNFENCED = "UPDATE offsets SET next_offset = %s, chain = %s WHERE topic = %s AND partition = %s"
+
+
+def watch(stage: str) -> None:
+    """Have a projector say `HOLDS`, `WROTE` and, when it comes to the fence, whether that holds or not, `FENCED`."""
+    if stage != "project":
+        return
+    from clawstream.errors import TryLater
+    from clawstream.projections import writer
+
+    def write(self: Any, batch: Any, own: Any = writer.Writer.write) -> Any:
+        try:
+            return own(self, batch)
+        except TryLater:
+            print(HOLDS, file=sys.stderr, flush=True)
+            raise
+
+    def advance(cursor: Any, part: Any, own: Any = writer._advance) -> Any:
+        state = own(cursor, part)
+        words = {writer._State.ADVANCED: WROTE, writer._State.LOST: FENCED}
+        print(words.get(state, state), file=sys.stderr, flush=True)
+        return state
+
+    writer.Writer.write = write  # type: ignore[method-assign]
+    writer._advance = advance
 
 
 def remove(guard: Guard, stage: str) -> None:
@@ -96,10 +125,14 @@ def _forget_plans() -> None:
 def _write_without_the_books() -> None:
     from clawstream.projections import writer
 
-    writer._ADVANCED = """
-        UPDATE offsets SET next_offset = %s, chain = %s, chain_from = coalesce(chain_from, %s)
-        WHERE topic = %s AND partition = %s AND (%s, %s) IS NOT NULL
-    """
+    def advance(cursor: Any, part: Any, own: Any = writer._advance) -> Any:
+        state = own(cursor, part)
+        if state is not writer._State.LOST:
+            return state
+        cursor.execute(_UNFENCED, (part.next_offset, part.chain, *part.place))
+        return writer._State.ADVANCED
+
+    writer._advance = advance
     writer._COMMITTED += "ON CONFLICT DO NOTHING"  # its key is a second lock on the same door
 
 

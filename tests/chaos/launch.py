@@ -17,7 +17,7 @@ from clawstream.cli import main as clawstream
 from clawstream.cli.process import hide_torch
 from clawstream.gateway.spool_file import FOLDER, Fsync
 from clawstream.local.leash import die_with_parent
-from tests.chaos.guards import Guard, remove
+from tests.chaos.guards import Guard, remove, watch
 
 _DURABLE = ".durable"
 
@@ -33,6 +33,7 @@ def launch(stage: str, *, config: Path, disk: Path, log: Path, without: Guard | 
     if stage == "gateway":
         hide_torch()
         _put_on_disk(disk, disk.parent / FOLDER / f"slot-{config.stem}.spool")
+    watch(stage)
     if without is not None:
         remove(without, stage)
     sys.argv = ["clawstream", "--config", str(config), stage]

@@ -22,6 +22,7 @@ class Plan:
     partition: int | None = None  # that all sessions are on; None: they are on all
     stages: frozenset[str] = STAGES
     without: Guard | None = None
+    stale_writer: bool = False  # a projector comes to write what another has written
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from sqlalchemy.engine import make_url
 
 from clawstream.config import inherited_environment
 from clawstream.events import BatchPlanned
+from clawstream.projections.books import blocks_of
+from clawstream.projections.chain import BLOCK_OFFSETS, MARK_BYTES
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.stage import Record
 from clawstream.training.checkpoints import read
@@ -91,8 +94,7 @@ def _text(data: bytes) -> tuple[str, bytes]:
 
 def rows(url: str) -> dict[str, frozenset[str]]:
     """Return the event ids in each table."""
-    dsn = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(dsn) as connection:
+    with psycopg.connect(_dsn(url)) as connection:
         return {
             table: frozenset(
                 str(event_id)
@@ -102,6 +104,25 @@ def rows(url: str) -> dict[str, frozenset[str]]:
             )
             for table in TABLES
         }
+
+
+def marked_twice(url: str) -> tuple[str, ...]:
+    """Return the places of the log that the projector's books have more than one mark of.
+
+    A batch that was written twice leaves that for good: rows are merged, and a chain is made whole by who reads again.
+    """
+    with psycopg.connect(_dsn(url)) as connection, connection.cursor() as cursor:
+        return tuple(
+            f"{topic}-{partition} offset {block.number * BLOCK_OFFSETS + at}"
+            for (topic, partition), blocks in blocks_of(cursor).items()
+            for block in blocks
+            for at, marks in Counter(block.marks[:: 1 + MARK_BYTES]).items()
+            if marks > 1
+        )
+
+
+def _dsn(url: str) -> str:
+    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
 
 
 def manifests(folder: Path) -> Mapping[int, BatchPlanned]:

@@ -35,6 +35,7 @@ class Run:
     tally: Tally
     drained: Drained
     crashes: dict[str, int]  # by part
+    reached: bool  # False: the faults did not do what they are for
 
 
 async def perform(plan: Plan, folder: Path, *, patience_s: float) -> Run:
@@ -55,13 +56,15 @@ async def perform(plan: Plan, folder: Path, *, patience_s: float) -> Run:
         async with asyncio.TaskGroup() as talking:
             for number in range(plan.clients):
                 talking.create_task(clients.talk(number))
-            await harass(house, plan)
+            reached = await harass(house, plan)
             clients.stop.set()
         say(f"{len(clients.tally.seen)} answers were acknowledged; draining")
         end = await drained(house, plan.stages, patience_s=patience_s)
         found = await collected(house, plan.stages, clients.tally, end)
     crashes = {name: part.num_crashes for name, part in house.parts.items() if part.num_crashes}
-    return Run(collected=found, applied=house.applied, tally=clients.tally, drained=end, crashes=crashes)
+    return Run(
+        collected=found, applied=house.applied, tally=clients.tally, drained=end, crashes=crashes, reached=reached
+    )
 
 
 async def _until_ready(http: aiohttp.ClientSession, doors: Sequence[Door], house: House) -> None:

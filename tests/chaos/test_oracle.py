@@ -157,6 +157,7 @@ def test_a_vote_that_was_asked_for_again_may_say_something_else() -> None:
         (Promise.ROWS_DIFFER, _row_too_many),
         (Promise.ROWS_DIFFER, lambda found: replace(found, chain_breaks=1)),
         (Promise.ROWS_DIFFER, lambda found: replace(found, rows_differ=1)),
+        (Promise.ROWS_DIFFER, lambda found: replace(found, marked_twice=("exchanges-0 offset 7",))),
         (Promise.ORDER_VIOLATIONS, lambda found: _swapped(ExchangeCompleted, found)),
         (Promise.ORDER_VIOLATIONS, lambda found: _swapped(TurnPaired, found)),
         (Promise.REQUESTS_FAILED, lambda found: replace(found, failed=("c0-0 turn 1",))),

@@ -23,12 +23,13 @@ def judged(
     applied: Mapping[str, int] = ENOUGH,
     crashes: Mapping[str, int] | None = None,
     left: str = "",
+    reached: bool = True,
     least: Floor | None = None,
 ) -> Verdict:
     counts = NONE_BROKEN | ({} if broken is None else {broken.value: 1})
     return verdict(
         counts, acknowledged=acknowledged, applied=applied, crashes=crashes or {}, left=left,
-        least=least or floor(60),
+        reached=reached, least=least or floor(60),
     )  # fmt: skip
 
 
@@ -51,6 +52,11 @@ def test_a_part_that_crashed_while_every_promise_was_kept_is_no_broken_promise()
 def test_what_was_left_undone_is_said() -> None:
     found = judged(left="turns is 3 behind")
     assert (found.status, found.reasons) == (Status.UNPROVEN, ("not drained: turns is 3 behind",))
+
+
+def test_faults_that_did_not_reach_their_guard_show_nothing() -> None:
+    found = judged(reached=False)
+    assert (found.status, found.reasons) == (Status.UNPROVEN, ("the faults did not reach the guard",))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +83,7 @@ def test_the_floor_grows_and_shrinks_with_the_time_and_kinds_do_not_grow() -> No
 
 
 def test_a_run_whose_faults_are_directed_has_no_floor() -> None:
-    few = verdict(NONE_BROKEN, acknowledged=5, applied={"sigkill": 1}, crashes={}, left="", least=None)
+    few = verdict(NONE_BROKEN, acknowledged=5, applied={"sigkill": 1}, crashes={}, left="", reached=True, least=None)
     assert few.status == Status.KEPT
 
 

@@ -8,6 +8,7 @@ from tests.chaos.schedule import SESSION_TIMEOUT_S, Fault, Kind
 
 _JOINED = frozenset(("gateway", "turns", "judging", "samples"))
 _CLIENTS = 16
+_BEGINS_S = 1.0  # for what goes on until it has come about
 
 
 def directed(guard: Guard) -> Plan:
@@ -24,12 +25,13 @@ def directed(guard: Guard) -> Plan:
         case Guard.BUFFERS:
             return _plan(_frozen("turns-0", at_s=3.0), frozenset({"gateway", "turns"}))
         case Guard.FENCE:
-            # On one partition, so that the successor is some blocks of the chain ahead.
-            return _plan(_frozen_with_rows(), frozenset({"gateway", "project"}), partition=0)
+            # On one partition, so that who has rows and who writes them next have the same.
+            stages = frozenset({"gateway", "project"})
+            return Plan(faults=(), seconds=_BEGINS_S, clients=_CLIENTS, partition=0, stages=stages, stale_writer=True)
 
 
-def _plan(faults: Sequence[Fault], stages: frozenset[str], *, partition: int | None = None) -> Plan:
-    return Plan(faults=tuple(faults), seconds=over_s(faults), clients=_CLIENTS, partition=partition, stages=stages)
+def _plan(faults: Sequence[Fault], stages: frozenset[str]) -> Plan:
+    return Plan(faults=tuple(faults), seconds=over_s(faults), clients=_CLIENTS, stages=stages)
 
 
 def _killed_with_calls_open() -> Sequence[Fault]:
@@ -62,11 +64,3 @@ def _trainer_killed() -> Sequence[Fault]:
 
 def _frozen(part: str, *, at_s: float) -> Sequence[Fault]:
     return (Fault(at_s=at_s, kind=Kind.FREEZE, part=part, lasts_s=SESSION_TIMEOUT_S + 5.0),)
-
-
-def _frozen_with_rows() -> Sequence[Fault]:
-    """The projector is frozen with rows that wait for the database, and wakes when its successor has written them."""
-    return (
-        Fault(at_s=4.0, kind=Kind.DATABASE_RESTART, lasts_s=5.0),
-        *_frozen("project-0", at_s=7.0),
-    )

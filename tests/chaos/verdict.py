@@ -57,14 +57,19 @@ def verdict(
     applied: Mapping[str, int],
     crashes: Mapping[str, int],
     left: str,
+    reached: bool,
     least: Floor | None,
 ) -> Verdict:
-    """Return what it comes to; `broken` is how often each promise was, `least` None where faults were directed."""
+    """Return what it comes to; `broken` is how often each promise was, `least` None where faults were directed.
+
+    `reached` is false where directed faults did not do what they are for.
+    """
     red = [f"{name}: {number}" for name, number in broken.items() if number]
     short = [
         f"{name} crashed {number} times: its words are in the run's logs (--keep)" for name, number in crashes.items()
     ]
     short += [f"not drained: {left}"] if left else []
+    short += [] if reached else ["the faults did not reach the guard"]
     if least is not None:
         figures = (
             ("exchanges acknowledged", acknowledged, least.exchanges),
