@@ -15,10 +15,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
-from clawstream.inference.model_folder import tensor_headers
+from clawstream.inference.model_folder import tensor_headers, text_config
 from clawstream.training.trainable import ModelLimits
 
 NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".md"})  # weights, words
+_READ_AS_THEY_ARE = frozenset({"F64", "F32", "F16", "BF16"})
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -43,6 +44,23 @@ def stored_dtype(folder: Path) -> torch.dtype:
     """Return what all of the base's weights are stored as; float32 where they differ, or can't be seen."""
     stored = {header.dtype for header in (tensor_headers(folder) or {}).values()}
     return _HALVES.get(stored.pop(), torch.float32) if len(stored) == 1 else torch.float32
+
+
+def refuse_quantized(folder: Path) -> None:
+    """Raise ConfigError where what a folder's files hold has to be computed with before it is the model's weights."""
+    found = None
+    if said := (text_config(folder) or {}).get("quantization_config"):
+        found = f"config.json has a quantization_config, quant_method = {said.get('quant_method')!r}"
+    for name, header in (tensor_headers(folder) or {}).items():
+        if name.endswith(".weight") and header.dtype not in _READ_AS_THEY_ARE:
+            found = f"{name} is stored as {header.dtype}"
+            break
+    if found is not None:
+        raise ConfigError(
+            f"{folder}: {found}, expected weights in F32, BF16 or F16: trained and published "
+            "are weights as they are stored, without scales. Nothing is trained. Name a folder of the same model that "
+            "is not quantized."
+        )
 
 
 def unloadable(folder: Path, error: Exception) -> UnusableCheckpoint:

@@ -17,6 +17,7 @@ import torch
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
+from clawstream.training.base_folder import refuse_quantized
 from clawstream.training.checkpoints import Checkpoint, write
 from clawstream.training.lived import rejection, step_taken
 from clawstream.training.megatron.shape import configuration, frequencies, refuse_uneven, shape_of, sizes_of
@@ -158,7 +159,8 @@ def _now_ms() -> int:
 
 
 def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:
-    """Raise ConfigError where the settings' trainer can't train this base on this machine."""
+    """Raise ConfigError where the base is quantized, or the settings' trainer can't train it on this machine."""
+    refuse_quantized(base)
     if training.trainer == "torch":
         return
     device_of(training, _device(training.device))

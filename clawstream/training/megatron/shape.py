@@ -11,7 +11,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import ConfigError
-from clawstream.training.unread import refuse_quantized
 
 _FAMILIES = frozenset({"llama", "mistral", "qwen3"})
 _ROPES = frozenset({"default", "linear", "llama3"})  # others scale attention, or change with the length
@@ -66,7 +65,6 @@ class Shape:
 
 def shape_of(folder: Path, config: Any) -> Shape:
     """Return the shape; raises ConfigError for what would be computed otherwise than transformers does."""
-    refuse_quantized(folder)
     if config.model_type not in _FAMILIES:
         raise _refused(folder, f"model_type = {config.model_type!r}", f"one of {', '.join(sorted(_FAMILIES))}")
     for name in ("attention_bias", "mlp_bias"):

@@ -243,7 +243,7 @@ class FsdpModel(TorchModel):
 
 
 def refuse_what_is_not_cut(folder: Path, *, adapter: bool) -> None:
-    """Raise ConfigError for a model that is quantized, has its layers elsewhere, or other names than in its files.
+    """Raise ConfigError for a model that has its layers elsewhere, or other names than in its files.
 
     Raises UnusableCheckpoint where there is none.
     """

@@ -375,7 +375,7 @@ def test_a_model_that_a_trainer_can_not_cut_is_refused_before_it_starts(
         refuse_what_cannot_be(tmp_path / "renamed", settings_of(FSDP | {"device": "cpu"}))
 
 
-@pytest.mark.parametrize("changes", [pytest.param(FSDP | ADAPTER, id="fsdp"), pytest.param(TENSOR, id="megatron")])
+@pytest.mark.parametrize("changes", [{}, FSDP | ADAPTER, TENSOR], ids=["torch", "fsdp", "megatron"])
 def test_a_base_whose_files_hold_quantized_weights_is_refused_before_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
 ) -> None:
