@@ -1,8 +1,9 @@
-"""The folder of a base as transformers reads it: its model in memory, and what its configuration says."""
+"""The folder of a base: what it says, what of it can be trained, and its model as transformers puts it into memory."""
 
 import shutil
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
-from clawstream.inference.model_folder import tensor_headers, text_config
+from clawstream.inference.model_folder import TensorHeader, tensor_headers, text_config
 from clawstream.training.trainable import ModelLimits
 
-NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".md"})  # weights, words
+_NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".md"})  # weights, words
 _READ_AS_THEY_ARE = frozenset({"F64", "F32", "F16", "BF16"})
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -36,7 +37,7 @@ def limits_of(folder: Path) -> ModelLimits:
 def copy_words(base: Path, folder: Path) -> None:
     """Copy what a base has beside its weights: configuration, tokenizer, chat template."""
     for file in sorted(base.iterdir()):
-        if file.is_file() and file.suffix not in NOT_COPIED and not file.name.endswith(".index.json"):
+        if file.is_file() and file.suffix not in _NOT_COPIED and not file.name.endswith(".index.json"):
             shutil.copyfile(file, folder / file.name)
 
 
@@ -47,17 +48,23 @@ def stored_dtype(folder: Path) -> torch.dtype:
 
 
 def refuse_quantized(folder: Path) -> None:
-    """Raise ConfigError where what a folder's files hold has to be computed with before it is the model's weights."""
+    """Raise ConfigError where what a folder's files hold has to be computed with before it is the model's weights.
+
+    Files that are not whole are for who loads them to refuse.
+    """
     found = None
+    headers: Mapping[str, TensorHeader] = {}
+    with suppress(UnusableCheckpoint):
+        headers = tensor_headers(folder) or {}
     if said := (text_config(folder) or {}).get("quantization_config"):
         found = f"config.json has a quantization_config, quant_method = {said.get('quant_method')!r}"
-    for name, header in (tensor_headers(folder) or {}).items():
+    for name, header in headers.items():
         if name.endswith(".weight") and header.dtype not in _READ_AS_THEY_ARE:
             found = f"{name} is stored as {header.dtype}"
             break
     if found is not None:
         raise ConfigError(
-            f"{folder}: {found}, expected weights in F32, BF16 or F16: trained and published "
+            f"{folder}: {found}, expected {', '.join(sorted(_READ_AS_THEY_ARE))}: trained and published "
             "are weights as they are stored, without scales. Nothing is trained. Name a folder of the same model that "
             "is not quantized."
         )

@@ -2,10 +2,9 @@
 
 import asyncio
 import signal
-import sys
 import time
 
-from tests.chaos.house import Full, House
+from tests.chaos.house import Full, House, say
 from tests.chaos.parts import Part
 from tests.chaos.peers import Mood
 from tests.chaos.plan import Plan
@@ -83,8 +82,3 @@ async def _apply_to_broker(house: House, fault: Fault) -> None:
             house.kafka_proxy.lead(to_port)
         case _:
             raise AssertionError(f"{fault.kind} is none of the broker's")
-
-
-def say(words: str) -> None:
-    """Tell whoever watches the run."""
-    print(f"{time.strftime('%H:%M:%S')} {words}", file=sys.stderr, flush=True)

@@ -38,15 +38,18 @@ def watch(stage: str) -> None:
 
     def write(self: Any, batch: Any, own: Any = writer.Writer.write) -> Any:
         try:
-            return own(self, batch)
+            lost = own(self, batch)
         except TryLater:
             print(HOLDS, file=sys.stderr, flush=True)
             raise
+        if not lost:
+            print(WROTE, file=sys.stderr, flush=True)
+        return lost
 
     def advance(cursor: Any, part: Any, own: Any = writer._advance) -> Any:
         state = own(cursor, part)
-        words = {writer._State.ADVANCED: WROTE, writer._State.LOST: FENCED}
-        print(words.get(state, state), file=sys.stderr, flush=True)
+        if state is writer._State.LOST:
+            print(FENCED, file=sys.stderr, flush=True)
         return state
 
     writer.Writer.write = write  # type: ignore[method-assign]

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import math
+import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
@@ -138,3 +140,8 @@ def _part(name: str, settings: Settings, disk: Path, plan: Plan, port: int, brok
     log = settings.data_dir / "logs" / f"{name}.log"
     arguments = {"config": config, "disk": disk, "log": log, "without": plan.without}
     return Part(name=name, stage=name.partition("-")[0], arguments=arguments, port=port, may_start=broker_is_there)
+
+
+def say(words: str) -> None:
+    """Tell whoever watches the run."""
+    print(f"{time.strftime('%H:%M:%S')} {words}", file=sys.stderr, flush=True)

@@ -15,8 +15,8 @@ from clawstream.stream.log import Place
 from tests.chaos import reading
 from tests.chaos.clients import PARTITIONS, Clients, Door, Tally
 from tests.chaos.draining import Drained, collected, drained
-from tests.chaos.faults import harass, say
-from tests.chaos.house import House, installed
+from tests.chaos.faults import harass
+from tests.chaos.house import House, installed, say
 from tests.chaos.oracle import Collected
 from tests.chaos.plan import Plan
 

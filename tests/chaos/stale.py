@@ -9,11 +9,12 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from tests.chaos.guards import FENCED, HOLDS, WROTE
-from tests.chaos.house import House
+from tests.chaos.house import House, say
 from tests.chaos.parts import Part
 from tests.chaos.schedule import Kind
 
-_WITHIN_S = 200.0
+_ROUNDS = 3  # a projector that hears of its loss before it writes drops its rows: then the next round is for it
+_WRITES_WITHIN_S = 45.0
 _HOLDS_WITHIN_S = 15.0
 _FENCED_WITHIN_S = 10.0  # of its waking
 _LOOK_EVERY_S = 0.2
@@ -25,65 +26,45 @@ async def write_stale(house: House) -> bool:
     Rows must be coming, of one partition.
     """
     projectors = [part for part in house.parts.values() if part.stage == "project"]
-    try:
-        async with asyncio.timeout(_WITHIN_S):
-            while True:
-                await _freeze_and_wake(house, projectors)
-                if await _fenced(projectors):
-                    return True
-    except TimeoutError:
-        return False
-
-
-async def _fenced(projectors: Sequence[Part]) -> bool:
-    """Whether rows come to the fence; a projector that hears of its loss before it writes drops them, and none do."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_FENCED_WITHIN_S):
-            await _says(projectors, FENCED, since=dict.fromkeys(_ends(projectors), 0))
+    begun = _ends(projectors)
+    for _ in range(_ROUNDS):
+        await _freeze_and_wake(house, projectors)
+        if await _said(projectors, FENCED, begun, within_s=_FENCED_WITHIN_S):
             return True
     return False
 
 
 async def _freeze_and_wake(house: House, projectors: Sequence[Part]) -> None:
-    holder = None
-    while holder is None:
-        await _says(projectors, WROTE, _ends(projectors))
-        holder, since = await _frozen_with_rows(house, projectors)
-        house.applied[Kind.DATABASE_RESTART] += 1
-    house.applied[Kind.FREEZE] += 1
-    try:
-        await _says([part for part in projectors if part is not holder], WROTE, since)
-    finally:
-        holder.send(signal.SIGCONT)
-
-
-async def _frozen_with_rows(house: House, projectors: Sequence[Part]) -> tuple[Part | None, Mapping[str, int]]:
-    """Take the database away until a projector that has rows for it is frozen.
-
-    Return that one, and where the logs ended then; None: none has any, as while the group gives partitions anew.
-    """
+    await _said(projectors, WROTE, _ends(projectors), within_s=_WRITES_WITHIN_S)
     since = _ends(projectors)
     await house.database.stop()
-    holder = None
-    try:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_HOLDS_WITHIN_S):
-                holder = await _says(projectors, HOLDS, since)
-            holder.send(signal.SIGSTOP)
-    finally:
-        since = _ends(projectors)
-        await house.database.start()
-    return holder, since
+    holder = await _said(projectors, HOLDS, since, within_s=_HOLDS_WITHIN_S)
+    if holder is not None:  # none has any, as while the group gives partitions anew
+        holder.send(signal.SIGSTOP)
+    since = _ends(projectors)
+    await house.database.start()
+    house.applied[Kind.DATABASE_RESTART] += 1
+    if holder is None:
+        return
+    house.applied[Kind.FREEZE] += 1
+    say(f"{holder.name} is frozen with rows to write")
+    others = [part for part in projectors if part is not holder]
+    writer = await _said(others, WROTE, since, within_s=_WRITES_WITHIN_S)
+    holder.send(signal.SIGCONT)
+    say(f"{holder.name} wakes; {'nobody' if writer is None else writer.name} has written")
 
 
 def _ends(parts: Sequence[Part]) -> dict[str, int]:
     return {part.name: part.log.stat().st_size for part in parts}
 
 
-async def _says(parts: Sequence[Part], words: str, since: Mapping[str, int]) -> Part:
-    """Return the first of the parts that says it after so many bytes of its log."""
-    while True:
-        for part in parts:
-            if words.encode() in part.log.read_bytes()[since[part.name] :]:
-                return part
-        await asyncio.sleep(_LOOK_EVERY_S)
+async def _said(parts: Sequence[Part], words: str, since: Mapping[str, int], *, within_s: float) -> Part | None:
+    """Return the first of the parts that says it after so many bytes of its log; None: none does in time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while True:
+                for part in parts:
+                    if words.encode() in part.log.read_bytes()[since[part.name] :]:
+                        return part
+                await asyncio.sleep(_LOOK_EVERY_S)
+    return None

@@ -12,7 +12,7 @@ _BEGINS_S = 1.0  # for what goes on until it has come about
 
 
 def directed(guard: Guard) -> Plan:
-    """Return the run in which this guard is missed, if it is not there, in a minute or less."""
+    """Return the run in which this guard is missed, if it is not there, in a minute or less (the fence's: in some)."""
     match guard:
         case Guard.COMMIT_LATE:
             return _plan(_killed_with_calls_open(), _JOINED)

@@ -9,9 +9,12 @@ from sqlalchemy import Engine, text
 
 from clawstream.events import Event, SessionDone, TurnOrphaned, TurnPaired
 from clawstream.events.turns import OrphanReason
+from clawstream.projections.chain import Block
 from clawstream.projections.rows import TABLE_OF
 from clawstream.projections.sorting import UnusableRecords
-from clawstream.projections.writer import Claim, Writer
+from clawstream.projections.writer import _LINKED, Claim, Writer, _linked
+from clawstream.stream.log import Place
+from tests.chaos.reading import marked_twice
 from tests.projections import logs
 from tests.projections.reading import contents, empty, rest, slice_of, write_all
 
@@ -123,3 +126,17 @@ def test_rows_and_offset_stand_or_fall_together(emptied: Engine) -> None:
         writer.write([dataclasses.replace(part, rows=[part.rows[0], broken])])
     assert writer.claim([place])[place] == Claim(next_offset=0, epoch=claim.epoch + 1)
     assert contents(emptied)["turns"] == []
+
+
+def test_what_was_written_twice_is_marked_twice_in_the_books_as_the_chaos_rig_reads_them(migrated: Engine) -> None:
+    empty(migrated)
+    marks = [bytes((at, *b"mark")) for at in (0, 1, 127)]
+    found = []
+    for added in (marks, marks[1:]):
+        block = Block(number=2, next_offset=384, chain=b"chain", marks=b"".join(added))
+        with migrated.begin() as connection:
+            connection.connection.cursor().execute(_LINKED, _linked(Place("clawstream.exchanges.v1", 3), block))
+        found.append(marked_twice(migrated.url.render_as_string(hide_password=False)))
+    empty(migrated)
+
+    assert found == [(), ("clawstream.exchanges.v1-3 offset 257", "clawstream.exchanges.v1-3 offset 383")]

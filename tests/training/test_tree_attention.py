@@ -27,7 +27,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from clawstream.errors import ConfigError
-from clawstream.training import torch_model, tree_attention
+from clawstream.training import base_folder, tree_attention
 from clawstream.training.answers import Suffix
 from clawstream.training.packing import pack
 from clawstream.training.torch_model import TorchModel
@@ -238,7 +238,7 @@ def test_positions_that_follow_the_longest_of_a_pass_get_rows_of_their_own(tmp_p
 def test_a_model_whose_layers_can_t_be_computed_again_is_refused_the_switch(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_model, "GradientCheckpointingLayer", type("Other", (), {}))
+    monkeypatch.setattr(base_folder, "GradientCheckpointingLayer", type("Other", (), {}))
     with pytest.raises(ConfigError, match="gradient_checkpointing"):
         TorchModel.load(folder, recompute_layers=True)
 
