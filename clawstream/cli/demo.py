@@ -124,6 +124,7 @@ QUERIES = (
 
 
 def _what_next(console: Console, folder: Path, picture: Path) -> None:
-    console.print(f"\nPlot: {picture}\nThe run's log, database and weights stay in {folder}. Three queries to try:")
+    words = f"\nPlot: {picture}\nThe run's log, database and weights stay in {folder}. Three queries to try:"
+    console.print(words, soft_wrap=True)  # a path that is cut can't be copied
     for query in QUERIES:
         console.print(f'  {COMMAND} -c {folder / "clawstream.toml"} sql "{query}"', soft_wrap=True, highlight=False)

@@ -132,7 +132,7 @@ async def _running(settings: Settings, wanted: tuple[Server, ...], console: Cons
             patience=Patience(ready_within_s=LOADED_WITHIN_S),
         ) as supervisor,
     ):
-        console.print(f"starting SGLang; it loads for minutes, its logs are in {folder / 'logs'}")
+        console.print(f"starting SGLang; it loads for minutes, its logs are in {folder / 'logs'}", soft_wrap=True)
         await supervisor.start([_part(server, http) for server in wanted])
         yield supervisor
 

@@ -73,7 +73,7 @@ def compare(
     if json_file is not None:
         json_file.write_text(written)
     Console().print(_tables(found, told), *_lessons(found.lessons), sep="\n")
-    console.print(f"\nAnswers and choices: {folder}")
+    console.print(f"\nAnswers and choices: {folder}", soft_wrap=True)
 
 
 async def _find(

@@ -97,7 +97,8 @@ def _greet(
 
     settings, addresses = running.settings, running.addresses
     console.print(f"\n[bold green]clawstream is up[/]: {addresses.gateway}/v1 serves {settings.policy.served_model}")
-    console.print(f"  policy   {model_path}\n  Kafka    {addresses.kafka}\n  logs     {settings.data_dir / 'logs'}")
+    where = f"  policy   {model_path}\n  Kafka    {addresses.kafka}\n  logs     {settings.data_dir / 'logs'}"
+    console.print(where, soft_wrap=True)
     if settings.judge.url is None:
         console.print("  [yellow]no judge is set (judge.url): thumbs alone teach (POST /v1/feedback), words do not[/]")
     console.print(f"\nPoint OpenClaw here: [bold]{connecting(settings, addresses.gateway, config)}[/]", soft_wrap=True)

@@ -1,0 +1,19 @@
+"""What a demo says at its end can be copied."""
+
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from clawstream.cli.demo import _what_next
+
+
+def test_paths_are_not_cut_where_the_terminal_is_narrow() -> None:
+    said = StringIO()
+    folder = Path("/home/somebody/.local/share/clawstream/demos/20260101-000000-combined-seed0")
+
+    _what_next(Console(file=said, width=40), folder, folder / "scores.png")
+
+    lines = said.getvalue().splitlines()
+    assert f"Plot: {folder / 'scores.png'}" in lines
+    assert sum(f"-c {folder / 'clawstream.toml'} sql " in line for line in lines) == 3
