@@ -18,6 +18,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -27,7 +29,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from clawstream.errors import ConfigError
-from clawstream.training import base_folder, tree_attention
+from clawstream.training import tree_attention
 from clawstream.training.answers import Suffix
 from clawstream.training.packing import pack
 from clawstream.training.torch_model import TorchModel
@@ -235,12 +237,11 @@ def test_positions_that_follow_the_longest_of_a_pass_get_rows_of_their_own(tmp_p
         assert not TorchModel.load(tmp_path / rope_type).packs
 
 
-def test_a_model_whose_layers_can_t_be_computed_again_is_refused_the_switch(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(base_folder, "GradientCheckpointingLayer", type("Other", (), {}))
-    with pytest.raises(ConfigError, match="gradient_checkpointing"):
-        TorchModel.load(folder, recompute_layers=True)
+def test_a_model_whose_layers_can_t_be_computed_again_is_refused_the_switch(tmp_path: Path) -> None:
+    shape = OpenAIGPTConfig(vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=1, n_head=2)
+    OpenAIGPTLMHeadModel(shape).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="gradient_checkpointing: OpenAIGPTLMHeadModel has no layers"):
+        TorchModel.load(tmp_path, recompute_layers=True)
 
 
 WRONG: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], bool]] = {
