@@ -408,11 +408,6 @@ class TrainingSettings(Section):
             )
         if self.sequence_parallel and self.tensor_parallel == 1:
             raise ValueError("sequence_parallel shares tokens between those of tensor_parallel, which is 1")
-        if self.trainer != "torch" and (self.dtype != "float32" or self.gradient_checkpointing):
-            raise ValueError(
-                f"trainer = {self.trainer!r} computes in float32 and keeps what is inside layers: dtype and "
-                "gradient_checkpointing are torch's. Leave them out, or take 'torch'"
-            )
         return self
 
     @property

@@ -2,7 +2,7 @@
 
 import shutil
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -103,6 +103,11 @@ def checkpoint_layers(core: Any) -> None:
             f"training.gradient_checkpointing: {type(core).__name__} has no layers that can be computed again. Nothing "
             "is trained. Leave it out, or take a model of another family."
         )
+    compute_again(layers)
+
+
+def compute_again(layers: Iterable[Any]) -> None:
+    """Have the backward pass compute each layer again, from what goes into it, instead of keeping what is inside."""
     for layer in layers:
         layer.forward = partial(_computed_again, weakref.ref(layer))  # else a model that is let go of stays in memory
 

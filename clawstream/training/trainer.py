@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,10 +67,7 @@ class Trainer:
     ) -> None:
         """With a model of the base that is loaded already, every process that holds a part of it has such a trainer."""
         self._settings = settings
-        self._model = model or TorchModel.load(
-            base, lora_rank=settings.lora_rank, device=device, seed=settings.seed,
-            dtype=getattr(torch, settings.dtype), recompute_layers=settings.gradient_checkpointing,
-        )  # fmt: skip
+        self._model = model or TorchModel.load(base, **load_options(settings, device))
         self._base_sha256 = fingerprint(base)
         self._reference = self._model.copy()
         self._optimizer = _optimizer(self._model, settings)
@@ -308,6 +306,14 @@ class Trainer:
         if self._ema is not None:
             for name, parameter in self._model.trained.items():
                 self._ema[name].lerp_(parameter.detach(), 1 - self._settings.ema_decay)
+
+
+def load_options(settings: TrainingSettings, device: str) -> dict[str, Any]:
+    """Return how the settings have a model loaded, whoever trains it."""
+    return {
+        "lora_rank": settings.lora_rank, "device": device, "seed": settings.seed,
+        "dtype": getattr(torch, settings.dtype), "recompute_layers": settings.gradient_checkpointing,
+    }  # fmt: skip
 
 
 @contextmanager

@@ -30,13 +30,15 @@ class Adapter(nn.Module):
     """What is added to what a matrix gives; the few numbers between the factors are all that is exchanged for it."""
 
     def __init__(
-        self, weight_OC: Tensor, place: Place, group: dist.ProcessGroup, *, rank: int, scale: float, by_sequence: bool
-    ) -> None:
+        self, weight_OC: Tensor, place: Place, group: dist.ProcessGroup, *, rank: int, scale: float, by_sequence: bool,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
         super().__init__()
         count = len(place.names)
         self.down = nn.Parameter(torch.zeros(count * rank, weight_OC.shape[1]))
         self.up = nn.Parameter(torch.zeros(weight_OC.shape[0], rank))
         self._by_row, self._by_sequence, self._group, self._scale = place.axis == 0, by_sequence, group, scale
+        self._dtype = dtype  # of its products
         whole = self.down if self._by_row else self.up
         whole.sequence_parallel = by_sequence  # type: ignore[attr-defined]  # then each process sees other tokens
         if self._by_row:
@@ -50,8 +52,9 @@ class Adapter(nn.Module):
             (False, False): reduce_from_tensor_model_parallel_region,
             (False, True): reduce_scatter_to_sequence_parallel_region,
         }[self._by_row, self._by_sequence]
-        few = exchange(functional.linear(arrived, self.down), group=self._group)
-        return functional.linear(few * self._scale, self._up())
+        dtype = self._dtype
+        few = exchange(functional.linear(arrived.to(dtype), self.down.to(dtype)), group=self._group)
+        return functional.linear(few * self._scale, self._up().to(dtype))
 
     def _up(self) -> Tensor:
         """Return [O, P * R]: each row's factor where its matrix' part of `down` is, 0 elsewhere."""
@@ -64,7 +67,7 @@ class Adapter(nn.Module):
 
 def adapt(
     stage: nn.Module, places: Mapping[str, Place], group: dist.ProcessGroup, *, rank: int, scale: float,
-    by_sequence: bool,
+    by_sequence: bool, dtype: torch.dtype,
 ) -> dict[str, Place]:  # fmt: skip
     """Freeze the stage under adapters of its layers' matrices; return the place of each of their parameters."""
     stage.requires_grad_(False)
@@ -74,7 +77,7 @@ def adapt(
             continue
         linear = stage.get_submodule(name.removesuffix(".weight"))
         weight_OC = stage.get_parameter(name)
-        adapter = Adapter(weight_OC, place, group, rank=rank, scale=scale, by_sequence=by_sequence)
+        adapter = Adapter(weight_OC, place, group, rank=rank, scale=scale, by_sequence=by_sequence, dtype=dtype)
         linear.add_module("adapter", adapter.to(weight_OC.device))
         linear.register_forward_hook(_add)
         at = name.removesuffix("weight")

@@ -28,6 +28,27 @@ from clawstream.training.megatron.reading import Reading
 from clawstream.training.megatron.shape import Shape, Sizes
 
 
+class Column(ColumnParallelLinear):  # type: ignore[misc]
+    """A matrix that is cut by row, multiplied as the configuration's `autocast_dtype`; so is its gradient."""
+
+    def _forward_impl(self, input: Tensor, weight: Tensor, **given: Any) -> Tensor:  # noqa: A002  # its name there
+        dtype = self.config.autocast_dtype
+        halved: Tensor = super()._forward_impl(input=input.to(dtype), weight=weight.to(dtype), **given)
+        return halved
+
+
+class Row(RowParallelLinear):  # type: ignore[misc]
+    """A matrix that is cut by column, multiplied as `Column` is; its parts are summed in float32.
+
+    What goes from layer to layer takes over the precision of what is added to it.
+    """
+
+    def _forward_impl(self, input: Tensor, weight: Tensor, **given: Any) -> Tensor:  # noqa: A002  # its name there
+        dtype = self.config.autocast_dtype
+        halved: Tensor = super()._forward_impl(input=input.to(dtype), weight=weight.to(dtype), **given)
+        return halved.float()
+
+
 class Norm(nn.Module):
     """RMSNorm in float32, whose gradient is summed over processes that hold other tokens of the same rows."""
 
@@ -57,7 +78,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return [L, B, H]; rows are padded on the right, where nothing that is read can see it, if not being read."""
         assert mask is None, "what a token may see follows from its place"
-        parts = (part.permute(1, 2, 0, 3) for part in (query_LBND, key_LBND, value_LBND))
+        parts = (part.to(value_LBND.dtype).permute(1, 2, 0, 3) for part in (query_LBND, key_LBND, value_LBND))
         query_BNLD, key_BNLD, value_BNLD = parts
         length = query_BNLD.shape[2]
         seen = None  # [L, L], or [B or 1, 1, L, all that was read]
@@ -118,11 +139,16 @@ class Gpt(GPTModel):  # type: ignore[misc]
         return hidden_states
 
 
-def gpt(shape: Shape, sizes: Sizes, frequency_D: Tensor, *, first: bool, last: bool) -> Gpt:
-    """Return a stage of the model without weights; its process groups are Megatron's current ones."""
+def gpt(
+    shape: Shape, sizes: Sizes, frequency_D: Tensor, *, first: bool, last: bool, dtype: torch.dtype
+) -> Gpt:  # fmt: skip
+    """Return a stage of the model without weights; its process groups are Megatron's current ones.
+
+    The layers' matrices are multiplied as `dtype`; weights are float32, and so is what goes from layer to layer.
+    """
     initialize_rng_tracker(inference_rng_tracker=True)  # without dropout no process draws a random number
     model = Gpt(
-        config=_config(shape, sizes),
+        config=_config(shape, sizes, dtype),
         transformer_layer_spec=_block(shape, sizes),
         vocab_size=shape.padded_vocabulary(sizes.tensor),
         max_sequence_length=shape.context,
@@ -137,7 +163,7 @@ def gpt(shape: Shape, sizes: Sizes, frequency_D: Tensor, *, first: bool, last: b
     return model
 
 
-def _config(shape: Shape, sizes: Sizes) -> TransformerConfig:
+def _config(shape: Shape, sizes: Sizes, dtype: torch.dtype) -> TransformerConfig:
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.width,
@@ -162,6 +188,7 @@ def _config(shape: Shape, sizes: Sizes) -> TransformerConfig:
         perform_initialization=False,  # weights are read at once
         params_dtype=torch.float32,
         pipeline_dtype=torch.float32,
+        autocast_dtype=dtype,  # read by our matrices: under torch's autocast tokens that are cut by sequence differ
         tensor_model_parallel_size=sizes.tensor,
         pipeline_model_parallel_size=sizes.pipeline,
         sequence_parallel=sizes.by_sequence,
@@ -182,18 +209,16 @@ def _block(shape: Shape, sizes: Sizes) -> TransformerBlockSubmodules:
                 module=SelfAttention,
                 params={"attn_mask_type": AttnMaskType.causal},
                 submodules=SelfAttentionSubmodules(
-                    linear_qkv=ColumnParallelLinear,
+                    linear_qkv=Column,
                     core_attention=_Windowed(shape.windows),
-                    linear_proj=RowParallelLinear,
+                    linear_proj=Row,
                     q_layernorm=head_norm,
                     k_layernorm=head_norm,
                 ),
             ),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=Norm,
-            mlp=ModuleSpec(
-                module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-            ),
+            mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=Column, linear_fc2=Row)),
             mlp_bda=get_bias_dropout_add,
         ),
     )

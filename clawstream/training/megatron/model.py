@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from clawstream.errors import UnusableCheckpoint
 from clawstream.training.adapters import STEM, saved_name
 from clawstream.training.answers import Answers, Suffix
-from clawstream.training.base_folder import copy_words, stored_dtype
+from clawstream.training.base_folder import compute_again, copy_words, stored_dtype
 from clawstream.training.megatron import vocabulary
 from clawstream.training.megatron.adapters import adapt, as_begun
 from clawstream.training.megatron.copies import part, spread
@@ -73,10 +73,14 @@ class MegatronModel(Model):
 
     @classmethod
     def load(
-        cls, folder: Path, sizes: Sizes, *, lora_rank: int | None = None, device: str = "cpu", seed: int = 0
-    ) -> "MegatronModel":
+        cls, folder: Path, sizes: Sizes, *, lora_rank: int | None = None, device: str = "cpu", seed: int = 0,
+        dtype: torch.dtype = torch.float32, recompute_layers: bool = False,
+    ) -> "MegatronModel":  # fmt: skip
         """Return this process' part of the model of a Hugging Face folder; with a rank, frozen under an adapter that
         adds nothing yet. Megatron's process groups exist already.
+
+        Matrices but the head's are multiplied as `dtype`. With `recompute_layers` the backward pass computes each layer
+        again instead of keeping what is inside it.
         """
         config = configuration(folder)
         shape = shape_of(folder, config)
@@ -84,8 +88,10 @@ class MegatronModel(Model):
         pipeline = parallel_state.get_pipeline_model_parallel_group()
         stage = gpt(
             shape, sizes, frequencies(folder, config),
-            first=pipeline.rank() == 0, last=pipeline.rank() == pipeline.size() - 1,
+            first=pipeline.rank() == 0, last=pipeline.rank() == pipeline.size() - 1, dtype=dtype,
         )  # fmt: skip
+        if recompute_layers:
+            compute_again(stage.decoder.layers)
         model = cls(folder, stage.to(device).eval(), shape, sizes, torch.device(device))
         model._take(Folder(folder))
         if lora_rank is not None:
@@ -270,6 +276,7 @@ class MegatronModel(Model):
         self._places = adapt(
             self._stage, self._places, self._tensor,
             rank=config.r, scale=config.lora_alpha / config.r, by_sequence=self._sizes.by_sequence,
+            dtype=self._stage.config.autocast_dtype,
         )  # fmt: skip
         self.trained = {name: p for name, p in self._stage.named_parameters() if p.requires_grad}
         begun = {n: p.detach() for n, p in adapter.base_model.model.named_parameters() if p.requires_grad}

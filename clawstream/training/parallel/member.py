@@ -8,7 +8,7 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled
 from clawstream.training.model import Model
-from clawstream.training.trainer import Trainer, Update
+from clawstream.training.trainer import Trainer, Update, load_options
 
 
 def begin(state: dict[str, Any], base: Path, settings: TrainingSettings, device: str) -> None:
@@ -40,13 +40,14 @@ def save(state: dict[str, Any], folder: Path) -> None:
 
 
 def _model(base: Path, settings: TrainingSettings, device: str) -> Model:
+    options = load_options(settings, device)
     if settings.trainer == "fsdp":
         from clawstream.training.parallel.fsdp_model import FsdpModel
 
-        return FsdpModel.load(base, lora_rank=settings.lora_rank, device=device, seed=settings.seed)
+        return FsdpModel.load(base, **options)
     from clawstream.training.megatron.model import MegatronModel, join
     from clawstream.training.megatron.shape import sizes_of
 
     sizes = sizes_of(settings)
     join(sizes)
-    return MegatronModel.load(base, sizes, lora_rank=settings.lora_rank, device=device, seed=settings.seed)
+    return MegatronModel.load(base, sizes, **options)

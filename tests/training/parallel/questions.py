@@ -7,6 +7,7 @@ from unittest.mock import patch
 import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from clawstream.errors import GradientNotFinite, UnusableCheckpoint
 from clawstream.events import SampleAssembled
@@ -113,3 +114,43 @@ def refused_step(state: dict[str, Any], samples: list[SampleAssembled], version:
         except GradientNotFinite as error:
             return str(error)
     return "nothing"
+
+
+def layers_of_a_step(state: dict[str, Any], samples: list[SampleAssembled]) -> int:
+    """Return how many layers this process computes with gradients in a step."""
+    count = 0
+
+    def counted(*_: Any) -> None:
+        nonlocal count
+        count += torch.is_grad_enabled()
+
+    model = state["trainer"]._model
+    layers = model._stage.decoder.layers if isinstance(model, MegatronModel) else model._core.get_decoder().layers
+    hooks = [layer.mlp.register_forward_pre_hook(counted) for layer in layers]
+    state["trainer"].update(samples, version=1, seed=1)
+    for hook in hooks:
+        hook.remove()
+    return count
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the products of matrices: of which numbers, and how long their sides are."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: set[tuple[str, tuple[int, ...]]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute it as it would be."""
+        if func._schema.name in ("aten::mm", "aten::addmm", "aten::bmm"):
+            left, right = args[-2:]
+            self.found.add((str(left.dtype), (*left.shape[-2:], right.shape[-1])))
+        return func(*args, **kwargs or {})
+
+
+def products_of_a_step(state: dict[str, Any], samples: list[SampleAssembled]) -> set[tuple[str, tuple[int, ...]]]:
+    """Return the products of matrices in a step: their numbers, and M, K and N of each."""
+    products = _Products()
+    with products:
+        state["trainer"].update(samples, version=1, seed=1)
+    return products.found
