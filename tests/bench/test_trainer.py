@@ -10,6 +10,7 @@ from tests.bench.trainer import _difference, _ratios
 from tests.bench.trainer_arm import _backward, _ours, _theirs
 from tests.bench.trainer_mfu import SIZES, operations, utilization
 from tests.bench.trainer_shapes import Shape, answers, build, sampled_gradient
+from tests.training.parallel.cuda_on_cpu import cuda_on_cpu
 
 SMALL = Shape(lengths_divided_by=50, width_divided_by=8)
 OURS_AND_THEIRS = ("logits_to_keep", "ours_head", "ours_packed", "ours_shared", "ours_recomputed")
@@ -72,9 +73,9 @@ def test_operations_are_those_of_each_product_in_the_model() -> None:
     assert operations(size, adapter=True) == 2 * forward + 2 * 4 * 256 * seen
 
 
-def test_a_shape_s_rate_is_measured_whole_and_by_an_adapter() -> None:
-    rows = utilization("cpu", ["tiny"])["rows"]
-    assert [row["lora_rank"] for row in rows] == [None, 16]
+def test_a_shape_s_rate_is_measured_whole_and_by_an_adapter_and_by_megatron() -> None:
+    rows = utilization("cpu", ["tiny"], around=cuda_on_cpu)["rows"]
+    assert [(row["trainer"], row["lora_rank"]) for row in rows] == [("torch", None), ("torch", 16), ("megatron", None)]
     for row in rows:
         assert row["mfu"] is None
         assert row["tokens_per_s"] == pytest.approx(3 * row["loss_tokens_per_s"], rel=0.05)

@@ -1,5 +1,7 @@
 """Tokens a second, and which share of a GPU's peak a step uses, for the shapes of Qwen3 with random weights.
 
+Trained by torch, whole and by an adapter, and whole by Megatron-Core in a process of its own, as its trainer does it.
+
 Counted are the passes that carry loss: 6 operations for each number that a token is multiplied by (4 where it is frozen
 under an adapter: no gradient of it is computed), the head for response tokens alone, and causal attention; neither
 padding nor what is computed again. A step is forward and backward of one pack; the optimizer's part is not in it.
@@ -7,7 +9,9 @@ padding nor what is computed again. A step is forward and backward of one pack; 
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +19,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from clawstream.training.answers import Suffix
+from clawstream.training.model import Model
+from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.torch_model import TorchModel
 from tests.bench.trainer_shapes import loss
 
@@ -46,18 +52,33 @@ SIZES = {
 }
 
 
-def utilization(device: str, shapes: Sequence[str]) -> dict[str, Any]:
-    """Return a row for each shape, trained whole and by an adapter."""
+def utilization(
+    device: str, shapes: Sequence[str], *, around: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> dict[str, Any]:
+    """Return a row for each shape and trainer; `around` is what Megatron-Core's process does all in."""
     name = torch.cuda.get_device_name() if device.startswith("cuda") else device
     peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
-    rows = [_row(shape, rank, device, peak) for shape in shapes for rank in (None, LORA_RANK)]
+    rows = []
+    for shape in shapes:
+        rows += [_row(shape, "torch", rank, device, peak) for rank in (None, LORA_RANK)]
+        backend = "nccl" if device.startswith("cuda") else "gloo"
+        with closing(Processes(1, Start(backend=backend, around=around))) as process:
+            rows += process.ask(f"{__name__}:megatron_row", shape, device, peak)
     return {"device": name, "peak_flops": peak, "rows": rows}
 
 
-def _row(shape: str, lora_rank: int | None, device: str, peak: float | None) -> dict[str, Any]:
+def megatron_row(_state: dict[str, Any], shape: str, device: str, peak: float | None) -> dict[str, Any]:
+    """Return the row of all weights by Megatron-Core."""
+    return _row(shape, "megatron", None, device, peak)
+
+
+def _row(shape: str, trainer: str, lora_rank: int | None, device: str, peak: float | None) -> dict[str, Any]:
     size = SIZES[shape]
     with tempfile.TemporaryDirectory() as folder:
-        model = _model(Path(folder), size, lora_rank, device)
+        _write(Path(folder), size, device)
+        model = _loader(trainer)(
+            Path(folder), lora_rank=lora_rank, device=device, dtype=torch.bfloat16, recompute_layers=size.layers > 2
+        )
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats()
         suffixes = [
@@ -70,6 +91,7 @@ def _row(shape: str, lora_rank: int | None, device: str, peak: float | None) -> 
         responses = size.answers * size.response_tokens
         return {
             "shape": shape,
+            "trainer": trainer,
             "lora_rank": lora_rank,
             "tokens_per_s": round(size.answers * (size.prompt_tokens + size.response_tokens) / seconds, 1),
             "loss_tokens_per_s": round(responses / seconds, 1),
@@ -90,7 +112,18 @@ def operations(size: Size, *, adapter: bool) -> float:
     return (4 if adapter else 6) * multiplied + 3 * 4 * of_heads * pairs * size.layers
 
 
-def _model(folder: Path, size: Size, lora_rank: int | None, device: str) -> TorchModel:
+def _loader(trainer: str) -> Callable[..., Model]:
+    if trainer == "torch":
+        return TorchModel.load
+    from clawstream.training.megatron.model import MegatronModel, join
+    from clawstream.training.megatron.shape import Sizes
+
+    sizes = Sizes(processes=1)
+    join(sizes)
+    return partial(MegatronModel.load, sizes=sizes)
+
+
+def _write(folder: Path, size: Size, device: str) -> None:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=size.vocabulary, hidden_size=size.width, intermediate_size=size.feed_forward,
@@ -100,10 +133,6 @@ def _model(folder: Path, size: Size, lora_rank: int | None, device: str) -> Torc
     with torch.device(device):
         core = Qwen3ForCausalLM(config)
     core.bfloat16().save_pretrained(folder)
-    del core
-    return TorchModel.load(
-        folder, lora_rank=lora_rank, device=device, dtype=torch.bfloat16, recompute_layers=size.layers > 2
-    )
 
 
 def _ids(size: Size, seed: int, count: int) -> list[int]:
@@ -111,7 +140,7 @@ def _ids(size: Size, seed: int, count: int) -> list[int]:
     return [int(i) for i in torch.randint(size.vocabulary, (count,), generator=generator)]
 
 
-def _seconds(model: TorchModel, suffixes: Sequence[Suffix], advantage_B: torch.Tensor, device: str) -> float:
+def _seconds(model: Model, suffixes: Sequence[Suffix], advantage_B: torch.Tensor, device: str) -> float:
     """Return how long a pass takes, the median of some after two that are not counted."""
     taken: list[float] = []
     until = time.perf_counter() + WITHIN_S
