@@ -13,6 +13,7 @@ from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.stage import Record
 
 MORE_SHARE = 0.2  # of the sessions so far, while a batch is not full: some give no sample that the method learns from
+SESSIONS_A_SAMPLE = 250  # people who say nothing to learn from in so many are content: the run ends
 PLANNED_WITHIN_S = 2.0  # of its last sample, else it is not full
 _GROUPED = ("trajectories", "groups")
 _GROUPS_TOPIC = "clawstream.groups.v1"
@@ -22,7 +23,7 @@ async def batches(target: int, cast: Cast, students: Students, watch: Watch, log
     """Let people ask for one batch after the other, each answered by the policy that all before it taught.
 
     Less than a batch is left over when they ask, and a session gives one sample at most, where no answers are given
-    anew: so no more batches are planned than are missing.
+    anew: so no more batches are planned than are missing. Raises PartUnavailable where too few of them are to be had.
     """
     enough = cast.batch_samples
     while (missing := target - watch.updates) > 0:
@@ -30,11 +31,18 @@ async def batches(target: int, cast: Cast, students: Students, watch: Watch, log
         is_full = missing == 1 and await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)  # of what is left over
         while not is_full:
             num_sessions = min(math.ceil(num_asked * MORE_SHARE) or enough, missing * cast.batch_samples)
+            if num_asked >= SESSIONS_A_SAMPLE * cast.batch_samples:
+                raise PartUnavailable(
+                    f"{num_asked} sessions in a row gave fewer than the {cast.batch_samples} samples of update "
+                    f"{watch.updates + 1}: people have too little to say that this method learns from, so the run "
+                    "ends here. Ask for fewer updates, or take a method that learns from verdicts too"
+                )
             await students.hold(num_sessions)
             num_asked += num_sessions
             is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
             if not is_full:
                 await quiet(cast, watch, log)
+                watch.wait_anew()
                 is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
         if num_asked <= cast.batch_samples and not watch.refreshes:  # with what was left over, too few for two batches
             await watch.until_settled()

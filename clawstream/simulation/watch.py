@@ -11,7 +11,7 @@ from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.stage import Record
 
 POLICY_TOPIC = "clawstream.policy.v1"
-UPDATE_WITHIN_S = 300.0  # a run that makes no update for this long has failed
+UPDATE_WITHIN_S = 300.0  # a run in which nothing comes of what is said for this long has failed
 
 
 class Watch:
@@ -22,7 +22,7 @@ class Watch:
         self.refreshes = answers_per_hint > 1
         self.stages = ("turns", "judging", *(("refresh",) if self.refreshes else ()), "samples")
         self.planned = self.taken = self.activated = 0
-        self._served_at_s = 0.0  # by the event loop's clock
+        self._alive_at_s = 0.0  # by the event loop's clock
         self.steps: list[StepTaken] = []
         self.published: dict[int, Path] = {}
         self.num_planned = self.num_rejected = 0  # batches
@@ -54,7 +54,7 @@ class Watch:
                 self.published[event.policy_version] = Path(event.path)
             case PolicyActivated():
                 self.activated = event.policy_version
-                self._served_at_s = asyncio.get_running_loop().time()
+                self._alive_at_s = asyncio.get_running_loop().time()
                 end_ms = float(event.activated_at_ms)
                 self.swaps.append((end_ms - event.pause_ms, end_ms))
 
@@ -86,6 +86,10 @@ class Watch:
         """Whether every batch that was planned is served."""
         return self.planned == self.taken == max(self.published, default=0) == self.activated
 
+    def wait_anew(self) -> None:
+        """Have who waits do so for as long again: all that was said was worked off, and more is to be said."""
+        self._alive_at_s = asyncio.get_running_loop().time()
+
     async def plans_more(self, num_planned: int, *, within_s: float) -> bool:
         """Whether more than so many batches are planned, now or within that time."""
         with contextlib.suppress(TimeoutError):
@@ -106,15 +110,16 @@ class Watch:
         await self.until(lambda: self.updates >= updates, what=f"update {updates}")
 
     async def until(self, reached: Callable[[], bool], *, what: str) -> None:
-        """Return once `reached()`; raise PartUnavailable when no version was served for too long, whatever was said."""
+        """Return once `reached()`; raise PartUnavailable when for too long no version was served, nor `wait_anew`."""
         loop = asyncio.get_running_loop()
         asked_at_s = loop.time()
         async with self._changed:
             while not reached():
-                try:
-                    async with asyncio.timeout_at(max(asked_at_s, self._served_at_s) + UPDATE_WITHIN_S):
-                        await self._changed.wait()
-                except TimeoutError as error:
+                until_s = max(asked_at_s, self._alive_at_s) + UPDATE_WITHIN_S
+                if loop.time() >= until_s:
                     raise PartUnavailable(
                         f"no {what} within {UPDATE_WITHIN_S:.0f} s: see the logs folder of this run, train.log first"
-                    ) from error
+                    )
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(until_s):
+                        await self._changed.wait()

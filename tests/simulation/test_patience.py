@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from clawstream.errors import PartUnavailable
 from clawstream.events import StepTaken
 from clawstream.simulation import rounds
 from clawstream.simulation.casting import CASTS
@@ -96,6 +97,26 @@ async def test_where_few_sessions_teach_more_are_held_until_a_batch_is_full_and_
     assert sum(world.asked) >= 3 * BATCH * 3
     assert not world.asked_while_trained
     assert world.watch.activated == 3
+
+
+async def test_however_long_a_batch_takes_to_fill_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clawstream.simulation.watch.UPDATE_WITHIN_S", 2.0)
+    world = World(one_in=4)
+    began_s = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(world.live(1))
+        await world.watch.until_served(1)
+
+    assert asyncio.get_running_loop().time() - began_s > 2.0
+
+
+async def test_people_who_are_content_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "SESSIONS_A_SAMPLE", 3)
+    world = World(one_in=1_000)
+    with pytest.raises(PartUnavailable, match=r"sessions in a row gave fewer than the 16 samples of update 1"):
+        await world.live(1)
+
+    assert 3 * BATCH <= sum(world.asked) < 4 * BATCH
 
 
 async def test_where_answers_are_given_anew_all_stages_are_waited_for() -> None:

@@ -81,6 +81,9 @@ class World:
             pass
         await asyncio.sleep(0)
 
+    def wait_anew(self) -> None:
+        pass
+
     async def until_settled(self) -> None:
         await self.settle()
 
