@@ -313,7 +313,7 @@ class TrainingSettings(Section):
     gradient_checkpointing: bool = Field(False, description="less memory, more time: layers are computed twice")
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="of matrix products; weights, gradients, optimizer and log-softmax are float32 throughout",
+        description="of matrix products; weights, sums of their gradients, optimizer and log-softmax are float32",
     )
     keep_checkpoints: int = Field(5, ge=1)
     seed: int = 0

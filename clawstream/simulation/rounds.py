@@ -13,7 +13,8 @@ from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.stage import Record
 
 MORE_SHARE = 0.2  # of the sessions so far, while a batch is not full: some give no sample that the method learns from
-SESSIONS_A_SAMPLE = 250  # people who say nothing to learn from in so many are content: the run ends
+SESSIONS_A_SAMPLE = 250  # of a batch; where as many make none the run ends
+AT_A_TIME = 4  # batches' worth of sessions
 PLANNED_WITHIN_S = 2.0  # of its last sample, else it is not full
 _GROUPED = ("trajectories", "groups")
 _GROUPS_TOPIC = "clawstream.groups.v1"
@@ -33,22 +34,30 @@ async def batches(target: int, cast: Cast, students: Students, watch: Watch, log
             num_sessions = min(math.ceil(num_asked * MORE_SHARE) or enough, missing * cast.batch_samples)
             if num_asked >= SESSIONS_A_SAMPLE * cast.batch_samples:
                 raise PartUnavailable(
-                    f"{num_asked} sessions in a row gave fewer than the {cast.batch_samples} samples of update "
-                    f"{watch.updates + 1}: people have too little to say that this method learns from, so the run "
-                    "ends here. Ask for fewer updates, or take a method that learns from verdicts too"
+                    f"{num_asked} sessions in a row made no batch of {cast.batch_samples} samples for update "
+                    f"{watch.updates + 1}, so the run ends here. Either people are content, and have too little to say "
+                    "that this method learns from: ask for fewer updates. Or the trainer plans nothing: train.log in "
+                    "the logs folder of this run says why"
                 )
-            await students.hold(num_sessions)
+            await _held(num_sessions, cast, students, watch)
             num_asked += num_sessions
             is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
             if not is_full:
                 await quiet(cast, watch, log)
-                watch.wait_anew()
                 is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
         if num_asked <= cast.batch_samples and not watch.refreshes:  # with what was left over, too few for two batches
             await watch.until_settled()
         else:
             await quiet(cast, watch, log)
         enough = max(cast.batch_samples, math.floor(num_asked * (1 - MORE_SHARE)))
+
+
+async def _held(num_sessions: int, cast: Cast, students: Students, watch: Watch) -> None:
+    """Let people hold so many sessions, and whoever waits for what comes of them know that they are at it."""
+    while num_sessions > 0:
+        await students.hold(min(num_sessions, AT_A_TIME * cast.batch_samples))
+        num_sessions -= AT_A_TIME * cast.batch_samples
+        watch.wait_anew()
 
 
 async def steps(num_rounds: int, attempts: int, cast: Cast, students: Students, watch: Watch, log: KafkaLog) -> None:

@@ -87,7 +87,7 @@ class Watch:
         return self.planned == self.taken == max(self.published, default=0) == self.activated
 
     def wait_anew(self) -> None:
-        """Have who waits do so for as long again: all that was said was worked off, and more is to be said."""
+        """Have who waits do so for as long again: people were heard, and have more to say."""
         self._alive_at_s = asyncio.get_running_loop().time()
 
     async def plans_more(self, num_planned: int, *, within_s: float) -> bool:

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from clawstream.training.answers import Suffix
 from clawstream.training.microbatches import micro_batches
 
+HEAD_BYTES = 2**29  # of logits at once, and thrice that computed from them; of more, some are computed again backward
+
 Weights = Mapping[str, Tensor]
 T = TypeVar("T")
 

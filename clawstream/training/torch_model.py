@@ -28,14 +28,13 @@ from clawstream.training.base_folder import (
     stored_dtype,
 )
 from clawstream.training.microbatches import micro_batches, packed_batches
-from clawstream.training.model import Glance, Look, Model, Read, T, Top, Weights, stored
+from clawstream.training.model import HEAD_BYTES, Glance, Look, Model, Read, T, Top, Weights, stored
 from clawstream.training.packing import pack
 from clawstream.training.tree_attention import Tree
 
 log = logging.getLogger(__name__)
 
 ENTROPY_ROWS = 512
-HEAD_BYTES = 2**29  # of logits at once, and thrice that computed from them; of more, some are computed again backward
 
 SAME_NATS = 1e-3  # as far as one computation of a log-prob may be from another
 
@@ -94,13 +93,13 @@ class TorchModel(Model):
             if cache is not None:
                 mask_BL = torch.cat([mask_BL, torch.ones_like(ids_BL)], 1)
             places_BL = (mask_BL.cumsum(1) - 1).clamp(min=0)[:, -ids_BL.shape[1] :]
-            said = self._core(
-                input_ids=ids_BL, attention_mask=mask_BL, position_ids=places_BL, past_key_values=cache,
-                use_cache=True, logits_to_keep=1,
-            )  # fmt: skip
+            with self._multiplying():
+                said = self._core.get_decoder()(
+                    input_ids=ids_BL, attention_mask=mask_BL, position_ids=places_BL, past_key_values=cache,
+                    use_cache=True,
+                )  # fmt: skip
             cache = said.past_key_values
-            last_BV: Tensor = said.logits[:, -1].float()
-            return last_BV
+            return self._logits(said.last_hidden_state[:, -1], torch.ones(len(ids_BL), device=self.device))
 
         if not self.packs:
             yield read
@@ -242,7 +241,9 @@ class TorchModel(Model):
         return [slice(start, start + size) for start in range(0, len(hidden_NH), size)]
 
     def _multiplying(self) -> torch.autocast:
-        return torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32)
+        # Without its cache, which keeps a copy of each matrix until the pass is over: none is multiplied twice in it.
+        enabled = self._dtype != torch.float32
+        return torch.autocast(self.device.type, self._dtype, enabled=enabled, cache_enabled=False)
 
     def _head_piece(self, hidden_NH: Tensor, scale_N: Tensor, ids_NE: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
         logits_NV = self._logits(hidden_NH, scale_N)

@@ -20,7 +20,7 @@ BATCH = CASTS["all"].batch_samples
 class World:
     """People of whose sessions every `one_in`th gives a sample at once, and a trainer that needs a while for a step."""
 
-    def __init__(self, *, one_in: int = 1, answers_per_hint: int = 1) -> None:
+    def __init__(self, *, one_in: int = 1, answers_per_hint: int = 1, session_s: float = 0.0) -> None:
         self.watch = Watch(answers_per_hint)
         for event in (published(0), activated(0)):
             self.watch._learn(event)
@@ -28,6 +28,7 @@ class World:
         self.asked: list[int] = []
         self.num_looks = 0  # at how far the stages are
         self._one_in = one_in
+        self._session_s = session_s
         self._num_samples = 0
         self._came = asyncio.Event()
 
@@ -35,6 +36,7 @@ class World:
         self.asked_while_trained |= not self.watch.settled
         before = sum(self.asked)
         self.asked.append(num_sessions)
+        await asyncio.sleep(num_sessions * self._session_s)
         self._num_samples += (before + num_sessions) // self._one_in - before // self._one_in
         self._came.set()
 
@@ -100,20 +102,22 @@ async def test_where_few_sessions_teach_more_are_held_until_a_batch_is_full_and_
 
 
 async def test_however_long_a_batch_takes_to_fill_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clawstream.simulation.watch.UPDATE_WITHIN_S", 2.0)
-    world = World(one_in=4)
+    monkeypatch.setattr("clawstream.simulation.watch.UPDATE_WITHIN_S", 2.3)
+    monkeypatch.setattr(rounds, "PLANNED_WITHIN_S", 0.02)
+    monkeypatch.setattr(rounds, "AT_A_TIME", 1)
+    world = World(one_in=4, session_s=0.05)
     began_s = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(world.live(1))
-        await world.watch.until_served(1)
+        tasks.create_task(world.live(2))  # for the second people begin with most of what the first took
+        await world.watch.until_served(2)
 
-    assert asyncio.get_running_loop().time() - began_s > 2.0
+    assert asyncio.get_running_loop().time() - began_s > 4.6
 
 
 async def test_people_who_are_content_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "SESSIONS_A_SAMPLE", 3)
     world = World(one_in=1_000)
-    with pytest.raises(PartUnavailable, match=r"sessions in a row gave fewer than the 16 samples of update 1"):
+    with pytest.raises(PartUnavailable, match=r"sessions in a row made no batch of 16 samples for update 1"):
         await world.live(1)
 
     assert 3 * BATCH <= sum(world.asked) < 4 * BATCH

@@ -53,8 +53,8 @@ class Adapter(nn.Module):
             (False, True): reduce_scatter_to_sequence_parallel_region,
         }[self._by_row, self._by_sequence]
         dtype = self._dtype
-        few = exchange(functional.linear(arrived.to(dtype), self.down.to(dtype)), group=self._group)
-        return functional.linear(few * self._scale, self._up().to(dtype))
+        few = exchange(functional.linear(arrived.to(dtype), self.down.to(dtype)).float(), group=self._group)
+        return functional.linear((few * self._scale).to(dtype), self._up().to(dtype))
 
     def _up(self) -> Tensor:
         """Return [O, P * R]: each row's factor where its matrix' part of `down` is, 0 elsewhere."""

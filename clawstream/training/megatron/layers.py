@@ -15,7 +15,6 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -29,12 +28,15 @@ from clawstream.training.megatron.shape import Shape, Sizes
 
 
 class Column(ColumnParallelLinear):  # type: ignore[misc]
-    """A matrix that is cut by row, multiplied as the configuration's `autocast_dtype`; so is its gradient."""
+    """A matrix that is cut by row, multiplied as the configuration's `autocast_dtype`; so is its gradient.
+
+    Torch's autocast is off: under it Megatron's backward pass exchanges gradients as what was not cast.
+    """
 
     def _forward_impl(self, input: Tensor, weight: Tensor, **given: Any) -> Tensor:  # noqa: A002  # its name there
         dtype = self.config.autocast_dtype
-        halved: Tensor = super()._forward_impl(input=input.to(dtype), weight=weight.to(dtype), **given)
-        return halved
+        product: Tensor = super()._forward_impl(input=input.to(dtype), weight=weight.to(dtype), **given)
+        return product
 
 
 class Row(RowParallelLinear):  # type: ignore[misc]
@@ -45,8 +47,8 @@ class Row(RowParallelLinear):  # type: ignore[misc]
 
     def _forward_impl(self, input: Tensor, weight: Tensor, **given: Any) -> Tensor:  # noqa: A002  # its name there
         dtype = self.config.autocast_dtype
-        halved: Tensor = super()._forward_impl(input=input.to(dtype), weight=weight.to(dtype), **given)
-        return halved.float()
+        product: Tensor = super()._forward_impl(input=input.to(dtype), weight=weight.to(dtype), **given)
+        return product.float()
 
 
 class Norm(nn.Module):
@@ -63,6 +65,17 @@ class Norm(nn.Module):
         exact = hidden.float()
         exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self._epsilon)
         return self.weight * exact.to(hidden.dtype)
+
+
+class Exact(nn.Module):
+    """In place of a head's norm: Megatron rotates heads in the precision that they come in."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """Return them in float32."""
+        return heads.float()
 
 
 class Attention(nn.Module):
@@ -188,7 +201,7 @@ def _config(shape: Shape, sizes: Sizes, dtype: torch.dtype) -> TransformerConfig
         perform_initialization=False,  # weights are read at once
         params_dtype=torch.float32,
         pipeline_dtype=torch.float32,
-        autocast_dtype=dtype,  # read by our matrices: under torch's autocast tokens that are cut by sequence differ
+        autocast_dtype=dtype,  # read by Column and Row alone
         tensor_model_parallel_size=sizes.tensor,
         pipeline_model_parallel_size=sizes.pipeline,
         sequence_parallel=sizes.by_sequence,
@@ -200,7 +213,7 @@ def _config(shape: Shape, sizes: Sizes, dtype: torch.dtype) -> TransformerConfig
 
 
 def _block(shape: Shape, sizes: Sizes) -> TransformerBlockSubmodules:
-    head_norm = Norm if shape.head_norms else IdentityOp
+    head_norm = Norm if shape.head_norms else Exact
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(

@@ -15,13 +15,17 @@ from clawstream.training.answers import Suffix
 from clawstream.training.megatron.model import MegatronModel, join
 from clawstream.training.megatron.shape import Sizes
 from clawstream.training.megatron.weights import collected
+from clawstream.training.model import HEAD_BYTES
 from clawstream.training.writing import write
 
 
-def load(state: dict[str, Any], folder: Path, sizes: Sizes, lora_rank: int | None = None, seed: int = 0) -> None:
+def load(
+    state: dict[str, Any], folder: Path, sizes: Sizes, lora_rank: int | None = None, seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> None:  # fmt: skip
     """Have the model of the folder, cut so."""
     join(sizes)
-    state["model"] = MegatronModel.load(folder, sizes, lora_rank=lora_rank, seed=seed)
+    state["model"] = MegatronModel.load(folder, sizes, lora_rank=lora_rank, seed=seed, dtype=dtype)
 
 
 def groups_after_joining(state: dict[str, Any], cuts: list[Sizes]) -> list[int]:
@@ -69,7 +73,7 @@ def save(state: dict[str, Any], folder: Path) -> None:
     state["model"].save(folder)
 
 
-def look_and_gradients(state: dict[str, Any], suffixes: list[Suffix]) -> Any:
+def look_and_gradients(state: dict[str, Any], suffixes: list[Suffix], head_bytes: int = HEAD_BYTES) -> Any:
     """Return the entropies, and those gradients of the sum of all log-probs that this process puts together."""
     model: MegatronModel = state["model"]
     found: list[torch.Tensor] = []
@@ -81,7 +85,8 @@ def look_and_gradients(state: dict[str, Any], suffixes: list[Suffix]) -> Any:
 
     for parameter in model.trained.values():
         parameter.grad = None
-    model.accumulate([range(len(suffixes))], suffixes, total_of)
+    with patch("clawstream.training.megatron.model.HEAD_BYTES", head_bytes):
+        model.accumulate([range(len(suffixes))], suffixes, total_of)
     gradients = {name: p.grad for name, p in model.trained.items() if p.grad is not None}
     return found[0] if found else None, collected({"": gradients}, model._places, model._tensor, model._data)
 

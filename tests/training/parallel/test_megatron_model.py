@@ -1,6 +1,7 @@
 """A model that Megatron-Core cuts over two processes says what transformers says of the same folder."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from clawstream.inference.model_folder import weight_files
 from clawstream.training.answers import Suffix
 from clawstream.training.megatron.reading import Reading
 from clawstream.training.megatron.shape import Sizes
-from clawstream.training.model import tensors_of
+from clawstream.training.model import Look, tensors_of
 from clawstream.training.parallel.processes import Processes
 from clawstream.training.torch_model import TorchModel
 from clawstream.training.writing import write
@@ -110,13 +111,21 @@ def test_what_is_published_is_as_exact_as_the_base(two: Processes, tmp_path: Pat
 def test_entropies_and_gradients_are_those_of_the_whole(
     two: Processes, models: dict[str, Path], suffixes: list[Suffix], family: str, sizes: Sizes
 ) -> None:
+    """In one piece and in many."""
     whole = TorchModel.load(models[family])
     look = whole.look(suffixes)
     look.logp_BT.nansum().backward()  # type: ignore[no-untyped-call]
 
     two.ask(f"{QUESTIONS}:load", models[family], sizes)
-    answers = two.ask(f"{QUESTIONS}:look_and_gradients", suffixes)
+    for answers in (
+        two.ask(f"{QUESTIONS}:look_and_gradients", suffixes),
+        two.ask(f"{QUESTIONS}:look_and_gradients", suffixes, 5 * 4 * families.VOCABULARY),
+    ):
+        assert_looked(answers, look, whole, sizes)
 
+
+def assert_looked(answers: list[Any], look: Look, whole: TorchModel, sizes: Sizes) -> None:
+    """Assert that processes found the entropies and gradients of the whole."""
     entropies = [entropy_BT for entropy_BT, _ in answers if entropy_BT is not None]
     assert entropies  # a pipeline's last stage has them
     for entropy_BT in entropies:

@@ -7,8 +7,11 @@ import torch
 from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from clawstream.training.answers import Suffix
+from clawstream.training.megatron.shape import Sizes
 from clawstream.training.parallel.processes import Processes
 from clawstream.training.parallel.team import Team
+from clawstream.training.torch_model import TorchModel
 from clawstream.training.trainer import Trainer
 from tests.training.parallel import families
 from tests.training.parallel.conftest import QUESTIONS, Teams
@@ -89,3 +92,21 @@ def test_in_half_precision_all_matrices_but_the_head_are_multiplied_by_it(
             of_heads = {dtype for dtype, sides in products if ROWS_OF_HEADS & set(sides)}
             assert of_layers == {"torch.bfloat16" if changes else "torch.float32"}
             assert of_heads <= {"torch.float32"}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_half_precision_rounds_where_one_process_does(two: Processes, models: dict[str, Path], family: str) -> None:
+    """Positions are turned in float32: rounded, the angles of late tokens are the largest error of all."""
+    draw = torch.Generator().manual_seed(3)
+    rows = torch.randint(0, families.VOCABULARY, (4, 240), generator=draw).tolist()
+    suffixes = [Suffix(row[:40], row[40:], 1.0) for row in rows]
+    exact, half = (
+        torch.cat(TorchModel.load(models[family], dtype=dtype).score(suffixes, weights=None, budget_tokens=256))
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+
+    two.ask(f"{QUESTIONS}:load", models[family], Sizes(processes=2), None, 0, torch.bfloat16)
+    found = torch.cat(two.ask(f"{QUESTIONS}:score", suffixes)[0])
+
+    assert (half - exact).abs().mean() > 1e-3
+    assert (found - half).abs().mean() < 1e-3
