@@ -47,7 +47,7 @@ WORDS = {
 
 def trainer(
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
-    lengths_by: Annotated[int, typer.Option(min=1, help="All lengths, and a pass's budget, are divided by it.")] = 25,
+    lengths_by: Annotated[int, typer.Option(min=1, help="All lengths, and a pass's budget, are divided by it.")] = 10,
     width_by: Annotated[
         int, typer.Option(min=1, help="So are width and vocabulary by this; 1: 1,024 and 151,936.")
     ] = 4,

@@ -22,7 +22,7 @@ SAMPLED_NUMBERS = 65_536  # of each parameter's gradient, to be held against ano
 class Shape(NamedTuple):
     """How much smaller than the full shape all is; width and vocabulary together, so that the head keeps its share."""
 
-    lengths_divided_by: int = 25
+    lengths_divided_by: int = 10
     width_divided_by: int = 4
 
     @property
