@@ -92,8 +92,12 @@ class World:
         ]
 
     async def live(self, num_rounds: int) -> None:
-        async with asyncio.timeout(20):
-            await rounds.steps(num_rounds, 4, CASTS["tools"], self, self.watch, self)  # type: ignore[arg-type]
+        try:
+            async with asyncio.timeout(20):
+                await rounds.steps(num_rounds, 4, CASTS["tools"], self, self.watch, self)  # type: ignore[arg-type]
+        finally:
+            if self._training is not None:
+                self._training.cancel()  # all tests have one event loop, which it would keep busy
 
 
 @pytest.mark.parametrize("num_rounds", [1, 3])
