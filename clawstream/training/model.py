@@ -54,6 +54,12 @@ class Glance(NamedTuple):
     entropy_T: Tensor  # nats
 
 
+def head_pieces(num_tokens: int, rows: int) -> list[slice]:
+    """Return which places a head of so many rows is applied to at once: to as many as `HEAD_BYTES` of logits hold."""
+    size = max(1, HEAD_BYTES // (4 * rows))
+    return [slice(start, start + size) for start in range(0, num_tokens, size)]
+
+
 # Given the next tokens [B, L] of rows, it returns the logits [B, V] of what follows them.
 Read = Callable[[Tensor], Tensor]
 

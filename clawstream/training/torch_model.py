@@ -28,7 +28,7 @@ from clawstream.training.base_folder import (
     stored_dtype,
 )
 from clawstream.training.microbatches import micro_batches, packed_batches
-from clawstream.training.model import HEAD_BYTES, Glance, Look, Model, Read, T, Top, Weights, stored
+from clawstream.training.model import Glance, Look, Model, Read, T, Top, Weights, head_pieces, stored
 from clawstream.training.packing import pack
 from clawstream.training.tree_attention import Tree
 
@@ -237,8 +237,7 @@ class TorchModel(Model):
         return torch.cat(logps), torch.cat(entropies)
 
     def _pieces(self, hidden_NH: Tensor) -> list[slice]:
-        size = max(1, HEAD_BYTES // (4 * self._core.get_output_embeddings().weight.shape[0]))
-        return [slice(start, start + size) for start in range(0, len(hidden_NH), size)]
+        return head_pieces(len(hidden_NH), self._core.get_output_embeddings().weight.shape[0])
 
     def _multiplying(self) -> torch.autocast:
         # Without its cache, which keeps a copy of each matrix until the pass is over: none is multiplied twice in it.

@@ -194,14 +194,14 @@ signal.pause()
 async def test_a_stop_leaves_nothing_behind_not_even_grandchildren_or_the_deaf(tmp_path: Path) -> None:
     leaves = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]]).pid, flush=True)"
     with_child = Part(name="parent", command=(sys.executable, "-c", f"{leaves}; {SERVES}", STUBBORN))
-    patience = Patience(stop_within_s=0.3)
+    patience, others = Patience(stop_within_s=0.3), set(psutil.Process().children())
     async with supervising(tmp_path, patience) as supervisor:
         await supervisor.start([with_child, part("deaf", STUBBORN), part("dying", "pass")])
         parent, deaf = await serving(supervisor, "parent", times=2), await serving(supervisor, "deaf")
         grandchild = psutil.Process(int(words(supervisor, "parent").splitlines()[0]))
     assert all([gone(parent), gone(deaf)])
     await until(lambda: gone(grandchild))
-    assert [child for child in psutil.Process().children() if "-c" in _command(child)] == []
+    assert set(psutil.Process().children()) - others == set()
 
 
 async def test_what_a_part_that_died_left_behind_is_gone_before_it_is_started_again(tmp_path: Path) -> None:
@@ -217,12 +217,13 @@ async def test_what_a_part_that_died_left_behind_is_gone_before_it_is_started_ag
 
 @pytest.mark.parametrize("num_steps", range(0, 30, 3))
 async def test_a_part_that_is_stopped_while_it_starts_leaves_nothing_behind(tmp_path: Path, num_steps: int) -> None:
+    others = set(psutil.Process().children())
     async with supervising(tmp_path) as supervisor:
         starting = asyncio.create_task(supervisor.start([part(str(number), SERVES) for number in range(2)]))
         for _ in range(num_steps):
             await asyncio.sleep(0)
         starting.cancel()
-    await until(lambda: not [child for child in psutil.Process().children() if "-c" in _command(child)])
+    await until(lambda: set(psutil.Process().children()) <= others)
 
 
 async def test_parts_json_says_how_each_part_fares(tmp_path: Path) -> None:
@@ -265,10 +266,3 @@ def test_a_ctrl_c_reaches_the_supervisor_alone_which_stops_its_parts(tmp_path: P
 
 async def _at_once() -> str | None:
     return None
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []

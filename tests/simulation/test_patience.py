@@ -112,6 +112,7 @@ async def test_however_long_a_batch_takes_to_fill_the_run_goes_on(monkeypatch: p
         await world.watch.until_served(2)
 
     assert asyncio.get_running_loop().time() - began_s > 4.6
+    assert max(world.asked) <= BATCH
 
 
 async def test_people_who_are_content_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

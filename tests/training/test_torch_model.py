@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
-from clawstream.training import torch_model
+from clawstream.training import model as training_model
 from clawstream.training.answers import Suffix
 from clawstream.training.torch_model import TorchModel
 from tests.training import tiny
@@ -64,7 +64,7 @@ def test_logits_in_pieces_give_the_same_log_probs_and_gradients(base: Path, monk
         return logp_BT.detach(), torch.cat(grads)
 
     whole = gradient()
-    monkeypatch.setattr(torch_model, "HEAD_BYTES", 2 * 4 * tiny.VOCABULARY)
+    monkeypatch.setattr(training_model, "HEAD_BYTES", 2 * 4 * tiny.VOCABULARY)
     pieces = gradient()
 
     torch.testing.assert_close(pieces[0], whole[0], equal_nan=True)
@@ -77,7 +77,7 @@ def test_a_look_has_the_entropy_of_each_place_and_the_log_probs_of_the_tokens_na
     model = TorchModel.load(base)
     among = [torch.arange(3).repeat(len(s.response_ids), 1) + 4 for s in RAGGED]
     for head_tokens in (4096, 2):
-        monkeypatch.setattr(torch_model, "HEAD_BYTES", head_tokens * 4 * tiny.VOCABULARY)
+        monkeypatch.setattr(training_model, "HEAD_BYTES", head_tokens * 4 * tiny.VOCABULARY)
         look = model.look(RAGGED, among)
         for row, s in enumerate(RAGGED):
             num_tokens, logp_TV = len(s.response_ids), every(base, s)

@@ -2,7 +2,9 @@
 
 import gc
 import random
+import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -203,6 +206,50 @@ def test_half_precision_multiplies_as_such_and_keeps_weights_and_log_probs_exact
     assert {p.dtype for p in half.trained.values()} == {torch.float32}
     answered = expected.isfinite()
     assert 1e-5 < float((found - expected)[answered].abs().max()) < 0.15
+
+
+class Halves(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Knows which half copies of a model's weights there are."""
+
+    def __init__(self, model: TorchModel) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._weights = {p.data_ptr() for p in model.trained.values()}
+        self.made: list[weakref.ref[torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute it as it would be."""
+        found = func(*args, **kwargs or {})
+        if func._schema.name == "aten::_to_copy" and args[0].data_ptr() in self._weights:
+            self.made.append(weakref.ref(found))
+        return found
+
+    def numbers(self) -> int:
+        return sum(half.numel() for ref in self.made if (half := ref()) is not None)
+
+
+def test_layers_computed_again_leave_no_half_copy_of_their_matrices_in_a_pass(folder: Path) -> None:
+    model = TorchModel.load(folder, dtype=torch.bfloat16, recompute_layers=True)
+    halves, left = Halves(model), list[int]()
+    model._core.get_decoder().norm.register_forward_pre_hook(lambda *_: left.append(halves.numbers()))
+    with halves:
+        model.logprobs([Suffix(range(40), range(5, 30), 1.0)])
+    assert len(halves.made) > 10
+    assert left == [0]
+
+
+def test_answers_are_written_by_the_precision_of_everything_else(folder: Path) -> None:
+    ids, exact = list(range(60)), TorchModel.load(folder)
+    half = TorchModel.load(folder, dtype=torch.bfloat16)
+    with torch.no_grad():
+        said, rounded = (model.logprobs([Suffix(ids[:1], ids[1:], 1.0)])[0] for model in (exact, half))
+        found = []
+        with half.reading(torch.ones(1, 1)) as read:
+            for token, following in pairwise(ids):
+                found.append(read(torch.tensor([[token]]))[0].log_softmax(-1)[following])
+    read_T = torch.stack(found)
+    rounding = (rounded - said).abs().mean()
+    assert (read_T - said).abs().mean() > 0.5 * rounding
+    assert (read_T - rounded).abs().mean() < 0.7 * rounding
 
 
 def test_the_head_is_multiplied_exactly_whatever_else_is(folder: Path) -> None:

@@ -36,7 +36,7 @@ from clawstream.training.megatron.schedule import run
 from clawstream.training.megatron.shape import Shape, Sizes, configuration, frequencies, refuse_uneven, shape_of
 from clawstream.training.megatron.weights import Folder, collected, held
 from clawstream.training.microbatches import micro_batches
-from clawstream.training.model import HEAD_BYTES, Glance, Look, Model, Read, T, Top, Weights, stored
+from clawstream.training.model import Glance, Look, Model, Read, T, Top, Weights, head_pieces, stored
 from clawstream.training.parallel import exchange
 from clawstream.training.parallel.files import write_parts
 from clawstream.training.sharing import shares
@@ -128,7 +128,7 @@ class MegatronModel(Model):
         if among is not None:
             ids_NE = torch.cat([ids_NE, torch.cat([ids_TK.to(self.device) for ids_TK in among])], 1)
         hidden_NH = self._before_head(answers)
-        pieces = [(hidden_NH[at], answers.scale_N[at], ids_NE[at]) for at in self._pieces(len(hidden_NH))]
+        pieces = [(hidden_NH[at], answers.scale_N[at], ids_NE[at]) for at in self._pieces(hidden_NH)]
         if len(pieces) == 1:
             parts = [self._head_piece(*pieces[0])]
         else:
@@ -194,7 +194,7 @@ class MegatronModel(Model):
         def scored(group: list[Suffix]) -> list[list[Tensor]]:
             answers = Answers(group, self.device, None)
             hidden_NH = self._before_head(answers)
-            tops = [self._likeliest(hidden_NH[at], answers, at, num_tokens) for at in self._pieces(len(hidden_NH))]
+            tops = [self._likeliest(hidden_NH[at], answers, at, num_tokens) for at in self._pieces(hidden_NH)]
             ids, logps = (answers.each(torch.cat(parts)) for parts in zip(*tops, strict=True))
             return [[*both] for both in zip(ids, logps, strict=True)]
 
@@ -375,10 +375,9 @@ class MegatronModel(Model):
         logp_NE = vocabulary.logprobs(logits_NV, ids_NE, self._rows)
         return logp_NE, vocabulary.entropies(logits_NV.detach(), self._rows)
 
-    def _pieces(self, num_tokens: int) -> list[slice]:
+    def _pieces(self, hidden_NH: Tensor) -> list[slice]:
         rows = self._shape.padded_vocabulary(self._sizes.tensor) // self._sizes.tensor  # alike in all processes
-        size = max(1, HEAD_BYTES // (4 * rows))
-        return [slice(start, start + size) for start in range(0, num_tokens, size)]
+        return head_pieces(len(hidden_NH), rows)
 
     def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
         logits_NV = functional.linear(hidden_NH, self._head[: self._rows.size]).float()

@@ -85,7 +85,7 @@ def look_and_gradients(state: dict[str, Any], suffixes: list[Suffix], head_bytes
 
     for parameter in model.trained.values():
         parameter.grad = None
-    with patch("clawstream.training.megatron.model.HEAD_BYTES", head_bytes):
+    with patch("clawstream.training.model.HEAD_BYTES", head_bytes):
         model.accumulate([range(len(suffixes))], suffixes, total_of)
     gradients = {name: p.grad for name, p in model.trained.items() if p.grad is not None}
     return found[0] if found else None, collected({"": gradients}, model._places, model._tensor, model._data)
