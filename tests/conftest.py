@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import hypothesis
 import pytest
@@ -23,6 +23,20 @@ if "torch" in sys.modules:
 hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture(autouse=True)
+async def _no_task_is_left_to_later_tests() -> AsyncIterator[None]:
+    """All tests have one event loop: a task that one leaves takes the time of all that follow."""
+    others = asyncio.all_tasks()
+    yield
+    left = asyncio.all_tasks() - others - {asyncio.current_task()}
+    if ending := [task for task in left if task.cancelling()]:
+        await asyncio.wait(ending, timeout=10)
+    left = {task for task in left if not task.done()}
+    for task in left:
+        task.cancel()
+    assert not left, f"tasks that the test started and never ended: {left}"
 
 
 @pytest.fixture(scope="session")

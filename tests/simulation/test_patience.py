@@ -108,8 +108,8 @@ async def test_however_long_a_batch_takes_to_fill_the_run_goes_on(monkeypatch: p
     world = World(one_in=4, session_s=0.05)
     began_s = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(world.live(2))  # for the second people begin with most of what the first took
-        await world.watch.until_served(2)
+        tasks.create_task(world.live(3))  # for the second people would begin with two batches' worth
+        await world.watch.until_served(3)
 
     assert asyncio.get_running_loop().time() - began_s > 4.6
     assert max(world.asked) <= BATCH
