@@ -11,11 +11,13 @@ import pytest
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.training.gate import Seen
-from clawstream.training.parallel.processes import Processes
+from clawstream.training.parallel.processes import Processes, Start
+from clawstream.training.parallel.team import Team
 from clawstream.training.trainer import Trainer
 from tests.training import tiny
 from tests.training.parallel import gating
 from tests.training.parallel.conftest import Teams
+from tests.training.parallel.cuda_on_cpu import cuda_on_cpu
 
 pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
 
@@ -76,18 +78,34 @@ def flat(looks: Sequence[Seen]) -> list[float]:
     ],
 )
 def test_all_processes_decide_by_the_figures_of_a_trainer_that_is_whole(
-    ending: Path, two: Processes, teams: Teams, changes: dict[str, object]
+    ending: Path, two: Processes, changes: dict[str, object]
 ) -> None:
+    decided_alike(ending, two, changes)
+
+
+def test_processes_that_are_cut_every_way_at_once_decide_by_the_figures_of_a_trainer_that_is_whole(
+    ending: Path,
+) -> None:
+    """Two copies of two stages of two parts each."""
+    processes = Processes(8, Start(backend="gloo", threads=1, patience_s=120, around=cuda_on_cpu))
+    try:
+        decided_alike(ending, processes, BY_SEQUENCE | PIPELINE | ADAPTER | {"processes": 8})
+    finally:
+        processes.close()
+
+
+def decided_alike(ending: Path, processes: Processes, changes: dict[str, object]) -> None:
+    """Raises AssertionError where a process of these decides by other figures than a trainer that is whole."""
     near = 0.15 if "dtype" in changes else 1e-4  # nats; half precision rounds by the length of what is summed at once
     whole = {name: value for name, value in changes.items() if name not in FSDP | BY_SEQUENCE | PIPELINE}
     alone = {"trainer": Trainer(ending, settings_of(whole))}
-    teams(ending, settings_of(changes))
+    Team(ending, settings_of(changes), device="cpu", processes=processes)
 
     for version in (WRITES - 1, WRITES):  # the second looks at canaries too
         expected = gating.figures(alone, batch(f"v{version}-"), version)
-        found, other = two.ask(f"{GATING}:figures", batch(f"v{version}-"), version)
+        found, *others = processes.ask(f"{GATING}:figures", batch(f"v{version}-"), version)
 
-    assert found == other
+    assert others == [found] * (len(processes.pids) - 1)
     assert [len(looks) for looks in expected["astray"]] == [12, 12, 8, 8]  # before, after, ahead, wanted
     for mine, its in zip(found["astray"][:3], expected["astray"][:3], strict=True):
         assert flat(mine) == pytest.approx(flat(its), abs=near)
