@@ -3,7 +3,8 @@
 The one rule: an alarm names a cause, and none is raised before `STILL_SAMPLES` went by: fewer say nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from clawstream.events import StepRejected, StepTaken
 from clawstream.monitoring.tallies import Tally
@@ -11,14 +12,23 @@ from clawstream.monitoring.tallies import Tally
 STILL_SAMPLES = 128
 MOVED_REWARD = 0.1  # of a mean of -1 and 1, between the older and the newer half
 PLEASED_REWARD = 0.5  # whoever is so far need not move
+STILL_MS = 30 * 60_000  # a step of a large policy may take long
 Outcome = StepTaken | StepRejected
 
 
+class Planned(NamedTuple):
+    """The newest batch that was planned."""
+
+    policy_version: int
+    num_samples: int
+    at_ms: int
+
+
 def recent(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return the newest outcomes, as few as have `STILL_SAMPLES` samples; all, where there are fewer."""
+    """Return the newest outcomes, as few as have `STILL_SAMPLES` samples and can be compared; all, where fewer are."""
     found: list[Outcome] = []
     for outcome in reversed(outcomes):
-        if sum(one.num_samples for one in found) >= STILL_SAMPLES:
+        if len(found) > 1 and sum(one.num_samples for one in found) >= STILL_SAMPLES:
             break
         found.insert(0, outcome)
     return found
@@ -42,6 +52,25 @@ def standstill(outcomes: Sequence[Outcome]) -> str | None:
     if all(one.weights_changed_share == 0 for one in taken):
         return f"{went_by} and no weight changed: the learning rate is too small for the numbers that are published"
     return _score_stands(taken, went_by)
+
+
+def unplanned(came_ms: Iterable[int], planned: Planned | None, now_ms: int) -> str | None:
+    """Return why samples that wait since these times are in no batch, in words for a person.
+
+    None: they are too few for two batches, or some of them came a moment ago.
+    """
+    since = sorted(came_ms if planned is None else (ms for ms in came_ms if ms > planned.at_ms))
+    enough = STILL_SAMPLES if planned is None else max(STILL_SAMPLES, 2 * planned.num_samples)
+    if len(since) < enough or now_ms - since[enough - 1] < STILL_MS:
+        return None
+    last = (
+        "no batch was ever planned" if planned is None else f"none was planned after version {planned.policy_version}"
+    )
+    return (
+        f"{len(since)} samples wait and {last}: does `clawstream train` run? Its log says whether it ended "
+        "(training.max_updates), or has no use for them (training.method, training.max_versions_behind) or too few of "
+        "them (training.batch_samples)"
+    )
 
 
 def starved(hour: Tally) -> str | None:

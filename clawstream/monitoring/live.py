@@ -73,7 +73,7 @@ class Live:
             active_versions=dict(self._board.active_versions),
             samples_waiting=self._board.num_waiting,
             oldest_waiting_s=None if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000,
-            alarm=self._board.alarm or starved(of_hour),
+            alarm=self._board.alarm(now_ms) or starved(of_hour),
             hour=Stretch(start_ms=start_ms, seconds=(now_ms - start_ms) / 1000, tally=of_hour),
             minutes=tuple(_minute(window, now_ms) for window in windows),
         )

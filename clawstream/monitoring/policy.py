@@ -17,7 +17,7 @@ from clawstream.events import (
     StepRejected,
     StepTaken,
 )
-from clawstream.monitoring.alarm import Outcome, recent, standstill
+from clawstream.monitoring.alarm import Outcome, Planned, recent, standstill, unplanned
 from clawstream.stream.stage import Record
 
 PLANNED_KEPT = 8192  # ids and turns of the newest plans; older samples lie before where their partition is used up
@@ -42,7 +42,7 @@ class PolicyBoard:
         self._policy_id = policy_id
         self._waiting: dict[PlannedTurn, _Place] = {}
         self._planned: dict[str | PlannedTurn, None] = {}  # sample ids and turns, in order of planning
-        self._planned_version = 0
+        self._newest_plan: Planned | None = None
         self._used_up: dict[tuple[str, int], int] = {}
         self._next_offsets: dict[tuple[str, int], int] = {}
         self.published_version: int | None = None  # the newest
@@ -56,11 +56,6 @@ class PolicyBoard:
         return dict(self._used_up)
 
     @property
-    def alarm(self) -> str | None:
-        """Why so many samples moved nothing; None: something moved, or they are too few."""
-        return standstill(self._outcomes)
-
-    @property
     def num_waiting(self) -> int:
         """Samples in no plan."""
         return len(self._waiting)
@@ -69,6 +64,11 @@ class PolicyBoard:
     def oldest_ms(self) -> int | None:
         """When the broker appended the oldest sample that waits; None: none waits."""
         return min((sample.timestamp_ms for sample in self._waiting.values()), default=None)
+
+    def alarm(self, now_ms: int) -> str | None:
+        """Return why so many samples moved nothing; None: something moved, or they are too few."""
+        came_ms = (sample.timestamp_ms for sample in self._waiting.values())
+        return unplanned(came_ms, self._newest_plan, now_ms) or standstill(self._outcomes)
 
     def learn(self, record: Record) -> None:
         """Take in one record of either topic; one that was read before changes nothing."""
@@ -80,7 +80,7 @@ class PolicyBoard:
             case SampleAssembled(policy_id=self._policy_id):
                 self._wait(event, _Place(*place, record.offset, record.timestamp_ms, event.sample_id))
             case BatchPlanned(policy_id=self._policy_id):
-                self._plan(event)
+                self._plan(event, record.timestamp_ms)
             case StepTaken(policy_id=self._policy_id):
                 self._outcomes = recent([*self._outcomes, event])
             case StepRejected(policy_id=self._policy_id):
@@ -115,10 +115,10 @@ class PolicyBoard:
         any_judge = turn.turn_id if turn.judge == NOBODY else _of_nobody(turn)
         return any(name in self._planned for name in (turn, any_judge, *sample_ids))
 
-    def _plan(self, plan: BatchPlanned) -> None:
-        if plan.policy_version <= self._planned_version:
+    def _plan(self, plan: BatchPlanned, at_ms: int) -> None:
+        if self._newest_plan is not None and plan.policy_version <= self._newest_plan.policy_version:
             return  # of two plans for a version the first counts
-        self._planned_version = plan.policy_version
+        self._newest_plan = Planned(plan.policy_version, len(plan.sample_ids), at_ms)
         turns = [replace(turn, revision=None, num_feedback=None) for turn in plan.turns or ()]
         self._planned |= dict.fromkeys((*plan.sample_ids, *turns, *(turn.turn_id for turn in turns)))
         for end in plan.offsets:

@@ -4,6 +4,7 @@ What can't be known is absent, with the reason among the problems: a status is a
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -121,7 +122,7 @@ async def read_log(kafka_log: KafkaLog, policy_id: str, optional: Sequence[str])
         active_versions=dict(board.active_versions),
         rejected_version=None if board.rejected is None else board.rejected.policy_version,
         rejected_because=None if board.rejected is None else board.rejected.reason,
-        alarm=board.alarm,
+        alarm=board.alarm(time.time_ns() // 1_000_000),
         samples_waiting=board.num_waiting,
         oldest_waiting_at_ms=board.oldest_ms,
         last_verdicts=await _last_verdicts(kafka_log),

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from clawstream.events import StepRejected, StepTaken
-from clawstream.monitoring.alarm import STILL_SAMPLES, standstill, starved
+from clawstream.monitoring.alarm import STILL_MS, STILL_SAMPLES, standstill, starved
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.tallies import Tally
 from clawstream.stream.stage import Record
-from tests.monitoring.said import POLICY, rejected
+from tests.monitoring.said import POLICY, SAMPLES, plan, rejected, sample
 from tests.projections.logs import example
 
 STEP = example(
@@ -57,8 +57,8 @@ def test_the_board_knows_only_its_own_policy_s_steps() -> None:
     board = PolicyBoard("policy")
     for offset, step in enumerate(steps(learning_rate=0.0)):
         board.learn(Record(topic=POLICY, partition=0, offset=offset, timestamp_ms=0, key="policy", event=step))
-    assert "the learning rate is 0" in (board.alarm or "")
-    assert PolicyBoard("other").alarm is None
+    assert "the learning rate is 0" in (board.alarm(0) or "")
+    assert PolicyBoard("other").alarm(0) is None
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,46 @@ def test_the_board_knows_only_its_own_policy_s_steps() -> None:
 def test_an_hour_without_a_sample_has_a_cause(hour: Tally, cause: str | None) -> None:
     found = starved(hour)
     assert (found is None) if cause is None else (cause in (found or ""))
+
+
+@pytest.mark.parametrize("batch_samples", [16, STILL_SAMPLES - 1, STILL_SAMPLES, 4 * STILL_SAMPLES])
+def test_a_score_that_stands_is_named_however_large_batches_are(batch_samples: int) -> None:
+    board, offset = PolicyBoard("policy"), 0
+    for offset, step in enumerate(steps(num_samples=batch_samples)):
+        board.learn(Record(topic=POLICY, partition=0, offset=offset, timestamp_ms=0, key="policy", event=step))
+    assert "stands at -0.50" in (board.alarm(0) or "")
+
+
+def waiting(num_samples: int, batch_samples: int | None) -> PolicyBoard:
+    """A batch was planned at 0, or none was; a millisecond later samples began to come, one a millisecond."""
+    board = PolicyBoard("policy")
+    if batch_samples is not None:
+        planned = plan(1, tuple(sample(f"planned-{number}") for number in range(batch_samples)), {})
+        board.learn(Record(topic=POLICY, partition=0, offset=0, timestamp_ms=0, key="policy", event=planned))
+    for n in range(num_samples):
+        one = sample(f"t-{n}")
+        board.learn(Record(topic=SAMPLES, partition=0, offset=n, timestamp_ms=1 + n, key="s", event=one))
+    return board
+
+
+@pytest.mark.parametrize(
+    ("batch_samples", "enough", "cause"),
+    [
+        (None, STILL_SAMPLES, "no batch was ever planned"),
+        (16, STILL_SAMPLES, "none was planned after version 1"),
+        (STILL_SAMPLES, 2 * STILL_SAMPLES, "none was planned after version 1"),
+    ],
+)
+def test_where_samples_wait_and_none_is_planned_the_trainer_is_asked_about(
+    batch_samples: int | None, enough: int, cause: str
+) -> None:
+    told = waiting(enough, batch_samples).alarm(enough + STILL_MS)
+    assert f"{enough} samples wait and {cause}: does `clawstream train` run?" in (told or "")
+    assert waiting(enough, batch_samples).alarm(enough + STILL_MS - 1) is None
+    assert waiting(enough - 1, batch_samples).alarm(enough + STILL_MS) is None
+
+
+def test_samples_that_came_before_the_newest_plan_are_those_it_will_get_to() -> None:
+    board = waiting(2 * STILL_SAMPLES, None)
+    board.learn(Record(topic=POLICY, partition=0, offset=0, timestamp_ms=10**6, key="policy", event=plan(1, (), {})))
+    assert board.alarm(10**6 + STILL_MS) is None
