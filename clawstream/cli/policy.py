@@ -96,7 +96,7 @@ def rollback(context: typer.Context, version: _VERSION, as_json: _JSON = False) 
 
         async with connected(kafka, client_id="policy") as log:
             known = versions(await _read(log, POLICY_TOPIC), settings.policy.id)
-            _refuse_gone(_known(known, version))
+            _refuse_gone(_known(known, version), is_here=settings.weights.url is None)
             if version == newest(known):
                 raise OperatorError(f"version {version} is the newest: there is nothing to go back from")
             asked = [e for e in await _read(log, CONTROL_TOPIC) if isinstance(e, RollbackAsked)]
@@ -139,11 +139,13 @@ def _known(known: "dict[int, Version]", version: int) -> "Version":
     return known[version]
 
 
-def _refuse_gone(one: "Version") -> None:
-    """Refuse a version whose weights are nowhere."""
+def _refuse_gone(one: "Version", *, is_here: bool) -> None:
+    """Refuse a version whose weights are nowhere; of one that lies on the trainer's machine the trainer says so."""
     if one.published is None:
         why = "" if one.why is None else f": {one.why}"
         raise OperatorError(f"version {one.version} is {one.standing.value}{why}. It has no weights to go back to")
+    if not is_here:
+        return
     folder = Path(one.published.path)
     if not folder.is_dir() or (one.published.manifest_sha256 is not None and not (folder / MANIFEST).exists()):
         raise OperatorError(

@@ -86,8 +86,9 @@ async def _find(
     policy_id = settings.policy.id
     there = again.versions(url, settings)
     if 0 not in there:
+        where = "" if settings.weights.url is None else ". weights.url says that its trainer is elsewhere: ask there"
         raise OperatorError(
-            f"the base of {policy_id} is not on this machine: nothing to compare with. Nothing was asked"
+            f"the base of {policy_id} is not on this machine: nothing to compare with{where}. Nothing was asked"
         )
     old = again.chosen(there, before, default=0)
     new = again.chosen(there, after, default=max(there))

@@ -83,3 +83,10 @@ async def test_a_rollback_is_on_the_log_with_a_number_of_its_own(
 def test_what_can_not_be_gone_back_to_is_refused_in_words(config: Path, version: str, words: str) -> None:
     with pytest.raises(OperatorError, match=words):
         said(config, "rollback", version)
+
+
+def test_of_a_version_that_lies_on_the_trainer_s_machine_the_trainer_is_asked(config: Path) -> None:
+    config.write_text(config.read_text() + '[weights]\nurl = "http://trainer:9000"\n')
+    assert said(config, "rollback", "1")["to_version"] == 1
+    with pytest.raises(OperatorError, match="rejected: it looped"):
+        said(config, "rollback", "2")
