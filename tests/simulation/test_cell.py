@@ -28,7 +28,7 @@ COUNTS = Counts(
 
 LIVED = Lived(
     scores=(), ceiling=None, chats=(FAILED,), steps=tuple(example(StepTaken, policy_version=v) for v in (1, 3, 4)),
-    swaps=(), published={v: Path("v") for v in (0, 1, 3, 4)}, versions=(0, 1, 3, 4), num_rejected=1, counts=COUNTS,
+    swaps=(), published={v: Path(f"v{v}") for v in (0, 1, 3, 4)}, versions=(0, 1, 3, 4), num_rejected=1, counts=COUNTS,
     peak_mb=1.0, wall_s=1.0,
 )  # fmt: skip
 
@@ -38,11 +38,11 @@ class Asking:
     """A room that keeps what it was asked."""
 
     problems: Path
-    asked: list[tuple[str, int]] = field(default_factory=list)
+    asked: list[tuple[str, str, int]] = field(default_factory=list)
 
     async def score(self, checkpoint: Path, version: int, *, base: Path) -> Score:
-        del checkpoint, base
-        self.asked.append((self.problems.name, version))
+        assert base == Path("base")
+        self.asked.append((self.problems.name, checkpoint.name, version))
         return score(version, 0.1 * len(self.asked))
 
 
@@ -63,7 +63,9 @@ async def test_each_version_is_scored_by_what_was_wanted_when_it_learned_and_tha
 
     scores, at_flip = await _scores(order, tmp_path, LIVED)
 
-    assert asking.asked == [("scored", 1), ("scored", 3), ("new", 3), ("new", 4)]  # version 3 is update 2
+    assert asking.asked == [  # version 3 is update 2
+        ("scored", "v1", 1), ("scored", "v3", 3), ("new", "v3", 3), ("new", "v4", 4),
+    ]  # fmt: skip
     assert [(update, round(found.score, 1)) for update, found in scores.items()] == [(1, 0.1), (2, 0.2), (3, 0.4)]
     assert at_flip is not None
     assert (at_flip.update, round(at_flip.score, 1)) == (2, 0.3)

@@ -12,7 +12,8 @@ import pytest
 
 from clawstream.errors import PartUnavailable
 from clawstream.simulation import rounds, run
-from clawstream.simulation.run import People, Plan, _next_stop, _settings, _teach
+from clawstream.simulation.controls import Control
+from clawstream.simulation.run import People, Plan, _judge, _next_stop, _settings, _teach
 
 PEOPLE = People(scenario="all", hint_share=0.5, asked=Path("a"), scored=Path("b"), scored_flipped=Path("c"))
 PLAN = Plan(
@@ -47,6 +48,21 @@ def test_the_teacher_is_the_plan_s_and_without_one_that_of_the_settings(tmp_path
     assert _settings(replace(plan, teacher="ema"), 1234).training.teacher == "ema"
     assert _settings(plan, 1234).training.teacher == "reference"
     assert _settings(plan, 1234).training.keep_checkpoints == 89  # all of them: which are scored is not known here
+
+
+def test_a_frozen_run_alone_learns_nothing_of_what_people_say(tmp_path: Path) -> None:
+    rates = {
+        control: _settings(replace(PLAN, folder=tmp_path, control=control), 1234).training.learning_rate
+        for control in (None, *Control)
+    }
+    assert rates == {None: 1e-3, Control.SHUFFLED: 1e-3, Control.COIN: 1e-3, Control.FROZEN: 0.0}
+
+
+def test_the_judge_of_a_control_is_told_not_to_listen() -> None:
+    said = {control: _judge(replace(PLAN, control=control), 1).command for control in (None, *Control)}
+    assert said[Control.SHUFFLED][-2:] == ("--control", "shuffled")
+    assert said[Control.COIN][-2:] == ("--control", "coin")
+    assert "--control" not in {*said[None], *said[Control.FROZEN]}
 
 
 class World:
