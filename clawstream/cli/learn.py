@@ -17,6 +17,8 @@ from clawstream.errors import ConfigError
 from clawstream.locks import locked
 
 if TYPE_CHECKING:
+    from clawstream.config import Settings
+    from clawstream.simulation.controls import Control
     from clawstream.simulation.grid import Cell
     from clawstream.simulation.learning import Grid
     from clawstream.simulation.outcome import Reference, Row
@@ -52,6 +54,7 @@ class Base(StrEnum):
     HARD = "hard"  # what people want is rare in it
     DEMO = "demo"
     TOOLS = "tools"  # calls a calculator, and seldom to the end
+    OWN = "own"  # engine.model_path of the settings, with their engines, judge and trainer
 
 
 class Method(StrEnum):
@@ -69,7 +72,11 @@ def learn(
     context: typer.Context,
     scenario: Annotated[Scenario, typer.Option(help="Who talks to the policy.")] = Scenario.ALL,
     base: Annotated[
-        Base | None, typer.Option(help="Which policy they talk to; by default standard, or tools with agents.")
+        Base | None,
+        typer.Option(
+            help="Which policy they talk to; by default standard, or tools with agents. own: that of the settings file "
+            "(engine.model_path), with its engine.urls, its judge.url and its trainer."
+        ),
     ] = None,
     methods: Annotated[
         str | None,
@@ -127,7 +134,7 @@ def learn(
 ) -> None:
     """Run each method with each seed on the whole pipeline, and say how much of what people want it learned.
 
-    A run takes two to four minutes on two cores. What was run already, in the same folder, is not run again, so a grid
+    A run takes two to four minutes on two cores, of opd up to half an hour. What was run already, in the same folder, is not run again, so a grid
     that was interrupted goes on where it stopped. The exit code is 2 where a run failed; the others are reported.
     """
     assert isinstance(context.obj, Context)
@@ -154,6 +161,7 @@ def learn(
     from clawstream.simulation.controls import Control
     from clawstream.simulation.grid import UNTAUGHT, grid
     from clawstream.simulation.learning import Grid
+    from clawstream.simulation.own import digest
     from clawstream.simulation.people import people_of
     from clawstream.simulation.plot import plot_curves
     from clawstream.simulation.report import curves
@@ -190,6 +198,8 @@ def learn(
                 f"--controls {control.value}: it changes nothing of --methods {methods}, expected one of "
                 f"{', '.join(cast.controls[control])}. Nothing was run. Leave it out, or name such a method"
             )
+    if policy_base is Base.OWN:
+        _refuse_not_own(settings, without, at_once=at_once)
     place = folder or settings.data_dir / "learn"
     place.mkdir(parents=True, exist_ok=True)
     asked_in = place / "problems" / (scenario.value if problems is None else f"{scenario.value}-{problems.stem}")
@@ -198,14 +208,19 @@ def learn(
             people = people_of(scenario.value, asked_in, problems=problems)
         except UnusableProblems as error:
             raise ConfigError(str(error)) from error
-        policy, _ = base_policy(settings.cache_dir, policy_base.value)
+        if policy_base is Base.OWN:
+            own, policy, base_sha = settings, settings.engine.base_policy, digest(settings)
+        else:
+            own, (policy, _) = None, base_policy(settings.cache_dir, policy_base.value)  # type: ignore[arg-type]
+            base_sha = policy.name
         cells = grid(
-            scenario=scenario.value, base=policy_base.value, base_sha=policy.name, problems_sha=people.sha,
+            scenario=scenario.value, base=policy_base.value, base_sha=base_sha, problems_sha=people.sha,
             updates=updates, learning_rate=rate, epochs=epochs, answers_per_hint=answers_per_hint,
             w_topk=w_topk, lora_rank=lora_rank or None, hurry=hurry, score_at=at, methods=wanted[0], seeds=wanted[1],
             controls=without, teachers=taught_by, flip_after=flip_after,
         )  # fmt: skip
-        reference, rows = asyncio.run(_run(Grid(place, people, policy, settings.cache_dir), cells, at_once=at_once))
+        runs = Grid(place, people, policy, settings.cache_dir, base_sha=base_sha, own=own)
+        reference, rows = asyncio.run(_run(runs, cells, at_once=at_once))
         written = json.dumps([with_lines(row) for row in rows], indent=1)
         for file in (place / "report.json", *(() if json_file is None else (json_file,))):
             file.write_text(written)
@@ -299,6 +314,31 @@ def _refuse_unfit(
     if idle and cast.attempts is not None:
         raise ConfigError(
             f"{', '.join(idle)}: no effect with --scenario {scenario.value}. Nothing was run. Leave it out"
+        )
+
+
+def _refuse_not_own(settings: "Settings", controls: "Sequence[Control]", *, at_once: int) -> None:
+    """Refuse what can't be done with the settings' own policy."""
+    if not settings.engine.base_policy.is_dir():
+        raise ConfigError(
+            f"--base own: engine.model_path is {settings.engine.base_policy}, which is no folder. Nothing was run. "
+            "Name the policy's Hugging Face folder"
+        )
+    if settings.weights.url is not None:
+        raise ConfigError(
+            "--base own: weights.url says that the trainer is elsewhere, and each run has one of its own. Nothing was "
+            "run. Take it out of the settings that this command reads"
+        )
+    if at_once > 1 and settings.engine.urls:
+        raise ConfigError(
+            f"--at-once {at_once}: --base own has the engines of engine.urls serve one run's weights. Nothing was run. "
+            "Leave it out"
+        )
+    drawn = [control.value for control in controls if control.value != "frozen"]
+    if drawn and settings.judge.url is not None:
+        raise ConfigError(
+            f"--controls {','.join(drawn)}: with --base own the judge at judge.url is asked, and its verdicts are what "
+            "it says. Nothing was run. Take frozen, or take judge.url out"
         )
 
 

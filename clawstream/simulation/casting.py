@@ -19,7 +19,7 @@ class Cast:
     asks: str = "clawstream.simulation.student"  # modules
     scores: str = "clawstream.simulation.scorer"
     methods: tuple[str, ...] = _OF_PEOPLE
-    bases: tuple[str, ...] = ("standard", "hard", "demo")
+    bases: tuple[str, ...] = ("standard", "hard", "demo", "own")
     votes: int = 3  # on each answer
     attempts: int | None = None  # at each task, which are a group; None: people talk, and nobody tries anything
     batch_samples: int = 16

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import clawstream
+from clawstream.config import load
 from clawstream.errors import OperatorError, TryLater
 from clawstream.simulation.figures import Score, at_share
 from clawstream.simulation.grid import UNTAUGHT, Cell, cell_of
@@ -31,6 +32,7 @@ class Order:
     people: People
     base: Path
     cache_dir: Path
+    own: Path | None = None  # a person's settings as `dump` writes them; None: all parts are simulated
 
     def write(self, folder: Path) -> None:
         """Leave it where the cell's process reads it."""
@@ -47,6 +49,7 @@ class Order:
             people=People(**people | {name: Path(people[name]) for name in ("asked", "scored", "scored_flipped")}),
             base=Path(order["base"]),
             cache_dir=Path(order["cache_dir"]),
+            own=None if order.get("own") is None else Path(order["own"]),
         )
 
 
@@ -71,6 +74,7 @@ async def run_cell(order: Order, folder: Path) -> Outcome:
         base=order.base,
         cache_dir=order.cache_dir,
         folder=folder,
+        own=None if order.own is None else load(order.own),
     )
     lived = await live(plan, tell=_tell)
     scores, at_flip = await _scores(order, folder, lived)
@@ -109,7 +113,8 @@ async def _scores(order: Order, folder: Path, lived: Lived) -> tuple[dict[int, S
     What was wanted when a version learned is what it is scored by, and that of the flip by what is wanted then, too.
     """
     cell, scores, at_flip = order.cell, dict[int, Score](), None
-    async with room(folder / "scoring", order.people, order.cache_dir) as asking:
+    own = None if order.own is None else load(order.own)
+    async with room(folder / "scoring", order.people, order.cache_dir, own=own) as asking:
         asking_flipped = replace(asking, problems=order.people.scored_flipped)
 
         async def scored(update: int, room: Room) -> Score:

@@ -13,6 +13,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clawstream.config import Settings, dump
+from clawstream.local.places import write_private
 from clawstream.simulation.cell import OUTCOME, Order
 from clawstream.simulation.figures import Score
 from clawstream.simulation.grid import Cell
@@ -31,8 +33,11 @@ Tell = Callable[[Cell, Progress], None]
 class Grid:
     """A folder of cells: `cells/NAME/outcome.json` is there once a cell is whole."""
 
-    def __init__(self, folder: Path, people: People, base: Path, cache_dir: Path) -> None:
+    def __init__(
+        self, folder: Path, people: People, base: Path, cache_dir: Path, *, base_sha: str, own: Settings | None = None
+    ) -> None:
         self._folder, self._people, self._base, self._cache_dir = folder, people, base, cache_dir
+        self._base_sha, self._own = base_sha, own
 
     async def reference(self, *, flips: bool = False) -> Reference:
         """Return how the base does as it is and with each person's hint; scored once for all cells on it."""
@@ -40,10 +45,10 @@ class Grid:
         return replace(found, flipped=await self._reference("flipped", self._people.scored_flipped)) if flips else found
 
     async def _reference(self, kind: str, problems: Path) -> Reference:
-        kept = self._folder / f"{kind}-{self._people.scenario}-{self._people.sha}-{self._base.name}.json"
+        kept = self._folder / f"{kind}-{self._people.scenario}-{self._people.sha}-{self._base_sha}.json"
         found = _read(kept, _reference_of)
         if found is None:
-            async with room(self._folder / "scoring", self._people, self._cache_dir) as place:
+            async with room(self._folder / "scoring", self._people, self._cache_dir, own=self._own) as place:
                 asking = replace(place, problems=problems)
                 baseline, ceiling = [
                     await asking.score(self._base, 0, base=self._base, hinted=hinted) for hinted in (False, True)
@@ -85,7 +90,10 @@ class Grid:
         folder = self.folder_of(cell)
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "logs").mkdir(parents=True)
-        Order(cell=cell, people=self._people, base=self._base, cache_dir=self._cache_dir).write(folder)
+        own = None if self._own is None else folder / "settings-own.json"
+        if own is not None and self._own is not None:
+            write_private(own, dump(self._own))
+        Order(cell=cell, people=self._people, base=self._base, cache_dir=self._cache_dir, own=own).write(folder)
         words = folder / "logs" / "cell.log"
         async with program("clawstream.simulation.cell", str(folder), log=words) as process:
             assert process.stdout is not None

@@ -107,18 +107,21 @@ class Scorer:
     """The scoring process; every call is one run of it."""
 
     def __init__(
-        self, gateway: str, problems_file: Path, logs: Path, *, module: str, seed: int, temperature: float
-    ) -> None:
+        self, gateway: str, problems_file: Path, logs: Path, *, module: str, seed: int, temperature: float,
+        max_tokens: int | None = None,
+    ) -> None:  # fmt: skip
         self._gateway, self._module = gateway, module
         self._problems = problems_file
         self._log = logs / "scorer.log"
         self._seed, self._temperature = seed, temperature
+        self._limit = () if max_tokens is None else ("--max-tokens", str(max_tokens))
 
     async def score(self, update: int, *, hinted: bool = False) -> Score:
         """Ask all held-out problems; raise PartUnavailable when some answer did not come or versions were mixed."""
         argv = [
             self._module, "--base-url", f"{self._gateway}/v1", "--problems", str(self._problems),
-            "--seed", str(self._seed), "--temperature", str(self._temperature), *(("--hinted",) if hinted else ()),
+            "--seed", str(self._seed), "--temperature", str(self._temperature), *self._limit,
+            *(("--hinted",) if hinted else ()),
         ]  # fmt: skip
         async with program(*argv, log=self._log) as process:
             output, _ = await process.communicate()

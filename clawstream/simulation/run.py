@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from clawstream.config import Settings, load
+from clawstream.config import Settings, dump, load
 from clawstream.errors import PartUnavailable
 from clawstream.events import StepTaken
 from clawstream.local.installation import Installation, installation
+from clawstream.local.places import write_private
 from clawstream.local.ports import reserved
 from clawstream.local.supervisor import Part
 from clawstream.simulation import rounds
@@ -28,6 +29,7 @@ from clawstream.simulation.controls import Control
 from clawstream.simulation.counting import Counts, counted
 from clawstream.simulation.figures import Chat, Score
 from clawstream.simulation.footprint import Footprint
+from clawstream.simulation.own import MAX_TOKENS, blended, lent
 from clawstream.simulation.programs import Scorer, Students, program
 from clawstream.simulation.watch import Watch
 from clawstream.stream.connect import connected
@@ -85,6 +87,7 @@ class Plan:
     patient: bool = False  # people wait for the policy that learned from what they said before
     teacher: str | None = None  # by training.teacher's names; None: the settings' own
     flip_after: int | None = None  # updates: then each person wants what another wanted; None: nobody ever does
+    own: Settings | None = None  # a person's, whose policy, engines, judge and trainer they are; None: simulated ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +173,11 @@ async def live(plan: Plan, *, tell: Tell) -> Lived:
         judge_port = stack.enter_context(reserved())
         settings = _settings(plan, judge_port)
         tell(Progress(phase="starting the parts"))
+        if plan.own is not None:
+            await stack.enter_async_context(lent(plan.own.engine, plan.base))
+        judges = [_judge(plan, judge_port)] if plan.own is None or plan.own.judge.url is None else []
         running = await stack.enter_async_context(
-            installation(settings, model_path=plan.base, say=lambda _: None, extra_parts=[_judge(plan, judge_port)])
+            installation(settings, model_path=plan.base, say=lambda _: None, extra_parts=judges)
         )
         log = await stack.enter_async_context(connected(running.settings.kafka, client_id="run"))
         scorer = Scorer(
@@ -181,6 +187,7 @@ async def live(plan: Plan, *, tell: Tell) -> Lived:
             module=plan.people.cast.scores,
             seed=plan.seed,
             temperature=plan.temperature,
+            max_tokens=None if plan.own is None else MAX_TOKENS,
         )
         async with asyncio.TaskGroup() as tasks:
             watching = [tasks.create_task(watch.read(log)), tasks.create_task(footprint.watch())]
@@ -230,6 +237,7 @@ async def _teach(
         cast.asks, "--base-url", f"{running.addresses.gateway}/v1", "--problems", str(plan.people.asked),
         "--seed", str(plan.seed), "--concurrency", str(STUDENTS_AT_ONCE), *map(str, manner),
         *(("--wait",) if plan.patient or cast.attempts is not None else ()),
+        *(() if plan.own is None else ("--max-tokens", str(MAX_TOKENS))),
     )  # fmt: skip
     async with program(*argv, log=plan.folder / "logs" / "student.log") as process:
         students = Students(process)
@@ -319,7 +327,11 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             seed=plan.seed,
         )
     )
-    return load(path)
+    if plan.own is None:
+        return load(path)
+    whole = plan.folder / "own.json"
+    write_private(whole, dump(blended(path, plan.own)))
+    return load(whole)
 
 
 def _last(scores: Sequence[Score]) -> float | None:

@@ -27,9 +27,10 @@ class Scorer:
     """Asks, at most `concurrency` at a time."""
 
     def __init__(
-        self, client: openai.AsyncOpenAI, *, model: str, hinted: bool, temperature: float | None, concurrency: int
-    ) -> None:
-        self._client, self._model, self._hinted = client, model, hinted
+        self, client: openai.AsyncOpenAI, *, model: str, hinted: bool, temperature: float | None, concurrency: int,
+        max_tokens: int,
+    ) -> None:  # fmt: skip
+        self._client, self._model, self._hinted, self._max_tokens = client, model, hinted, max_tokens
         self._temperature = openai.omit if temperature is None else temperature
         self._slots = asyncio.Semaphore(concurrency)
         self._run = uuid.uuid4().hex[:8]
@@ -48,7 +49,7 @@ class Scorer:
                 model=self._model,
                 messages=[{"role": "user", "content": content}],
                 seed=_seed(seed, question),
-                max_tokens=160,
+                max_tokens=self._max_tokens,
                 extra_headers={"X-Turn-Type": "side", "X-Session-Id": f"scorer-{self._run}-{number:03d}"},
                 temperature=self._temperature,
             )
@@ -74,6 +75,7 @@ def main(
     hinted: Annotated[bool, typer.Option(help="with the right hint in each prompt: the ceiling")] = False,
     temperature: Annotated[float | None, typer.Option(help="none: the gateway's own", min=0, max=2)] = None,
     concurrency: Annotated[int, typer.Option(help="requests at once", min=1)] = 32,
+    max_tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 160,
     seed: Annotated[int, typer.Option(help="of the sampling; each problem has its own from it", min=0)] = 0,
     timeout_s: Annotated[float, typer.Option(help="of one request", min=0.1)] = 120.0,
 ) -> None:
@@ -85,7 +87,9 @@ def main(
         raise typer.Exit(2) from error
 
     async def scored(client: openai.AsyncOpenAI) -> dict[str, object]:
-        scorer = Scorer(client, model=model, hinted=hinted, temperature=temperature, concurrency=concurrency)
+        scorer = Scorer(
+            client, model=model, hinted=hinted, temperature=temperature, concurrency=concurrency, max_tokens=max_tokens
+        )
         marks = await scorer.mark_all(asked, seed)
         found = {"by_persona": by_persona(asked, marks), "policy_versions": sorted(scorer.versions)}
         return asdict(total(marks)) | found

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import aiohttp
 
-from clawstream.config import KafkaSettings, dump, inherited_environment, load
+from clawstream.config import KafkaSettings, Settings, dump, inherited_environment, load
 from clawstream.events import PolicyActivated
 from clawstream.inference.adapters import adapter_name
-from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.inference.version_folder import ADAPTER_CONFIG
 from clawstream.local.kafka import EmbeddedKafka
 from clawstream.local.places import write_private
@@ -26,6 +26,7 @@ from clawstream.local.ports import HOST, reserved
 from clawstream.local.ready import answers
 from clawstream.local.supervisor import Part, Supervisor
 from clawstream.simulation.figures import Score
+from clawstream.simulation.own import MAX_TOKENS, blended, lent
 from clawstream.simulation.programs import Scorer
 from clawstream.simulation.run import People
 from clawstream.stream import admin
@@ -59,6 +60,7 @@ class Room:
     bootstrap: str
     problems: Path  # held out
     scorer: str  # the module that asks them
+    own: Settings | None = None  # a person's, whose engines serve what is scored if they have an address
 
     async def score(self, checkpoint: Path, version: int, *, base: Path, hinted: bool = False) -> Score:
         """Return the score of the weights in `checkpoint`, or of the adapter in it on `base`.
@@ -68,22 +70,38 @@ class Room:
         adapted = (checkpoint / ADAPTER_CONFIG).is_file()
         served = base if adapted else checkpoint
         policy_id = f"scored-{uuid.uuid4().hex[:8]}"
-        with reserved() as engine_port, reserved() as port:
-            engine = f"http://{HOST}:{engine_port}"
-            config = self._config(served, engine, port, policy_id)
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
-                Supervisor(self.folder, environment=inherited_environment(), say=lambda _: None) as supervisor,
-            ):
-                await supervisor.start([_engine(served, 0 if adapted else version, http, engine)])
-                if adapted:
-                    await self._load(SglangEngine(http, engine), policy_id, checkpoint, version)
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
+            Supervisor(self.folder, environment=inherited_environment(), say=lambda _: None) as supervisor,
+            self._served(served, 0 if adapted else version, supervisor, http, base=base) as engine,
+        ):
+            if adapted:
+                await self._load(engine, policy_id, checkpoint, version)
+            with reserved() as port:
+                config = self._config(served, engine.url, port, policy_id)
                 await supervisor.start([_gateway(config, http, port)])
                 scorer = Scorer(
                     f"http://{HOST}:{port}", self.problems, self.folder / "logs", module=self.scorer, seed=SEED,
-                    temperature=TEMPERATURE,
+                    temperature=TEMPERATURE, max_tokens=None if self.own is None else MAX_TOKENS,
                 )  # fmt: skip
                 return await scorer.score(version, hinted=hinted)
+
+    @contextlib.asynccontextmanager
+    async def _served(
+        self, folder: Path, version: int, supervisor: Supervisor, http: aiohttp.ClientSession, *, base: Path
+    ) -> AsyncIterator[SglangEngine]:
+        """An engine that serves the weights in `folder`: a fresh one here, or a person's, lent for the block."""
+        if self.own is None or not self.own.engine.urls:
+            with reserved() as port:
+                engine = SglangEngine(http, f"http://{HOST}:{port}")
+                await supervisor.start([_engine(folder, version, http, engine.url)])
+                yield engine
+            return
+        async with lent(self.own.engine, base), engine_session(self.own.engine) as session:
+            engine = SglangEngine(session, self.own.engine.urls[0], load_s=self.own.engine.loads_within_s)
+            if folder != base:
+                await engine.update_weights(str(await asyncio.to_thread(folder.absolute)), str(version))
+            yield engine
 
     async def _load(self, engine: SglangEngine, policy_id: str, checkpoint: Path, version: int) -> None:
         """Have the engine serve the adapter, and say so where the gateway will read it."""
@@ -108,16 +126,16 @@ class Room:
         written = self.folder / "scoring.toml"
         written.write_text(text)
         config = self.folder / "settings.json"
-        write_private(config, dump(load(written)))
+        write_private(config, dump(load(written) if self.own is None else blended(written, self.own)))
         return config
 
 
 @contextlib.asynccontextmanager
-async def room(folder: Path, people: People, cache_dir: Path) -> AsyncIterator[Room]:
+async def room(folder: Path, people: People, cache_dir: Path, *, own: Settings | None = None) -> AsyncIterator[Room]:
     """A place to score in, with a log of its own that is empty at first."""
     with EmbeddedKafka(folder / "kafka", fresh=True, cache_dir=cache_dir) as kafka:
         await admin.apply(kafka.bootstrap)
-        yield Room(folder=folder, bootstrap=kafka.bootstrap, problems=people.scored, scorer=people.cast.scores)
+        yield Room(folder=folder, bootstrap=kafka.bootstrap, problems=people.scored, scorer=people.cast.scores, own=own)
 
 
 def _engine(checkpoint: Path, version: int, http: aiohttp.ClientSession, url: str) -> Part:

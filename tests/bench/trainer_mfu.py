@@ -10,7 +10,7 @@ padding nor what is computed again. A step is forward and backward of one pack; 
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -56,28 +56,26 @@ SIZES = {
 
 def utilization(
     device: str, shapes: Sequence[str], *, around: Callable[[], AbstractContextManager[None]] = nullcontext
-) -> dict[str, Any]:
-    """Return a row for each shape and trainer; `around` is what Megatron-Core's process does all in."""
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows so far after each, of a shape and a trainer; `around` is what Megatron's process does all in."""
     name = torch.cuda.get_device_name() if device.startswith("cuda") else device
     peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
     rows: list[dict[str, Any]] = []
+
+    def with_row(row: dict[str, Any]) -> dict[str, Any]:
+        typer.echo(row, err=True)
+        rows.append(row)
+        return {"device": name, "peak_flops": peak, "rows": rows}
+
     for shape in shapes:
         for rank in (None, LORA_RANK):
-            rows.append(_row(shape, "torch", rank, device, peak))
-            _tell(rows[-1])
+            yield with_row(_row(shape, "torch", rank, device, peak))
         gc.collect()
         if device.startswith("cuda"):
             torch.cuda.empty_cache()  # the next process needs the room
         backend = "nccl" if device.startswith("cuda") else "gloo"
         with closing(Processes(1, Start(backend=backend, around=around))) as process:
-            rows += process.ask(f"{__name__}:megatron_row", shape, device, peak)
-            _tell(rows[-1])
-    return {"device": name, "peak_flops": peak, "rows": rows}
-
-
-def _tell(row: dict[str, Any]) -> None:
-    """Say it at once: one that runs out of memory ends all."""
-    typer.echo(row, err=True)
+            yield with_row(process.ask(f"{__name__}:megatron_row", shape, device, peak)[0])
 
 
 def megatron_row(_state: dict[str, Any], shape: str, device: str, peak: float | None) -> dict[str, Any]:
@@ -86,6 +84,14 @@ def megatron_row(_state: dict[str, Any], shape: str, device: str, peak: float | 
 
 
 def _row(shape: str, trainer: str, lora_rank: int | None, device: str, peak: float | None) -> dict[str, Any]:
+    which = {"shape": shape, "trainer": trainer, "lora_rank": lora_rank}
+    try:
+        return which | _measured(shape, trainer, lora_rank, device, peak)
+    except torch.OutOfMemoryError as error:
+        return which | {"error": str(error)}
+
+
+def _measured(shape: str, trainer: str, lora_rank: int | None, device: str, peak: float | None) -> dict[str, Any]:
     size = SIZES[shape]
     with tempfile.TemporaryDirectory() as folder:
         _write(Path(folder), size, device)
@@ -103,9 +109,6 @@ def _row(shape: str, trainer: str, lora_rank: int | None, device: str, peak: flo
         flops = operations(size, adapter=lora_rank is not None)
         responses = size.answers * size.response_tokens
         return {
-            "shape": shape,
-            "trainer": trainer,
-            "lora_rank": lora_rank,
             "tokens_per_s": round(size.answers * (size.prompt_tokens + size.response_tokens) / seconds, 1),
             "loss_tokens_per_s": round(responses / seconds, 1),
             "mfu": None if peak is None else round(flops / seconds / peak, 4),

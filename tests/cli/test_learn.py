@@ -48,7 +48,11 @@ from tests.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row, row
             "--methods binary: expected outcome, stepwise with --scenario",
         ),
         (["--scenario", "tools", "--base", "hard"], "--base hard: expected tools with --scenario tools"),
-        (["--scenario", "all", "--base", "tools"], "--base tools: expected standard, hard, demo with --scenario all"),
+        (["--base", "own"], "engine.model_path is not set"),
+        (
+            ["--scenario", "all", "--base", "tools"],
+            "--base tools: expected standard, hard, demo, own with --scenario all",
+        ),
         (["--methods", "stepwise"], "--methods stepwise: expected binary, opd, combined, topk with --scenario all"),
         (
             ["--methods", "opd,combined", "--controls", "frozen,coin"],
@@ -78,6 +82,36 @@ def test_an_option_that_makes_no_grid_is_named_before_anything_is_run(
     config.write_text(f"environment = false\ndata_dir = '{tmp_path}'\ncache_dir = '{tmp_path}'\n")
 
     result = CliRunner().invoke(app, ["-c", str(config), "learn", *options])
+
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["clawstream.toml"]
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "options", "said"),
+    [
+        ("nowhere", "", [], "which is no folder"),
+        (".", '[weights]\nurl = "http://gpu:9000"\n', [], "weights.url says that the trainer is elsewhere"),
+        (".", "", ["--at-once", "2"], "serve one run's weights"),
+        (
+            ".",
+            '[judge]\nurl = "http://judge/v1"\n',
+            ["--methods", "binary", "--controls", "coin"],
+            "take judge.url out",
+        ),
+    ],
+)
+def test_what_can_not_be_done_with_an_own_policy_is_said_before_anything_is_run(
+    tmp_path: Path, model: str, more: str, options: list[str], said: str
+) -> None:
+    config = tmp_path / "clawstream.toml"
+    config.write_text(
+        f"environment = false\ndata_dir = '{tmp_path}'\n"
+        f"[engine]\nurls = ['http://gpu:30000']\nmodel_path = '{tmp_path / model}'\n{more}"
+    )
+
+    result = CliRunner().invoke(app, ["-c", str(config), "learn", "--base", "own", *options])
 
     assert isinstance(result.exception, ConfigError)
     assert said in str(result.exception)

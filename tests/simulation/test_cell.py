@@ -52,8 +52,8 @@ async def test_each_version_is_scored_by_what_was_wanted_when_it_learned_and_tha
     asking = Asking(problems=Path("scored"))
 
     @asynccontextmanager
-    async def room(folder: Path, people: People, cache_dir: Path) -> AsyncIterator[Asking]:
-        del folder, cache_dir
+    async def room(folder: Path, people: People, cache_dir: Path, *, own: object) -> AsyncIterator[Asking]:
+        del folder, cache_dir, own
         yield replace(asking, problems=people.scored)
 
     monkeypatch.setattr(cell, "room", room)

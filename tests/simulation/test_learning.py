@@ -32,7 +32,7 @@ def keep(grid: Grid, of: Cell, last: float) -> None:
 @pytest.fixture
 def grid(tmp_path: Path) -> Grid:
     people = people_of("student", tmp_path / "problems")
-    return Grid(tmp_path / "grid", people, tmp_path / "base", tmp_path / "cache")
+    return Grid(tmp_path / "grid", people, tmp_path / "base", tmp_path / "cache", base_sha="sha")
 
 
 async def test_a_cell_that_is_there_is_not_run_again_and_one_that_fails_is_a_row_with_its_error(grid: Grid) -> None:
@@ -97,8 +97,8 @@ async def test_the_base_is_scored_by_both_wishes_where_they_flip_and_each_is_kep
     asked: list[str] = []
 
     @asynccontextmanager
-    async def room(folder: Path, people: People, cache_dir: Path) -> AsyncIterator[Asking]:
-        del folder, cache_dir
+    async def room(folder: Path, people: People, cache_dir: Path, *, own: object) -> AsyncIterator[Asking]:
+        del folder, cache_dir, own
         yield Asking(people.scored, asked)
 
     monkeypatch.setattr(learning, "room", room)
