@@ -134,8 +134,9 @@ def learn(
 ) -> None:
     """Run each method with each seed on the whole pipeline, and say how much of what people want it learned.
 
-    A run takes two to four minutes on two cores, of opd up to half an hour. What was run already, in the same folder, is not run again, so a grid
-    that was interrupted goes on where it stopped. The exit code is 2 where a run failed; the others are reported.
+    A run takes two to four minutes on two cores, of opd up to half an hour. What was run already, in the same folder,
+    is not run again, so a grid that was interrupted goes on where it stopped. The exit code is 2 where a run failed;
+    the others are reported.
     """
     assert isinstance(context.obj, Context)
     settings = context.obj.settings()

@@ -61,6 +61,7 @@ class Memory:
 
     canaries: tuple[Canary, ...] = ()
     verdicts: tuple[Verdict, ...] = ()  # the last ones, the newest last
+    as_it_is: bool = False  # the judge says yes to everything, a person was told, and it is the judge that there is
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "Memory":
@@ -68,23 +69,32 @@ class Memory:
         parts = ("prompt_ids", "response_ids")
         canaries = [Canary(**c | {name: tuple(c[name]) for name in parts}) for c in plain.get("canaries", ())]
         verdicts = [Verdict(good=good, hinted=hinted) for good, hinted in plain.get("verdicts", ())]
-        return cls(canaries=tuple(canaries), verdicts=tuple(verdicts))
+        return cls(canaries=tuple(canaries), verdicts=tuple(verdicts), as_it_is=plain.get("as_it_is", False))
 
     def plain(self) -> dict[str, Any]:
         """Return what `of` takes."""
         return {
             "canaries": [asdict(canary) for canary in self.canaries],
             "verdicts": [(verdict.good, verdict.hinted) for verdict in self.verdicts],
+            "as_it_is": self.as_it_is,
         }
 
-    def after(self, samples: Sequence[SampleAssembled]) -> "Memory":
-        """Return the memory once a step on these samples was kept."""
+    def after(self, samples: Sequence[SampleAssembled], *, as_it_is: bool = False) -> "Memory":
+        """Return the memory once a step on these samples was kept.
+
+        A judge that was taken `as_it_is` for it is from then on, until it says no once.
+        """
         first = [
             Canary(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature, stopped=stopped(s))
             for s in samples
         ]
         canaries = (*self.canaries, *first)[:CANARIES]
-        return Memory(canaries=canaries, verdicts=(*self.verdicts, *_verdicts(samples))[-ALIKE_REWARDS:])
+        here = _verdicts(samples)
+        return Memory(
+            canaries=canaries,
+            verdicts=(*self.verdicts, *here)[-ALIKE_REWARDS:],
+            as_it_is=(self.as_it_is or as_it_is) and all(verdict.good for verdict in here),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

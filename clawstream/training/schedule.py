@@ -16,26 +16,24 @@ RESTART_DROP = 0.5  # of a mean of -1 and 1: more than five standard deviations 
 class Schedule:
     """Where the rate's fall began, and how the policy has fared since."""
 
-    began_after: int = 0  # a version: the next update is the first
+    num_updates: int = 0  # since then, without rejected steps; a rollback goes back with it
     last_rewards: tuple[float, ...] = ()  # since then, the newest last
     best_mean: float | None = None  # None: there were fewer than a window's
 
-    def before(self, version: int, rewards: Sequence[float]) -> "Schedule":
-        """Return the schedule by which the step that makes `version` is taken, its samples having these rewards."""
-        last = (*self.last_rewards, *rewards)[-WINDOW_REWARDS:]
+    def after(self, rewards: Sequence[float]) -> "Schedule":
+        """Return the schedule by which one more step is taken, its samples having these rewards."""
+        last, num_updates = (*self.last_rewards, *rewards)[-WINDOW_REWARDS:], self.num_updates + 1
         if len(last) < WINDOW_REWARDS:
-            return Schedule(began_after=self.began_after, last_rewards=last, best_mean=self.best_mean)
+            return Schedule(num_updates=num_updates, last_rewards=last, best_mean=self.best_mean)
         mean = sum(last) / len(last)
         best = mean if self.best_mean is None else max(self.best_mean, mean)
         if mean <= best - RESTART_DROP:
-            return Schedule(began_after=version - 1)
-        return Schedule(began_after=self.began_after, last_rewards=last, best_mean=best)
+            return Schedule(num_updates=1)
+        return Schedule(num_updates=num_updates, last_rewards=last, best_mean=best)
 
-    def learning_rate(self, version: int, *, peak: float, constant_updates: int) -> float:
-        """Return the rate of the step that makes `version`: `peak` at first, then falling with the inverse square root.
+    def learning_rate(self, *, peak: float, constant_updates: int) -> float:
+        """Return the rate of the newest step: `peak` at first, then falling with the inverse square root.
 
         The two pieces meet: update `constant_updates` has the peak by either rule.
         """
-        update = version - self.began_after
-        assert update >= 1
-        return peak * min(1.0, sqrt(constant_updates / update))
+        return peak * min(1.0, sqrt(constant_updates / max(1, self.num_updates)))

@@ -103,7 +103,7 @@ class Trainer:
         torch.manual_seed(seed)
         settings = self._settings
         rewards = [s.learned_reward for s in samples if s.learned_reward is not None]
-        rate = self._learning_rate(version, rewards)
+        rate = self._learning_rate(version, rewards, counts=bool(samples))
         steps = optimizer_steps(len(samples), epochs=settings.epochs, minibatches=settings.minibatches, seed=seed)
         teacher = {"reference": self._reference, "ema": self._ema, "current": None}[settings.teacher]
         mine = self._model.share([len(s.prompt_ids) + len(s.response_ids) for s in samples])
@@ -111,7 +111,8 @@ class Trainer:
             [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=len(steps) > 1,
             advantages=None if advantages is None else [advantages[i] for i in mine],
         )  # fmt: skip
-        probe = self._probe(samples, scored, mine, num_rejected) if gated else None
+        as_it_is = gated and self._is_one_sided(samples, scored, num_rejected)
+        probe = self._probe(samples, scored, mine) if gated else None
         before = self._model.published()
         tallies: list[Tally] = []
         gaps: list[Tensor] = []
@@ -132,7 +133,7 @@ class Trainer:
                 self._refuse_unmoved(version, changed_share, max(grad_norms))
             if probe is not None and (refusal := probe.refusal(version=version, seed=seed)) is not None:
                 raise StepRefused(refusal)
-        self._memory = self._memory.after(samples)
+        self._memory = self._memory.after(samples, as_it_is=as_it_is)
         self._baseline = self._baseline.after(rewards)
         return Update(
             num_samples=len(samples),
@@ -191,8 +192,7 @@ class Trainer:
             )
         self._model.restore(folder, state / "masters.safetensors" if any(state.glob("masters*")) else None)
         self._baseline = Baseline(**facts["baseline"])
-        schedule = facts.get("schedule", {})  # none: a checkpoint of an older version, whose rate never started anew
-        self._schedule = Schedule(**schedule | {"last_rewards": tuple(schedule.get("last_rewards", ()))})
+        self._schedule = self._saved_schedule(state, facts.get("schedule", {}))
         self._memory = Memory.of(facts.get("gate", {}))
         for kind, values in self._model.load_moments(state).items():
             for name, value in values.items():
@@ -207,6 +207,12 @@ class Trainer:
         self._schedule = Schedule()
         self._memory = Memory()
 
+    def _saved_schedule(self, state: Path, saved: dict[str, Any]) -> Schedule:
+        if "num_updates" not in saved:
+            log.warning("learning_rate_starts_anew folder=%s reason=the checkpoint does not count its updates", state)
+            return Schedule()
+        return Schedule(**saved | {"last_rewards": tuple(saved["last_rewards"])})
+
     def _saved_ema(self, state: Path) -> dict[str, Tensor]:
         saved = self._model.load_state(state, "ema")
         if saved is not None:
@@ -214,18 +220,19 @@ class Trainer:
         log.warning("ema_starts_here folder=%s reason=the checkpoint was made with another teacher", state)
         return self._model.copy()
 
-    def _probe(
-        self, samples: Sequence[SampleAssembled], scored: Scored, mine: Sequence[int], num_rejected: int
-    ) -> Probe:
-        """Look at the policy before its step; raises StepRefused where the samples are none to learn from.
+    def _is_one_sided(self, samples: Sequence[SampleAssembled], scored: Scored, num_rejected: int) -> bool:
+        """Return whether these are learned from though their rewards teach nothing; raises StepRefused where not.
 
         Where so many were rejected a person was told; if the judge stays as it is, it is the judge that there is.
         """
         judged = self._settings.weights[0] > 0 and scored.advantages is None  # those are never of one side
-        rewards_count = judged and num_rejected < REJECTED_IN_A_ROW
-        refusal = one_sided(samples, self._memory) if rewards_count else None
-        if refusal is not None:
+        refusal = one_sided(samples, self._memory) if judged and not self._memory.as_it_is else None
+        if refusal is not None and num_rejected < REJECTED_IN_A_ROW:
             raise StepRefused(refusal)
+        return refusal is not None
+
+    def _probe(self, samples: Sequence[SampleAssembled], scored: Scored, mine: Sequence[int]) -> Probe:
+        """Look at the policy before its step."""
         return Probe(
             self._model, self._settings, samples, self._memory,
             scored=scored, mine=mine, baseline=self._baseline_now,
@@ -235,14 +242,12 @@ class Trainer:
     def _baseline_now(self) -> float:
         return self._baseline.mean if self._settings.baseline == "running" else 0.0
 
-    def _learning_rate(self, version: int, rewards: Sequence[float]) -> float:
-        settings, began_after = self._settings, self._schedule.began_after
-        self._schedule = self._schedule.before(version, rewards)
-        if self._schedule.began_after != began_after:
+    def _learning_rate(self, version: int, rewards: Sequence[float], *, counts: bool) -> float:
+        settings, before = self._settings, self._schedule
+        self._schedule = before.after(rewards) if counts else before  # a rollback is no update
+        if counts and self._schedule.num_updates <= before.num_updates:
             log.warning("version=%d learning_rate=anew reason=the score fell: people want something else", version)
-        return self._schedule.learning_rate(
-            version, peak=settings.learning_rate, constant_updates=settings.constant_updates
-        )
+        return self._schedule.learning_rate(peak=settings.learning_rate, constant_updates=settings.constant_updates)
 
     def _accumulate(self, scored: Scored, chosen: Sequence[int]) -> tuple[Tally, Tensor]:
         """Sum the gradients of these samples, piece by piece; return their tally and the gaps of hinted tokens."""

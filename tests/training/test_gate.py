@@ -230,6 +230,24 @@ def test_after_eight_rejections_in_a_row_the_judge_is_taken_as_it_is(base: Path)
             trainer.update(samples, version=9, seed=0, gated=True, num_rejected=num_rejected)
 
 
+def test_a_judge_that_is_taken_as_it_is_stays_so_until_it_says_no(base: Path, tmp_path: Path) -> None:
+    trainer, told = Trainer(base, SETTINGS), ""
+    for version, good in enumerate([1] * 20 + [-1] + [1] * 18, start=1):
+        samples = [tiny.sample(f"v{version}-{i}", reward=good) for i in range(16)]
+        rejected = len(told) - len(told.rstrip("R"))
+        try:
+            trainer.update(samples, version=version, seed=0, gated=True, num_rejected=rejected)
+        except StepRefused:
+            told += "R"
+            trainer.restore(tmp_path / f"v{version - 1 - rejected}")
+        else:
+            told += "k"
+            (tmp_path / f"v{version}").mkdir()
+            trainer.save(tmp_path / f"v{version}")
+    alike = ALIKE_REWARDS // 16
+    assert told == "k" * alike + "R" * 8 + "k" * (20 - alike - 8) + "k" + "k" * alike + "R" * 8 + "k"
+
+
 def test_answers_are_written_in_pieces_of_the_budget_and_each_for_its_question(base: Path) -> None:
     model = Trainer(base, SETTINGS)._model
     questions = [Suffix(tuple(range(1, 5 + 9 * n)), (0,), 1e-4) for n in range(4)]  # all but greedy

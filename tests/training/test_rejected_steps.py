@@ -81,6 +81,14 @@ async def test_a_rejected_step_uses_up_its_samples_and_training_goes_on_from_the
     assert [event.policy_version for event in of(events, PolicyPublished)] == [0, 1, 3]
 
 
+async def test_by_a_rejected_step_the_learning_rate_does_not_fall(base: Path, tmp_path: Path) -> None:
+    log = await log_of(EARLIER, ONE_SIDED, LATER)
+
+    first, second = of(await trained_until(log, chosen(base, tmp_path, constant_updates=1), 3), StepTaken)
+
+    assert second.learning_rate == pytest.approx(first.learning_rate / 2**0.5)
+
+
 async def test_weights_optimizer_and_all_that_goes_with_them_are_as_if_the_rejected_step_had_not_been(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

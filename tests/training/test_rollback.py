@@ -52,6 +52,17 @@ async def test_the_next_version_is_the_earlier_one_again_and_training_goes_on_fr
     assert files(published[4].path) == files(published[1].path)
 
 
+async def test_the_learning_rate_goes_back_too(base: Path, tmp_path: Path) -> None:
+    log, falling = MemoryLog(MemoryBroker()), settings(base, tmp_path, constant_updates=1)
+    for samples, version in ((SAMPLES[:9], 3), ([asked(1, 1)], 4), (SAMPLES[9:], 5)):
+        await log.append(samples)
+        events = await trained_until(log, falling, version)
+
+    rates = [step.learning_rate for step in of(events, StepTaken)]
+    assert rates[4] == rates[1]
+    assert rates[2] < rates[1]
+
+
 async def test_back_to_the_base_is_back_to_its_weights(base: Path, tmp_path: Path) -> None:
     log, _ = await trained(base, tmp_path)
     await log.append([asked(1, 0)])

@@ -11,19 +11,23 @@ from clawstream.training.schedule import WINDOW_REWARDS, Schedule
 BATCH = 16
 
 
-def rate(schedule: Schedule, version: int, peak: float = 1.0) -> float:
-    return schedule.learning_rate(version, peak=peak, constant_updates=8)
+def rate(schedule: Schedule, peak: float = 1.0) -> float:
+    return schedule.learning_rate(peak=peak, constant_updates=8)
 
 
-def lived(rewards: list[int], schedule: Schedule | None = None, *, version: int = 0) -> list[Schedule]:
+def lived(rewards: list[int], schedule: Schedule | None = None) -> list[Schedule]:
     """The schedules of one update after another, each on a batch of these rewards."""
     schedules = []
     schedule = schedule or Schedule()
     for start in range(0, len(rewards), BATCH):
-        version += 1
-        schedule = schedule.before(version, rewards[start : start + BATCH])
+        schedule = schedule.after(rewards[start : start + BATCH])
         schedules.append(schedule)
     return schedules
+
+
+def beginnings(schedules: list[Schedule]) -> int:
+    """How often the rate's fall began anew."""
+    return sum(one.num_updates == 1 for one in schedules)
 
 
 def answers(share_good: float, num: int, seed: int = 0) -> list[int]:
@@ -32,41 +36,39 @@ def answers(share_good: float, num: int, seed: int = 0) -> list[int]:
 
 
 def test_the_rate_is_constant_and_then_falls_with_the_inverse_square_root() -> None:
-    assert [rate(Schedule(), u, 2e-4) for u in (1, 8, 32, 128)] == pytest.approx([2e-4, 2e-4, 1e-4, 5e-5])
+    assert [rate(Schedule(num_updates=u), 2e-4) for u in (1, 8, 32, 128)] == pytest.approx([2e-4, 2e-4, 1e-4, 5e-5])
 
 
 def test_the_rate_never_rises_by_itself() -> None:
-    rates = [rate(Schedule(), u) for u in range(1, 100)]
+    rates = [rate(Schedule(num_updates=u)) for u in range(1, 100)]
 
     assert rates == sorted(rates, reverse=True)
 
 
 def test_where_people_want_something_else_the_rate_starts_anew_within_a_window() -> None:
     before = lived(answers(0.9, 64 * BATCH))
-    assert {one.began_after for one in before} == {0}
-    after = lived(answers(0.1, WINDOW_REWARDS), before[-1], version=64)
-    [began] = {one.began_after for one in after} - {0}
-    assert 64 < began + 1 <= 64 + WINDOW_REWARDS // BATCH
-    assert rate(after[-1], began + 1) == 1.0
-    assert rate(before[-1], began + 1) < 0.5
+    assert [one.num_updates for one in before] == list(range(1, 65))
+    after = lived(answers(0.1, WINDOW_REWARDS), before[-1])
+    [anew] = [place for place, one in enumerate(after) if one.num_updates == 1]
+    assert rate(after[anew]) == 1.0
+    assert rate(before[-1]) < 0.5
 
 
 def test_it_starts_anew_once_for_one_change() -> None:
     before = lived(answers(0.9, 64 * BATCH))[-1]
-    after = lived(answers(0.1, 64 * BATCH), before, version=64)
-    assert len({one.began_after for one in after}) == 2
+    assert beginnings(lived(answers(0.1, 64 * BATCH), before)) == 1
 
 
 @pytest.mark.parametrize("share_good", [0.2, 0.5, 0.8])
 def test_chance_alone_does_not_start_it_anew(share_good: float) -> None:
     seeds = range(20)
-    anew = [lived(answers(share_good, 64 * BATCH, seed))[-1].began_after > 0 for seed in seeds]
+    anew = [beginnings(lived(answers(share_good, 64 * BATCH, seed))[1:]) > 0 for seed in seeds]
     assert sum(anew) <= 1
 
 
 def test_a_policy_that_learns_is_not_taken_for_one_that_fails() -> None:
     rising = [reward for step in range(64) for reward in answers(0.2 + 0.75 * step / 64, BATCH, step)]
-    assert lived(rising)[-1].began_after == 0
+    assert lived(rising)[-1].num_updates == 64
 
 
 @given(st.lists(st.lists(st.sampled_from([-1, 1]), max_size=BATCH), max_size=40))
@@ -74,8 +76,7 @@ def test_a_schedule_follows_from_the_rewards_and_remembers_no_more_than_a_window
     batches: list[list[int]],
 ) -> None:
     one = two = Schedule()
-    for version, rewards in enumerate(batches, start=1):
-        one, two = one.before(version, rewards), two.before(version, rewards)
+    for rewards in batches:
+        one, two = one.after(rewards), two.after(rewards)
         assert one == two
         assert len(one.last_rewards) <= WINDOW_REWARDS
-        assert one.began_after < version

@@ -12,6 +12,7 @@ from clawstream.errors import TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
 from clawstream.training.advantages import Baseline
 from clawstream.training.answers import Suffix
+from clawstream.training.schedule import Schedule
 from clawstream.training.torch_model import TorchModel
 from clawstream.training.trainer import Trainer
 from tests.training import tiny
@@ -148,6 +149,7 @@ def test_the_rate_of_a_later_update_moves_the_weights_less(base: Path) -> None:
     moves = []
     for version in (8, 32):
         trainer = Trainer(base, SETTINGS)
+        trainer._schedule = Schedule(num_updates=version - 1)
         before = weights(trainer)["model.norm.weight"]
         update = trainer.update(MIXED, version=version, seed=0)
         moves.append((weights(trainer)["model.norm.weight"] - before).abs().mean())
@@ -279,6 +281,7 @@ def test_a_restarted_trainer_knows_how_the_policy_has_fared(base: Path, tmp_path
     settings = with_settings(learning_rate=1e-6)
     good, bad = ([tiny.sample(f"{reward}-{i}", reward=reward) for i in range(128)] for reward in (1, -1))
     trainer = Trainer(base, settings)
+    trainer._schedule = Schedule(num_updates=39)
     first = trainer.update(good, version=40, seed=0)
     trainer.save(tmp_path)
     resumed = Trainer(base, settings)
