@@ -28,7 +28,19 @@ _OF_ADVANTAGES = (
     "loss", "w_binary", "gap_clip_nats", "gap_mask_nats", "baseline", "clip_low", "clip_high", "importance_cap",
     "ratio_to",
 )  # fmt: skip
-_OF_HINTS = ("w_opd", "gap_clip_nats", "gap_mask_nats", "teacher", "baseline")
+_OF_HINTS = ("w_opd", "gap_clip_nats", "gap_mask_nats", "teacher", "ema_decay")
+_IDLE = {  # by method
+    "topk": (
+        _OF_ADVANTAGES,
+        "how advantages act, and method = 'topk' has none: it brings whole distributions together",
+    ),
+    "stepwise": (
+        (*_OF_HINTS, "baseline"),
+        "how hints and single rewards act, and method = 'stepwise' holds a group's attempts against each other",
+    ),
+    "binary": (_OF_HINTS, "how hints act, and method = 'binary' learns from rewards alone"),
+    "opd": (("w_binary", "baseline"), "how rewards act, and method = 'opd' learns from hints alone"),
+}
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -44,7 +56,7 @@ def _refuse_userinfo(name: str, url: str, key: str) -> None:
 class Section(BaseModel):
     """A part of the settings: frozen, and closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
 
 class KafkaSettings(Section):
@@ -228,10 +240,10 @@ class SamplesSettings(Section):
 class RewardsSettings(Section):
     """How much each source counts in a sample's reward: the weighted sum of those that said something, -1 to 1."""
 
-    judge: float = Field(1.0, ge=0, allow_inf_nan=False, description="0: it is recorded alone, as with all four")
-    person: float = Field(1.0, ge=0, allow_inf_nan=False)
-    environment: float = Field(1.0, ge=0, allow_inf_nan=False)
-    heuristic: float = Field(1.0, ge=0, allow_inf_nan=False)
+    judge: float = Field(1.0, ge=0, description="0: it is recorded alone, as with all four")
+    person: float = Field(1.0, ge=0)
+    environment: float = Field(1.0, ge=0)
+    heuristic: float = Field(1.0, ge=0)
     heard_for_days: float = Field(
         7.0,
         ge=1,
@@ -275,7 +287,6 @@ class TrainingSettings(Section):
     w_topk: float | None = Field(
         None,
         ge=0,
-        allow_inf_nan=False,
         description="combined: of the divergence from the teacher's topk_tokens likeliest, always forward; none: 1, or "
         "0 where there is no such divergence",
     )
@@ -323,11 +334,18 @@ class TrainingSettings(Section):
 
     @model_validator(mode="after")
     def _known_together(self) -> "TrainingSettings":
-        idle = [name for name in _OF_ADVANTAGES if self.method == "topk" and self._is_said(name)]
-        if idle:
+        names, why = _IDLE.get(self.method, ((), ""))
+        if idle := [name for name in names if self._is_said(name)]:
+            raise ValueError(f"{', '.join(idle)}: these say {why}. Leave them out, or take another method")
+        if self.method == "stepwise" and self.minibatches > 1:
             raise ValueError(
-                f"{', '.join(idle)}: these say how advantages act, and method = 'topk' has none: it brings whole "
-                "distributions together. Leave them out, or take another method"
+                f"minibatches = {self.minibatches} takes several steps a batch, and method = 'stepwise' holds a "
+                "group's attempts against each other in one. Leave it out, or take another method"
+            )
+        if not any(self.weights):
+            raise ValueError(
+                f"w_binary = {self.w_binary:g}, w_opd = {self.w_opd:g} with method = {self.method!r}: nothing that it "
+                "learns from has a weight. Give it one above 0; learning_rate = 0 is how a policy stays as it is"
             )
         return self
 
@@ -359,17 +377,6 @@ class TrainingSettings(Section):
             raise ValueError(
                 f"teacher = {self.teacher!r} names weights of the trainer, and teacher_scores = 'engine' those of an "
                 "engine: say one of them"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _steps_have_no_hints(self) -> "TrainingSettings":
-        idle = [name for name in _OF_HINTS if self.method == "stepwise" and self._is_said(name)]
-        if idle:
-            raise ValueError(
-                f"{', '.join(idle)}: these say how hints and single rewards act, and method = 'stepwise' has neither: "
-                "its advantages are those of a group's attempts against each other. Leave them out, or take another "
-                "method"
             )
         return self
 

@@ -6,7 +6,7 @@ others', so that all of them decide by the same numbers. T response tokens, K to
 """
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import isfinite, isnan
 
 from clawstream.config import TrainingSettings
 from clawstream.events import SampleAssembled
@@ -124,8 +124,9 @@ class Probe:
         teacher = scored.hinted.get(index)
         if teacher is not None:
             student = scored.students.get(index)
-            gaps = zip(teacher.tolist(), seen.logps if student is None else student.tolist(), strict=True)
-            return tuple(max(-clip, min(clip, theirs - ours)) for theirs, ours in gaps)
+            pairs = zip(teacher.tolist(), seen.logps if student is None else student.tolist(), strict=True)
+            gaps = [theirs - ours for theirs, ours in pairs]
+            return tuple(0.0 if isnan(gap) else max(-clip, min(clip, gap)) for gap in gaps)  # one that nobody knows
         wanted = scored.wanted(index)
         if wanted is None or self._settings.weights[0] == 0:
             return None

@@ -1,9 +1,11 @@
 """The gate lets healthy steps pass and catches faults that are planted; what it decides by, by hand."""
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -86,6 +88,54 @@ def test_a_planted_fault_is_caught_at_its_first_step(base: Path, learned: Path, 
     FAULTS[fault](trainer)
     with pytest.raises(StepRefused):
         trainer.update(samples, version=5, seed=5, gated=True)
+
+
+def test_a_gradient_that_leads_astray_is_caught_though_momentum_still_leads_the_right_way(
+    base: Path, learned: Path
+) -> None:
+    trainer = of(base, learned)
+    for moments in trainer._optimizer.state.values():
+        moments["exp_avg"].mul_(30.0)
+    samples = answered(trainer, 5)
+    FAULTS["sign flipped"](trainer)
+    with pytest.raises(StepRefused, match="the gradient leads away"):
+        trainer.update(samples, version=5, seed=5, gated=True)
+
+
+@pytest.mark.parametrize(("version", "written"), [(5, 0), (7, 0), (8, 1)])
+def test_where_a_step_hardly_moves_the_policy_answers_are_written_every_fourth_version(
+    base: Path, learned: Path, monkeypatch: pytest.MonkeyPatch, version: int, written: int
+) -> None:
+    asked: list[object] = []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        asked.append(arguments)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(probing, "write", noted)
+    trainer = of(base, learned, SETTINGS.model_copy(update={"learning_rate": 1e-9}))
+    trainer.update(answered(trainer, version), version=version, seed=5, gated=True)
+    assert len(asked) == written
+
+
+def test_a_token_whose_value_no_teacher_gave_says_nothing_of_where_a_step_may_lead(
+    base: Path, learned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(probing, "astray", lambda *arguments: found.extend(arguments[3]))
+    trainer = of(base, learned)
+    own = trainer._loss.score
+
+    def with_holes(*arguments: Any, **options: Any) -> Any:
+        scored = own(*arguments, **options)
+        for values in scored.hinted.values():
+            values[0] = math.nan
+        return scored
+
+    monkeypatch.setattr(trainer._loss, "score", with_holes)
+    trainer.update(answered(trainer, 5), version=5, seed=5, gated=True)
+    firsts = {way[0] for way in found if way is not None and len(set(way)) > 1}
+    assert firsts == {0.0}
 
 
 def test_a_judge_that_begins_to_say_yes_to_everything_is_caught_at_once(base: Path, learned: Path) -> None:

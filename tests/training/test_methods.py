@@ -7,6 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from clawstream.config import TrainingSettings
 from clawstream.training.trainer import Trainer
 from tests.training import tiny
 from tests.training.test_trainer import MIXED, moved, on_policy, weights, with_settings
@@ -55,11 +56,14 @@ def gradient_of(trainer: Trainer) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
 
 
-def test_no_method_s_gradient_is_another_s(base: Path) -> None:
+@pytest.mark.parametrize("lora_rank", [None, 4])
+def test_no_method_s_gradient_is_another_s(base: Path, lora_rank: int | None) -> None:
     gradients = {}
-    for method in ("binary", "opd", "combined", "topk"):
-        trainer = Trainer(base, with_settings(method=method, topk_tokens=20, kl=0.0, max_grad_norm=1e9))
-        trainer.update(on_policy(trainer, MIXED), version=1, seed=0)
+    for method in ("binary", "opd", "combined", "topk", "stepwise"):
+        settings = with_settings(method=method, topk_tokens=20, kl=0.0, max_grad_norm=1e9, lora_rank=lora_rank)
+        trainer = Trainer(base, settings)
+        advantages = [(-1.0) ** place for place in range(len(MIXED))] if method == "stepwise" else None
+        trainer.update(on_policy(trainer, MIXED), version=1, seed=0, advantages=advantages)
         gradients[method] = gradient_of(trainer)
     for one, other in combinations(gradients, 2):
         cosine = torch.nn.functional.cosine_similarity(gradients[one], gradients[other], dim=0)
@@ -119,6 +123,27 @@ def test_the_teacher_s_whole_distribution_counts_as_much_as_gaps_unless_it_is_sa
     unsaid, whole, gaps_alone = gradients
     torch.testing.assert_close(unsaid, whole)
     assert not torch.allclose(unsaid, gaps_alone, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "opd", "w_opd": 0.0}, "nothing that it learns from has a weight"),
+        ({"method": "binary", "w_binary": 0.0}, "nothing that it learns from has a weight"),
+        ({"method": "stepwise", "w_binary": 0.0}, "nothing that it learns from has a weight"),
+        ({"method": "combined", "w_binary": 0.0, "w_opd": 0.0}, "nothing that it learns from has a weight"),
+        ({"method": "binary", "teacher": "ema", "w_opd": 3.0}, "w_opd, teacher: these say how hints act"),
+        ({"method": "opd", "w_binary": 5.0}, "w_binary: these say how rewards act"),
+        ({"method": "stepwise", "minibatches": 2}, "minibatches = 2 takes several steps a batch"),
+        ({"learning_rate": float("inf")}, "finite number"),
+    ],
+    ids=str,
+)
+def test_settings_from_which_nothing_would_be_learned_or_that_would_do_nothing_are_refused(
+    changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        TrainingSettings(**changes)
 
 
 @pytest.mark.parametrize("changes", [{"method": "opd"}, {"w_opd": 0.0}, {"teacher_scores": "engine"}], ids=str)
