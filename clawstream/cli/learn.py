@@ -199,6 +199,10 @@ def learn(
                 f"--controls {control.value}: it changes nothing of --methods {methods}, expected one of "
                 f"{', '.join(cast.controls[control])}. Nothing was run. Leave it out, or name such a method"
             )
+        if left := [method.value for method in wanted[0] if method.value not in cast.controls[control]]:
+            Console(stderr=True).print(
+                f"--controls {control.value} changes nothing of {', '.join(left)}: left out there"
+            )
     if policy_base is Base.OWN:
         _refuse_not_own(settings, without, at_once=at_once)
     place = folder or settings.data_dir / "learn"

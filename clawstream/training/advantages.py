@@ -50,8 +50,8 @@ def token_advantages(
     gap_BT      [B, T] float, nats: teacher (which saw the hint) less student; read only where hinted_B
     hinted_B    [B] bool
 
-    A negative reward of a hinted sample falls only on tokens that the teacher likes clearly less than the student
-    does: what the hint does not object to is not punished with the rest.
+    A hinted sample's reward that is below the baseline falls only on tokens that the teacher likes clearly less than
+    the student does: what the hint does not object to is not punished with the rest.
     """
     rewarded_B1 = (rewarded_B & (signals.w_binary > 0)).unsqueeze(1)
     hinted_B1 = (hinted_B & (signals.w_opd > 0)).unsqueeze(1)
@@ -59,8 +59,9 @@ def token_advantages(
     zero, unknown = gap_BT.new_zeros(()), gap_BT.new_full((), torch.nan)
 
     gap_BT = torch.where(gap_BT.isfinite(), gap_BT, unknown)
-    spared_BT = hinted_B1 & (reward_B1 < 0) & ~(gap_BT < signals.gap_mask_nats)
-    binary_BT = torch.where(rewarded_B1 & ~spared_BT, reward_B1 - baseline, zero)
+    over_B1 = reward_B1 - baseline
+    spared_BT = hinted_B1 & (over_B1 < 0) & ~(gap_BT < signals.gap_mask_nats)
+    binary_BT = torch.where(rewarded_B1 & ~spared_BT, over_B1, zero)
     clip = signals.gap_clip_nats
     opd_BT = torch.where(hinted_B1, gap_BT.clamp(-clip, clip), zero)
     return signals.w_binary * binary_BT + signals.w_opd * opd_BT

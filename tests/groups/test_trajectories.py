@@ -100,6 +100,16 @@ def test_side_turns_are_no_steps() -> None:
     assert [step.step_index for step in ended.steps] == [0, 1]
 
 
+def test_a_request_that_was_asked_again_is_the_same_step() -> None:
+    session, messages = Session(group_id="task"), [user("begin")]
+    session.ask(messages, "the answer")
+    session.ask(messages, "another")
+    session.ask([*messages, assistant("another"), user("result")], "the end")
+    session.done()
+    *_, ended = Flow(Oracle(GOOD), grouped=True).run(session.written).of(TrajectoryEnded)
+    assert [step.step_index for step in ended.steps] == [0, 0, 1]
+
+
 def test_an_answer_that_nobody_saw_delivered_or_spoke_of_is_dropped_without_a_sample() -> None:
     waited = GroupWaited(group_id="task", wait_s=60.0)
     log = Flow(Oracle(GOOD), grouped=True).run([*attempt(None, None).written, waited])

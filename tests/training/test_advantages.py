@@ -39,6 +39,20 @@ def test_a_negative_reward_spares_tokens_that_the_teacher_does_not_clearly_disli
     assert advantages(-1.0, GAP_BT) == pytest.approx([-3.0, 0.5, -0.05, 5.0])
 
 
+@pytest.mark.parametrize(
+    ("reward", "baseline", "expected"),
+    [
+        (0.5, 0.9, [-2.4, 0.5, -0.05, 5.0]),
+        (-0.5, -0.1, [-2.4, 0.5, -0.05, 5.0]),
+        (-0.5, -0.9, [-1.6, 0.9, 0.35, 5.4]),
+    ],
+)
+def test_a_reward_below_the_baseline_is_the_negative_one_that_spares(
+    reward: float, baseline: float, expected: list[float]
+) -> None:
+    assert advantages(reward, GAP_BT, baseline=baseline) == pytest.approx(expected, abs=1e-6)
+
+
 def test_the_baseline_is_taken_off_rewards_and_not_off_hints() -> None:
     assert advantages(1.0, baseline=0.25) == [0.75, 0.75, 0.75, 0.75]
     assert advantages(gap_BT=GAP_BT, baseline=0.25)[0] == -2.0
