@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ _OF_ADVANTAGES = (
     "ratio_to",
 )  # fmt: skip
 _OF_HINTS = ("w_opd", "gap_clip_nats", "gap_mask_nats", "teacher", "ema_decay")
-_IDLE = {  # by method
+IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method
     "topk": (
         _OF_ADVANTAGES,
         "how advantages act, and method = 'topk' has none: it brings whole distributions together",
@@ -334,7 +335,7 @@ class TrainingSettings(Section):
 
     @model_validator(mode="after")
     def _known_together(self) -> "TrainingSettings":
-        names, why = _IDLE.get(self.method, ((), ""))
+        names, why = IDLE.get(self.method, ((), ""))
         if idle := [name for name in names if self._is_said(name)]:
             raise ValueError(f"{', '.join(idle)}: these say {why}. Leave them out, or take another method")
         if self.method == "stepwise" and self.minibatches > 1:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from clawstream.config import EngineSettings, Section, Settings, load
+from clawstream.config import IDLE, EngineSettings, Section, Settings, TrainingSettings, load
 from clawstream.inference.sglang import SglangEngine, engine_session
 
 MAX_TOKENS = 512  # of an answer
@@ -24,12 +24,14 @@ S = TypeVar("S", bound=Section)
 def blended(file: Path, own: Settings) -> Settings:
     """Return the settings of a run's file, with a person's own parts for what it leaves open; nothing is validated."""
     run, said = load(file), tomllib.loads(file.read_text())
+    idle, _ = IDLE.get(run.training.method, ((), ""))  # with one of several methods; another may need them
+    training = own.training.model_copy(update={name: TrainingSettings.model_fields[name].default for name in idle})
     return run.model_copy(
         update={
             "policy": _over(own.policy, run.policy, said["policy"].keys() - {"renderer", "enable_thinking"}),
             "engine": _over(own.engine, run.engine, said["engine"]),
             "judge": run.judge if own.judge.url is None else own.judge,
-            "training": _over(own.training, run.training, said.get("training", {}).keys() - {"threads"}),
+            "training": _over(training, run.training, said.get("training", {}).keys() - {"threads"}),
         }
     )
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -42,10 +43,10 @@ def own_of(text: str, folder: Path) -> Settings:
     return load(folder / "own.toml")
 
 
-def settings_of(folder: Path, own: Settings | None) -> Settings:
+def settings_of(folder: Path, own: Settings | None, method: Literal["opd", "binary"] = "opd") -> Settings:
     people = People(scenario="all", hint_share=0.5, asked=Path("a"), scored=Path("b"), scored_flipped=Path("c"))
     plan = Plan(
-        people=people, method="opd", updates=3, seed=7, folder=folder, cache_dir=folder, base=folder / "model",
+        people=people, method=method, updates=3, seed=7, folder=folder, cache_dir=folder, base=folder / "model",
         temperature=1.0, learning_rate=1e-3, own=own,
     )  # fmt: skip
     return _settings(plan, 1234)
@@ -60,6 +61,12 @@ def test_the_run_s_plan_is_kept_and_all_other_parts_are_the_person_s(tmp_path: P
     assert (found.training.dtype, found.training.threads) == ("bfloat16", 4)
     assert (found.training.method, found.training.batch_samples, found.training.seed) == ("opd", 16, 7)
     assert found.kafka.bootstrap is None
+
+
+def test_what_a_method_has_no_use_for_does_not_keep_it_from_being_run(tmp_path: Path) -> None:
+    own = own_of(OWN.replace("threads = 4", 'threads = 4\nteacher = "ema"'), tmp_path)
+    assert settings_of(tmp_path, own, "opd").training.teacher == "ema"
+    assert settings_of(tmp_path, own, "binary").training.teacher == "reference"
 
 
 def test_without_a_judge_of_their_own_the_simulated_one_is_asked(tmp_path: Path) -> None:
