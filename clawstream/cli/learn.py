@@ -157,12 +157,10 @@ def learn(
         return
     hide_torch()
     from clawstream.cli.learn_tables import show, tables
-    from clawstream.simulation.base import base_policy
     from clawstream.simulation.casting import CASTS
     from clawstream.simulation.controls import Control
     from clawstream.simulation.grid import UNTAUGHT, grid
     from clawstream.simulation.learning import Grid
-    from clawstream.simulation.own import digest
     from clawstream.simulation.people import people_of
     from clawstream.simulation.plot import plot_curves
     from clawstream.simulation.report import curves
@@ -213,11 +211,8 @@ def learn(
             people = people_of(scenario.value, asked_in, problems=problems)
         except UnusableProblems as error:
             raise ConfigError(str(error)) from error
-        if policy_base is Base.OWN:
-            own, policy, base_sha = settings, settings.engine.base_policy, digest(settings)
-        else:
-            own, (policy, _) = None, base_policy(settings.cache_dir, policy_base.value)  # type: ignore[arg-type]
-            base_sha = policy.name
+        own = settings if policy_base is Base.OWN else None
+        policy, base_sha = _built(settings, policy_base)
         cells = grid(
             scenario=scenario.value, base=policy_base.value, base_sha=base_sha, problems_sha=people.sha,
             updates=updates, learning_rate=rate, epochs=epochs, answers_per_hint=answers_per_hint,
@@ -248,6 +243,17 @@ async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple
     with shown(console, cells[0].updates, CASTS[cells[0].scenario].unit) as tell:
         rows = await grid.run(cells, reference, at_once=at_once, tell=lambda cell, step: tell(cell.title, step))
     return reference, rows
+
+
+def _built(settings: "Settings", base: Base) -> tuple[Path, str]:
+    """Return the policy's folder, and what tells it from all others."""
+    from clawstream.simulation.base import base_policy
+    from clawstream.simulation.own import digest
+
+    if base is Base.OWN:
+        return settings.engine.base_policy, digest(settings)
+    policy, _ = base_policy(settings.cache_dir, base.value)
+    return policy, policy.name
 
 
 def _scored_by_default(updates: int) -> list[int]:

@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 from clawstream.errors import PartUnavailable
-from clawstream.simulation.recipe import RECIPES, Base, place
+from clawstream.simulation.recipe import RECIPES, place
 
 
-def base_policy(cache_dir: Path, base: Base = "demo") -> tuple[Path, bool]:
-    """Return the policy's folder, and whether it had to be built now; its progress goes to stderr."""
+def base_policy(cache_dir: Path, base: str = "demo") -> tuple[Path, bool]:
+    """Return the folder of the policy by a recipe, and whether it had to be built now; its progress goes to stderr."""
     folder = place(cache_dir, RECIPES[base])
     if folder.is_dir():
         return folder, False

@@ -83,7 +83,7 @@ class Lesson(NamedTuple):
 
 
 Base = Literal["demo", "standard", "hard", "tools"]
-RECIPES: Mapping[Base, Recipe] = MappingProxyType(
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "demo": Recipe(),
         "standard": Recipe(steps=900, mix=Conflict()),

@@ -15,7 +15,7 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.simulation import policy
 from clawstream.simulation.problems import scored
-from clawstream.simulation.recipe import RECIPES, Base
+from clawstream.simulation.recipe import RECIPES
 from clawstream.training.trainer import Trainer
 from tests.bench.people import People
 from tests.bench.report import report
@@ -42,7 +42,7 @@ def sketch(
 ) -> None:
     """Train each method with each seed, and score it on the way; after the flip by what is wanted then."""
     torch.set_num_threads(1)
-    folder = policy.ensure(Path(platformdirs.user_cache_dir("clawstream")), RECIPES[cast("Base", base)])
+    folder = policy.ensure(Path(platformdirs.user_cache_dir("clawstream")), RECIPES[base])
     rows = []
     for method in methods.split(","):
         settings = TrainingSettings(

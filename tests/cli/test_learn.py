@@ -129,6 +129,18 @@ def test_a_policy_that_is_served_elsewhere_is_not_started_here(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["clawstream.toml"]
 
 
+def test_what_a_control_leaves_out_is_said(tmp_path: Path) -> None:
+    config = tmp_path / "clawstream.toml"
+    config.write_text(f"environment = false\ndata_dir = '{tmp_path}'\ncache_dir = '{tmp_path}'\n")
+    (tmp_path / "learn").mkdir()
+    options = ["--methods", "binary,opd,combined", "--controls", "shuffled,coin"]
+
+    with locked(tmp_path / "learn" / ".lock", within_s=0):  # so that nothing is run
+        result = CliRunner().invoke(app, ["-c", str(config), "learn", *options])
+
+    assert result.stderr.splitlines() == ["--controls coin changes nothing of opd, combined: left out there"]
+
+
 def test_a_folder_that_is_in_use_is_not_written_to(tmp_path: Path) -> None:
     config = tmp_path / "clawstream.toml"
     config.write_text(f"environment = false\ndata_dir = '{tmp_path}'\ncache_dir = '{tmp_path}'\n")

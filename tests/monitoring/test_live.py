@@ -2,6 +2,7 @@
 
 import orjson
 
+from clawstream.monitoring.alarm import STILL_MS, STILL_SAMPLES
 from clawstream.monitoring.live import Live, as_json
 from clawstream.monitoring.metrics import exposition
 from clawstream.monitoring.policy import PolicyBoard
@@ -37,6 +38,12 @@ def test_tokens_a_second_are_of_the_time_that_has_passed() -> None:
 def test_the_oldest_waiting_sample_ages_with_the_clock() -> None:
     report = live(record(sample("t"), SAMPLES, at_ms=NOON_MS)).report(NOON_MS + 90_000)
     assert (report.samples_waiting, report.oldest_waiting_s) == (1, 90.0)
+
+
+def test_samples_that_nobody_plans_raise_the_alarm_once_they_have_waited() -> None:
+    told = live(*(record(sample(f"t-{n}"), SAMPLES, n, at_ms=NOON_MS) for n in range(STILL_SAMPLES)))
+    assert told.report(NOON_MS + STILL_MS - 1).alarm is None
+    assert "does `clawstream train` run?" in (told.report(NOON_MS + STILL_MS).alarm or "")
 
 
 def test_the_hour_is_rebuilt_once_every_partition_was_read_to_where_it_ended() -> None:
