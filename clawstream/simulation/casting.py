@@ -25,14 +25,19 @@ class Cast:
     batch_samples: int = 16
     unit: str = "updates"  # that a run counts
     controls: Mapping[Control, tuple[str, ...]]  # the methods that each changes
-    silencing: tuple[Control, ...] = tuple(Control)  # nothing is left that teaches; others are arms to compare with
+    silenced: Mapping[
+        Control, tuple[str, ...]
+    ]  # those it leaves nothing to learn from; others are arms to compare with
 
 
 STEPS_A_ROUND = 96  # of an environment, between two scores at least: arms differ in updates, never in these
 _PEOPLE = Cast(
-    controls=MappingProxyType(  # drawn verdicts alone: where hints teach they would be listened to all the same
+    controls=MappingProxyType(  # by hints alone no verdict counts
+        {Control.SHUFFLED: _OF_PEOPLE, Control.COIN: ("binary", "combined"), Control.FROZEN: _OF_PEOPLE}
+    ),
+    silenced=MappingProxyType(  # hints teach whatever the verdicts are
         {Control.SHUFFLED: _OF_PEOPLE, Control.COIN: ("binary",), Control.FROZEN: _OF_PEOPLE}
-    )
+    ),
 )
 CASTS: Mapping[str, Cast] = MappingProxyType(
     {
@@ -50,7 +55,7 @@ CASTS: Mapping[str, Cast] = MappingProxyType(
             controls=MappingProxyType(  # with outcomes alone no verdict counts
                 {Control.SHUFFLED: ("stepwise",), Control.COIN: ("stepwise",), Control.FROZEN: _OF_AGENTS}
             ),
-            silencing=(Control.FROZEN,),  # outcomes teach whatever the verdicts are
+            silenced=MappingProxyType({Control.FROZEN: _OF_AGENTS}),  # outcomes teach whatever the verdicts are
         ),
     }
 )

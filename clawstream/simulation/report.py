@@ -178,7 +178,8 @@ def _arm(row: Row) -> str | None:
     cell = row.cell
     if cell.control is None:
         return cell.arm
-    return None if cell.control in CASTS[cell.scenario].silencing else f"{cell.arm}, {cell.control.value}"
+    silenced = CASTS[cell.scenario].silenced.get(cell.control, ())
+    return None if cell.method in silenced else f"{cell.arm}, {cell.control.value}"
 
 
 def _curve(method: str, control: Control | None, rows: Sequence[Row]) -> Curve:

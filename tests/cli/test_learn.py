@@ -55,7 +55,7 @@ from tests.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row, row
         ),
         (["--methods", "stepwise"], "--methods stepwise: expected binary, opd, combined, topk with --scenario all"),
         (
-            ["--methods", "opd,combined", "--controls", "frozen,coin"],
+            ["--methods", "opd,topk", "--controls", "frozen,coin"],
             "--controls coin: it changes nothing of --methods",
         ),
         (["--scenario", "tools", "--methods", "outcome", "--controls", "shuffled"], "expected one of stepwise"),
@@ -138,7 +138,7 @@ def test_what_a_control_leaves_out_is_said(tmp_path: Path) -> None:
     with locked(tmp_path / "learn" / ".lock", within_s=0):  # so that nothing is run
         result = CliRunner().invoke(app, ["-c", str(config), "learn", *options])
 
-    assert result.stderr.splitlines() == ["--controls coin changes nothing of opd, combined: left out there"]
+    assert result.stderr.splitlines() == ["--controls coin changes nothing of opd: left out there"]
 
 
 def test_a_folder_that_is_in_use_is_not_written_to(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_folder_that_is_in_use_is_not_written_to(tmp_path: Path) -> None:
 
 def test_the_tables_say_scores_shares_differences_controls_and_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row(0.32, 0.5, method="binary"), row(0.32, 0.52, method="binary", seed=1), failed("binary", seed=2)]
-    rows += [row(0.5, 0.6), row(0.5, 0.8, seed=1), row(0.2, 0.25, control=Control.COIN)]
+    rows += [row(0.5, 0.6), row(0.5, 0.8, seed=1), row(0.2, 0.25, control=Control.SHUFFLED)]
 
     show(tables(rows, REFERENCE))
 
@@ -164,9 +164,9 @@ def test_the_tables_say_scores_shares_differences_controls_and_what_failed(capsy
     assert "binary 2 (1 failed) 0.20 (0.16-0.24) 25% 0.32 (0.32-0.32) 40% 0.51 (0.38-0.64) 64% 4.5" in lines
     assert "hint in the prompt 0.80 (0.76-0.84)" in lines
     assert "combined above binary 16 +0.19 (-0.38, +0.76)" in lines
-    assert "combined, coin +0.05 +0.35 no" in lines
-    show(tables([row(0.5, 0.7), row(0.2, 0.25, control=Control.COIN), failed(seed=1)], REFERENCE))
-    assert "combined, coin +0.05 +0.45 unknown (1 of 2 seeds)" in " ".join(
+    assert "combined, shuffled +0.05 +0.35 no" in lines
+    show(tables([row(0.5, 0.7), row(0.2, 0.25, control=Control.SHUFFLED), failed(seed=1)], REFERENCE))
+    assert "combined, shuffled +0.05 +0.45 unknown (1 of 2 seeds)" in " ".join(
         capsys.readouterr().out.replace("│", " ").split()
     )
 

@@ -58,7 +58,7 @@ def test_a_grid_has_each_method_with_each_seed_and_the_same_again_under_each_con
 @pytest.mark.parametrize(
     ("scenario", "control", "changed"),
     [
-        ("all", Control.COIN, {"binary"}),  # where hints teach they would be listened to all the same
+        ("all", Control.COIN, {"binary", "combined"}),  # by hints alone no verdict counts
         ("all", Control.SHUFFLED, {"binary", "opd", "combined", "topk"}),
         ("all", Control.FROZEN, {"binary", "opd", "combined", "topk"}),
         ("tools", Control.COIN, {"stepwise"}),  # with outcomes alone no verdict counts

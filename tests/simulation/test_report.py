@@ -85,28 +85,28 @@ def test_a_cell_that_failed_is_counted_as_failed_and_in_no_mean() -> None:
 
 
 def test_a_control_holds_where_no_seed_s_rose_and_each_seed_s_method_is_far_above_it() -> None:
-    held = [row(0.5, 0.75, seed=s) for s in (0, 1)] + [row(0.2, 0.25, seed=s, control=Control.COIN) for s in (0, 1)]
+    held = [row(0.5, 0.75, seed=s) for s in (0, 1)] + [row(0.2, 0.25, seed=s, control=Control.SHUFFLED) for s in (0, 1)]
     (check,) = checks(held)
     assert list(check.rise_S) == pytest.approx([0.05, 0.05])
     assert list(check.gap_S) == pytest.approx([0.5, 0.5])
     assert check.holds
 
-    (just,) = checks([row(0.5, 0.7), row(0.2, 0.3, control=Control.COIN)])  # 0.7 - 0.3 as floats is less than 0.4
+    (just,) = checks([row(0.5, 0.7), row(0.2, 0.3, control=Control.SHUFFLED)])  # 0.7 - 0.3 as floats is less than 0.4
     assert just.holds
-    (risen,) = checks([*held[:3], row(0.3, 0.31, seed=1, control=Control.COIN)])  # 0.11 above the base, on one seed
+    (risen,) = checks([*held[:3], row(0.3, 0.31, seed=1, control=Control.SHUFFLED)])  # 0.11 above the base, on one seed
     assert not risen.holds
     (near,) = checks([held[0], row(0.3, 0.6, seed=1), *held[2:]])  # 0.35 above its control, on one seed
     assert not near.holds
 
 
 def test_a_control_of_which_seeds_failed_or_are_missing_holds_for_nobody_to_know() -> None:
-    method, control = row(0.5, 0.75), row(0.2, 0.25, control=Control.COIN)
-    for missing in (failed(seed=1), failed(seed=1, control=Control.COIN), row(0.5, 0.75, seed=1)):
+    method, control = row(0.5, 0.75), row(0.2, 0.25, control=Control.SHUFFLED)
+    for missing in (failed(seed=1), failed(seed=1, control=Control.SHUFFLED), row(0.5, 0.75, seed=1)):
         (check,) = checks([method, control, missing])
         assert (check.holds, len(check.rise_S), check.num_seeds) == (None, 1, 2)
-    (none,) = checks([failed(), failed(control=Control.COIN)])
+    (none,) = checks([failed(), failed(control=Control.SHUFFLED)])
     assert (none.holds, none.rise_S) == (None, ())
-    (risen,) = checks([method, row(0.5, 0.6, control=Control.COIN), failed(seed=1)])
+    (risen,) = checks([method, row(0.5, 0.6, control=Control.SHUFFLED), failed(seed=1)])
     assert risen.holds is False
 
 
@@ -116,7 +116,7 @@ def test_methods_are_compared_seed_by_seed_at_each_update() -> None:
         row(0.4, 0.5, method="binary", seed=1),
         row(0.9, 0.9, method="binary", seed=7),
     ]
-    combined = [row(0.5, 0.6), row(0.5, 0.8, seed=1), row(0.2, 0.2, seed=1, control=Control.COIN), failed(seed=7)]
+    combined = [row(0.5, 0.6), row(0.5, 0.8, seed=1), row(0.2, 0.2, seed=1, control=Control.SHUFFLED), failed(seed=7)]
 
     half_way, last = gains([*binary, *combined])
 
@@ -143,6 +143,24 @@ def test_controls_that_leave_outcomes_to_learn_from_are_compared_and_only_frozen
     assert found["stepwise above stepwise, shuffled"] == pytest.approx(0.2)
     assert not any("frozen" in name for name in found)
     assert [(check.method, check.control) for check in checks(rows)] == [("stepwise", Control.FROZEN)]
+
+
+def test_drawn_verdicts_beside_hints_that_stay_are_compared_and_beside_none_have_to_teach_nothing() -> None:
+    rows = [
+        row(0.5, 0.9, method="combined"),
+        row(0.5, 0.7, method="combined", control=Control.COIN),
+        row(0.5, 0.3, method="combined", control=Control.SHUFFLED),
+        row(0.5, 0.8, method="binary"),
+        row(0.5, 0.2, method="binary", control=Control.COIN),
+    ]
+
+    found = {f"{gain.method} above {gain.over}": gain.mean for gain in gains(rows) if gain.update == 16}
+
+    assert found["combined above combined, coin"] == pytest.approx(0.2)
+    assert not any("shuffled" in name or "binary, coin" in name for name in found)
+    assert {(check.method, check.control) for check in checks(rows)} == {
+        ("combined", Control.SHUFFLED), ("binary", Control.COIN),
+    }  # fmt: skip
 
 
 def agents(method: str, last: float, control: Control | None = None) -> Row:
@@ -187,8 +205,8 @@ def test_the_quantiles_of_student_s_t_are_those_of_its_density(quantiles: tuple[
 def test_a_control_is_compared_with_its_own_method_and_seed_alone() -> None:
     rows = [
         row(0.5, 0.7),
-        row(0.2, 0.2, seed=1, control=Control.COIN),
-        row(0.2, 0.2, method="opd", control=Control.COIN),
+        row(0.2, 0.2, seed=1, control=Control.SHUFFLED),
+        row(0.2, 0.2, method="opd", control=Control.SHUFFLED),
     ]
 
     found = checks([*rows, failed("opd")])
