@@ -5,6 +5,7 @@ They are read from where the newest executed plan ends, so what a plan still to 
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -16,7 +17,8 @@ from clawstream.events.control import promotions
 from clawstream.stream.log import Arrived, Place, Start, Undecodable
 from clawstream.stream.stage import DAY_MS
 from clawstream.stream.topics import replay_topic
-from clawstream.training.batches import Arrival, Batcher, Rules, resume_offsets
+from clawstream.training.batches import Arrival, Batcher, DropReason, Rules, resume_offsets
+from clawstream.training.dropping import LOST, WHY, grown
 from clawstream.training.horizon import Ends, Horizon
 from clawstream.training.lived import Lived, of_policy
 from clawstream.training.quarantine import LetterLog, Quarantine
@@ -64,6 +66,7 @@ class Following:
         self.all_read = False  # of a replay that is read to its end
         self.arrived = asyncio.Event()
         self._one_asking = asyncio.Lock()
+        self._told: Counter[DropReason] = Counter()  # of the batcher's dropped samples
         self.reading: list[asyncio.Task[None]] = []
         self.quarantine = Quarantine(SAMPLES_TOPIC, training_log, on_change=self.arrived.set)
         self._positions: dict[
@@ -103,6 +106,7 @@ class Following:
         self.batcher = Batcher(
             these, self._lived.plans, executed_version=executed_version, rejected=self._lived.rejected
         )
+        self._told.clear()
         self.all_read = False
         self._positions = {}
         self.quarantine.turn()
@@ -122,6 +126,13 @@ class Following:
             if late:
                 await self._log.append([_refresh(arrival) for arrival in late])
                 batcher.asked(late)
+
+    def tell_dropped(self) -> None:
+        """Say what of the samples read so far is in no batch, and why."""
+        for reason, number in grown(self.batcher.dropped, self._told).items():
+            level = logging.WARNING if reason in LOST else logging.INFO
+            log.log(level, "samples_dropped=%d trained=never reason=%s", number, WHY[reason])
+            self._told[reason] = number
 
     def is_past(self, plan: BatchPlanned) -> bool:
         """Return whether all of the log is read where the plan's samples stood."""

@@ -19,7 +19,7 @@ from clawstream.config import Settings
 from clawstream.errors import ConfigError, SamplesGone, UnusableCheckpoint
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
 from clawstream.training.base_folder import limits_of
-from clawstream.training.batches import Batch, Batcher, DropReason, turn_of
+from clawstream.training.batches import Batch, Batcher, turn_of
 from clawstream.training.checkpoints import alone_on, folder_of, latest, prune, read
 from clawstream.training.following import Following, TrainingLog
 from clawstream.training.lived import Lived, of_policy, rejection
@@ -145,10 +145,8 @@ class _Loop:
         if self._is_limited:
             return False
         now_ms = _FOR_EVER_MS if self.samples.all_read else _now_ms()
-        num_unsettled = self._batcher.dropped[DropReason.UNSETTLED]
         batch = self._batcher.due(parent_version=self._version, now_ms=now_ms)
-        if (num_dropped := self._batcher.dropped[DropReason.UNSETTLED] - num_unsettled) > 0:
-            log.warning("samples_dropped=%d trained=never reason=their groups were not settled", num_dropped)
+        self.samples.tell_dropped()
         if batch is None:
             return False
         plan = self._plan(batch)
