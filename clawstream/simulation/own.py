@@ -8,13 +8,17 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import tomllib
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 from clawstream.config import IDLE, EngineSettings, Section, Settings, TrainingSettings, load
+from clawstream.errors import TryLater
 from clawstream.inference.sglang import SglangEngine, engine_session
+
+log = logging.getLogger(__name__)
 
 MAX_TOKENS = 512  # of an answer
 BASE_VERSION = "0"
@@ -49,7 +53,8 @@ async def lent(engine: EngineSettings, base: Path) -> AsyncIterator[None]:
     """Have engines at addresses serve the base when the block begins and when it ends, with no adapter from in between.
 
     Nobody else may ask them meanwhile. Embedded engines, which have no address, end with their run. Raises TryLater
-    where an engine does not answer.
+    where an engine does not answer at first; of one that does not at the end the log says so, and the others are given
+    back.
     """
     async with engine_session(engine) as http:
         engines = [SglangEngine(http, url, load_s=engine.loads_within_s) for url in engine.urls]
@@ -60,9 +65,18 @@ async def lent(engine: EngineSettings, base: Path) -> AsyncIterator[None]:
             yield
         finally:
             for one, before in zip(engines, known, strict=True):
-                for name in set(await one.lora_adapters()) - before:
-                    await one.unload_lora_adapter(name)
-                await _reset(one, base)
+                try:
+                    await _give_back(one, base, before)
+                except TryLater as error:
+                    log.warning(
+                        "engine=%s state=not given back reason=%s; start it anew, or load %s", one.url, error, base
+                    )
+
+
+async def _give_back(engine: SglangEngine, base: Path, before: set[str]) -> None:
+    for name in set(await engine.lora_adapters()) - before:
+        await engine.unload_lora_adapter(name)
+    await _reset(engine, base)
 
 
 async def _reset(engine: SglangEngine, base: Path) -> None:

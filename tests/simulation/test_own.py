@@ -1,15 +1,16 @@
 """A person's policy, engines, judge and trainer take the place of simulated ones, and are left as they were found."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from clawstream.config import Settings, TrainingSettings, load
+from clawstream.config import EngineSettings, Settings, TrainingSettings, load
 from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.local.ports import reserved
-from clawstream.simulation.own import digest
+from clawstream.simulation.own import digest, lent
 from clawstream.simulation.people import people_of
 from clawstream.simulation.run import People, Plan, _settings
 from clawstream.simulation.scoring import room
@@ -108,3 +109,27 @@ async def test_an_engine_at_an_address_is_scored_on_and_has_the_base_again_after
                     found = await asking.score(checkpoint, version, base=model)
                     assert (found.update, found.num_problems) == (version, 3)
                     assert (await engine.weight_version(), await engine.lora_adapters()) == ("0", ())
+
+
+@pytest.mark.timeout(180)
+async def test_an_engine_that_died_is_named_and_the_others_are_given_back_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, other = make_model(tmp_path / "model"), make_model(tmp_path / "other", seed=1)
+    with contextlib.ExitStack() as dying, reserved() as first, reserved() as second, cpu_engine(model, second) as url:
+        dead = dying.enter_context(cpu_engine(model, first))
+        lending = EngineSettings(model_path=model, urls=(dead, url))
+        async with engine_session(lending) as http:
+            engine = SglangEngine(http, url)
+
+            async def run() -> None:
+                async with lent(lending, model):
+                    await engine.update_weights(str(other), "9")
+                    dying.close()
+                    raise ArithmeticError("of the run")
+
+            with pytest.raises(ArithmeticError, match="of the run"):
+                await run()
+            assert await engine.weight_version() == "0"
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "clawstream.simulation.own"]
+    assert said.startswith(f"engine={dead} state=not given back reason=")
