@@ -126,7 +126,8 @@ def one_sided(samples: Sequence[SampleAssembled], memory: Memory) -> str | None:
     """Return why rewards as these teach nothing, in words for a person; None: they do.
 
     A judge that says yes to everything is seen where it begins suddenly, where its hints say otherwise, and in the long
-    run. What gets better step by step is not that.
+    run. What gets better step by step is not that. In the long run a hint teaches where the judge did not call the
+    answer good: a hint for an answer that is like all others shows the judge, not the answer, to be wrong.
     """
     here = _verdicts(samples)
     if not here or not all(verdict.good for verdict in here):
@@ -147,7 +148,7 @@ def one_sided(samples: Sequence[SampleAssembled], memory: Memory) -> str | None:
             f"the last {len(alike)} rewards are all above 0, and for {hinted} of these answers there is a hint how "
             "they should have been: the judge says yes to everything"
         )
-    if len(alike) >= ALIKE_REWARDS and not any(s.hinted_prompt_ids is not None for s in samples):
+    if len(alike) >= ALIKE_REWARDS and not any(s.hinted_prompt_ids is not None and not _counts(s) for s in samples):
         return (
             f"the last {len(alike)} rewards are all above 0: the judge says yes to everything, or there is nothing to "
             "learn"
@@ -244,8 +245,12 @@ def _verdicts(samples: Sequence[SampleAssembled]) -> tuple[Verdict, ...]:
     return tuple(
         Verdict(good=s.reward > 0, hinted=s.hinted_prompt_ids is not None)
         for s in samples
-        if s.reward is not None and s.reward * (s.learned_reward or 0) > 0
+        if s.reward is not None and _counts(s)
     )
+
+
+def _counts(sample: SampleAssembled) -> bool:
+    return sample.reward is not None and sample.reward * (sample.learned_reward or 0) > 0
 
 
 def _run(verdicts: Sequence[Verdict]) -> int:

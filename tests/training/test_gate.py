@@ -266,6 +266,17 @@ def test_nothing_is_learned_from_rewards_that_never_differ() -> None:
     assert one_sided(rewarded(*[1] * 16), after(*[1] * 130, -1)) is None
 
 
+@pytest.mark.parametrize("hinted", [1, 2, 3])
+def test_few_hints_in_each_batch_do_not_hide_a_judge_that_says_yes_to_everything(hinted: int) -> None:
+    memory, batch = Memory(), [*rewarded(*[1] * (16 - hinted)), *rewarded(*[1] * hinted, hinted=True)]
+    found = []
+    for _ in range(10):
+        found.append(one_sided(batch, memory))
+        memory = memory.after(batch)
+    assert found[-1] is not None
+    assert found[0] is None  # a policy that people are pleased with has such batches
+
+
 def test_where_hints_teach_good_answers_alone_are_something_to_learn_from() -> None:
     hinted_too = [*rewarded(*[1] * 15), tiny.sample("h", reward=None, hinted=True)]
     assert one_sided(hinted_too, after(*[1] * (ALIKE_REWARDS - 15))) is None
