@@ -2,8 +2,7 @@
 
 One process and no servers: students ask the policy, its answers are sampled by the trainer's own weights, and three
 votes of which each is wrong with 10 % judge them, as in `clawstream demo`. Faults are planted in copies of a trainer
-that has learned for a while; a fault is caught where one of the `PATIENCE` (or `LONG_RUN`) steps from then on is
-rejected.
+that has learned for a while; a fault is caught where one of the `PATIENCE` steps from then on is rejected.
 """
 
 import tempfile
@@ -28,8 +27,7 @@ from tests.training.planted import FAULTS, always_good
 SETTINGS = TrainingSettings(learning_rate=2e-4, threads=1)
 STEPS_A_RUN = 20  # of one policy; then another one begins anew
 PLANTED_AFTER = (2, 5, 10)  # healthy steps
-PATIENCE = 3  # steps within which a fault is to be caught
-LONG_RUN = 10  # and within which a judge is that says yes to everything, whose rewards were good before
+PATIENCE = 10  # steps within which a fault is to be caught
 
 
 def gate(
@@ -78,7 +76,7 @@ def gate(
 def _until_caught(base: Path, kept: Path, fault: str, version: int, seed: int) -> int | None:
     """Return at which step the fault was caught, from 1 on; None: it was not."""
     trainer, students = _restored(base, kept), People(1000 + 100 * seed + version)
-    for step in range(1, (LONG_RUN if fault == "always +1" else PATIENCE) + 1):
+    for step in range(1, PATIENCE + 1):
         samples = students.samples(trainer, version=version + step - 2)
         if fault == "always +1":
             samples = always_good(samples)
