@@ -97,11 +97,11 @@ async def _find(
             f"versions {old.number} and {new.number} of {policy_id}: the second has to be newer than the first, and on "
             f"this machine's disk are {', '.join(map(str, sorted(there)))}. Nothing was asked"
         )
-    requests = again.past(url, policy_id, after=new.number, count=count, seed=seed)
+    requests = again.past(url, policy_id, before=old.number, after=new.number, count=count, seed=seed)
     if not requests:
         raise OperatorError(
-            f"no answered request of {policy_id} is in the database that version {new.number} was not trained on. "
-            "Nothing was asked; talk to it some more"
+            f"no answered request of {policy_id} in the database is new to both versions {old.number} and "
+            f"{new.number}; what they were trained on is not asked. Nothing was asked; talk to it some more"
         )
     tasks = [Task(**task) for task in json.loads(UNRELATED.read_text())]
     console.print(f"asking versions {old.number} and {new.number} of {policy_id} for {len(requests)} past requests")

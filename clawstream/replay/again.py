@@ -28,6 +28,17 @@ from clawstream.replay.blind import Pair, Task
 
 AT_ONCE = 8
 CONFIG = "config.json"
+# The versions that `before` and `after` are made of, themselves included: a rollback goes on from an older one than the
+# version before it, and what was learned in between is in neither.
+_LINES = """
+    WITH RECURSIVE lines (asked, policy_version) AS (
+        VALUES ({before}::bigint, {before}::bigint), ({after}::bigint, {after}::bigint)
+        UNION
+        SELECT lines.asked, b.parent_version
+        FROM lines
+        JOIN batches AS b ON b.policy_id = '{policy_id}' AND b.policy_version = lines.policy_version
+    )
+"""
 _PAST = """
     SELECT e.exchange_id AS turn_id, last_user_text(request_messages(e.exchange_id)) AS request,
         request_token_ids(e.exchange_id) AS prompt_ids
@@ -35,8 +46,10 @@ _PAST = """
     JOIN turns AS t ON t.turn_id = e.exchange_id AND t.kind = 'paired'
     WHERE e.kind = 'completed' AND e.turn_type = 'main' AND e.policy_id = '{policy_id}'
         AND NOT EXISTS (
-            SELECT 1 FROM samples AS s JOIN batches AS b ON s.sample_id = ANY (b.sample_ids)
-            WHERE s.turn_id = e.exchange_id AND b.policy_id = e.policy_id AND b.policy_version <= {after}
+            SELECT FROM samples AS s
+            JOIN batches AS b ON s.sample_id = ANY (b.sample_ids)
+            JOIN lines ON lines.policy_version = b.policy_version
+            WHERE s.turn_id = e.exchange_id AND b.policy_id = e.policy_id
         )
     ORDER BY md5(e.exchange_id || '{seed}')
     LIMIT {count}
@@ -48,8 +61,12 @@ _VERSIONS = """
 _LEARNED = """
     SELECT DISTINCT policy_version, turn_id, total_reward AS reward, hint, next_state
     FROM lineage
-    WHERE policy_id = '{policy_id}' AND policy_version > {before} AND policy_version <= {after}
-        AND next_state IS NOT NULL AND step_id IS NOT NULL
+    WHERE policy_id = '{policy_id}' AND next_state IS NOT NULL
+        AND policy_version IN (
+            SELECT policy_version FROM lines WHERE asked = {after}
+            EXCEPT
+            SELECT policy_version FROM lines WHERE asked = {before}
+        )
     ORDER BY policy_version, turn_id
 """
 
@@ -95,12 +112,13 @@ def versions(url: str, settings: Settings) -> dict[int, Version]:
     return {number: v for number, v in found.items() if (v.path / (ADAPTER_CONFIG if v.adapter else CONFIG)).is_file()}
 
 
-def past(url: str, policy_id: str, *, after: int, count: int, seed: int) -> list[Past]:
+def past(url: str, policy_id: str, *, before: int, after: int, count: int, seed: int) -> list[Past]:
     """Return `count` answered requests by chance, all where there are fewer; equal seeds choose alike.
 
-    None of them is in a batch that version `after` or an older one was trained on.
+    Neither version was trained on any of them, nor was one that it is made of.
     """
-    rows = rows_of(url, _PAST.format(policy_id=policy_id, after=after, seed=seed, count=count))
+    query = _LINES + _PAST
+    rows = rows_of(url, query.format(policy_id=policy_id, before=before, after=after, seed=seed, count=count))
     return [
         Past(turn_id=str(row["turn_id"]), request=str(row["request"]), prompt_ids=tuple(row["prompt_ids"]))  # type: ignore[arg-type]
         for row in rows
@@ -109,8 +127,8 @@ def past(url: str, policy_id: str, *, after: int, count: int, seed: int) -> list
 
 
 def learned(url: str, policy_id: str, *, before: int, after: int) -> list[Lesson]:
-    """Return what the versions after `before`, up to `after`, learned from, in their order."""
-    rows = rows_of(url, _LEARNED.format(policy_id=policy_id, before=before, after=after))
+    """Return what `after` and the versions that it is made of learned from and `before` did not, in their order."""
+    rows = rows_of(url, (_LINES + _LEARNED).format(policy_id=policy_id, before=before, after=after))
     return [
         Lesson(
             policy_version=int(str(row["policy_version"])),

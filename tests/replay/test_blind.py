@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from clawstream.cli.real import UNRELATED
 from clawstream.replay.blind import Choice, Pair, Tally, Task, tally
+from tests.replay.unrelated import RIGHT
 
 PAIR = Pair(turn_id="t", request="?", before="old", after="new", after_first=False)
 
@@ -39,11 +40,6 @@ def test_every_choice_is_counted_once(choices: list[Choice]) -> None:
     assert (told.after, told.before, told.equal) == tuple(
         choices.count(one) for one in (Choice.AFTER, Choice.BEFORE, Choice.EQUAL)
     )
-
-
-RIGHT = ("Paris", "56", "Jupiter", "Au", "366", "William Shakespeare", "12", "Bonjour", "carbon dioxide", "100",
-         "The Atlantic", "nine", "Portuguese", "went", "1945", "2, 5, 9", "descend", "six", "def", "DISTINCT",
-         "Not Found", "stressed", "30", "October")  # fmt: skip
 
 
 def test_unrelated_tasks_take_a_right_answer_and_no_other_task_s() -> None:
