@@ -15,7 +15,7 @@ from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.training import model as training_model
 from clawstream.training.answers import Suffix
 from clawstream.training.torch_model import TorchModel
-from tests.training import tiny
+from tests.training import head_memory, tiny
 
 RAGGED = [
     Suffix((5, 6, 7), (8, 9), 1.0),
@@ -69,6 +69,19 @@ def test_logits_in_pieces_give_the_same_log_probs_and_gradients(base: Path, monk
 
     torch.testing.assert_close(pieces[0], whole[0], equal_nan=True)
     torch.testing.assert_close(pieces[1], whole[1])
+
+
+def test_memory_of_logits_is_bounded_however_many_tokens_are_scored_and_learned_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TorchModel.load(tiny.build(tmp_path, vocabulary=head_memory.VOCABULARY))
+    limit_bytes = head_memory.HEAD_ROWS * 4 * head_memory.VOCABULARY
+    monkeypatch.setattr(training_model, "HEAD_BYTES", limit_bytes)
+
+    largest_bytes, most_bytes = head_memory.held(model, head_memory.suffixes(8), head_memory.VOCABULARY)
+
+    assert 0 < largest_bytes <= limit_bytes
+    assert most_bytes <= 4 * limit_bytes  # logits, and thrice that computed from them
 
 
 def test_a_look_has_the_entropy_of_each_place_and_the_log_probs_of_the_tokens_named(

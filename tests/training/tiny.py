@@ -12,11 +12,14 @@ from clawstream.events import SampleAssembled, VersionSpan, float32
 VOCABULARY = 96
 
 
-def build(folder: Path, *, width: int = 32, layers: int = 2, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+def build(
+    folder: Path, *, width: int = 32, layers: int = 2, seed: int = 0, dtype: torch.dtype = torch.float32,
+    vocabulary: int = VOCABULARY,
+) -> Path:  # fmt: skip
     """Write a model folder with a file that stands for its tokenizer; return it."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=3 * width,
         num_hidden_layers=layers,

@@ -38,10 +38,12 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-def build(folder: Path, family: str, *, dtype: torch.dtype = torch.float32) -> Path:
+def build(folder: Path, family: str, *, dtype: torch.dtype = torch.float32, vocabulary: int = VOCABULARY) -> Path:
     """Write a model folder with random weights, norms included; return it."""
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIGS[family]())
+    config = CONFIGS[family]()
+    config.vocab_size = vocabulary
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

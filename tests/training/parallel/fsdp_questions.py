@@ -10,6 +10,7 @@ import torch
 
 from clawstream.training.answers import Suffix
 from clawstream.training.parallel.fsdp_model import FsdpModel
+from tests.training import head_memory
 
 
 def load(state: dict[str, Any], folder: Path, lora_rank: int | None = None) -> int:
@@ -38,6 +39,12 @@ def score(state: dict[str, Any], suffixes: list[Suffix]) -> list[torch.Tensor]:
     """Return the log-probs of the answers."""
     scores: list[torch.Tensor] = state["model"].score(suffixes, weights=None, budget_tokens=64)
     return scores
+
+
+def head_bytes(state: dict[str, Any], suffixes: list[Suffix], limit_bytes: int) -> tuple[int, int]:
+    """Return what `head_memory.held` finds in this process under a limit."""
+    with patch("clawstream.training.model.HEAD_BYTES", limit_bytes):
+        return head_memory.held(state["model"], suffixes, head_memory.VOCABULARY)
 
 
 def save(state: dict[str, Any], folder: Path) -> None:

@@ -17,6 +17,7 @@ from clawstream.training.megatron.shape import Sizes
 from clawstream.training.megatron.weights import collected
 from clawstream.training.model import HEAD_BYTES
 from clawstream.training.writing import write
+from tests.training import head_memory
 
 
 def load(
@@ -89,6 +90,13 @@ def look_and_gradients(state: dict[str, Any], suffixes: list[Suffix], head_bytes
         model.accumulate([range(len(suffixes))], suffixes, total_of)
     gradients = {name: p.grad for name, p in model.trained.items() if p.grad is not None}
     return found[0] if found else None, collected({"": gradients}, model._places, model._tensor, model._data)
+
+
+def head_bytes(state: dict[str, Any], suffixes: list[Suffix], limit_bytes: int) -> tuple[int, int, int]:
+    """Return how many tokens' logits this process computes, and what `head_memory.held` finds under a limit."""
+    model: MegatronModel = state["model"]
+    with patch("clawstream.training.model.HEAD_BYTES", limit_bytes):
+        return model._rows.size, *head_memory.held(model, suffixes, model._rows.size)
 
 
 def moments_bytes(state: dict[str, Any]) -> tuple[list[int], int, int]:

@@ -10,6 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from clawstream.training.answers import Suffix
 from clawstream.training.parallel.processes import Processes
 from clawstream.training.torch_model import TorchModel
+from tests.training import head_memory
 from tests.training.parallel import families
 
 pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
@@ -82,6 +83,17 @@ def test_a_process_takes_memory_for_its_part_alone_while_it_loads(
 
     for grew_bytes in two.ask(f"{QUESTIONS}:load", tmp_path, lora_rank):
         assert 0.5 * whole_bytes < grew_bytes < 0.8 * whole_bytes
+
+
+def test_memory_of_logits_is_bounded_however_many_tokens_are_scored_and_learned_from(
+    two: Processes, tmp_path: Path
+) -> None:
+    limit_bytes = head_memory.HEAD_ROWS * 4 * head_memory.VOCABULARY
+    two.ask(f"{QUESTIONS}:load", families.build(tmp_path, "qwen3", vocabulary=head_memory.VOCABULARY))
+
+    for largest_bytes, most_bytes in two.ask(f"{QUESTIONS}:head_bytes", head_memory.suffixes(8), limit_bytes):
+        assert 0 < largest_bytes <= limit_bytes
+        assert most_bytes <= 4 * limit_bytes  # logits, and thrice that computed from them
 
 
 def assert_said(processes: Processes, expected: list[torch.Tensor]) -> None:

@@ -15,6 +15,7 @@ from clawstream.training.model import Look, tensors_of
 from clawstream.training.parallel.processes import Processes
 from clawstream.training.torch_model import TorchModel
 from clawstream.training.writing import write
+from tests.training import head_memory
 from tests.training.parallel import families
 from tests.training.parallel.conftest import QUESTIONS
 
@@ -122,6 +123,22 @@ def test_entropies_and_gradients_are_those_of_the_whole(
         two.ask(f"{QUESTIONS}:look_and_gradients", suffixes, 5 * 4 * families.VOCABULARY),
     ):
         assert_looked(answers, look, whole, sizes)
+
+
+@pytest.mark.parametrize("sizes", [pytest.param(TENSOR, id="tensor"), pytest.param(BY_SEQUENCE, id="sequence")])
+def test_memory_of_logits_is_bounded_however_many_tokens_are_scored_and_learned_from(
+    two: Processes, tmp_path: Path, sizes: Sizes
+) -> None:
+    limit_bytes = head_memory.HEAD_ROWS * 4 * -(-head_memory.VOCABULARY // 2)
+    two.ask(f"{QUESTIONS}:load", families.build(tmp_path, "qwen3", vocabulary=head_memory.VOCABULARY), sizes)
+
+    found = two.ask(f"{QUESTIONS}:head_bytes", head_memory.suffixes(8), limit_bytes)
+
+    assert sum(num_tokens for num_tokens, _, _ in found) == head_memory.VOCABULARY
+    for _, largest_bytes, most_bytes in found:
+        assert 0 < largest_bytes <= limit_bytes
+        # Logits, and thrice that computed from them; Gloo's two threads let go of what leads to a sum a little later.
+        assert most_bytes <= (4 + 2) * limit_bytes
 
 
 def assert_looked(answers: list[Any], look: Look, whole: TorchModel, sizes: Sizes) -> None:
