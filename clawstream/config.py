@@ -233,8 +233,8 @@ class SamplesSettings(Section):
     off_distribution: Literal["refuse", "hint_only", "gateway_override"] = Field(
         "refuse",
         description="answers sampled with temperature 0, top_p or top_k, whose log-probs are not those of the draw: no "
-        "sample, one without its reward (sound for topk alone: a gap is weighed by log-probs too), or the gateway "
-        "samples main turns from the whole distribution whatever the client asks",
+        "sample, one without its reward (with method = topk alone: others weigh hints by log-probs too), or the "
+        "gateway samples main turns from the whole distribution whatever the client asks",
     )
 
 
@@ -529,13 +529,21 @@ class Settings(BaseSettings):
     monitor: MonitorSettings = MonitorSettings()
 
     @model_validator(mode="after")
-    def _steps_are_sampled_from_the_policy(self) -> "Settings":
-        if self.training.method == "stepwise" and self.samples.off_distribution == "hint_only":
-            raise ValueError(
-                "samples.off_distribution = 'hint_only' lets hints count where rewards don't, and training.method = "
-                "'stepwise' has no hints: say 'refuse' or 'gateway_override', or take another method"
+    def _hints_alone_count_where_whole_distributions_are_held_against_each_other(self) -> "Settings":
+        method = self.training.method
+        if method == "topk" or self.samples.off_distribution != "hint_only":
+            return self
+        if self.training.weights[1] == 0:
+            why = f"hints have no weight under training.method = {method!r} with w_opd = {self.training.w_opd:g}"
+        else:
+            why = (
+                f"training.method = {method!r} weighs them, whatever its w_topk, by the log-probs of tokens that were "
+                "not drawn by those"
             )
-        return self
+        raise ValueError(
+            f"samples.off_distribution = 'hint_only' lets hints count where rewards don't, and {why}: say 'refuse' or "
+            "'gateway_override', or take training.method = 'topk'"
+        )
 
     @model_validator(mode="after")
     def _groups_wait_for_judges_and_are_known_meanwhile(self) -> "Settings":

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from clawstream.config import SamplesSettings, Settings, TrainingSettings
 from clawstream.events import (
     Event,
     ExchangeCompleted,
@@ -72,3 +73,46 @@ def test_its_hint_counts_without_the_reward_where_hints_alone_are_wanted(changes
 def test_an_answer_of_the_whole_distribution_keeps_its_reward_by_every_rule(rule: OffDistribution) -> None:
     [sample] = sampled({}, hinted=True, rule=rule).of(SampleAssembled)
     assert (sample.reward, sample.hint is not None) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        TrainingSettings(method="binary"),
+        TrainingSettings(method="stepwise"),
+        TrainingSettings(method="combined", w_opd=0.0),
+    ],
+    ids=lambda training: training.method,
+)
+def test_its_hint_alone_is_refused_at_the_start_where_no_hint_is_learned_from(training: TrainingSettings) -> None:
+    with pytest.raises(ValueError, match=r"'hint_only' .* no weight under .*: say 'refuse' .*method = 'topk'"):
+        Settings(training=training, samples=SamplesSettings(off_distribution="hint_only"))
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        TrainingSettings(),
+        TrainingSettings(method="opd"),
+        TrainingSettings(w_topk=0.0),
+        TrainingSettings(w_binary=0.0, w_topk=1.0),
+    ],
+    ids=["combined", "opd", "gaps alone", "a divergence beside them"],
+)
+def test_its_hint_alone_is_refused_at_the_start_where_gaps_of_sampled_tokens_are_learned_from(
+    training: TrainingSettings,
+) -> None:
+    with pytest.raises(ValueError, match=r"'hint_only' .* not drawn by those: say 'refuse' .*method = 'topk'"):
+        Settings(training=training, samples=SamplesSettings(off_distribution="hint_only"))
+
+
+def test_its_hint_alone_is_taken_where_whole_distributions_are_held_against_each_other() -> None:
+    samples = SamplesSettings(off_distribution="hint_only")
+    assert Settings(training=TrainingSettings(method="topk"), samples=samples).samples == samples
+
+
+@pytest.mark.parametrize("off_distribution", ["refuse", "gateway_override"])
+@pytest.mark.parametrize("method", ["combined", "binary", "opd", "topk", "stepwise"])
+def test_what_needs_no_hint_alone_goes_with_every_method(method: str, off_distribution: str) -> None:
+    samples = SamplesSettings(off_distribution=off_distribution)
+    assert Settings(training=TrainingSettings(method=method), samples=samples).samples == samples

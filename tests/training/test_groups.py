@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.config import JudgeSettings, SamplesSettings, Settings, TrainingSettings
+from clawstream.config import JudgeSettings, Settings, TrainingSettings
 from clawstream.errors import ConfigError
 from clawstream.events import (
     BatchPlanned,
@@ -294,11 +294,9 @@ def test_what_acts_on_hints_alone_is_refused_beside_it(name: str) -> None:
         TrainingSettings(method="stepwise", **{name: 0.5})
 
 
-def test_a_baseline_a_teacher_and_hints_alone_are_refused_beside_it() -> None:
+def test_a_baseline_and_a_teacher_are_refused_beside_it() -> None:
     with pytest.raises(ValueError, match="teacher, baseline"):
         TrainingSettings(method="stepwise", baseline="running", teacher="ema")
-    with pytest.raises(ValueError, match="hint_only"):
-        Settings(training=TrainingSettings(method="stepwise"), samples=SamplesSettings(off_distribution="hint_only"))
 
 
 def test_a_wait_that_ends_before_judges_or_after_attempts_are_forgotten_is_refused() -> None:
