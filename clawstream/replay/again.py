@@ -45,11 +45,11 @@ _PAST = """
     FROM exchanges AS e
     JOIN turns AS t ON t.turn_id = e.exchange_id AND t.kind = 'paired'
     WHERE e.kind = 'completed' AND e.turn_type = 'main' AND e.policy_id = '{policy_id}'
-        AND NOT EXISTS (
-            SELECT FROM samples AS s
-            JOIN batches AS b ON s.sample_id = ANY (b.sample_ids)
-            JOIN lines ON lines.policy_version = b.policy_version
-            WHERE s.turn_id = e.exchange_id AND b.policy_id = e.policy_id
+        AND e.exchange_id NOT IN (
+            SELECT s.turn_id
+            FROM lines
+            JOIN batches AS b ON b.policy_id = '{policy_id}' AND b.policy_version = lines.policy_version
+            JOIN samples AS s ON s.sample_id = ANY (b.sample_ids)
         )
     ORDER BY md5(e.exchange_id || '{seed}')
     LIMIT {count}

@@ -25,7 +25,9 @@ HISTORY: Sequence[Event] = (
     *made(5, 4, "five"),
     *made(6, 0, rollback=2),
     sample("new"),
-    example(BatchPlanned, policy_id="another", policy_version=1, sample_ids=(sample("new").sample_id,)),
+    example(
+        BatchPlanned, policy_id="another", policy_version=6, parent_version=3, sample_ids=(sample("new").sample_id,)
+    ),
 )
 
 
