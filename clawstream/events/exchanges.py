@@ -47,6 +47,34 @@ GREEDY_BELOW = 1e-6  # of the temperature: the likeliest token is drawn, and its
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBias:
+    """`bias` is added to the token's logit, wherever it stands."""
+
+    token_id: int
+    bias: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shaping:
+    """What makes the distribution another than the policy's own, by SGLang's names; of the grammars at most one."""
+
+    frequency_penalty: float = 0.0  # off a token's logit for each time that it stands in the answer
+    presence_penalty: float = 0.0  # off it once, if it stands there
+    repetition_penalty: float = 1.0  # divides it then, or multiplies it where it is below 0
+    min_p: float = 0.0  # of the likeliest token's probability: less likely ones are not drawn
+    min_new_tokens: int = 0  # before these no token may end the answer
+    logit_bias: tuple[TokenBias, ...] = ()
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the answer had to follow a grammar."""
+        return (self.json_schema, self.regex, self.ebnf) != (None, None, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How the answer's tokens were sampled."""
 
@@ -56,6 +84,7 @@ class Sampling:
     max_tokens: int
     seed: int | None  # None: the engine's choice
     stop: tuple[str, ...]
+    shaping: Shaping | None = None  # None: none, or an answer of a version that had none
 
     @property
     def is_greedy(self) -> bool:
@@ -65,7 +94,8 @@ class Sampling:
     @property
     def of_the_policy(self) -> bool:
         """Whether every token had the probability that the log-probs say, so that they weigh it as it was drawn."""
-        return self.temperature >= GREEDY_BELOW and self.top_p >= 1 and (self.top_k is None or self.top_k < 1)
+        whole = self.top_p >= 1 and (self.top_k is None or self.top_k < 1)
+        return self.temperature >= GREEDY_BELOW and whole and self.shaping is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

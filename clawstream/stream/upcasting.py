@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from clawstream.events import (
+    AnswerRefreshed,
     BatchPlanned,
     Event,
     ExchangeCompleted,
@@ -17,6 +18,7 @@ from clawstream.events import (
     HintAbsent,
     PolicyActivated,
     PolicyPublished,
+    RefreshAsked,
     ReplayEnded,
     ReplayStarted,
     SampleAssembled,
@@ -33,6 +35,12 @@ def unsaid(*fields: str) -> Upcast:
     """Return the upcaster of records that did not say these fields: they are absent."""
     absent = dict.fromkeys(fields)
     return lambda plain: {**plain, **absent}
+
+
+def _unshaped(plain: Plain) -> Plain:
+    """What shapes a distribution was refused then; where nobody said how was sampled, nobody says it now."""
+    sampling = plain["sampling"]
+    return {**plain, "sampling": None if sampling is None else {**sampling, "shaping": None}}
 
 
 def _rewarded_by_the_judge(plain: Plain) -> Plain:
@@ -55,20 +63,24 @@ _NO_TEACHER = unsaid("teacher", "teacher_logprobs", "student_logprobs", "student
 
 UPCASTERS: Upcasters = MappingProxyType(
     {
+        (AnswerRefreshed, 1): _unshaped,
         (BatchPlanned, 1): unsaid("replay"),
         (BatchPlanned, 2): unsaid("rollback", "turns", "advantages"),
         (ExchangeCompleted, 1): unsaid("key_name", "num_spliced"),
         (ExchangeCompleted, 2): unsaid("group_id", "group_size", "step_index"),
+        (ExchangeCompleted, 3): _unshaped,
         (ExchangeFailed, 1): unsaid("key_name"),
         (FeedbackGiven, 1): unsaid("key_name"),
         (HintAbsent, 1): unsaid("num_offered"),
         (PolicyActivated, 1): unsaid("adapter"),
         (PolicyPublished, 1): unsaid("adapter"),
+        (RefreshAsked, 1): _unshaped,
         (ReplayEnded, 1): unsaid("num_votes_cast"),
         (ReplayStarted, 1): unsaid("off_distribution"),
         (ReplayStarted, 2): unsaid("reward_weights", "hint_quorum", "teacher", "heuristic_function"),
         (SampleAssembled, 1): unsaid("sampling"),
         (SampleAssembled, 2): _rewarded_by_the_judge,
+        (SampleAssembled, 3): _unshaped,
         (SampleRefused, 1): unsaid("refreshed_id"),
         (StepTaken, 1): unsaid("entropy_nats", "behaviour_kl_nats", "mean_response_tokens", "weights_changed_share"),
     }

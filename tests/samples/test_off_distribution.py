@@ -15,13 +15,20 @@ from clawstream.events import (
     SampleAssembled,
     SampleRefused,
 )
-from clawstream.events.exchanges import Sampling
+from clawstream.events.exchanges import Sampling, Shaping
 from tests.flow import Flow, Log, Oracle
 from tests.sessions import Session, assistant, user
 
 GOOD = "\\boxed{1}"
 WHOLE = Sampling(temperature=0.7, top_p=1.0, top_k=None, max_tokens=64, seed=None, stop=())
-ODD: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1e-8}, {"top_p": 0.95}, {"top_k": 50}]
+ODD: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1e-8},
+    {"top_p": 0.95},
+    {"top_k": 50},
+    {"shaping": Shaping(frequency_penalty=0.5)},
+    {"shaping": Shaping(json_schema="{}")},
+]
 
 
 def hint(text: str) -> str:

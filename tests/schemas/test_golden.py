@@ -30,14 +30,22 @@ def meaning(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
+def with_unsaid(means: Any, value: Any) -> Any:
+    """What a golden file says a value means, with None for each field that was not said then."""
+    if isinstance(means, dict):
+        assert means.keys() <= {field.name for field in fields(value)}
+        return {field.name: with_unsaid(means.get(field.name), getattr(value, field.name)) for field in fields(value)}
+    if isinstance(means, list):
+        return [with_unsaid(part, inner) for part, inner in zip(means, value, strict=True)]
+    return means
+
+
 @pytest.mark.parametrize("name", [name for name, _ in VERSIONS])
 def test_a_record_means_what_it_meant_when_it_was_written(name: str) -> None:
     golden = json.loads((GOLDEN / f"{name}.json").read_text())
     event = codec().decode(bytes.fromhex(golden["bytes"]))
     assert snake_name(type(event)) == name.split(".")[0]
-    means = meaning(event)
-    assert {field: means[field] for field in golden["means"]} == golden["means"]
-    assert all(means[field] is None for field in means.keys() - golden["means"].keys()), "it was not said then"
+    assert meaning(event) == with_unsaid(golden["means"], event)
 
 
 @pytest.mark.parametrize("name", [name for name, schema in VERSIONS])
