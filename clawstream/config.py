@@ -232,9 +232,10 @@ class SamplesSettings(Section):
 
     off_distribution: Literal["refuse", "hint_only", "gateway_override"] = Field(
         "refuse",
-        description="answers sampled with temperature 0, top_p or top_k, whose log-probs are not those of the draw: no "
-        "sample, one without its reward (with method = topk alone: others weigh hints by log-probs too), or the "
-        "gateway samples main turns from the whole distribution whatever the client asks",
+        description="answers sampled with temperature 0, top_p, top_k, penalties or a grammar, so not by the policy's "
+        "own probabilities: no sample, one without its reward (with method = topk alone: others weigh hints by "
+        "log-probs too), or the gateway samples main turns from the whole distribution whatever the client asks, and "
+        "refuses grammars",
     )
 
 

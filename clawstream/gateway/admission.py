@@ -266,11 +266,25 @@ class Admission:
             max_tokens=min(asked.max_tokens or self.settings.default_max_tokens, room),
             seed=asked.seed,
             stop=asked.stop,
+            shaping=asked.shaping,
         )
+        if asked.shaping is not None and asked.shaping.min_new_tokens > sampling.max_tokens:
+            raise BadRequest(
+                f"min_tokens is {asked.shaping.min_new_tokens}; the answer has at most {sampling.max_tokens} tokens. "
+                "Ask for fewer, or shorten the messages.",
+                param="min_tokens",
+            )
         if sampling.of_the_policy or not self.always_of_the_policy or turn_type is not TurnType.MAIN:
             return sampling
+        if asked.shaping is not None and asked.shaping.has_grammar:
+            raise BadRequest(
+                "The answer is to follow a grammar (response_format, json_schema, regex or ebnf), and this gateway "
+                "samples main turns from the policy's whole distribution (samples.off_distribution = gateway_override);"
+                " nothing was generated. Leave the grammar out, or ask in a side turn (X-Turn-Type: side).",
+                code="unsupported_value",
+            )
         warm = (value for value in (sampling.temperature, default, 1.0) if value >= GREEDY_BELOW)
-        return replace(sampling, temperature=next(warm), top_p=1.0, top_k=None)
+        return replace(sampling, temperature=next(warm), top_p=1.0, top_k=None, shaping=None)
 
 
 def _too_long(found: str, context_length_tokens: int) -> BadRequest:

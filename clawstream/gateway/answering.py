@@ -27,8 +27,7 @@ from clawstream.gateway.replies import Usage
 from clawstream.gateway.served import Place, ServedEngine, StaleCache
 from clawstream.inference.behaviour import finish_reason
 from clawstream.inference.echoes import answered
-from clawstream.inference.engine import EngineRefused, FinishKind, GenerateRequest
-from clawstream.inference.engine import Sampling as EngineSampling
+from clawstream.inference.engine import EngineRefused, FinishKind, GenerateRequest, as_recorded
 
 LOG = logging.getLogger(__name__)
 _SHARED_KEYS = 3  # tries under a cache key that others use too, before one of its own
@@ -281,18 +280,9 @@ class _Answering:
             LOG.warning("exchange=%s state=unrecorded reason=%s", accepted.exchange_id, error)
 
     def _request(self, place: Place, rid: str) -> GenerateRequest:
-        asked = self.exchange.accepted.sampling
         return GenerateRequest(
             input_ids=self.exchange.whole.token_ids,
-            sampling=EngineSampling(
-                max_new_tokens=asked.max_tokens,
-                temperature=asked.temperature,
-                top_p=asked.top_p,
-                top_k=asked.top_k,
-                stop_token_ids=self.admission.renderer.stop_token_ids,
-                stop=asked.stop,
-                sampling_seed=asked.seed,
-            ),
+            sampling=as_recorded(self.exchange.accepted.sampling, self.admission.renderer.stop_token_ids),
             extra_key=place.extra_key,
             rid=rid,
             lora_name=place.adapter,

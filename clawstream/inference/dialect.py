@@ -6,27 +6,20 @@ Streams are incremental (`--incremental-streaming-output`): a chunk carries only
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from clawstream.events.exchanges import GREEDY_BELOW
+from clawstream.events.exchanges import GREEDY_BELOW, Shaping, TokenBias
 from clawstream.inference.engine import Chunk, Finish, FinishKind, GenerateRequest, Sampling, VersionSpan
 
 DEFAULT_MAX_NEW_TOKENS = 128
+UNSHAPED = Shaping()
+_GRAMMARS = ("json_schema", "regex", "ebnf")
 # Parameters that we do not implement, with the value under which they do nothing.
 _NEUTRAL: Mapping[str, object] = {
-    "min_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_new_tokens": 0,
     "n": 1,
-    "logit_bias": {},
-    "json_schema": "",
-    "regex": "",
-    "ebnf": "",
     "structural_tag": "",
     "stop_regex": [],
     "custom_params": {},
@@ -112,6 +105,8 @@ def write_request(request: GenerateRequest, *, stream: bool) -> dict[str, object
         params["sampling_seed"] = sampling.sampling_seed
     if sampling.ignore_eos:
         params["ignore_eos"] = True
+    if sampling.shaping is not None:
+        params |= _write_shaping(sampling.shaping)
     body: dict[str, object] = {
         "input_ids": list(request.input_ids),
         "sampling_params": params,
@@ -120,6 +115,17 @@ def write_request(request: GenerateRequest, *, stream: bool) -> dict[str, object
     }
     optional = {"rid": request.rid, "extra_key": request.extra_key, "lora_path": request.lora_name}
     return body | {key: value for key, value in optional.items() if value is not None}
+
+
+def _write_shaping(shaping: Shaping) -> dict[str, object]:
+    said: dict[str, object] = {
+        field.name: value
+        for field in fields(Shaping)
+        if (value := getattr(shaping, field.name)) != getattr(UNSHAPED, field.name)
+    }
+    if shaping.logit_bias:
+        said["logit_bias"] = {str(biased.token_id): biased.bias for biased in shaping.logit_bias}
+    return said
 
 
 def read_body(body: object, *, new_rid: str) -> GenerateBody:
@@ -196,6 +202,7 @@ def read_sampling(params: object) -> Sampling:
     stop = rest.pop("stop", ())
     stop_ids = rest.pop("stop_token_ids", ())
     ignore_eos = rest.pop("ignore_eos", False) is True
+    shaping = _read_shaping(rest, max_new_tokens)
     for key, value in rest.items():
         if key not in _NEUTRAL:
             raise RequestRefused(f"sampling_params has an unknown entry {key!r}")
@@ -210,7 +217,36 @@ def read_sampling(params: object) -> Sampling:
         stop=(stop,) if isinstance(stop, str) else tuple(_text("stop", one) for one in stop),
         sampling_seed=None if seed is None else _integer("sampling_seed", seed, low=-(2**63), high=2**63 - 1),
         ignore_eos=ignore_eos,
+        shaping=shaping,
     )
+
+
+def _read_shaping(rest: dict[str, Any], max_new_tokens: int) -> Shaping | None:
+    """Take what shapes the distribution out of `rest`, within SGLang's limits; None where all of it is neutral."""
+    repetition_penalty = _number("repetition_penalty", rest.pop("repetition_penalty", 1.0), low=0.0, high=2.0)
+    if repetition_penalty == 0.0:
+        raise RequestRefused("repetition_penalty is 0, expected a number in (0, 2]")
+    grammars = {name: _text(name, value) for name in _GRAMMARS if (value := rest.pop(name, None))}
+    if len(grammars) > 1:
+        raise RequestRefused(f"{' and '.join(grammars)} are both set, expected one grammar")
+    biases = rest.pop("logit_bias", {})
+    if not isinstance(biases, dict) or not all(token.isdecimal() for token in biases):
+        raise RequestRefused("logit_bias is not an object, expected token ids with the bias of each")
+    shaping = Shaping(
+        frequency_penalty=_number("frequency_penalty", rest.pop("frequency_penalty", 0.0), low=-2.0, high=2.0),
+        presence_penalty=_number("presence_penalty", rest.pop("presence_penalty", 0.0), low=-2.0, high=2.0),
+        repetition_penalty=repetition_penalty,
+        min_p=_number("min_p", rest.pop("min_p", 0.0), low=0.0, high=1.0),
+        min_new_tokens=_integer("min_new_tokens", rest.pop("min_new_tokens", 0), low=0, high=max_new_tokens),
+        logit_bias=tuple(
+            TokenBias(token_id=int(token), bias=_number("logit_bias", bias, low=-math.inf, high=math.inf))
+            for token, bias in biases.items()
+        ),
+        json_schema=grammars.get("json_schema"),
+        regex=grammars.get("regex"),
+        ebnf=grammars.get("ebnf"),
+    )
+    return None if shaping == UNSHAPED else shaping
 
 
 def check_fits(call: Call, *, context_length_tokens: int, vocab_size: int) -> None:
@@ -228,6 +264,9 @@ def check_fits(call: Call, *, context_length_tokens: int, vocab_size: int) -> No
         )
     if min(call.request.input_ids) < 0 or max(call.request.input_ids) >= vocab_size:
         raise RequestRefused(f"input_ids holds an id outside [0, {vocab_size - 1}], the model's vocabulary")
+    shaping = call.request.sampling.shaping
+    if shaping is not None and any(biased.token_id >= vocab_size for biased in shaping.logit_bias):
+        raise RequestRefused(f"logit_bias names an id outside [0, {vocab_size - 1}], the model's vocabulary")
 
 
 def write_delta(call: Call, delta: Delta) -> dict[str, object]:

@@ -1,8 +1,9 @@
 """How a model is asked: the values that go in and come out, and the protocol that every engine client keeps.
 
 An engine gives no number that it did not compute: a log-prob it left out is None, never 0.
-Log-probs are nats at the sampling temperature, before top-p and top-k (temperature 0 counts as 1), as SGLang reports
-them by default; with SGLANG_RETURN_ORIGINAL_LOGPROB set it reports those of temperature 1 instead, so leave that unset.
+Log-probs are nats at the sampling temperature, after penalties and before top-p, top-k and min-p (temperature 0 counts
+as 1), as SGLang reports them by default; with SGLANG_RETURN_ORIGINAL_LOGPROB set it reports those of temperature 1
+instead, so leave that unset.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -11,7 +12,8 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from clawstream.errors import ClawstreamError
-from clawstream.events import TokenIds
+from clawstream.events import Sampling as Recorded
+from clawstream.events import Shaping, TokenIds
 
 
 class EngineRefused(ClawstreamError):
@@ -52,6 +54,21 @@ class Sampling:
     stop: tuple[str, ...] = ()
     sampling_seed: int | None = None
     ignore_eos: bool = False
+    shaping: Shaping | None = None
+
+
+def as_recorded(recorded: Recorded, stop_token_ids: tuple[int, ...]) -> Sampling:
+    """Return how an engine is asked to sample as the log says, all of it; `stop_token_ids` are the model's own."""
+    return Sampling(
+        max_new_tokens=recorded.max_tokens,
+        temperature=recorded.temperature,
+        top_p=recorded.top_p,
+        top_k=recorded.top_k,
+        stop_token_ids=stop_token_ids,
+        stop=recorded.stop,
+        sampling_seed=recorded.seed,
+        shaping=recorded.shaping,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,7 @@ from clawstream.events import AnswerRefreshed, Event, float32
 from clawstream.events.conversation import dump
 from clawstream.inference.adapters import cache_key, policy_version
 from clawstream.inference.behaviour import behaviour, finish_reason
-from clawstream.inference.engine import Chunk, EngineRefused, Finish, FinishKind, GenerateRequest
-from clawstream.inference.engine import Sampling as EngineSampling
+from clawstream.inference.engine import Chunk, EngineRefused, Finish, FinishKind, GenerateRequest, as_recorded
 from clawstream.inference.rendering import ParsedAnswer
 from clawstream.inference.served import Served, served
 from clawstream.inference.sglang import SglangEngine
@@ -81,18 +80,9 @@ class Refresher:
         return [self._event(ask, error=why)]
 
     def _request(self, ask: Ask, now: Served) -> GenerateRequest:
-        asked = ask.seeded
         return GenerateRequest(
             input_ids=ask.prompt_ids,
-            sampling=EngineSampling(
-                max_new_tokens=asked.max_tokens,
-                temperature=asked.temperature,
-                top_p=asked.top_p,
-                top_k=asked.top_k,
-                stop_token_ids=self._reader.stop_token_ids,
-                stop=asked.stop,
-                sampling_seed=asked.seed,
-            ),
+            sampling=as_recorded(ask.seeded, self._reader.stop_token_ids),
             extra_key=cache_key(self._policy_id, now.weights),
             lora_name=now.adapter,
         )

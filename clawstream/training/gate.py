@@ -118,8 +118,8 @@ class Written:
 
 
 def stopped(sample: SampleAssembled) -> bool:
-    """Return whether a text that the client named may have ended the answer: how it would have ended nobody knows."""
-    return sample.sampling is not None and bool(sample.sampling.stop)
+    """Return whether something the client asked for may have ended the answer: how it would have ended nobody knows."""
+    return sample.sampling is not None and bool(sample.sampling.stop or sample.sampling.shaping)
 
 
 def one_sided(samples: Sequence[SampleAssembled], memory: Memory) -> str | None:

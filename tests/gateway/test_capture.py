@@ -182,6 +182,13 @@ def test_whatever_a_body_is_it_is_read_or_refused(value: Any) -> None:
             "model",
             "logprobs",
             "logit_bias",
+            "frequency_penalty",
+            "repetition_penalty",
+            "min_p",
+            "min_tokens",
+            "json_schema",
+            "regex",
+            "ebnf",
         ]
     ),
     value=Json,

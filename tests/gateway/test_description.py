@@ -27,7 +27,7 @@ OPENAI: Json = {
         {"role": "tool", "tool_call_id": "c", "content": "x"},
     ],
     "stream_options": {"include_usage": True},
-    "response_format": {"type": "text"},
+    "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
     "tools": [{"type": "function", "function": FUNCTION}],
     "metadata": {"session_id": "s"},
     "chat_template_kwargs": {"enable_thinking": False},

@@ -1,7 +1,7 @@
 """What the description says in words alone, for schemathesis: bodies are made to hold to it, whatever else they break.
 
-They ask for the model that is served; the size of a group and the index of a step come with the group's name; and for
-/v1/messages, results come before text and the last message is no answer.
+They ask for the model that is served, one grammar at most and tokens that there are; the size of a group and the index
+of a step come with the group's name; and for /v1/messages, results come before text and the last message is no answer.
 """
 
 from typing import Any
@@ -9,6 +9,8 @@ from typing import Any
 import schemathesis
 
 SERVED = "policy"
+_GRAMMARS = (dict, str)
+_DIGITS = 9  # of a token id, at most
 
 
 @schemathesis.hook
@@ -18,7 +20,7 @@ def map_case(context: schemathesis.HookContext, case: Any) -> Any:  # noqa: ARG0
         for name in ("X-Group-Size", "X-Step-Index"):
             case.headers.pop(name, None)
     if isinstance(case.body, dict):
-        case.body = {**case.body, **_model(case.body)}
+        case.body = {**_shaping(case.body), **_model(case.body)}
         if case.operation.path.startswith("/v1/messages"):
             case.body |= _messages(case.body)
     return case
@@ -26,6 +28,23 @@ def map_case(context: schemathesis.HookContext, case: Any) -> Any:  # noqa: ARG0
 
 def _model(body: dict[str, Any]) -> dict[str, Any]:
     return {"model": SERVED} if isinstance(body.get("model"), str) else {}
+
+
+def _shaping(body: dict[str, Any]) -> dict[str, Any]:
+    """The body with one grammar at most, no more tokens than an answer has, and biases of tokens that there are."""
+    grammars = [
+        name for name in ("response_format", "json_schema", "regex", "ebnf") if isinstance(body.get(name), _GRAMMARS)
+    ]
+    kept = {key: value for key, value in body.items() if key not in grammars[1:]}
+    if type(kept.get("min_tokens")) is int and kept["min_tokens"] > 0:
+        kept["min_tokens"] = 1
+    if isinstance(kept.get("logit_bias"), dict):
+        kept["logit_bias"] = {_small(token): bias for token, bias in kept["logit_bias"].items()}
+    return kept
+
+
+def _small(token: str) -> str:
+    return token[:3] if token.isdecimal() and len(token) <= _DIGITS else token
 
 
 def _messages(body: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """The wire as values: what is written is read back, and what is not of the dialect is refused by name."""
 
+from typing import Any
+
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawstream.events import Shaping, TokenBias
 from clawstream.inference.dialect import (
     Call,
     Delta,
@@ -127,6 +130,53 @@ def test_parameters_that_change_nothing_are_accepted() -> None:
     params = {"frequency_penalty": 0.0, "n": 1, "min_p": None, "skip_special_tokens": False, "top_k": -1}
     sampling = read_body({"input_ids": [1], "sampling_params": params}, new_rid="new").calls[0].request.sampling
     assert sampling == Sampling(max_new_tokens=128)
+
+
+SHAPED = {
+    "frequency_penalty": 0.5,
+    "presence_penalty": -0.25,
+    "repetition_penalty": 1.2,
+    "min_p": 0.05,
+    "min_new_tokens": 3,
+    "logit_bias": {"7": -4.5},
+    "regex": "a+",
+}
+
+
+def test_penalties_and_a_grammar_go_out_by_sglang_s_names_and_come_in_as_they_went() -> None:
+    shaping = Shaping(
+        frequency_penalty=0.5, presence_penalty=-0.25, repetition_penalty=1.2, min_p=0.05, min_new_tokens=3,
+        logit_bias=(TokenBias(token_id=7, bias=-4.5),), regex="a+",
+    )  # fmt: skip
+    asked = GenerateRequest(input_ids=[1], sampling=Sampling(max_new_tokens=8, shaping=shaping))
+    body = write_request(asked, stream=True)
+    plain = {"max_new_tokens": 8, "temperature": 1.0, "top_p": 1.0, "top_k": -1}
+    assert body["sampling_params"] == plain | SHAPED
+    assert read_body(body, new_rid="new").calls[0].request.sampling == asked.sampling
+
+
+@pytest.mark.parametrize("name", ["json_schema", "regex", "ebnf"])
+def test_what_is_neutral_is_left_out_beside_what_is_not(name: str) -> None:
+    asked = GenerateRequest(input_ids=[1], sampling=Sampling(max_new_tokens=8, shaping=Shaping(**{name: "x"})))  # type: ignore[arg-type]
+    params = write_request(asked, stream=False)["sampling_params"]
+    assert isinstance(params, dict)
+    assert params.keys() - {"max_new_tokens", "temperature", "top_p", "top_k"} == {name}
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"repetition_penalty": 0}, "repetition_penalty is 0"),
+        ({"frequency_penalty": 3}, "frequency_penalty is 3"),
+        ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens is 9"),
+        ({"regex": "a", "ebnf": "b"}, "one grammar"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"structural_tag": "x"}, "not implemented"),
+    ],
+)
+def test_shaping_outside_sglang_s_limits_is_refused(params: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestRefused, match=words):
+        read_body({"input_ids": [1], "sampling_params": params}, new_rid="new")
 
 
 def test_chunks_that_came_together_are_one_for_each_version_and_say_the_same() -> None:

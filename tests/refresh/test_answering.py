@@ -2,13 +2,14 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
 
 from clawstream.errors import NotYet, TryLater
-from clawstream.events import AnswerRefreshed, FinishReason, Sampling, VersionSpan
+from clawstream.events import AnswerRefreshed, FinishReason, Sampling, Shaping, VersionSpan
 from clawstream.inference.adapters import cache_key
 from clawstream.inference.dialect import Call
 from clawstream.inference.rendering import ParsedAnswer
@@ -75,6 +76,13 @@ async def test_an_answer_is_on_record_with_its_tokens_log_probs_and_the_weights_
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.9, 5)
     assert (sampling.sampling_seed, sampling.stop_token_ids) == (ASK.seeded.seed, (STOP,))
     assert (sampling.max_new_tokens, sampling.stop) == (64, ())
+
+
+async def test_an_answer_anew_is_sampled_under_the_penalties_and_the_grammar_of_the_recorded_one() -> None:
+    shaping, engine = Shaping(repetition_penalty=1.3, min_new_tokens=2, ebnf='root ::= "9"'), backend()
+    async with asked(engine) as refresher:
+        given = await answer(refresher, replace(ASK, sampling=replace(SAMPLING, shaping=shaping)))
+    assert [call.request.sampling.shaping for call in engine.calls] == [given.sampling.shaping] == [shaping]
 
 
 async def test_answers_share_a_cache_with_all_that_the_same_weights_answer_and_with_no_others() -> None:

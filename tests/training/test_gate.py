@@ -15,7 +15,7 @@ from transformers import Gemma3Config
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled, VersionSpan, float32
-from clawstream.events.exchanges import Sampling
+from clawstream.events.exchanges import Sampling, Shaping
 from clawstream.training import probing
 from clawstream.training.answers import Suffix
 from clawstream.training.gate import ALIKE_REWARDS, Memory, Seen, Written, astray, harm, misspoken, one_sided, stopped
@@ -328,10 +328,12 @@ def test_nothing_is_written_by_what_is_no_probability(base: Path) -> None:
     assert write(model, [Suffix((1, 2), (0,), 1.0)], limit_tokens=6, seed=1) is None
 
 
-def test_how_an_answer_would_have_ended_is_not_known_where_the_client_named_a_text_that_ends_it() -> None:
+def test_how_an_answer_would_have_ended_is_not_known_where_the_client_had_a_say_in_it() -> None:
     plain = tiny.sample("a")
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=9, seed=None, stop=("\n",))
-    assert [stopped(plain), stopped(replace(plain, sampling=sampling))] == [False, True]
+    shaped = replace(sampling, stop=(), shaping=Shaping(min_new_tokens=3))
+    told = [plain, *(replace(plain, sampling=one) for one in (sampling, shaped, replace(shaped, shaping=None)))]
+    assert [stopped(sample) for sample in told] == [False, True, True, False]
     kept = Memory().after([replace(plain, sampling=sampling)])
     assert kept.canaries[0].stopped
     assert Memory.of(kept.plain()) == kept

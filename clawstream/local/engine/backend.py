@@ -117,6 +117,11 @@ class CpuBackend:
             raise RequestRefused(f"rid {call.rid} names a request that still runs; send another rid")
         if call.request.sampling.stop and not self._tokenizer:
             raise RequestRefused(f"stop strings need a tokenizer and {self._model_path} has none; send stop_token_ids")
+        if call.request.sampling.shaping is not None and call.request.sampling.shaping.has_grammar:
+            raise RequestRefused(
+                "this engine follows no grammar: leave response_format, json_schema, regex and ebnf out, or let SGLang "
+                "serve the policy (engine.urls)"
+            )
         name = call.request.lora_name
         if name is not None and name not in self._adapters:
             raise RequestRefused(f"lora_path {name!r} is not loaded; loaded adapters: {sorted(self._adapters)}")

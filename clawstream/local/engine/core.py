@@ -19,6 +19,7 @@ from clawstream.local.engine.lora import Adapters
 from clawstream.local.engine.model import RowModel
 from clawstream.local.engine.rows import Rows
 from clawstream.local.engine.sampling import draw, scaled_logprobs, top_logprobs
+from clawstream.local.engine.shaping import shaped
 
 # Prompt tokens a step may compute: many when nobody waits for a token, few while others stream.
 IDLE_PREFILL_TOKENS = 8192
@@ -151,7 +152,7 @@ class Core:
     def _draw(self, drawn: Sequence[Job], logits: Tensor) -> list[Output]:
         num_top = max(job.call.top_logprobs_num for job in drawn)
         result = draw(
-            logits,
+            shaped(logits, drawn),
             [job.call.request.sampling for job in drawn],
             [job.seed for job in drawn],
             [job.num_answered for job in drawn],

@@ -48,7 +48,7 @@ def scaled_logprobs(logits_BV: Tensor, temperatures: Sequence[float]) -> Tensor:
 def draw(
     logits_BV: Tensor, samplings: Sequence[Sampling], seeds: Sequence[int], indices: Sequence[int], num_top: int
 ) -> Draw:
-    """The next token of each row, with the log-prob it had before top-p and top-k."""
+    """The next token of each row, with the log-prob it had before top-p, top-k and min-p."""
     logp_BV = scaled_logprobs(logits_BV, [sampling.temperature for sampling in samplings])
     greedy = [sampling.temperature == 0.0 for sampling in samplings]
     if all(greedy):
@@ -76,8 +76,9 @@ def top_logprobs(logp_BV: Tensor, num_top: int) -> list[list[tuple[float, int]]]
 
 
 def _filtered(prob_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Probabilities with what top-k and top-p exclude set to 0, in vocabulary order."""
-    if all((s.top_k is None or s.temperature == 0.0) and s.top_p == 1.0 for s in samplings):
+    """Probabilities with what top-k, top-p and min-p exclude set to 0, in vocabulary order."""
+    min_p = [0.0 if s.shaping is None else s.shaping.min_p for s in samplings]
+    if all((s.top_k is None or s.temperature == 0.0) and s.top_p == 1.0 for s in samplings) and not any(min_p):
         return prob_BV
     size = prob_BV.shape[1]
     sorted_BV, order_BV = prob_BV.sort(dim=-1, descending=True, stable=True)
@@ -85,4 +86,5 @@ def _filtered(prob_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     top_k_B1 = torch.tensor([size if s.top_k is None else s.top_k for s in samplings]).unsqueeze(1)
     top_p_B1 = torch.tensor([s.top_p for s in samplings]).unsqueeze(1)
     excluded_BV = (torch.arange(size).unsqueeze(0) >= top_k_B1) | ((before_BV > top_p_B1) & (top_p_B1 < 1.0))
+    excluded_BV |= sorted_BV < sorted_BV[:, :1] * torch.tensor(min_p).unsqueeze(1)
     return prob_BV.scatter(1, order_BV, sorted_BV.masked_fill(excluded_BV, 0.0))

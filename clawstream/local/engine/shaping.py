@@ -1,0 +1,39 @@
+"""Penalties, biases and least lengths: logits that differ from the model's by what the answer says so far.
+
+In SGLang's order and by its rules: what is added, then the repetition penalty, then the biases, all before the
+temperature; a token counts where it stands in the answer, not in the prompt. Axis: V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from clawstream.events import Shaping
+from clawstream.local.engine.job import Job
+
+_LEAST = 1e-30  # a repetition penalty nearer to 0 would make logits that are no numbers
+
+
+def shaped(logits_BV: Tensor, jobs: Sequence[Job]) -> Tensor:
+    """The logits of each job's next token as its request shapes them; others' rows are as they were."""
+    if all(job.call.request.sampling.shaping is None for job in jobs):
+        return logits_BV
+    logits_BV = logits_BV.float().clone()
+    for logits_V, job in zip(logits_BV, jobs, strict=True):
+        shaping = job.call.request.sampling.shaping
+        if shaping is not None:
+            _shape(logits_V, shaping, job.tokens[job.num_prompt :], job.stop_ids)
+    return logits_BV
+
+
+def _shape(logits_V: Tensor, shaping: Shaping, said: Sequence[int], stop_ids: frozenset[int]) -> None:
+    if said:
+        ids, counts = torch.unique(torch.tensor(said), return_counts=True)
+        value = logits_V[ids] - shaping.frequency_penalty * counts - shaping.presence_penalty
+        factor = max(shaping.repetition_penalty, _LEAST)
+        logits_V[ids] = torch.where(value < 0, value * factor, value / factor)
+    if len(said) < shaping.min_new_tokens:
+        logits_V[[token for token in stop_ids if token < len(logits_V)]] = -torch.inf
+    for biased in shaping.logit_bias:
+        logits_V[biased.token_id] += biased.bias

@@ -1,0 +1,166 @@
+"""Penalties on the CPU engine, by SGLang's rules, and grammars, which it refuses."""
+
+import math
+import re
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clawstream.events import ExchangeCompleted, Shaping, TokenBias
+from clawstream.inference.dialect import Call, Delta
+from clawstream.inference.engine import GenerateRequest, Sampling
+from clawstream.local.engine.job import Job
+from clawstream.local.engine.sampling import draw
+from clawstream.local.engine.shaping import shaped
+from tests.engine.conftest import ON_SGLANG, Subject
+from tests.gateway.house import House, house, until
+
+LOGITS = [2.0, -1.0, 0.5, 0.0]
+PROMPT = (3, 3)
+END = 2
+COMPUTING = ["cpu", pytest.param("sglang", marks=ON_SGLANG)]
+
+
+class Deaf:
+    """A sink for a job that is not run."""
+
+    def push(self, delta: Delta) -> None:
+        """Nothing is kept."""
+
+
+def job(shaping: Shaping | None, said: Sequence[int]) -> Job:
+    request = GenerateRequest(input_ids=PROMPT, sampling=Sampling(max_new_tokens=9, shaping=shaping))
+    return Job(
+        call=Call(rid="r", request=request),
+        sink=Deaf(),
+        seed=1,
+        stop_ids=frozenset({END, 99}),
+        tokens=[*PROMPT, *said],
+        num_prompt=len(PROMPT),
+        prompt=np.array(PROMPT, dtype=np.int32),
+    )
+
+
+def logits_of(shaping: Shaping | None, said: Sequence[int] = ()) -> list[float]:
+    found: list[float] = shaped(torch.tensor([LOGITS]), [job(shaping, said)])[0].tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shaping", "said", "expected"),
+    [
+        (Shaping(frequency_penalty=0.5), [0, 0, 1], [1.0, -1.5, 0.5, 0.0]),
+        (Shaping(presence_penalty=0.5), [0, 0, 1], [1.5, -1.5, 0.5, 0.0]),
+        (Shaping(repetition_penalty=2.0), [0, 0, 1], [1.0, -2.0, 0.5, 0.0]),
+        (Shaping(frequency_penalty=1.5, repetition_penalty=2.0), [0, 0, 1], [-2.0, -5.0, 0.5, 0.0]),
+        (Shaping(frequency_penalty=1.0, repetition_penalty=2.0), [], LOGITS),
+        (Shaping(min_new_tokens=2), [0], [2.0, -1.0, -math.inf, 0.0]),
+        (Shaping(min_new_tokens=2), [0, 0], LOGITS),
+        (
+            Shaping(logit_bias=(TokenBias(token_id=3, bias=5.0),), repetition_penalty=2.0), [0, 3],
+            [1.0, -1.0, 0.5, 5.0],
+        ),
+    ],
+)  # fmt: skip
+def test_a_token_weighs_as_its_answer_so_far_says_and_its_prompt_does_not(
+    shaping: Shaping, said: list[int], expected: list[float]
+) -> None:
+    assert logits_of(shaping, said) == expected
+
+
+def test_a_penalty_near_0_makes_a_logit_that_can_still_be_drawn_by() -> None:
+    assert all(map(math.isfinite, logits_of(Shaping(repetition_penalty=5e-324), [0, 3])))
+
+
+def test_the_rows_of_others_stay_as_the_model_gave_them() -> None:
+    logits = torch.tensor([LOGITS, LOGITS])
+    found = shaped(logits, [job(None, [0]), job(Shaping(frequency_penalty=1.0), [0])])
+    assert found.tolist() == [LOGITS, [1.0, *LOGITS[1:]]]
+    assert logits.tolist() == [LOGITS, LOGITS]
+    assert shaped(logits, [job(None, [0]), job(None, [])]) is logits
+
+
+def test_less_likely_tokens_than_min_p_allows_are_not_drawn() -> None:
+    logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05])).expand(4000, -1)
+    asked = Sampling(max_new_tokens=1, shaping=Shaping(min_p=0.4))
+    drawn = draw(logits, [asked] * 4000, range(4000), [0] * 4000, 0)
+    assert [drawn.token_ids.count(token) / 4000 for token in range(4)] == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+
+
+@pytest.fixture
+async def gateway(subject: Subject) -> AsyncIterator[House]:
+    async with house(subject.model, engine_urls=(subject.url,)) as found:
+        await until(found.ready)
+        yield found
+
+
+async def answered(gateway: House, num_answers: int) -> list[ExchangeCompleted]:
+    """What is on the log, in the order in which it was asked."""
+    found = await gateway.recorded(ExchangeCompleted, at_least=num_answers)
+    return sorted(found, key=lambda exchange: exchange.received_at_ms)
+
+
+@pytest.mark.parametrize("subject", COMPUTING, indirect=True)
+async def test_an_agent_gets_its_answer_under_penalties_and_they_count(gateway: House) -> None:
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 64, "logit_bias": {"40": 100}}
+    for penalty in (0, 2):
+        assert (await gateway.chat(**asked, frequency_penalty=penalty)).status == 200
+    exchanges = await answered(gateway, 2)
+    plain, frequent = (exchange.output_ids for exchange in exchanges)
+    assert plain == (40,) * 64
+    assert frequent[:10] == (40,) * 10
+    assert set(frequent) > {40}
+    assert not any(exchange.sampling.of_the_policy for exchange in exchanges)
+
+
+@pytest.mark.parametrize("subject", COMPUTING, indirect=True)
+async def test_an_answer_that_must_have_so_many_tokens_does_not_end_before(gateway: House) -> None:
+    ends = {str(token): 20 for token in gateway.renderer.stop_token_ids}
+    for least in (0, 5):
+        assert (await gateway.chat(temperature=0, max_tokens=12, min_tokens=least, logit_bias=ends)).status == 200
+    exchanges = await answered(gateway, 2)
+    assert [len(exchange.output_ids) for exchange in exchanges] == [1, 6]
+
+
+@pytest.mark.parametrize("subject", ["cpu"], indirect=True)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_grammar_that_the_engine_does_not_follow_is_refused_in_words(gateway: House, stream: bool) -> None:
+    response = await gateway.chat(response_format={"type": "json_object"}, stream=stream)
+    assert response.status == 400
+    assert "this engine follows no grammar: leave response_format" in response.body["error"]["message"]
+    assert (await gateway.chat(max_tokens=2)).status == 200
+
+
+@pytest.mark.parametrize("subject", COMPUTING, indirect=True)
+async def test_a_bias_for_a_token_that_the_model_has_not_is_refused_in_words(gateway: House) -> None:
+    response = await gateway.chat(logit_bias={"999999999": 1})
+    assert (response.status, "logit_bias" in response.body["error"]["message"]) == (400, True)
+    assert (await gateway.chat(max_tokens=2)).status == 200
+
+
+@pytest.mark.parametrize("subject", [pytest.param("sglang", marks=ON_SGLANG)], indirect=True)
+@pytest.mark.parametrize(
+    ("grammar", "follows"),
+    [
+        ({"regex": "(yes|no)"}, "yes|no"),
+        ({"ebnf": 'root ::= "yes" | "no"'}, "yes|no"),
+        ({"json_schema": {"type": "boolean"}}, "true|false"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [1, 2]}}}}, "1|2"),
+    ],
+    ids=str,
+)
+async def test_sglang_s_answer_follows_the_grammar_that_the_client_sent(
+    gateway: House, grammar: dict[str, Any], follows: str
+) -> None:
+    response = await gateway.chat(temperature=1, max_tokens=20, **grammar)
+    assert response.status == 200
+    assert re.fullmatch(follows, response.body["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize("subject", [pytest.param("sglang", marks=ON_SGLANG)], indirect=True)
+async def test_a_grammar_that_is_none_is_refused_by_sglang_and_by_the_gateway_in_its_words(gateway: House) -> None:
+    response = await gateway.chat(regex="(", max_tokens=5)
+    assert (response.status, response.body["error"]["message"][:27]) == (400, "The engine refused the requ")

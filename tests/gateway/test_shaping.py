@@ -1,0 +1,96 @@
+"""Penalties and grammars: the engine gets them by its names, the log says them, and none is taken for the policy's."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawstream.config import SamplesSettings
+from clawstream.events import ExchangeCompleted, Shaping, TokenBias
+from clawstream.gateway.refusal import BadRequest
+from clawstream.gateway.wire import read_request
+from tests.gateway.house import QUESTION, House, house
+
+SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}}
+OVERRIDE = SamplesSettings(off_distribution="gateway_override")
+
+
+@pytest.fixture
+async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
+    async with house(tokenizer_folder) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("asked", "shaping"),
+    [
+        ({"frequency_penalty": 0.5}, Shaping(frequency_penalty=0.5)),
+        ({"presence_penalty": -2}, Shaping(presence_penalty=-2)),
+        ({"repetition_penalty": 1.1}, Shaping(repetition_penalty=1.1)),
+        ({"min_p": 0.05}, Shaping(min_p=0.05)),
+        ({"min_tokens": 3}, Shaping(min_new_tokens=3)),
+        ({"logit_bias": {"7": -100}}, Shaping(logit_bias=(TokenBias(token_id=7, bias=-100),))),
+        ({"response_format": {"type": "json_object"}}, Shaping(json_schema='{"type": "object"}')),
+        ({"json_schema": SCHEMA}, Shaping(json_schema=json.dumps(SCHEMA, separators=(",", ":")))),
+        ({"json_schema": json.dumps(SCHEMA)}, Shaping(json_schema=json.dumps(SCHEMA, separators=(",", ":")))),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}},
+            Shaping(json_schema=json.dumps(SCHEMA, separators=(",", ":"))),
+        ),
+        ({"regex": "It is [0-9]"}, Shaping(regex="It is [0-9]")),
+        ({"ebnf": 'root ::= "It is 4."', "min_p": 0.5}, Shaping(ebnf='root ::= "It is 4."', min_p=0.5)),
+    ],
+    ids=str,
+)
+async def test_what_shapes_the_answer_reaches_the_engine_and_is_on_the_exchange_which_is_not_of_the_policy(
+    gateway: House, asked: dict[str, Any], shaping: Shaping
+) -> None:
+    response = await gateway.chat(**asked, temperature=1)
+    exchange = await gateway.exchange()
+    assert response.status == 200
+    assert response.body["choices"][0]["message"]["content"] == "It is 4."
+    assert [call.request.sampling.shaping for call in gateway.engine.calls] == [exchange.sampling.shaping] == [shaping]
+    assert not exchange.sampling.of_the_policy
+
+
+async def test_what_is_neutral_leaves_the_answer_the_policy_s_own(gateway: House) -> None:
+    await gateway.chat(
+        temperature=1, frequency_penalty=0, presence_penalty=0.0, repetition_penalty=1, min_p=0, min_tokens=0,
+        logit_bias={}, response_format={"type": "text"}, regex="", ebnf=None, json_schema=None,
+    )  # fmt: skip
+    exchange = await gateway.exchange()
+    assert (exchange.sampling.shaping, exchange.sampling.of_the_policy) == (None, True)
+
+
+@pytest.mark.parametrize(("num_letters", "fits"), [(2**16, True), (2**16 + 1, False)])
+def test_a_grammar_is_as_long_as_can_be_recorded_beside_its_request_or_it_is_refused(
+    num_letters: int, fits: bool
+) -> None:
+    body = {"messages": QUESTION, "ebnf": "é" * num_letters}
+    with nullcontext() if fits else pytest.raises(BadRequest, match="ebnf is a grammar of 131074 bytes"):
+        assert read_request(body).asked.shaping == Shaping(ebnf=body["ebnf"])  # type: ignore[arg-type]
+
+
+async def test_a_gateway_that_samples_from_the_whole_distribution_drops_penalties(tokenizer_folder: Path) -> None:
+    async with house(tokenizer_folder, samples=OVERRIDE) as gateway:
+        await gateway.chat(temperature=0.5, frequency_penalty=1, min_tokens=2)
+        exchange = await gateway.exchange()
+    assert [call.request.sampling.shaping for call in gateway.engine.calls] == [exchange.sampling.shaping] == [None]
+    assert (exchange.sampling.temperature, exchange.sampling.of_the_policy) == (0.5, True)
+
+
+@pytest.mark.parametrize("grammar", [{"response_format": {"type": "json_object"}}, {"regex": "a"}, {"ebnf": "b"}])
+async def test_it_refuses_a_grammar_without_which_the_client_could_not_read_the_answer(
+    tokenizer_folder: Path, grammar: dict[str, Any]
+) -> None:
+    async with house(tokenizer_folder, samples=OVERRIDE) as gateway:
+        response = await gateway.chat(**grammar)
+        assert gateway.engine.calls == []
+        side = await gateway.chat(**grammar, headers={"X-Turn-Type": "side"})
+        [exchange] = await gateway.recorded(ExchangeCompleted)
+    assert (response.status, response.body["error"]["code"]) == (400, "unsupported_value")
+    assert "samples.off_distribution = gateway_override" in response.body["error"]["message"]
+    assert (side.status, exchange.sampling.of_the_policy) == (200, False)
