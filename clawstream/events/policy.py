@@ -70,7 +70,7 @@ class StepTaken(PolicyEvent):
     clipped_share: float | None  # None: nothing can be clipped, as with one step a batch
     grad_norm: float | None  # before clipping; None: nothing was trained on
     learning_rate: float
-    mean_versions_behind: float  # of the samples' newest sampling version against the parent
+    mean_versions_behind: float  # published after the samples' newest sampling version, up to the parent
     max_versions_behind: int
     step_ms: int
     taken_at_ms: int

@@ -8,7 +8,7 @@ What is late, superseded, stale or unsettled is told by the same books, so all o
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -100,10 +100,11 @@ class Batcher:
         planned: Iterable[BatchPlanned] = (),
         *,
         executed_version: int = 0,
-        rejected: Container[int] = (),
+        rejected: Collection[int] = (),
     ) -> None:
         self.dropped: Counter[DropReason] = Counter()
         self._rules = rules
+        self._rejected = set(rejected)  # versions that were never published
         self._waiting: dict[str, Arrival] = {}  # by sample id, in order of arrival
         self._read: dict[tuple[str, int], int] = {}  # partition -> next offset to read
         self._taken: set[str] = set()  # in a plan
@@ -122,7 +123,7 @@ class Batcher:
         for plan in first_plans(planned):
             self._take(plan)
             self._read |= {(o.topic, o.partition): o.next_offset for o in plan.offsets}
-            if plan.policy_version > executed_version and plan.policy_version not in rejected:
+            if plan.policy_version > executed_version and plan.policy_version not in self._rejected:
                 self._pending.append(plan)
         self._wanted = {name for plan in self._pending for name in plan.sample_ids}
 
@@ -182,11 +183,13 @@ class Batcher:
         """Return which samples of a pending plan were not read."""
         return [name for name in plan.sample_ids if name not in self._found]
 
-    def executed(self, plan: BatchPlanned) -> None:
+    def executed(self, plan: BatchPlanned, *, rejected: bool = False) -> None:
         """The step of the oldest pending plan is taken, or rejected: let go of its samples."""
         assert self._pending, f"version {plan.policy_version} was executed, but no plan is pending"
         assert self._pending[0].policy_version == plan.policy_version, "plans are executed in their order"
         self._pending.pop(0)
+        if rejected:
+            self._rejected.add(plan.policy_version)
         for name in plan.sample_ids:
             self._wanted.discard(name)
             self._found.pop(name, None)
@@ -370,7 +373,11 @@ class Batcher:
         bound = self._rules.max_versions_behind
         if bound is None:
             return
-        stale = [n for n, a in self._waiting.items() if versions_behind(a.sample, parent_version) > bound]
+        stale = [
+            name
+            for name, arrival in self._waiting.items()
+            if versions_behind(arrival.sample, parent_version, self._rejected) > bound
+        ]
         for name in stale:
             self._let_go(name)
             self._stale.add(name)
@@ -437,9 +444,13 @@ def resume_offsets(planned: Iterable[BatchPlanned], executed_version: int) -> di
     return offsets
 
 
-def versions_behind(sample: SampleAssembled, parent_version: int) -> int:
-    """Return how many versions passed since the sample's last token was sampled; 0 where none is named."""
-    return max(parent_version - max((s.policy_version for s in sample.versions), default=parent_version), 0)
+def versions_behind(sample: SampleAssembled, parent_version: int, rejected: Collection[int]) -> int:
+    """Return how many versions, up to the parent, were published after that of the sample's last token.
+
+    The numbers of rejected steps are none; 0 where the sample names no version.
+    """
+    newest = max((s.policy_version for s in sample.versions), default=parent_version)
+    return max(parent_version - newest - sum(newest < none <= parent_version for none in rejected), 0)
 
 
 def _judge(sample: SampleAssembled) -> _Judge:

@@ -4,7 +4,7 @@ The one rule: of two events with one id the first on the log counts, so a versio
 no step that is taken again may come out as anything else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from clawstream.errors import UnusableCheckpoint
@@ -112,10 +112,14 @@ def of_policy(records: Sequence[Arrived], policy_id: str) -> list[PolicyEvent]:
 
 
 def step_taken(
-    plan: BatchPlanned, samples: Sequence[SampleAssembled], update: Update, *, step_ms: int, now_ms: int
-) -> StepTaken:
-    """Say what the plan's step did; `samples` are those of the plan that it was taken on."""
-    behind = [versions_behind(sample, plan.parent_version) for sample in samples] or [0]
+    plan: BatchPlanned, samples: Sequence[SampleAssembled], update: Update, *, rejected: Collection[int], step_ms: int,
+    now_ms: int,
+) -> StepTaken:  # fmt: skip
+    """Say what the plan's step did; `samples` are those of the plan that it was taken on.
+
+    `rejected` names the versions before it that were never published.
+    """
+    behind = [versions_behind(sample, plan.parent_version, rejected) for sample in samples] or [0]
     return StepTaken(
         policy_id=plan.policy_id,
         policy_version=plan.policy_version,

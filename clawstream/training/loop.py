@@ -233,7 +233,9 @@ class _Loop:
             why = f"rollback {plan.rollback} can't be carried out: {error} Ask for it again once it is there"
             await self._reject(plan, rejection(plan, why, step_ms=0, now_ms=_now_ms()))
             return
-        outcome = await self._stepper.execute(plan, samples, parent=parent, said=said)
+        outcome = await self._stepper.execute(
+            plan, samples, parent=parent, said=said, rejected=frozenset(self._lived.rejected)
+        )
         if isinstance(outcome, StepRejected):
             await self._reject(plan, outcome)
             return
@@ -251,7 +253,7 @@ class _Loop:
     async def _reject(self, plan: BatchPlanned, rejected: StepRejected) -> None:
         """Go on from the version before; the samples are used up."""
         await self._say([rejected])
-        self._batcher.executed(plan)
+        self._batcher.executed(plan, rejected=True)
         log.error(
             "step_rejected version=%d stays=%d samples=%d reason=%r",
             plan.policy_version, plan.parent_version, len(plan.sample_ids), rejected.reason,

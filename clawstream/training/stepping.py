@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -58,15 +58,16 @@ class Stepper:
         *,
         parent: Path | None,
         said: StepTaken | None,
+        rejected: Collection[int] = (),
     ) -> Checkpoint | StepRejected:
         """Take the plan's step on these samples and return its checkpoint, whole on disk; or why there is none.
 
         A sample that no step can be taken on, which only a plan of an older version names, is left out: whenever the
         step is taken, it is taken on the same ones. `parent` is the verified folder of the version before, None the
-        base; `said` is what the log says of this step.
+        base; `said` is what the log says of this step, `rejected` the versions before it that were never published.
         """
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._execute, plan, samples, parent, said
+            self._thread, self._execute, plan, samples, parent, said, rejected
         )
 
     def close(self) -> None:
@@ -76,8 +77,9 @@ class Stepper:
             self._team = None
 
     def _execute(
-        self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...], parent: Path | None, said: StepTaken | None
-    ) -> Checkpoint | StepRejected:
+        self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...], parent: Path | None, said: StepTaken | None,
+        rejected: Collection[int],
+    ) -> Checkpoint | StepRejected:  # fmt: skip
         started = time.perf_counter()
         settings = self._settings_of(plan, said)
         trainer = self._trainer_for(settings, plan.parent_version, parent)
@@ -92,7 +94,7 @@ class Stepper:
             self._trainer = (settings, None, trainer)
             return rejection(plan, str(why), step_ms=_ms_since(started), now_ms=_now_ms())
         step_ms = _ms_since(started)
-        step = said or step_taken(plan, usable, update, step_ms=step_ms, now_ms=_now_ms())
+        step = said or step_taken(plan, usable, update, rejected=rejected, step_ms=step_ms, now_ms=_now_ms())
         checkpoint = write(self._checkpoints_dir, plan, step, trainer.save)
         self._trainer = (settings, plan.policy_version, trainer)
         return checkpoint

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import BatchPlanned, SampleAssembled
-from clawstream.training.batches import Arrival, Batch, Batcher, DropReason, Rules, resume_offsets
+from clawstream.training.batches import Arrival, Batch, Batcher, DropReason, Rules, resume_offsets, versions_behind
 from tests.training import tiny
 
 RULES = Rules(policy_id="policy", batch_samples=3, max_wait_ms=1000)
@@ -213,6 +213,35 @@ def test_a_sample_as_old_as_allowed_is_kept() -> None:
     batcher.receive(of(tiny.sample("old", version=3)))
 
     assert batcher.due(parent_version=5, now_ms=0) is not None
+
+
+ONE_BEHIND = Rules(policy_id="policy", batch_samples=1, max_versions_behind=1)
+
+
+def test_steps_rejected_before_the_start_make_no_sample_older() -> None:
+    batcher = Batcher(ONE_BEHIND, rejected=[6, 7])
+    batcher.receive(of(tiny.sample("old", version=5)))
+
+    assert batcher.due(parent_version=8, now_ms=0) is not None
+
+
+def test_a_step_rejected_meanwhile_makes_no_sample_older() -> None:
+    batcher = Batcher(ONE_BEHIND)
+    batcher.receive(of(tiny.sample("doomed", version=1)))
+    batch = batcher.due(parent_version=1, now_ms=0)
+    assert batch is not None
+    batcher.plan(plan_of(batch, 2))
+    batcher.executed(plan_of(batch, 2), rejected=True)
+    batcher.receive(of(tiny.sample("old", version=1), 1))
+
+    assert batcher.due(parent_version=3, now_ms=0) is not None
+
+
+@pytest.mark.parametrize(("rejected", "expected"), [([], 3), ([6, 7], 1), ([8], 2), ([5, 9], 3)], ids=str)
+def test_a_sample_is_as_many_versions_behind_as_were_published_after_its_own_up_to_the_parent(
+    rejected: list[int], expected: int
+) -> None:
+    assert versions_behind(tiny.sample("s", version=5), 8, rejected) == expected
 
 
 @pytest.mark.parametrize(

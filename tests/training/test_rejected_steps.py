@@ -238,6 +238,18 @@ async def test_a_rejected_step_is_none_of_the_updates_that_were_asked_for(base: 
     assert len(of(events, BatchPlanned)) == 3
 
 
+async def test_by_a_rejected_step_no_sample_becomes_older(base: Path, tmp_path: Path) -> None:
+    answers = [
+        replace(tiny.sample(f"d{i}", reward=(-1, 1)[i % 2], version=1), session_id="session") for i in range(BATCH)
+    ]
+    log = await log_of(EARLIER, ONE_SIDED, LATER, answers)
+
+    steps = of(await trained_until(log, chosen(base, tmp_path, max_versions_behind=1), 4), StepTaken)
+
+    assert [(step.policy_version, step.max_versions_behind) for step in steps] == [(1, 0), (3, 1), (4, 1)]
+    assert [step.mean_versions_behind for step in steps] == [0.0, 1.0, 1.0]
+
+
 async def test_without_a_gate_nothing_is_rejected(base: Path, tmp_path: Path) -> None:
     log = await log_of(EARLIER, ONE_SIDED)
 
