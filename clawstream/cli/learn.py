@@ -116,7 +116,12 @@ def learn(
         str | None,
         typer.Option(help="After which updates; by default 0, half way and the last, of 32 or more every 8th."),
     ] = None,
-    controls: Annotated[str, typer.Option(help="Runs that must not learn: shuffled, coin, frozen, with commas.")] = "",
+    controls: Annotated[
+        str,
+        typer.Option(
+            help="Runs in which people are not listened to (coin: but for hints): shuffled, coin, frozen, with commas."
+        ),
+    ] = "",
     problems: Annotated[
         Path | None,
         typer.Option(help='Real ones, [{"question", "ground_truth_answer"}], in place of sums.', metavar="FILE"),

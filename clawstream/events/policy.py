@@ -3,7 +3,8 @@
 Version 0 is the base; the n-th plan names version n. A number is given once: that of a rejected step is never
 published, no later plan has it, and the next version's parent is the one before it. So of each plan the log says one of
 two things in the end, StepTaken with PolicyPublished, or StepRejected, and its samples are used up by either. How many
-versions old a sample is counts those that were published since.
+versions old a sample is counts those that were published since; steps on record from before that was so counted the
+numbers of rejected steps too.
 """
 
 from dataclasses import dataclass

@@ -34,7 +34,8 @@ _LEFT_OUT = (
 _ANY_OBJECT = '{"type": "object"}'  # as a JSON schema: what SGLang makes of json_object
 _MAX_BIASES = 1024
 _MAX_GRAMMAR_BYTES = 128 * 2**10  # it is recorded a second time, beside the request that it stands in
-_TOKEN_ID = re.compile(r"\d{1,9}", re.ASCII)
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
+_LEAST_REPETITION = 0.01  # SGLang divides by it as it is: by nearer to 0, logits become no numbers
 _HALF = re.compile("[\ud800-\udfff]")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
@@ -283,13 +284,21 @@ def _shaping(body: Mapping[str, Any]) -> Shaping | None:
             shown = f"{name} is a grammar of {num_bytes} bytes"
             raise BadRequest(f"{shown}; expected at most {_MAX_GRAMMAR_BYTES}.", param=name)
     penalty = _between(body, -2, 2)
-    repetition = number(body, "repetition_penalty", lambda value: 0 < value <= 2, "above 0, at most 2; 1 is none")
+    least = integer(body, "min_tokens", low=0) or 0
+    if asked and least:
+        raise BadRequest(
+            f"min_tokens is {least} beside {next(iter(asked))}; an answer that follows a grammar ends where the "
+            "grammar does. Leave one of them out.",
+            param="min_tokens",
+        )
+    limits = f"{_LEAST_REPETITION} to 2; 1 is none"
+    repetition = number(body, "repetition_penalty", lambda value: _LEAST_REPETITION <= value <= 2, limits)
     shaping = Shaping(
         frequency_penalty=penalty("frequency_penalty"),
         presence_penalty=penalty("presence_penalty"),
         repetition_penalty=1.0 if repetition is None else repetition,
         min_p=_between(body, 0, 1)("min_p"),
-        min_new_tokens=integer(body, "min_tokens", low=0) or 0,
+        min_new_tokens=least,
         logit_bias=_biases(body),
         json_schema=grammars["response_format"] or grammars["json_schema"],
         regex=grammars["regex"],
@@ -312,8 +321,10 @@ def _biases(body: Mapping[str, Any]) -> tuple[TokenBias, ...]:
             raise BadRequest(
                 f"logit_bias names {token[:20]!r}; expected token ids of the model's vocabulary.", param="logit_bias"
             )
-    bias = _between(found, -100, 100)
-    return tuple(TokenBias(token_id=int(token), bias=bias(token)) for token in found)
+    named = {f"logit_bias.{token}": bias for token, bias in found.items()}
+    bias = _between(named, -100, 100)
+    biases = (TokenBias(token_id=int(token), bias=bias(name)) for token, name in zip(found, named, strict=True))
+    return tuple(biased for biased in biases if biased.bias)
 
 
 def _schema_of(shape: object) -> str | None:

@@ -17,6 +17,7 @@ from clawstream.inference.engine import Chunk, Finish, FinishKind, GenerateReque
 DEFAULT_MAX_NEW_TOKENS = 128
 UNSHAPED = Shaping()
 _GRAMMARS = ("json_schema", "regex", "ebnf")
+_TOKEN_DIGITS = 9
 # Parameters that we do not implement, with the value under which they do nothing.
 _NEUTRAL: Mapping[str, object] = {
     "n": 1,
@@ -230,7 +231,7 @@ def _read_shaping(rest: dict[str, Any], max_new_tokens: int) -> Shaping | None:
     if len(grammars) > 1:
         raise RequestRefused(f"{' and '.join(grammars)} are both set, expected one grammar")
     biases = rest.pop("logit_bias", {})
-    if not isinstance(biases, dict) or not all(token.isdecimal() for token in biases):
+    if not isinstance(biases, dict) or not all(token.isdecimal() and len(token) <= _TOKEN_DIGITS for token in biases):
         raise RequestRefused("logit_bias is not an object, expected token ids with the bias of each")
     shaping = Shaping(
         frequency_penalty=_number("frequency_penalty", rest.pop("frequency_penalty", 0.0), low=-2.0, high=2.0),

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from clawstream.config import IDLE, EngineSettings, Section, Settings, TrainingSettings, load
 from clawstream.errors import TryLater
+from clawstream.inference.engine import EngineRefused
 from clawstream.inference.sglang import SglangEngine, engine_session
 
 log = logging.getLogger(__name__)
@@ -53,8 +54,8 @@ async def lent(engine: EngineSettings, base: Path) -> AsyncIterator[None]:
     """Have engines at addresses serve the base when the block begins and when it ends, with no adapter from in between.
 
     Nobody else may ask them meanwhile. Embedded engines, which have no address, end with their run. Raises TryLater
-    where an engine does not answer at first; of one that does not at the end the log says so, and the others are given
-    back.
+    where an engine does not answer at first; of one that does not at the end, or refuses, the log says so, and the
+    others are given back.
     """
     async with engine_session(engine) as http:
         engines = [SglangEngine(http, url, load_s=engine.loads_within_s) for url in engine.urls]
@@ -67,7 +68,7 @@ async def lent(engine: EngineSettings, base: Path) -> AsyncIterator[None]:
             for one, before in zip(engines, known, strict=True):
                 try:
                     await _give_back(one, base, before)
-                except TryLater as error:
+                except (TryLater, EngineRefused) as error:
                     log.warning(
                         "engine=%s state=not given back reason=%s; start it anew, or load %s", one.url, error, base
                     )

@@ -11,7 +11,6 @@ from clawstream.training.batches import DropReason
 
 WHY: Mapping[DropReason, str] = MappingProxyType(
     {
-        DropReason.REPEATED: "they came before",
         DropReason.LATE: "another revision of their turns is trained on already (training.late)",
         DropReason.SUPERSEDED: "a newer revision of their turns came",
         DropReason.STALE: "they are more than training.max_versions_behind versions old",
@@ -21,7 +20,7 @@ WHY: Mapping[DropReason, str] = MappingProxyType(
         DropReason.LEFT_OUT: "their groups were settled without them",
         DropReason.UNSETTLED: "their groups were not settled",
     }
-)  # what can't be trained on is set aside, and each is named there
+)  # what came before is in a batch or named by what it was then; what can't be trained on is set aside and named there
 LOST = frozenset({DropReason.STALE, DropReason.UNGROUPED, DropReason.LEFT_OUT, DropReason.UNSETTLED})
 
 

@@ -44,7 +44,7 @@ class Canary:
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     temperature: float
-    stopped: bool = False  # a text that the client named may have ended it
+    stopped: bool = False  # something that the client asked for may have ended it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

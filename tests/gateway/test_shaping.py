@@ -59,7 +59,7 @@ async def test_what_shapes_the_answer_reaches_the_engine_and_is_on_the_exchange_
 async def test_what_is_neutral_leaves_the_answer_the_policy_s_own(gateway: House) -> None:
     await gateway.chat(
         temperature=1, frequency_penalty=0, presence_penalty=0.0, repetition_penalty=1, min_p=0, min_tokens=0,
-        logit_bias={}, response_format={"type": "text"}, regex="", ebnf=None, json_schema=None,
+        logit_bias={"7": 0, "8": None}, response_format={"type": "text"}, regex="", ebnf=None, json_schema=None,
     )  # fmt: skip
     exchange = await gateway.exchange()
     assert (exchange.sampling.shaping, exchange.sampling.of_the_policy) == (None, True)

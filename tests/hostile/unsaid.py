@@ -31,13 +31,15 @@ def _model(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shaping(body: dict[str, Any]) -> dict[str, Any]:
-    """The body with one grammar at most, no more tokens than an answer has, and biases of tokens that there are."""
+    """The body with one grammar at most, no more tokens than an answer has, beside a grammar none, and biases of tokens
+    that there are.
+    """
     grammars = [
         name for name in ("response_format", "json_schema", "regex", "ebnf") if isinstance(body.get(name), _GRAMMARS)
     ]
     kept = {key: value for key, value in body.items() if key not in grammars[1:]}
     if type(kept.get("min_tokens")) is int and kept["min_tokens"] > 0:
-        kept["min_tokens"] = 1
+        kept["min_tokens"] = 0 if grammars else 1
     if isinstance(kept.get("logit_bias"), dict):
         kept["logit_bias"] = {_small(token): bias for token, bias in kept["logit_bias"].items()}
     return kept

@@ -9,9 +9,18 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import DatabaseMismatch
-from clawstream.events import Event, VoteCast
+from clawstream.events import (
+    AnswerRefreshed,
+    Event,
+    ExchangeCompleted,
+    RefreshAsked,
+    SampleAssembled,
+    Sampling,
+    VoteCast,
+)
 from clawstream.projections.audit import Audit, Sample, verify
 from clawstream.projections.comparing import Difference, scratch
+from clawstream.projections.database import upgrade
 from clawstream.projections.projector import Projector, in_batches
 from clawstream.projections.tables import TOPICS, VOTES, metadata
 from clawstream.projections.writer import Writer
@@ -19,6 +28,7 @@ from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.log import Place, Raw
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from tests.projections import story
+from tests.projections.logs import example
 from tests.projections.reading import contents
 
 
@@ -76,6 +86,24 @@ async def test_tables_that_nobody_touched_are_as_the_log_says(
     assert found.keys == (None if sample is None else keys)
     assert found.rows == keys * (len(session(0)) + 1)  # and the session's own row
     assert contents(emptied) == before
+
+
+async def test_rows_that_an_older_version_wrote_are_as_the_log_says_after_an_upgrade(
+    emptied: Engine, migrated_url: str
+) -> None:
+    log, tables = MemoryLog(), ("exchanges", "samples", "refresh_asks", "refreshed_answers")
+    sampled = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=8, seed=None, stop=())
+    kinds = (ExchangeCompleted, SampleAssembled, RefreshAsked, AnswerRefreshed)
+    await log.append([example(kind, sampling=sampled) for kind in kinds])
+    await projected(emptied, log)
+    for table in tables:
+        assert _edit(emptied, f"UPDATE {table} SET sampling = sampling - 'shaping'") == 1
+    _edit(emptied, "UPDATE alembic_version SET version_num = '0013'")
+    upgrade(migrated_url)
+    assert (await audited(migrated_url, log)).ok
+    for table in tables:
+        assert _edit(emptied, f"UPDATE {table} SET sampling = sampling - 'shaping'") == 1
+    assert {one.table for one in (await audited(migrated_url, log)).differences} == {*tables}
 
 
 async def test_a_row_edited_by_hand_is_named_with_its_column_and_both_values(

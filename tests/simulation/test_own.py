@@ -1,6 +1,7 @@
 """A person's policy, engines, judge and trainer take the place of simulated ones, and are left as they were found."""
 
 import contextlib
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -81,9 +82,10 @@ def test_whatever_is_changed_of_the_policy_or_its_judge_is_another_base(tmp_path
     text = OWN.replace('"model"', f'"{tmp_path / "model"}"')
     first = digest(own_of(text, tmp_path))
     assert digest(own_of(text, tmp_path)) == first
-    others = {digest(own_of(text.replace(old, "9"), tmp_path)) for old in ("5", "99")} | {
-        digest(own_of(text.replace("large", "larger"), tmp_path))
-    }
+    others = {
+        digest(own_of(text.replace(old, new), tmp_path))
+        for old, new in (("votes = 5", "votes = 9"), ("batch_samples = 99", "batch_samples = 9"))
+    } | {digest(own_of(text.replace("large", "larger"), tmp_path))}
     (tmp_path / "model" / "config.json").write_text("{ }")
     assert len({first, digest(own_of(text, tmp_path)), *others}) == 5
 
@@ -133,3 +135,22 @@ async def test_an_engine_that_died_is_named_and_the_others_are_given_back_all_th
             assert await engine.weight_version() == "0"
     (said,) = [record.getMessage() for record in caplog.records if record.name == "clawstream.simulation.own"]
     assert said.startswith(f"engine={dead} state=not given back reason=")
+
+
+@pytest.mark.timeout(180)
+async def test_an_engine_that_refuses_its_base_is_named_and_hides_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, base = make_model(tmp_path / "model"), make_model(tmp_path / "base")
+    with reserved() as port, cpu_engine(model, port) as url:
+        lending = EngineSettings(model_path=model, urls=(url,))
+
+        async def run() -> None:
+            async with lent(lending, base):
+                shutil.rmtree(base)
+                raise ArithmeticError("of the run")
+
+        with pytest.raises(ArithmeticError, match="of the run"):
+            await run()
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "clawstream.simulation.own"]
+    assert said.startswith(f"engine={url} state=not given back reason=")

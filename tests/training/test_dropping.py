@@ -26,13 +26,13 @@ def test_a_reason_is_said_at_once_and_again_each_time_its_samples_have_doubled()
 
 
 def test_reasons_are_counted_apart_and_what_none_was_dropped_for_is_not_said() -> None:
-    dropped = Counter({DropReason.STALE: 3, DropReason.LATE: 5, DropReason.REPEATED: 0})
+    dropped = Counter({DropReason.STALE: 3, DropReason.LATE: 5, DropReason.SUPERSEDED: 0})
 
     assert grown(dropped, Counter({DropReason.LATE: 3})) == {DropReason.STALE: 3}
 
 
-def test_each_reason_has_words_but_for_what_is_set_aside_and_named_there() -> None:
-    assert set(DropReason) - set(WHY) == {DropReason.UNTRAINABLE}
+def test_each_reason_has_words_but_for_what_is_trained_on_all_the_same_or_set_aside_and_named_there() -> None:
+    assert set(DropReason) - set(WHY) == {DropReason.REPEATED, DropReason.UNTRAINABLE}
     assert set(WHY) >= LOST
 
 
@@ -46,10 +46,11 @@ async def test_the_trainer_s_log_says_how_many_samples_it_has_no_use_for_and_why
     stop = asyncio.Event()
     running = asyncio.create_task(train(settings(base, tmp_path), log, stop=stop))
 
-    reasons = (DropReason.OTHER_POLICY, DropReason.REPEATED, DropReason.NO_SIGNAL)
+    reasons = (DropReason.OTHER_POLICY, DropReason.NO_SIGNAL)
     lines = {f"samples_dropped=1 trained=never reason={WHY[reason]}" for reason in reasons}
     async with asyncio.timeout(60):
         while not lines <= set(caplog.messages) and not running.done():
             await asyncio.sleep(0.01)
     stop.set()
     await running
+    assert {line for line in caplog.messages if "samples_dropped" in line} == lines
