@@ -171,10 +171,10 @@ async def test_token_id_beyond_the_vocabulary_is_a_400(subject: Subject) -> None
 
 @pytest.mark.parametrize("subject", ["cpu", "scripted"], indirect=True)
 async def test_parameter_that_an_engine_of_ours_does_not_implement_is_refused_by_name(subject: Subject) -> None:
-    body = {"input_ids": list(PROMPT), "sampling_params": {"regex": "a+"}}
+    body = {"input_ids": list(PROMPT), "sampling_params": {"custom_params": {"a": 1}}}
     status, content = await _post(subject, "/generate", body)
     assert status == 400
-    assert "regex" in content["error"]["message"]
+    assert "custom_params" in content["error"]["message"]
 
 
 async def test_body_that_is_not_json_is_a_400(subject: Subject) -> None:
