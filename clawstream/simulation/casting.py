@@ -25,9 +25,7 @@ class Cast:
     batch_samples: int = 16
     unit: str = "updates"  # that a run counts
     controls: Mapping[Control, tuple[str, ...]]  # the methods that each changes
-    silenced: Mapping[
-        Control, tuple[str, ...]
-    ]  # those it leaves nothing to learn from; others are arms to compare with
+    silenced: Mapping[Control, tuple[str, ...]]  # those it leaves nothing to learn from; others are compared
 
 
 STEPS_A_ROUND = 96  # of an environment, between two scores at least: arms differ in updates, never in these

@@ -155,9 +155,12 @@ def test_penalties_and_a_grammar_go_out_by_sglang_s_names_and_come_in_as_they_we
     assert read_body(body, new_rid="new").calls[0].request.sampling == asked.sampling
 
 
-@pytest.mark.parametrize("name", ["json_schema", "regex", "ebnf"])
-def test_what_is_neutral_is_left_out_beside_what_is_not(name: str) -> None:
-    asked = GenerateRequest(input_ids=[1], sampling=Sampling(max_new_tokens=8, shaping=Shaping(**{name: "x"})))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "shaping"),
+    [("json_schema", Shaping(json_schema="x")), ("regex", Shaping(regex="x")), ("ebnf", Shaping(ebnf="x"))],
+)
+def test_what_is_neutral_is_left_out_beside_what_is_not(name: str, shaping: Shaping) -> None:
+    asked = GenerateRequest(input_ids=[1], sampling=Sampling(max_new_tokens=8, shaping=shaping))
     params = write_request(asked, stream=False)["sampling_params"]
     assert isinstance(params, dict)
     assert params.keys() - {"max_new_tokens", "temperature", "top_p", "top_k"} == {name}
@@ -171,6 +174,7 @@ def test_what_is_neutral_is_left_out_beside_what_is_not(name: str) -> None:
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens is 9"),
         ({"regex": "a", "ebnf": "b"}, "one grammar"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
         ({"structural_tag": "x"}, "not implemented"),
     ],
 )
