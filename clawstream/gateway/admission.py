@@ -121,8 +121,9 @@ class Admission:
             raise unavailable(f"The engine is away ({self.engines.problem()}); nothing was generated. Try again.")
         prompt = await self._render(chat, session_id, place.engine.context_length_tokens)
         prompt_ids = prompt.token_ids
-        if len(raw) + _TOKEN_BYTES * len(prompt_ids) > MAX_RECORDED_BYTES:
-            raise _too_large(f"{len(raw)} bytes and {len(prompt_ids)} prompt tokens", MAX_RECORDED_BYTES)
+        num_bytes = sum(map(len, chat.messages_json)) + len(chat.options_json)
+        if num_bytes + _TOKEN_BYTES * len(prompt_ids) > MAX_RECORDED_BYTES:
+            raise _too_large(f"{num_bytes} bytes and {len(prompt_ids)} prompt tokens", MAX_RECORDED_BYTES)
         trace = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
         accepted = Accepted(
             exchange_id=str(uuid.uuid4()),

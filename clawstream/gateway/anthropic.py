@@ -7,6 +7,7 @@ histories. What has no place in OpenAI's form is refused by its own name, or lis
   `defer_loading` and `allowed_callers` of tools, are left out: they ask for nothing that changes what is answered.
 * `thinking.budget_tokens`, `output_config.effort`, `context_management`, `service_tier` and `speed` are recorded with
   the request and change nothing: reasoning counts towards max_tokens, and the whole history is shown to the policy.
+* An image is words in its place (pictures.py), of a user's as of a tool's.
 * A tool result with `is_error` says so in front of its text, since a tool message has no such mark.
 
 Source: Anthropic's published Messages API, as the `anthropic` package 2.10.0 has it.
@@ -18,6 +19,7 @@ from typing import Any
 
 from clawstream.gateway.anthropic_replies import SIGNED, arguments_of, signature
 from clawstream.gateway.fields import boolean, items, kind, mapping, number, text
+from clawstream.gateway.pictures import SHOWN_BY_A_TOOL, SHOWN_BY_THE_USER, check_picture, with_words
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.wire import MAX_STOPS, PRIVATE_KEYS, ChatRequest, read_request, truthy
 
@@ -164,7 +166,7 @@ def _user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any
     """Return the tool messages that the results are, then what the user said."""
     num_results = sum(block["type"] == "tool_result" for block in blocks)
     results = [_tool_message(block, f"{where}.content[{at}]") for at, block in enumerate(blocks[:num_results])]
-    said = _texts(blocks[num_results:], f"{where}.content")
+    said = _texts(blocks[num_results:], f"{where}.content", pictures=SHOWN_BY_THE_USER)
     return [*results, {"role": "user", "content": _plain(said)}] if said else results
 
 
@@ -176,9 +178,10 @@ def _tool_message(block: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise BadRequest(f"{where}.tool_use_id is {kind(call_id)}; name the call that this answers.", param=where)
     if content is None:
         content = ""
-    said = content if isinstance(content, str) else "".join(part["text"] for part in _texts(content, where))
+    if not isinstance(content, str):
+        content = "".join(part["text"] for part in _texts(content, where, pictures=SHOWN_BY_A_TOOL))
     failed = _FAILED if boolean(block, "is_error") else ""
-    return {"role": "tool", "tool_call_id": call_id, "content": failed + said}
+    return {"role": "tool", "tool_call_id": call_id, "content": failed + content}
 
 
 def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
@@ -220,8 +223,11 @@ def _plain(parts: list[dict[str, str]]) -> str | list[dict[str, str]]:
     return parts[0]["text"] if len(parts) == 1 else parts
 
 
-def _texts(found: object, where: str) -> list[dict[str, str]]:
-    """Return text blocks as OpenAI's parts. Raises BadRequest for any other block."""
+def _texts(found: object, where: str, *, pictures: str | None = None) -> list[dict[str, str]]:
+    """Return text blocks as OpenAI's parts, `pictures` in the place of images; None: none may stand here.
+
+    Raises BadRequest for any other block.
+    """
     if not isinstance(found, Sequence) or isinstance(found, str):
         raise BadRequest(f"{where} is {kind(found)}; expected a string or a list of text blocks.", param=where)
     for block in found:
@@ -231,7 +237,10 @@ def _texts(found: object, where: str) -> list[dict[str, str]]:
                 f"{where} holds redacted_thinking, which only the model that wrote it can read; leave it out.",
                 param=where,
             )
-        if named != "text" or not isinstance(block.get("text"), str):
+        if named == "image" and pictures is not None:
+            check_picture(block, where)
+        elif named != "text" or not isinstance(block.get("text"), str):
             shown = f"{named!r} content" if isinstance(named, str) else "content without a type"
             raise BadRequest(f"{where} holds {shown}; this policy reads text only.", param=where)
-    return [{"type": "text", "text": block["text"]} for block in found]
+    said = found if pictures is None else with_words(found, pictures)
+    return [{"type": "text", "text": block["text"]} for block in said]

@@ -17,12 +17,14 @@ import orjson
 from clawstream.events import Shaping, TokenBias
 from clawstream.events.conversation import Message
 from clawstream.gateway.fields import boolean, integer, items, kind, labels, mapping, number, text
+from clawstream.gateway.pictures import PICTURES, SHOWN_BY_A_TOOL, SHOWN_BY_THE_USER, check_picture, with_words
 from clawstream.gateway.refusal import BadRequest, to_json
 
 # Ours, not the model's: they name the session and are no part of what a retry has to repeat.
 PRIVATE_KEYS = frozenset({"session_id", "session_done", "turn_type"})
 _HOW_TO_SEND = frozenset({"stream", "stream_options"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_MAY_SHOW = {"user": SHOWN_BY_THE_USER, "tool": SHOWN_BY_A_TOOL}  # pictures, by role
 MAX_STOPS = 16
 _DIGITS_OF_64_BITS = 20  # with a sign
 _MAX_LENIENT_BYTES = 2 * 2**20
@@ -181,7 +183,15 @@ def _messages(found: object, *, may_be_absent: bool) -> tuple[Message, ...]:
         raise BadRequest(f"messages is {kind(found)}; expected a list with at least one message.", param="messages")
     for index, message in enumerate(found):
         _check_message(message, f"messages[{index}]")
-    return tuple(found)
+    return tuple(map(_in_words, found))
+
+
+def _in_words(message: Message) -> Message:
+    """Return the message with words in the place of its pictures."""
+    content = message["content"] if message["role"] in _MAY_SHOW else None
+    if not isinstance(content, list) or not any(part["type"] in PICTURES for part in content):
+        return message
+    return {**message, "content": with_words(content, _MAY_SHOW[message["role"]])}
 
 
 def _check_message(message: object, where: str) -> None:
@@ -193,7 +203,7 @@ def _check_message(message: object, where: str) -> None:
     content = message.get("content")
     if isinstance(content, list):
         for number, part in enumerate(content):
-            _check_part(part, f"{where}.content[{number}]")
+            _check_part(part, f"{where}.content[{number}]", may_show=role in _MAY_SHOW)
     elif not isinstance(content, str) and not (content is None and role == "assistant"):
         raise BadRequest(
             f"{where}.content is {kind(content)}; expected a string or a list of text parts.", param=f"{where}.content"
@@ -208,8 +218,11 @@ def _check_message(message: object, where: str) -> None:
             raise BadRequest(f"{where}.tool_calls[{number}]: arguments is not a string.", param=f"{where}.tool_calls")
 
 
-def _check_part(part: object, where: str) -> None:
+def _check_part(part: object, where: str, *, may_show: bool) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
+    if may_show and isinstance(part, dict) and kind == "image_url":
+        check_picture(part, where)
+        return
     if kind != "text":
         found = f"{kind!r} content" if isinstance(kind, str) else "content without a type"
         raise BadRequest(f"{where} is {found}; this policy reads text only.", code="unsupported_content", param=where)

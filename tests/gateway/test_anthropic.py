@@ -183,7 +183,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "no messages": ({"messages": []}, "messages is a list that is empty"),
     "an unknown role": ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role is"),
     "a prefilled answer": ({"messages": [*HELLO, {"role": "assistant", "content": "It"}]}, "can't be prefilled"),
-    "an image": ({"messages": [{"role": "user", "content": [block("image", source={})]}]}, "holds 'image' content"),
+    "an image of nothing": (
+        {"messages": [{"role": "user", "content": [block("image", source={})]}]},
+        "source is an obj",
+    ),
+    "a document": ({"messages": [{"role": "user", "content": [block("document")]}]}, "holds 'document' content"),
     "a block without a type": ({"messages": [{"role": "user", "content": [{}]}]}, "not a content block"),
     "no content": ({"messages": [{"role": "user", "content": []}]}, "is a list that is empty"),
     "text before a result": (
