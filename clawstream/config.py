@@ -136,7 +136,9 @@ class GatewaySettings(Section):
     max_concurrent_per_key: int | None = Field(None, ge=1, description="requests in flight; none: no limit")
     requests_per_minute_per_key: int | None = Field(None, ge=1, description="none: no limit")
     max_in_flight: int = Field(1024, ge=1, description="requests at once; one more is a 503 with Retry-After")
-    request_timeout_s: float = Field(30.0, gt=0, description="for a request's headers, then for its body")
+    request_timeout_s: float = Field(
+        30.0, gt=0, description="for a request's headers, then for its body, then to render it"
+    )
     idle_timeout_s: float = Field(60.0, gt=0, description="of a connection between requests")
     write_timeout_s: float = Field(30.0, gt=0, description="a client that reads nothing for so long is gone")
     default_turn_type: Literal["main", "side"] = "main"

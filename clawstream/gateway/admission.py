@@ -16,7 +16,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope
 
 from clawstream.config import GatewaySettings, PolicySettings
-from clawstream.errors import ClawstreamError, UnrenderableRequest
+from clawstream.errors import ClawstreamError, TryLater, UnrenderableRequest
 from clawstream.events import Sampling, TurnType
 from clawstream.events.exchanges import GREEDY_BELOW
 from clawstream.events.history import WholeRequest
@@ -27,17 +27,16 @@ from clawstream.gateway.engines import Engines
 from clawstream.gateway.keys import Caller
 from clawstream.gateway.metrics import Metrics
 from clawstream.gateway.profiles import Named, name_request
+from clawstream.gateway.prompting import PromptMaker
 from clawstream.gateway.recorder import Recorder
 from clawstream.gateway.refusal import BadRequest, to_json
 from clawstream.gateway.sessions import SessionIndex
 from clawstream.gateway.wire import ChatRequest, parse_body, scope_of, truthy
-from clawstream.inference.continuing import Continued, Request, continue_prompt, num_new_bytes
-from clawstream.inference.echoes import find_echoes
+from clawstream.inference.continuing import Continued, Request
 from clawstream.inference.rendering import PromptRenderer
 
 CALLER = "clawstream.caller"  # where in the scope the guard says who asks
 RETRY_AFTER_S = 2
-_RENDERED_ASIDE_BYTES = 16_384  # where more than this is new it is rendered in a thread, so that streams go on
 MAX_RECORDED_BYTES = 8 * 2**20  # what a record of the log holds
 _TOKEN_BYTES = 4
 _MAX_TOKEN_BYTES = 64  # on average; a text has 2 to 6 bytes a token
@@ -85,6 +84,7 @@ class Admission:
     settings: GatewaySettings
     policy: PolicySettings
     renderer: PromptRenderer
+    prompts: PromptMaker
     engines: Engines
     recorder: Recorder
     delivery: Delivery
@@ -232,20 +232,14 @@ class Admission:
         return prompt
 
     async def _prompt(self, chat: ChatRequest, known: Known, *, context_length_tokens: int | None) -> Continued:
-        """Return the prompt, made beside the event loop where much of it is new. Raises BadRequest."""
+        """Return the prompt. Raises BadRequest."""
         request = Request(messages=chat.messages, raw=chat.messages_json, options=chat.options)
-        echoes = find_echoes(chat.messages, known.answers)
-
-        def make() -> Continued:
-            return continue_prompt(
-                self.renderer, request, echoes, known.prompts, context_length_tokens=context_length_tokens
-            )
-
         try:
-            aside = num_new_bytes(request, echoes, known.prompts) >= _RENDERED_ASIDE_BYTES
-            return await asyncio.to_thread(make) if aside else make()
+            return await self.prompts.make(request, known, context_length_tokens=context_length_tokens)
         except UnrenderableRequest as error:
             raise BadRequest(f"The request can't be put to the policy: {error}.", param="messages") from error
+        except TryLater as error:
+            raise unavailable(f"{error}; nothing was generated. Try again.") from error
 
     def _sampling(
         self, chat: ChatRequest, turn_type: TurnType, num_prompt_tokens: int, context_length_tokens: int

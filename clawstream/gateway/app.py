@@ -28,6 +28,7 @@ from clawstream.gateway.engines import Engines
 from clawstream.gateway.key_file import WatchedKeys
 from clawstream.gateway.metrics import Metrics
 from clawstream.gateway.pages import build_app
+from clawstream.gateway.prompting import PromptMaker
 from clawstream.gateway.recorder import Recorder
 from clawstream.gateway.security import Guard
 from clawstream.gateway.served import ServedEngine
@@ -72,6 +73,7 @@ async def serve(
             settings=settings.gateway,
             policy=policy,
             renderer=renderer,
+            prompts=PromptMaker(renderer, within_s=settings.gateway.request_timeout_s),
             engines=Engines(
                 policy.id, [_engine(session, url, settings, largest_id) for url in settings.engine.addresses]
             ),
@@ -100,6 +102,7 @@ async def serve(
                 try:
                     await _listen(build_app(admission, guard), listener, settings.gateway, stop, started)
                 finally:
+                    admission.prompts.close()
                     for task in watching:
                         task.cancel()
 

@@ -23,6 +23,7 @@ from clawstream.inference import mistral
 from clawstream.inference.encoding import RememberingTokenizer, spread
 from clawstream.inference.history import UNPRINTABLE, placed, probed, shown
 from clawstream.inference.markup import ANSWER_HEADERS, PlainText, TemplateTokenizer
+from clawstream.inference.template_options import template_options, template_variables
 from clawstream.inference.tokenizer import load_tokenizer
 from clawstream.inference.tool_history import fitted
 
@@ -105,6 +106,12 @@ class PromptRenderer:
         self._marked = RememberingTokenizer(tokenizer) if config.name in _REMEMBERED else tokenizer
         self._plain = RememberingTokenizer(PlainText(tokenizer)) if config.name in _REMEMBERED else tokenizer
         self._variants: dict[bytes, _Template] = {}
+        special = {*tokenizer.SPECIAL_TOKENS_ATTRIBUTES, *tokenizer.special_tokens_map}
+        self._variables = (
+            None
+            if self.bridges
+            else template_variables(tokenizer.chat_template, special, tokenizer.apply_chat_template)
+        )
         self._template = self._made()
         marks = tokenizer.get_added_vocab()
         self.stop_token_ids: tuple[int, ...] = tuple(self._template.reader.get_stop_token_ids())
@@ -289,13 +296,9 @@ class PromptRenderer:
         return bridger
 
     def _variant(self, options: Mapping[str, Any]) -> _Template:
-        kwargs = options.get("chat_template_kwargs")
-        if kwargs is None or kwargs == {}:
+        kwargs = template_options(options.get("chat_template_kwargs"), self._variables)
+        if not kwargs:
             return self._template
-        if not isinstance(kwargs, Mapping):
-            raise UnrenderableRequest("chat_template_kwargs is not an object; send one, or leave it out")
-        if not isinstance(kwargs.get("enable_thinking", True), bool):
-            raise UnrenderableRequest("chat_template_kwargs.enable_thinking is not a boolean; send true or false")
         key = orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS)
         if key not in self._variants:
             if len(self._variants) >= _MAX_VARIANTS:
