@@ -1,7 +1,6 @@
 """Prompts that take long to be made: they end in a refusal, and nobody waits for them."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
