@@ -75,6 +75,12 @@ class TooManyFailures(OperatorError):
     exit_status: ClassVar[int] = 3
 
 
+class OtherBase(OperatorError):
+    """A policy is to go on with another base than it began with; each start would find the same."""
+
+    exit_status: ClassVar[int] = 3
+
+
 class UnusableEvent(ClawstreamError):
     """This record can never be processed; it goes to the topic's dead-letter queue."""
 

@@ -189,4 +189,4 @@ def _shown(value: Any) -> str:
 def _settings(context: typer.Context) -> Settings:
     assert isinstance(context.obj, Context)
     log_to_stderr("policy", level=40)
-    return context.obj.settings()
+    return context.obj.settings_of_what_ran()

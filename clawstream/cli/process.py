@@ -25,6 +25,18 @@ class Context:
         """Read the settings: the file, then the environment."""
         return load(self.config)
 
+    def settings_of_what_ran(self) -> Settings:
+        """Read the settings; where they name neither a policy nor a model, it is the one that was last up here."""
+        from clawstream.local.running import policy_of
+
+        settings = self.settings()
+        if "id" in settings.policy.model_fields_set or settings.engine.model_path is not None:
+            return settings
+        last = policy_of(settings.data_dir)
+        if last is None:
+            return settings
+        return settings.model_copy(update={"policy": settings.policy.model_copy(update={"id": last})})
+
 
 def log_to_stderr(stage: str, *, level: int = logging.INFO) -> None:
     """Let log lines of this process go to stderr as `time level stage key=value ...`."""

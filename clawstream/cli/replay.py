@@ -294,4 +294,4 @@ def _run(settings: Settings, main: "Callable[[KafkaLog], Coroutine[None, None, T
 def _settings(context: typer.Context) -> Settings:
     assert isinstance(context.obj, Context)
     log_to_stderr("replay", level=30)
-    return context.obj.settings()
+    return context.obj.settings_of_what_ran()

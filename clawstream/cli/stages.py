@@ -59,11 +59,13 @@ def gateway(context: typer.Context) -> None:
     settings = _settings(context, "gateway")
     hide_torch()
     from clawstream.gateway.app import serve
+    from clawstream.local.bases import name_base
     from clawstream.stream.connect import connected_once_there
 
     async def main(stop: asyncio.Event) -> None:
         async with connected_once_there(settings.kafka, client_id="gateway", stop=stop) as log:
             if log is not None:
+                await name_base(log, settings)
                 await serve(settings, log, stop=stop, started=leave_what_is_loaded)
 
     run_until_stopped(main)
@@ -193,6 +195,7 @@ def train(
 ) -> None:
     """Train on samples in micro-batches; publish a version after each step."""
     settings = _settings(context, "train")
+    from clawstream.local.bases import name_base
     from clawstream.training.loop import train as loop
 
     if samples_of is None:
@@ -204,6 +207,7 @@ def train(
         from clawstream.training.offering import offering
 
         async def live(log: "KafkaLog", stop: asyncio.Event) -> None:
+            await name_base(log, settings)
             async with offering(settings.weights, settings.checkpoints_dir):
                 await loop(settings, log, stop=stop)
 
@@ -217,6 +221,7 @@ def train(
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         (await Registry.read(log)).finished(name)
+        await name_base(log, own)
         await loop(own, log, stop=stop, retraining=what)
 
     with broker(settings) as kafka:

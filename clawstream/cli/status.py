@@ -28,7 +28,7 @@ def status(
 ) -> None:
     """Say which parts run, how far each stage is behind, and how the policy fares."""
     assert isinstance(context.obj, Context)
-    settings = context.obj.settings()
+    settings = context.obj.settings_of_what_ran()
     log_to_stderr("status", level=40)
     from clawstream.gateway.spool_file import spools_in
     from clawstream.local.running import addresses_of, read_parts

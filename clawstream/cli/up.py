@@ -33,6 +33,8 @@ def up(
     named_file = context.obj.config
     named = model or settings.engine.model_path
     model_path = _tiny_policy(settings, console) if named is None else checked_model(named)
+    if named is None:
+        settings = as_tiny(settings, model_path)
     run_until_stopped(
         lambda stop: serve_until_stopped(settings, model_path, console, stop, config=named_file, fresh=fresh)
     )
@@ -78,6 +80,19 @@ def _tiny_policy(settings: Settings, console: Console) -> Path:
 
     console.print("no model is set (engine.model_path or --model): serving the tiny policy of `clawstream demo`")
     return base_policy(settings.cache_dir)[0]
+
+
+def as_tiny(settings: Settings, model_path: Path) -> Settings:
+    """Return the settings with a policy.id of the tiny policy's own, unless they name one.
+
+    So what is said to it is never trained into the model that is served next from the same data folder.
+    """
+    if "id" in settings.policy.model_fields_set:
+        return settings
+    from clawstream.inference.bases import fingerprint
+
+    own = settings.policy.model_copy(update={"id": f"tiny-{fingerprint(model_path)[:8]}"})
+    return settings.model_copy(update={"policy": own})
 
 
 async def _context_tokens(running: "Installation") -> int:

@@ -64,6 +64,7 @@ from clawstream.events.judging import (
     sha256_of,
 )
 from clawstream.events.policy import (
+    BaseNamed,
     BatchPlanned,
     PlannedTurn,
     PolicyActivated,
@@ -106,6 +107,7 @@ EVENTS: tuple[type[Event], ...] = (
     GroupWaited,
     GroupSettled,
     TrajectoryLate,
+    BaseNamed,
     BatchPlanned,
     StepTaken,
     StepRejected,
@@ -123,6 +125,7 @@ __all__ = [
     "FOR_A_LATE_SAMPLE",
     "NOBODY",
     "AnswerRefreshed",
+    "BaseNamed",
     "BatchPlanned",
     "Event",
     "ExchangeCompleted",

@@ -14,6 +14,21 @@ from clawstream.events.base import PolicyEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BaseNamed(PolicyEvent):
+    """The model that the policy begins with; of each hash the first one on the log counts, and no other base is taken.
+
+    A part that has no weights to look at names the tokenizer alone.
+    """
+
+    IDENTITY: ClassVar = ("policy_id", "model_sha256", "tokenizer_sha256")
+
+    path: str  # where it lay
+    model_sha256: str | None  # of its weights and config.json; None: no weights were there
+    tokenizer_sha256: str | None  # of its vocabulary's files; None: there were none
+    named_at_ms: int  # since the epoch, UTC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicOffset:
     """The next offset to read of a partition."""
 

@@ -89,8 +89,9 @@ async def serve(
             guard = Guard.of(settings.gateway, keys, admission.metrics)
             from_ms = epoch_ms() - settings.gateway.index_window_s * 1000
             learning = learn_sessions(
-                log, admission.sessions, admission.answers, from_ms=from_ms, spooled=delivery.waiting()
-            )
+                log, admission.sessions, admission.answers,
+                policy_id=policy.id, from_ms=from_ms, spooled=delivery.waiting(),
+            )  # fmt: skip
             if not await _done_unless(stop, learning):
                 return
             async with asyncio.TaskGroup() as group:

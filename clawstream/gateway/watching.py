@@ -39,7 +39,13 @@ class Follows(Protocol):
 
 
 async def learn_sessions(
-    log: Follows, index: SessionIndex, answers: SampledAnswers, *, from_ms: int, spooled: Iterable[Event] = ()
+    log: Follows,
+    index: SessionIndex,
+    answers: SampledAnswers,
+    *,
+    policy_id: str,
+    from_ms: int,
+    spooled: Iterable[Event] = (),
 ) -> None:
     """Fold the exchanges since `from_ms` into what is known of sessions, so that they go on after a restart.
 
@@ -47,7 +53,7 @@ async def learn_sessions(
     that is not known here could be taken for another, or by another. Exchanges whose facts make no sense are left out,
     and said in one line.
     """
-    learning = Learning(index, answers)
+    learning = Learning(index, answers, policy_id)
     async with _saying_that_it_waits():
         while not await _read_once(log, learning, from_ms):
             pass
@@ -94,11 +100,12 @@ async def _saying_that_it_waits() -> AsyncIterator[None]:
 
 
 class Learning:
-    """What was read of the log so far."""
+    """What was read of the log so far; a session goes on from the tokens of its own policy alone."""
 
-    def __init__(self, index: SessionIndex, answers: SampledAnswers) -> None:
+    def __init__(self, index: SessionIndex, answers: SampledAnswers, policy_id: str) -> None:
         self._index = index
         self._answers = answers
+        self._policy_id = policy_id
         self.known: dict[str, WholeRequest] = {}
         self.num_unknown = 0  # exchanges that rest on one which is older than the window, or was left out
         self.odd: dict[str, UnusableExchange] = {}  # by exchange id
@@ -132,8 +139,9 @@ class Learning:
         scope = scope_of(options, event.key_name)
         self._index.asked(messages, scope, event.session_id, event.received_at_ms)
         self._index.answered(messages, answer, scope, event.session_id, event.exchange_id, event.finished_at_ms)
-        sampled = answered(reversed(messages), options, answer, event.output_ids)
-        self._answers.answered(event.session_id, sampled, event.finished_at_ms)
+        if event.policy_id == self._policy_id:
+            sampled = answered(reversed(messages), options, answer, event.output_ids)
+            self._answers.answered(event.session_id, sampled, event.finished_at_ms)
 
 
 async def follow_policy(log: Follows, engines: Engines) -> None:

@@ -18,16 +18,17 @@ from typing import Any, TypeVar
 import aiohttp
 
 from clawstream.config import GatewaySettings, MonitorSettings, Settings, dump, inherited_environment
+from clawstream.local.bases import name_base
 from clawstream.local.kafka import EmbeddedKafka
 from clawstream.local.places import write_private
 from clawstream.local.ports import HOST, reserved
 from clawstream.local.postgres import EmbeddedPostgres
 from clawstream.local.ready import answers
-from clawstream.local.running import Addresses, alone_on, announced
+from clawstream.local.running import Addresses, alone_on, announced, settings_file
 from clawstream.local.supervisor import Part, Supervisor
 from clawstream.projections import database
 from clawstream.stream import admin
-from clawstream.stream.connect import security_of
+from clawstream.stream.connect import connected, security_of
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ async def installation(
         addresses = _addresses(filled)
         await _prepare(filled, addresses, say)
         servers.enter_context(announced(filled.data_dir, addresses))
-        config = filled.data_dir / "settings.json"  # every part reads the same, whatever this process was given
+        config = settings_file(filled.data_dir)  # every part reads the same, whatever this process was given
         write_private(config, dump(_resolved(filled, addresses)))
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
@@ -119,6 +120,8 @@ async def _prepare(settings: Settings, addresses: Addresses, say: Callable[[str]
     for change in await admin.apply(addresses.kafka, settings.kafka.prefix, security=security_of(settings.kafka)):
         log.info("topics %s", change)
     await asyncio.to_thread(database.upgrade, addresses.postgres)
+    async with connected(settings.kafka, client_id="base") as log_of_policy:
+        await name_base(log_of_policy, settings)
     say("topics and tables are in place; starting the parts")
 
 

@@ -42,6 +42,20 @@ class PartState:
     failure: str | None  # why it is not started again; None: it is
 
 
+def settings_file(data_dir: Path) -> Path:
+    """Return where the settings stand that every part of the installation reads, also once it has stopped."""
+    return data_dir / "settings.json"
+
+
+def policy_of(data_dir: Path) -> str | None:
+    """Return the id of the policy that was last up on this data folder; None: none was."""
+    try:
+        found: str = json.loads(settings_file(data_dir).read_text())["policy"]["id"]
+    except FileNotFoundError:
+        return None
+    return found
+
+
 @contextmanager
 def alone_on(data_dir: Path) -> Iterator[None]:
     """Have the data folder for one installation; raises PartUnavailable where another runs on it."""

@@ -16,6 +16,7 @@ from sqlalchemy import Table
 
 from clawstream.events import (
     AnswerRefreshed,
+    BaseNamed,
     BatchPlanned,
     Event,
     ExchangeCompleted,
@@ -75,6 +76,7 @@ TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = MappingProxyType(
         GroupWaited: (tables.groups, "waited"),
         GroupSettled: (tables.groups, "settled"),
         TrajectoryLate: (tables.groups, "late"),
+        BaseNamed: (tables.bases, None),
         BatchPlanned: (tables.batches, None),
         StepTaken: (tables.steps, None),
         StepRejected: (tables.rejections, "step"),

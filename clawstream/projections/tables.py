@@ -374,6 +374,16 @@ steps = _policy_facts(
     _may("weights_changed_share", Double),
 )
 
+bases = _facts(
+    "bases",
+    POLICY,
+    _must("policy_id", Text),
+    _must("path", Text),
+    _may("model_sha256", Text),
+    _may("tokenizer_sha256", Text),
+    _must("named_at_ms", BigInteger),
+)
+
 policies = _policy_facts(
     "policies",
     _may("parent_version", BigInteger),

@@ -5,6 +5,7 @@ from dataclasses import fields, is_dataclass
 
 from clawstream.events import (
     AnswerRefreshed,
+    BaseNamed,
     BatchPlanned,
     Event,
     ExchangeCompleted,
@@ -160,6 +161,8 @@ def _judging(event: Event) -> str | None:
 
 def _policy(event: Event) -> str | None:
     match event:
+        case BaseNamed():
+            return f"{event.policy_id} begins with {_short(event.path)}, model {(event.model_sha256 or 'unseen')[:12]}"
         case BatchPlanned():
             if event.rollback is not None:
                 return f"{event.policy_id} v{event.policy_version}: back to v{event.parent_version}"

@@ -18,6 +18,7 @@ from typing import Any
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import BatchPlanned, PlannedTurn, StepTaken, TopicOffset
+from clawstream.inference.bases import sha256_of_file
 from clawstream.inference.version_folder import ADAPTER_CONFIG, MANIFEST, File, version_name
 from clawstream.locks import locked
 
@@ -134,13 +135,6 @@ def prune(root: Path, *, keep: int, needed: Container[int | None]) -> tuple[int,
     return removed
 
 
-def fingerprint(folder: Path) -> str:
-    """Return the sha256 of a model folder's weights and configuration, by which a base is known wherever it lies."""
-    names = [p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin") or p.name == "config.json"]
-    files = [_describe(folder, path) for path in sorted(names)]
-    return hashlib.sha256(json.dumps([asdict(file) for file in files]).encode()).hexdigest()
-
-
 def _versions(root: Path) -> list[int]:
     if not root.is_dir():
         return []
@@ -193,7 +187,7 @@ def _verify(folder: Path, file: File, *, contents: bool) -> None:
         raise _unusable(folder, file.name, "nothing", f"{file.num_bytes} bytes")
     if (found := path.stat().st_size) != file.num_bytes:
         raise _unusable(folder, file.name, f"{found} bytes", f"{file.num_bytes} bytes")
-    if contents and (sha256 := _sha256(path)) != file.sha256:
+    if contents and (sha256 := sha256_of_file(path)) != file.sha256:
         raise _unusable(folder, file.name, f"sha256 {sha256[:12]}", f"sha256 {file.sha256[:12]}")
 
 
@@ -206,12 +200,7 @@ def _unusable(folder: Path, name: str, found: str, expected: str) -> UnusableChe
 
 def _describe(folder: Path, path: Path) -> File:
     name = path.relative_to(folder).as_posix()
-    return File(name=name, num_bytes=path.stat().st_size, sha256=_sha256(path))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return File(name=name, num_bytes=path.stat().st_size, sha256=sha256_of_file(path))
 
 
 def _remove(folder: Path) -> None:

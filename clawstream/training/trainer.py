@@ -19,10 +19,10 @@ from torch import Tensor
 from clawstream.config import TrainingSettings
 from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
+from clawstream.inference.bases import fingerprint
 from clawstream.inference.version_folder import STATE_FOLDER
 from clawstream.training.advantages import Baseline
 from clawstream.training.batch_loss import BatchLoss, Scored
-from clawstream.training.checkpoints import fingerprint
 from clawstream.training.gate import REJECTED_IN_A_ROW, Memory, one_sided
 from clawstream.training.losses import LossFigures, Tally, figures
 from clawstream.training.microbatches import optimizer_steps

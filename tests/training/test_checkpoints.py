@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import BatchPlanned, StepTaken, TopicOffset
+from clawstream.inference.bases import fingerprint
 from clawstream.inference.version_folder import MANIFEST
 from clawstream.training import checkpoints
 
@@ -202,8 +203,8 @@ def test_a_base_is_known_by_its_weights_wherever_it_lies(tmp_path: Path) -> None
         (folder / "model.safetensors").write_bytes(weights)
     (moved / "README.md").write_text("moved")
 
-    assert checkpoints.fingerprint(one) == checkpoints.fingerprint(moved)
-    assert checkpoints.fingerprint(one) != checkpoints.fingerprint(other)
+    assert fingerprint(one) == fingerprint(moved)
+    assert fingerprint(one) != fingerprint(other)
 
 
 def test_every_file_and_the_folder_are_on_disk_before_the_checkpoint_has_its_name(
