@@ -88,12 +88,15 @@ def judging(context: typer.Context) -> None:
         )
     from clawstream.inference.judge_client import JudgeClient
     from clawstream.judging.stage import judging_stage
+    from clawstream.local.judging import JudgeNotes
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         from clawstream.stream.runner import run
 
         async with JudgeClient.open(settings.judge) as judge:
-            await run(judging_stage(settings.judge, judge), log, stop=stop, instance_id=_instance(settings, "judging"))
+            notes = JudgeNotes(settings.data_dir, judge.name)
+            stage = judging_stage(settings.judge, judge, heard=notes.heard)
+            await run(stage, log, stop=stop, instance_id=_instance(settings, "judging"))
 
     _with_log(settings, "judging", main)
 

@@ -15,10 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from clawstream.cli.process import Context, log_to_stderr
-from clawstream.config import Settings
+from clawstream.config import JudgeSettings, Settings
 
 if TYPE_CHECKING:
     from clawstream.local.running import Addresses, PartState
+    from clawstream.monitoring.judge import JudgeStanding
     from clawstream.monitoring.status import LogStatus, Status
 
 
@@ -37,18 +38,22 @@ def status(
     spools = spools_in(settings.data_dir)
     parts = () if addresses is None else read_parts(settings.data_dir)
     found = asyncio.run(_ask(settings, addresses))
+    judge = _judge(settings, found)
     if as_json:
-        typer.echo(json.dumps(plain(settings.data_dir, addresses, parts, found) | {"spool_bytes": spools}))
+        told = plain(settings.data_dir, addresses, parts, found)
+        typer.echo(json.dumps(told | {"judge": judge and asdict(judge), "spool_bytes": spools}))
     else:
-        console = Console()
-        for block in blocks(settings.data_dir, addresses, parts, found, now_ms=int(time.time() * 1000)):
+        console, now_ms = Console(), int(time.time() * 1000)
+        for block in blocks(settings.data_dir, addresses, parts, found, now_ms=now_ms):
             console.print(block)
+        console.print(judge_line(settings.judge, judge, now_ms), soft_wrap=True)
         for name, num_bytes in spools.items():
             console.print(f"[yellow]spool {escape(name)}:[/] {num_bytes} bytes wait for Kafka, and for its gateway")
 
 
 async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
     from clawstream.local.places import address_in
+    from clawstream.monitoring.reading import due_of
     from clawstream.monitoring.status import GROUPED, REFRESHING
     from clawstream.monitoring.status import status as asked
 
@@ -57,7 +62,45 @@ async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
     monitor_url = None if addresses is None else addresses.monitor
     grouped = GROUPED if settings.training.method == "stepwise" else ()
     optional = (*(REFRESHING if settings.training.refreshes else ()), *grouped)
-    return await asked(kafka, policy_id=settings.policy.id, optional=optional, monitor_url=monitor_url)
+    return await asked(
+        kafka,
+        policy_id=settings.policy.id,
+        optional=optional,
+        monitor_url=monitor_url,
+        due=due_of(settings.training),
+        judge=_judge_name(settings.judge),
+    )
+
+
+def _judge_name(judge: JudgeSettings) -> str | None:
+    from clawstream.inference.judge_client import judge_name
+
+    return None if judge.url is None else judge_name(judge.model, judge.url)
+
+
+def _judge(settings: Settings, found: "Status") -> "JudgeStanding | None":
+    """Return what is known last of the judge, by the log or by the stage that asks it here."""
+    from clawstream.local.judging import judge_of
+    from clawstream.monitoring.judge import newest
+
+    name = _judge_name(settings.judge)
+    by_log = None if found.log is None else found.log.judge
+    return None if name is None else newest(by_log, judge_of(settings.data_dir), judge=name)
+
+
+def judge_line(settings: JudgeSettings, judge: "JudgeStanding | None", now_ms: int) -> str:
+    """Return how the judge fares, in words."""
+    if settings.url is None:
+        return "judge: none is set (judge.url): thumbs alone teach, words do not"
+    if judge is None:
+        return f"judge: {escape(settings.model)} at {escape(settings.url)} was not asked yet"
+    heard = f"asked last {_ago(judge.heard_ms, now_ms)}"
+    if judge.error is None:
+        return f"judge: {escape(judge.judge)} answers, {heard}"
+    return (
+        f"[red]judge: {escape(judge.judge)} has given no answer for {_ago(judge.since_ms, now_ms).removesuffix(' ago')}"
+        f"[/], {heard}: {escape(judge.error)}"
+    )
 
 
 def plain(
@@ -128,6 +171,7 @@ def _policy(log: "LogStatus", now_ms: int) -> dict[str, str]:
         **rejected,
         **active,
         "samples waiting": f"{log.samples_waiting}{oldest}",
+        "trainer": "never heard of" if log.trainer is None else f"{log.trainer.what} {_ago(log.trainer.at_ms, now_ms)}",
     }
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from clawstream.cli.process import Context, hide_torch, log_to_stderr, run_until_stopped
 from clawstream.config import GatewaySettings, Settings
@@ -61,7 +62,7 @@ async def serve_until_stopped(
     from clawstream.local.installation import installation
 
     async with installation(settings, model_path=model_path, say=console.print, fresh=fresh) as running:
-        _greet(console, running, model_path, await _context_tokens(running), config)
+        _greet(console, running, model_path, await _context_tokens(running), config, await _test_vote(settings))
         supervisors = [running.supervisor, *([beside] if beside is not None else [])]
         waits = [asyncio.create_task(event.wait()) for event in (stop, *(one.failed for one in supervisors))]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -105,8 +106,29 @@ async def _context_tokens(running: "Installation") -> int:
         return (await SglangEngine(session, running.addresses.engines[0]).server_info()).context_length_tokens
 
 
+async def _test_vote(settings: Settings) -> str | None:
+    """Ask the judge for a vote; return why it gives none, for `clawstream status` too. None: it does, or there is none.
+
+    Nothing waits for it: turns that are put to it meanwhile are asked about until judge.deadline_s.
+    """
+    from clawstream.inference.judge_client import judge_name
+    from clawstream.inference.judge_trial import problem_with
+    from clawstream.local.judging import JudgeNotes
+
+    if settings.judge.url is None:
+        return None
+    problem = await problem_with(settings.judge, settings.judge.url)
+    JudgeNotes(settings.data_dir, judge_name(settings.judge.model, settings.judge.url)).heard(problem)
+    return problem
+
+
 def _greet(
-    console: Console, running: "Installation", model_path: Path, context_tokens: int, config: Path | None
+    console: Console,
+    running: "Installation",
+    model_path: Path,
+    context_tokens: int,
+    config: Path | None,
+    no_vote: str | None,
 ) -> None:
     from clawstream.cli.openclaw_config import too_few
 
@@ -116,6 +138,15 @@ def _greet(
     console.print(where, soft_wrap=True)
     if settings.judge.url is None:
         console.print("  [yellow]no judge is set (judge.url): thumbs alone teach (POST /v1/feedback), words do not[/]")
+    elif no_vote is None:
+        console.print(f"  judge    {settings.judge.model} at {settings.judge.url}", soft_wrap=True)
+    else:
+        console.print(f"  [red]the judge gives no vote[/]: {escape(no_vote)}", soft_wrap=True)
+        console.print(
+            f"  each turn is put to it for {settings.judge.deadline_s:g} s (judge.deadline_s), and then not judged; "
+            "`clawstream status` says when it answers",
+            soft_wrap=True,
+        )
     console.print(f"\nPoint OpenClaw here: [bold]{connecting(settings, addresses.gateway, config)}[/]", soft_wrap=True)
     if (warning := too_few(context_tokens)) is not None:
         console.print(f"  [yellow]{warning}[/]")

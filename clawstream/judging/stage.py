@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from clawstream.config import JudgeSettings
+from clawstream.errors import TryLater
 from clawstream.events import Event, VoteCast, VoteStatus
 from clawstream.inference.judge_client import JudgeRefused, JudgeReply
 from clawstream.judging.asking import Ballot, Judging, observe
@@ -37,9 +38,16 @@ class Judge(Protocol):
 
 
 def judging_stage(
-    settings: JudgeSettings, judge: Judge, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    settings: JudgeSettings,
+    judge: Judge,
+    *,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    heard: Callable[[str | None], None] = lambda _: None,
 ) -> Stage[Session, Ballot]:
-    """Return the stage that puts turns to `judge` and concludes from its votes."""
+    """Return the stage that puts turns to `judge` and concludes from its votes.
+
+    `heard` is told of each request why no reply came; None: one came.
+    """
     judging = Judging(
         judge=judge.name,
         prompt_version=PROMPT_VERSION,
@@ -48,7 +56,7 @@ def judging_stage(
         hint_quorum=settings.needed_for_a_hint,
         section_tokens=settings.section_tokens,
     )
-    booth = _Booth(judge, now_ms, settings.deadline_s)
+    booth = _Booth(judge, now_ms, settings.deadline_s, heard)
 
     def step(session: Session | None, record: Record) -> Step[Session, Ballot]:
         return Step(*observe(session, record.event, judging))
@@ -87,9 +95,12 @@ def aggregation(settings: JudgeSettings, only: str | None = None) -> Stage[Cast,
 class _Booth:
     """Turns ballots into votes."""
 
-    def __init__(self, judge: Judge, now_ms: Callable[[], int], deadline_s: float) -> None:
+    def __init__(
+        self, judge: Judge, now_ms: Callable[[], int], deadline_s: float, heard: Callable[[str | None], None]
+    ) -> None:
         self._judge = judge
         self._now_ms = now_ms
+        self._heard = heard
         self._deadline_ms = int(deadline_s * 1000)
 
     async def cast(self, ballot: Ballot) -> Sequence[Event]:
@@ -98,7 +109,12 @@ class _Booth:
         try:
             reply = await self._judge.ask(ballot.prompt.system, ballot.prompt.user, seed=ballot.seed)
         except JudgeRefused as error:
+            self._heard(str(error))
             return [self._failed(ballot, str(error), self._now_ms() - started_ms)]
+        except TryLater as error:
+            self._heard(str(error))
+            raise
+        self._heard(None)
         reading = read(ballot.question, reply.text)
         return [
             self._vote(

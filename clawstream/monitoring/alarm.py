@@ -1,6 +1,7 @@
 """Whether learning stands still, and why. Pure.
 
-The one rule: an alarm names a cause, and none is raised before `STILL_SAMPLES` went by: fewer say nothing.
+The one rule: an alarm names a cause. Of rewards none is raised before `STILL_SAMPLES` went by, as fewer say nothing; of
+a part that does nothing at all, `FEW` are enough.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from clawstream.events import StepRejected, StepTaken
 from clawstream.monitoring.tallies import Tally
 
 STILL_SAMPLES = 128
+FEW = 4  # turns, votes or verdicts, which one person gives in minutes
 MOVED_REWARD = 0.1  # of a mean of -1 and 1, between the older and the newer half
 PLEASED_REWARD = 0.5  # whoever is so far need not move
 STILL_MS = 30 * 60_000  # a step of a large policy may take long
@@ -73,19 +75,25 @@ def unplanned(came_ms: Iterable[int], planned: Planned | None, now_ms: int) -> s
     )
 
 
-def starved(hour: Tally) -> str | None:
-    """Return why an hour's answers gave no sample, in words for a person; None: they did, or they were too few."""
+def starved(hour: Tally, older: Tally, *, judged: bool = True) -> str | None:
+    """Return why an hour's answers gave no sample, in words for a person; None: they did, or they were too few.
+
+    `older` is what of the hour is older than a judge takes; not `judged`, no judge is asked, and none is missed.
+    """
     votes = sum(hour.votes.values())
-    if hour.samples or max(hour.turns_paired, votes) < STILL_SAMPLES:
+    if hour.samples:
         return None
-    if votes and hour.votes.get("failed", 0) == votes:
+    if votes >= FEW and hour.votes.get("failed", 0) == votes:
         return f"all {votes} votes of the last hour failed: the judge is down or refuses us"
-    if hour.turns_paired and not votes:
-        return f"{hour.turns_paired} turns of the last hour were put to no judge: does `clawstream judging` run?"
-    if hour.verdicts and not hour.verdicts_scored:
+    if judged and older.turns_paired >= FEW and not votes:
+        return (
+            f"{hour.turns_paired} turns of the last hour have no vote: does the judge answer, and does `clawstream "
+            "judging` run?"
+        )
+    if hour.verdicts >= FEW and not hour.verdicts_scored:
         return f"none of the {hour.verdicts} verdicts of the last hour has enough readable votes"
     refused = sum(hour.refusals.values())
-    if refused:
+    if refused >= FEW:
         why, most = max(hour.refusals.items(), key=lambda pair: pair[1])
         return f"no sample in the last hour and {refused} refused, {most} of them {why}"
     return None

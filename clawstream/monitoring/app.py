@@ -19,7 +19,7 @@ from clawstream.monitoring.hosting import hosted
 from clawstream.monitoring.live import Live, Report, as_json
 from clawstream.monitoring.metrics import exposition
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.reading import GROUP, TOPICS, read_policy, waiting_since
+from clawstream.monitoring.reading import GROUP, TOPICS, due_of, read_policy, waiting_since
 from clawstream.monitoring.windows import KEPT_MINUTES, MINUTE_MS
 from clawstream.stream.client import Broker
 from clawstream.stream.connect import connected, security_of
@@ -36,12 +36,14 @@ async def serve(settings: Settings, *, stop: asyncio.Event) -> None:
     if kafka.bootstrap is None:
         raise ConfigError("kafka.bootstrap is not set: name a broker, or run `clawstream up`, which starts one")
     broker = Broker(bootstrap=kafka.bootstrap, client_id=GROUP, security=security_of(kafka))
-    board = PolicyBoard(settings.policy.id)
+    board = PolicyBoard(settings.policy.id, due_of(settings.training))
     async with connected(kafka, client_id=GROUP) as kafka_log:
         starts = await _starts(broker, kafka.prefix, kafka_log, board)
         ends = await kafka_log.end_offsets(TOPICS)
         await set_group(broker, kafka.prefix, GROUP, starts)
-    live = Live(board, {place: end for place, end in ends.items() if starts[place] < end})
+    live = Live(
+        board, {place: end for place, end in ends.items() if starts[place] < end}, judged=settings.judge.url is not None
+    )
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     async with (
         hosted(broker, TOPICS, live.receive, group=GROUP, prefix=kafka.prefix, folder=folder) as ended,

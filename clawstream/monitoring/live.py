@@ -14,6 +14,8 @@ from clawstream.monitoring.windows import MINUTE_MS, Window, Windows, total
 from clawstream.stream.log import Arrived
 from clawstream.stream.stage import Record
 
+JUDGED_WITHIN_MINUTES = 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
@@ -47,8 +49,9 @@ class Report:
 class Live:
     """Windows and policy, as far as they were read."""
 
-    def __init__(self, board: PolicyBoard, unread: Mapping[tuple[str, int], int]) -> None:
+    def __init__(self, board: PolicyBoard, unread: Mapping[tuple[str, int], int], *, judged: bool = True) -> None:
         self._windows = Windows()
+        self._judged = judged
         self._board = board
         self._unread = dict(unread)  # partition -> where it ended when reading began
 
@@ -73,7 +76,8 @@ class Live:
             active_versions=dict(self._board.active_versions),
             samples_waiting=self._board.num_waiting,
             oldest_waiting_s=None if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000,
-            alarm=self._board.alarm(now_ms) or starved(of_hour),
+            alarm=self._board.alarm(now_ms)
+            or starved(of_hour, total(windows[:-JUDGED_WITHIN_MINUTES]), judged=self._judged),
             hour=Stretch(start_ms=start_ms, seconds=(now_ms - start_ms) / 1000, tally=of_hour),
             minutes=tuple(_minute(window, now_ms) for window in windows),
         )

@@ -18,6 +18,7 @@ from clawstream.events import (
     StepTaken,
 )
 from clawstream.monitoring.alarm import Outcome, Planned, recent, standstill, unplanned
+from clawstream.monitoring.waiting import Due, Seen, overdue
 from clawstream.stream.stage import Record
 
 PLANNED_KEPT = 8192  # ids and turns of the newest plans; older samples lie before where their partition is used up
@@ -38,8 +39,10 @@ class PolicyBoard:
     revisions one waits, since the first of them came, and none once a plan has one.
     """
 
-    def __init__(self, policy_id: str) -> None:
+    def __init__(self, policy_id: str, due: Due | None = None) -> None:
+        """`due` says when a batch is; None: only how many wait says anything, as where whole groups are trained on."""
         self._policy_id = policy_id
+        self._due = due
         self._waiting: dict[PlannedTurn, _Place] = {}
         self._planned: dict[str | PlannedTurn, None] = {}  # sample ids and turns, in order of planning
         self._newest_plan: Planned | None = None
@@ -48,6 +51,7 @@ class PolicyBoard:
         self.published_version: int | None = None  # the newest
         self.active_versions: dict[str, int] = {}  # by engine
         self._outcomes: list[Outcome] = []  # of the newest steps
+        self.trainer: Seen | None = None  # None: the log says nothing of it
         self.rejected: StepRejected | None = None  # the newest step that was; None also once one was kept after it
 
     @property
@@ -67,8 +71,12 @@ class PolicyBoard:
 
     def alarm(self, now_ms: int) -> str | None:
         """Return why so many samples moved nothing; None: something moved, or they are too few."""
-        came_ms = (sample.timestamp_ms for sample in self._waiting.values())
-        return unplanned(came_ms, self._newest_plan, now_ms) or standstill(self._outcomes)
+        came_ms = [sample.timestamp_ms for sample in self._waiting.values()]
+        if self._due is None:
+            waits = unplanned(came_ms, self._newest_plan, now_ms)
+        else:
+            waits = overdue(came_ms, self._due, self.trainer, now_ms)
+        return waits or standstill(self._outcomes)
 
     def learn(self, record: Record) -> None:
         """Take in one record of either topic; one that was read before changes nothing."""
@@ -81,18 +89,25 @@ class PolicyBoard:
                 self._wait(event, _Place(*place, record.offset, record.timestamp_ms, event.sample_id))
             case BatchPlanned(policy_id=self._policy_id):
                 self._plan(event, record.timestamp_ms)
+                self._see(f"version {event.policy_version} planned", record, in_step=True)
             case StepTaken(policy_id=self._policy_id):
+                self._see(f"version {event.policy_version} trained", record)
                 self._outcomes = recent([*self._outcomes, event])
             case StepRejected(policy_id=self._policy_id):
                 self.rejected = event
+                self._see(f"version {event.policy_version} rejected", record)
                 self._outcomes = recent([*self._outcomes, event])
             case PolicyPublished(policy_id=self._policy_id):
                 self.rejected = None
+                self._see(f"version {event.policy_version} published", record)
                 self.published_version = max(event.policy_version, self.published_version or 0)
             case PolicyActivated(policy_id=self._policy_id):
                 self.active_versions[event.engine] = event.policy_version
             case _:
                 pass
+
+    def _see(self, what: str, record: Record, *, in_step: bool = False) -> None:
+        self.trainer = Seen(what, record.timestamp_ms, in_step)
 
     def _wait(self, sample: SampleAssembled, where: _Place) -> None:
         turn = PlannedTurn(turn_id=sample.answer_id, judge=sample.judge, prompt_version=sample.prompt_version)

@@ -1,21 +1,40 @@
 """What the monitor and the status read of the log, and from where."""
 
+from clawstream.config import TrainingSettings
 from clawstream.monitoring.policy import PolicyBoard
+from clawstream.monitoring.waiting import Due
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.stage import Record
 
 GROUP = "monitor"
 POLICY_TOPIC = "clawstream.policy.v1"
 SAMPLES_TOPIC = "clawstream.samples.v1"
+VOTES_TOPIC = "clawstream.votes.v1"
+NUM_VOTES = 20  # of each partition, by which the judge is known
 TOPICS = (
     "clawstream.exchanges.v1",
     "clawstream.turns.v1",
-    "clawstream.votes.v1",
+    VOTES_TOPIC,
     "clawstream.verdicts.v1",
     "clawstream.answers.v1",
     SAMPLES_TOPIC,
     POLICY_TOPIC,
 )
+
+
+def due_of(training: TrainingSettings) -> Due | None:
+    """Return when the trainer takes a batch; None: that rests on groups, which samples alone do not tell."""
+    if training.method == "stepwise":
+        return None
+    return Due(batch_samples=training.batch_samples, max_wait_ms=round(training.max_wait_s * 1000))
+
+
+async def last_votes(kafka_log: KafkaLog) -> list[Record]:
+    """Return the newest votes of each partition."""
+    begins = await kafka_log.begin_offsets([VOTES_TOPIC])
+    ends = await kafka_log.end_offsets([VOTES_TOPIC])
+    ranges = {place: (max(begins[place], end - NUM_VOTES), end) for place, end in ends.items()}
+    return [record async for records in kafka_log.replay(ranges) for record in records if isinstance(record, Record)]
 
 
 async def read_policy(kafka_log: KafkaLog, board: PolicyBoard) -> None:

@@ -15,8 +15,10 @@ import aiohttp
 from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable, TopicMismatch, TryLater
 from clawstream.events import VerdictReached
+from clawstream.monitoring.judge import JudgeStanding, by_votes
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.reading import GROUP, SAMPLES_TOPIC, read_policy, waiting_since
+from clawstream.monitoring.reading import GROUP, SAMPLES_TOPIC, last_votes, read_policy, waiting_since
+from clawstream.monitoring.waiting import Due, Seen
 from clawstream.stream.connect import security_of
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.stage import Record
@@ -61,6 +63,8 @@ class LogStatus:
     samples_waiting: int
     oldest_waiting_at_ms: int | None  # when the broker appended it; None: none waits
     last_verdicts: tuple[Verdict, ...]  # the newest first
+    trainer: Seen | None = None  # the last that the log says of it; None: nothing
+    judge: JudgeStanding | None = None  # by its newest votes; None: there are none, or none is asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,25 +76,37 @@ class Status:
     problems: tuple[str, ...] = field(default=())
 
 
-async def status(kafka: KafkaSettings, *, policy_id: str, optional: Sequence[str], monitor_url: str | None) -> Status:
+async def status(
+    kafka: KafkaSettings,
+    *,
+    policy_id: str,
+    optional: Sequence[str],
+    monitor_url: str | None,
+    due: Due | None = None,
+    judge: str | None = None,
+) -> Status:
     """Ask the log, where `kafka` names a broker, and the monitor, where it has an address, both at once.
 
-    `optional` names the stages that are to run beside those that always do.
+    `optional` names the stages that are to run beside those that always do, `due` when a batch is, `judge` who is
+    asked.
     """
+    board = PolicyBoard(policy_id, due)
     problems: list[str] = []
     async with asyncio.TaskGroup() as tasks:
-        log = tasks.create_task(_log(kafka, policy_id, problems, optional))
+        log = tasks.create_task(_log(kafka, board, problems, optional, judge))
         monitor = tasks.create_task(_monitor(monitor_url, problems))
     return Status(log=log.result(), monitor=monitor.result(), problems=tuple(problems))
 
 
-async def _log(kafka: KafkaSettings, policy_id: str, problems: list[str], optional: Sequence[str]) -> LogStatus | None:
+async def _log(
+    kafka: KafkaSettings, board: PolicyBoard, problems: list[str], optional: Sequence[str], judge: str | None
+) -> LogStatus | None:
     if kafka.bootstrap is None:
         problems.append("no broker runs here and none is set (kafka.bootstrap)")
         return None
     try:
         async with asyncio.timeout(LOG_WITHIN_S), _connected(kafka) as kafka_log:
-            return await read_log(kafka_log, policy_id, optional)
+            return await read_log(kafka_log, board, optional, judge)
     except (PartUnavailable, TopicMismatch, TryLater) as error:
         problems.append(str(error))
     except TimeoutError:
@@ -107,9 +123,10 @@ async def _connected(kafka: KafkaSettings) -> AsyncIterator[KafkaLog]:
         yield kafka_log
 
 
-async def read_log(kafka_log: KafkaLog, policy_id: str, optional: Sequence[str]) -> LogStatus:
-    """Return what the log says by now."""
-    board = PolicyBoard(policy_id)
+async def read_log(
+    kafka_log: KafkaLog, board: PolicyBoard, optional: Sequence[str], judge: str | None = None
+) -> LogStatus:
+    """Return what the log says by now; `board` knows nothing yet."""
     await read_policy(kafka_log, board)
     starts = await waiting_since(kafka_log, board)
     async for records in kafka_log.follow([SAMPLES_TOPIC], starts, until_end=True):
@@ -126,6 +143,8 @@ async def read_log(kafka_log: KafkaLog, policy_id: str, optional: Sequence[str])
         samples_waiting=board.num_waiting,
         oldest_waiting_at_ms=board.oldest_ms,
         last_verdicts=await _last_verdicts(kafka_log),
+        trainer=board.trainer,
+        judge=None if judge is None else by_votes(await last_votes(kafka_log), judge),
     )
 
 

@@ -64,17 +64,23 @@ def test_the_board_knows_only_its_own_policy_s_steps() -> None:
 @pytest.mark.parametrize(
     ("hour", "cause"),
     [
-        (Tally(votes={"failed": 300}), "the judge is down"),
-        (Tally(turns_paired=200), "put to no judge"),
-        (Tally(votes={"readable": 300}, refusals={"no_signal": 90, "truncated": 10}), "90 of them no_signal"),
-        (Tally(votes={"unreadable": 300}, verdicts=100), "enough readable votes"),
+        (Tally(votes={"failed": 6}), "the judge is down"),
+        (Tally(turns_paired=4), "4 turns of the last hour have no vote"),
+        (Tally(votes={"readable": 30}, refusals={"no_signal": 9, "truncated": 1}), "9 of them no_signal"),
+        (Tally(votes={"unreadable": 30}, verdicts=10), "enough readable votes"),
         (Tally(votes={"failed": 300}, samples=1), None),
-        (Tally(votes={"failed": 100}), None),
+        (Tally(votes={"failed": 3}), None),
+        (Tally(turns_paired=3), None),
     ],
 )
-def test_an_hour_without_a_sample_has_a_cause(hour: Tally, cause: str | None) -> None:
-    found = starved(hour)
+def test_an_hour_without_a_sample_has_a_cause_that_one_person_gets_to_know(hour: Tally, cause: str | None) -> None:
+    found = starved(hour, hour)
     assert (found is None) if cause is None else (cause in (found or ""))
+
+
+def test_turns_that_a_judge_has_still_time_for_or_that_none_is_asked_about_are_no_alarm() -> None:
+    assert starved(Tally(turns_paired=9), Tally()) is None
+    assert starved(Tally(turns_paired=9), Tally(turns_paired=9), judged=False) is None
 
 
 @pytest.mark.parametrize("batch_samples", [16, STILL_SAMPLES - 1, STILL_SAMPLES, 4 * STILL_SAMPLES])

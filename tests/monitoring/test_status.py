@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from clawstream.cli.status import blocks, plain, shown
 from clawstream.config import KafkaSettings
+from clawstream.events import VoteStatus
 from clawstream.local.ports import reserved
 from clawstream.local.running import Addresses, PartState
 from clawstream.monitoring.live import Live, as_json
@@ -19,7 +21,7 @@ from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.status import GROUPED, REFRESHING, LogStatus, Status, Verdict, read_log, status
 from clawstream.stream import admin
 from clawstream.stream.kafka import KafkaLog
-from tests.monitoring.said import activated, plan, published, rejected, sample, verdict
+from tests.monitoring.said import activated, plan, published, rejected, sample, verdict, vote
 
 NOW_MS = 1_800_000_000_000
 ADDRESSES = Addresses(
@@ -115,12 +117,17 @@ async def test_the_log_says_how_the_policy_fares_and_what_was_judged_last(
         await log.append([rejected(2, "it looped")])
         for number in range(7):
             await log.append([verdict(f"t-{number}", 1)])
-        found = await read_log(log, "policy", ())
-        grouped = await read_log(log, "policy", (*REFRESHING, *GROUPED))
+        await log.append([replace(vote(0, VoteStatus.FAILED), error="status 404, no such model")])
+        found = await read_log(log, PolicyBoard("policy"), (), "judge")
+        grouped = await read_log(log, PolicyBoard("policy"), (*REFRESHING, *GROUPED))
     assert (found.published_version, found.active_versions) == (1, {"http://engine": 0})
     assert (found.rejected_version, found.rejected_because) == (2, "it looped")
     assert found.samples_waiting == 3
     assert found.oldest_waiting_at_ms is not None
+    assert found.judge is not None
+    assert (found.judge.error, grouped.judge) == ("status 404, no such model", None)
+    assert found.trainer is not None
+    assert found.trainer.what == "version 2 rejected"
     assert [one.turn_id for one in found.last_verdicts] == ["t-6", "t-5", "t-4", "t-3", "t-2"]
     assert found.lag_records == {
         "turns": None,

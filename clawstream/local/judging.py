@@ -1,0 +1,52 @@
+"""What the judging stage tells `clawstream status` of the judge, in its data folder: judge.json.
+
+A judge that is away gives no vote until the deadline, so the log says nothing of it yet. The file is replaced as a
+whole whenever the judge begins or ceases to answer, or fails with other words, and else once in NOTED_EVERY_MS.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from clawstream.local.places import write_private
+from clawstream.monitoring.judge import JudgeStanding, after
+
+NOTED_EVERY_MS = 10_000
+_FILE = "judge.json"
+
+
+class JudgeNotes:
+    """Notes what came of each request to a judge."""
+
+    def __init__(
+        self, data_dir: Path, judge: str, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    ) -> None:
+        self._data_dir = data_dir
+        self._judge = judge
+        self._now_ms = now_ms
+        self._noted = judge_of(data_dir)
+
+    def heard(self, error: str | None) -> None:
+        """The judge was asked, and this came of it; None: a reply. What can't be written is not."""
+        before, now = self._noted, after(self._noted, self._judge, error, self._now_ms())
+        if before is not None and now.heard_ms - before.heard_ms < NOTED_EVERY_MS and _alike(before, now):
+            return
+        self._noted = now
+        with suppress(OSError):
+            self._data_dir.mkdir(parents=True, exist_ok=True)
+            write_private(self._data_dir / _FILE, json.dumps(asdict(now), indent=1))
+
+
+def judge_of(data_dir: Path) -> JudgeStanding | None:
+    """Return what was noted last; None: nothing was."""
+    try:
+        return JudgeStanding(**json.loads((data_dir / _FILE).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def _alike(one: JudgeStanding, other: JudgeStanding) -> bool:
+    return (one.judge, one.error, one.since_ms) == (other.judge, other.error, other.since_ms)
