@@ -26,6 +26,7 @@ from clawstream.gateway.delivery import Delivery
 from clawstream.gateway.engines import Engines
 from clawstream.gateway.keys import Caller
 from clawstream.gateway.metrics import Metrics
+from clawstream.gateway.owners import Owners
 from clawstream.gateway.profiles import Named, name_request
 from clawstream.gateway.prompting import PromptMaker
 from clawstream.gateway.recorder import Recorder
@@ -89,6 +90,7 @@ class Admission:
     recorder: Recorder
     delivery: Delivery
     sessions: SessionIndex
+    owners: Owners
     answers: SampledAnswers
     metrics: Metrics
     always_of_the_policy: bool = False  # whatever the client asks, so that every main answer can be trained on
@@ -110,12 +112,13 @@ class Admission:
                     "session_done without messages needs a session id: send X-Session-Id.", param="messages"
                 )
             self._refuse_unrecordable(named.session_id)
-            self._claim(named.session_id, caller.name)
+            self._refuse_another_key(named.session_id, caller.name)
             return Farewell(session_id=named.session_id, model=model)
         chat = replace(chat, scope=scope_of(chat.options, caller.name))
         session_id, client = self._session(named, chat)
         self._refuse_unrecordable(session_id)
-        self._claim(session_id, caller.name)
+        if client != "new":
+            self._refuse_another_key(session_id, caller.name)
         place = self.engines.place(session_id)
         if place is None or place.engine.context_length_tokens is None:
             raise unavailable(f"The engine is away ({self.engines.problem()}); nothing was generated. Try again.")
@@ -141,6 +144,8 @@ class Admission:
             trace_id=trace.group(1) if trace else None,
             received_at_ms=received_at_ms,
         )
+        if client != "new":  # another key may have begun it while this was rendered
+            self._refuse_another_key(session_id, caller.name)
         self.sessions.asked(chat.messages, chat.scope, session_id, received_at_ms)
         return Exchange(
             accepted=accepted,
@@ -214,8 +219,12 @@ class Admission:
         if problem is not None:
             raise unavailable(f"{problem}; nothing was generated. Try again.")
 
-    def _claim(self, session_id: str, key_name: str | None) -> None:
-        if not self.sessions.claim(session_id, key_name, self.now_ms()):
+    def _refuse_another_key(self, session_id: str, key_name: str | None) -> None:
+        try:
+            is_open = self.owners.is_open_to(session_id, key_name)
+        except TryLater as error:
+            raise unavailable(f"{error}; nothing was generated. Try again.") from error
+        if not is_open:
             raise BadRequest(
                 f"The session {session_id} was begun with another key; nothing was generated. Use an id of your own.",
                 status=403,

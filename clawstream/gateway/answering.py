@@ -82,7 +82,9 @@ class Endpoint:
             await self._end_session(admitted, send)
             return
         outlet = self._dialect.outlet(send, admitted)
-        with metrics.in_flight.track_inprogress():
+        accepted = admitted.accepted
+        holding = self._admission.owners.holding(accepted.session_id, accepted.key_name)
+        with holding, metrics.in_flight.track_inprogress():
             outcome = await _Answering(
                 admission=self._admission, exchange=admitted, outlet=outlet, started=started
             ).run(receive)
@@ -244,7 +246,7 @@ class _Answering:
         done = SessionDone(session_id=accepted.session_id, after_exchange_id=accepted.exchange_id)
         try:
             with self.admission.metrics.ack_wait_s.time():
-                await self.admission.recorder.write(
+                recorded = await self.admission.recorder.write(
                     accepted.session_id,
                     self.exchange.whole,
                     lambda request: self.capture.completed(accepted, request, message, reason, behaviour, now_ms),
@@ -253,6 +255,7 @@ class _Answering:
                 )
         except TryLater as error:
             return _Failure(reason=None, detail=str(error), refused=unavailable(str(error)))
+        self.admission.owners.learn((recorded,))
         chat = self.exchange.chat
         self.admission.sessions.answered(
             chat.messages, message, chat.scope, accepted.session_id, accepted.exchange_id, now_ms
@@ -268,7 +271,7 @@ class _Answering:
     async def _record(self, failure: _Failure, reason: FailureReason) -> None:
         accepted, now_ms = self.exchange.accepted, self.admission.now_ms()
         try:
-            await self.admission.recorder.write(
+            recorded = await self.admission.recorder.write(
                 accepted.session_id,
                 self.exchange.whole,
                 lambda request: self.capture.failed(
@@ -278,6 +281,8 @@ class _Answering:
             )
         except TryLater as error:
             LOG.warning("exchange=%s state=unrecorded reason=%s", accepted.exchange_id, error)
+        else:
+            self.admission.owners.learn((recorded,))
 
     def _request(self, place: Place, rid: str) -> GenerateRequest:
         return GenerateRequest(

@@ -27,6 +27,8 @@ from clawstream.gateway.delivery import Delivery, SealedLog
 from clawstream.gateway.engines import Engines
 from clawstream.gateway.key_file import WatchedKeys
 from clawstream.gateway.metrics import Metrics
+from clawstream.gateway.owners import FOLDER as OWNERS
+from clawstream.gateway.owners import Owners
 from clawstream.gateway.pages import build_app
 from clawstream.gateway.prompting import PromptMaker
 from clawstream.gateway.recorder import Recorder
@@ -35,7 +37,7 @@ from clawstream.gateway.served import ServedEngine
 from clawstream.gateway.sessions import SessionIndex
 from clawstream.gateway.spool import Spool
 from clawstream.gateway.spool_file import FOLDER, Fsync, SpoolInUse
-from clawstream.gateway.watching import Follows, follow_policy, learn_sessions
+from clawstream.gateway.watching import Follows, follow_policy, learn_owners, learn_sessions
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.inference.vocabulary import largest_token_id, too_small_for
@@ -67,7 +69,11 @@ async def serve(
     renderer = PromptRenderer.of(policy, settings.engine.base_policy)
     largest_id = _largest_id(settings.engine.base_policy, renderer)
     metrics = Metrics()
-    async with engine_session(settings.engine) as session, _spool(settings, fsync) as spool:
+    async with (
+        engine_session(settings.engine) as session,
+        _spool(settings, fsync) as spool,
+        _owners(settings) as owners,
+    ):
         delivery = Delivery(log, spool, ack_timeout_s=settings.gateway.ack_timeout_s, metrics=metrics, now_ms=epoch_ms)
         admission = Admission(
             settings=settings.gateway,
@@ -80,6 +86,7 @@ async def serve(
             recorder=Recorder(delivery),
             delivery=delivery,
             sessions=SessionIndex(settings.gateway.index_window_s * 1000),
+            owners=owners,
             answers=SampledAnswers(),
             metrics=metrics,
             always_of_the_policy=settings.samples.off_distribution == "gateway_override",
@@ -89,7 +96,7 @@ async def serve(
             guard = Guard.of(settings.gateway, keys, admission.metrics)
             from_ms = epoch_ms() - settings.gateway.index_window_s * 1000
             learning = learn_sessions(
-                log, admission.sessions, admission.answers,
+                log, admission.sessions, admission.answers, owners,
                 policy_id=policy.id, from_ms=from_ms, spooled=delivery.waiting(),
             )  # fmt: skip
             if not await _done_unless(stop, learning):
@@ -99,6 +106,8 @@ async def serve(
                     group.create_task(follow_policy(log, admission.engines)),
                     group.create_task(admission.engines.watch()),
                     group.create_task(delivery.run()),
+                    group.create_task(owners.run()),
+                    group.create_task(learn_owners(log, owners, from_ms)),
                 )
                 try:
                     await _listen(build_app(admission, guard), listener, settings.gateway, stop, started)
@@ -120,6 +129,13 @@ async def _done_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> 
         await working
         return True
     return False
+
+
+@asynccontextmanager
+async def _owners(settings: Settings) -> AsyncIterator[Owners]:
+    """Have the owners of this log's sessions; all that is known is kept afterwards."""
+    with Owners.opened(settings.data_dir / OWNERS, f"{settings.kafka.prefix}sessions", epoch_ms) as owners:
+        yield owners
 
 
 @asynccontextmanager

@@ -68,7 +68,7 @@ async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: C
     sessions = admission.sessions
     known = sessions.session_of(feedback.exchange_id)
     session_id = known or feedback.session_id
-    if session_id is None or not sessions.is_open_to(session_id, caller.name):
+    if session_id is None or not _is_open(admission, session_id, caller):
         raise unknown_response(str(body["response_id"]))
     if feedback.session_id not in (None, session_id):
         raise BadRequest(
@@ -83,3 +83,10 @@ async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: C
     given = {"feedback_id": event.feedback_id, "response_id": body["response_id"], "session_id": session_id}
     said = {"source": event.source.value, "score": event.score, "text": event.text}
     return Answered(status=201, body={"object": "feedback", **given, **said, "created": event.given_at_ms // 1000})
+
+
+def _is_open(admission: Admission, session_id: str, caller: Caller) -> bool:
+    try:
+        return admission.owners.is_open_to(session_id, caller.name)
+    except TryLater as error:
+        raise unavailable(f"{error}; nothing was recorded. Try again.") from error

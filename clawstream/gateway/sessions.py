@@ -42,7 +42,6 @@ class SessionIndex:
         self._answers: OrderedDict[bytes, _Answer] = OrderedDict()
         self._asked: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
         self._newest: OrderedDict[str, tuple[str, int]] = OrderedDict()
-        self._owners: OrderedDict[str, tuple[str | None, int]] = OrderedDict()
         self._sessions: OrderedDict[str, tuple[str, int]] = OrderedDict()  # by exchange
 
     def __len__(self) -> int:
@@ -57,21 +56,6 @@ class SessionIndex:
         """Return the session in which the exchange was answered."""
         found = self._sessions.get(exchange_id)
         return found[0] if found else None
-
-    def is_open_to(self, session_id: str, key_name: str | None) -> bool:
-        """Return whether the session is the key's, or nobody's; unlike `claim` it stays what it is."""
-        owner = self._owners.get(session_id)
-        return owner is None or owner[0] in (None, key_name)
-
-    def claim(self, session_id: str, key_name: str | None, now_ms: int) -> bool:
-        """The session is the key's from now on, unless it is another's: then False.
-
-        One that was begun while no keys were in use is nobody's, and becomes the first key's that asks for it.
-        """
-        if not self.is_open_to(session_id, key_name):
-            return False
-        self._newest_last(self._owners, session_id, (key_name, now_ms))
-        return True
 
     def find(self, messages: tuple[Message, ...], scope: str, *, retried: bool) -> str | None:
         """Return the session that `messages` continue; None: there is none, or it is older than the window.
@@ -121,7 +105,7 @@ class SessionIndex:
     def _forget(self, before_ms: int) -> None:
         while self._answers and next(iter(self._answers.values())).at_ms < before_ms:
             self._answers.popitem(last=False)
-        for table in (self._asked, self._newest, self._owners, self._sessions):
+        for table in (self._asked, self._newest, self._sessions):
             while table and next(iter(table.values()))[1] < before_ms:
                 table.popitem(last=False)
 

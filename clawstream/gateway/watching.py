@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,16 +10,19 @@ from itertools import count
 from typing import Protocol, TypeVar
 
 from clawstream.errors import OperatorError, TryLater, UnusableExchange
-from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, PolicyActivated, SessionDone
+from clawstream.events import Event, ExchangeCompleted, PolicyActivated, SessionDone
 from clawstream.events.conversation import parse
 from clawstream.events.history import WholeRequest, whole
 from clawstream.gateway.answers import SampledAnswers
 from clawstream.gateway.closing import closing
 from clawstream.gateway.engines import Engines
+from clawstream.gateway.owners import Claim, Owners, claim_of
 from clawstream.gateway.sessions import SessionIndex
 from clawstream.gateway.wire import scope_of
 from clawstream.inference.echoes import answered
-from clawstream.stream.log import Arrived, Start
+from clawstream.stream.codec import codec
+from clawstream.stream.log import Arrived, Raw, Start
+from clawstream.stream.records import arrived
 from clawstream.stream.stage import Record
 
 E = TypeVar("E", bound=Event)
@@ -37,11 +41,17 @@ class Follows(Protocol):
     ) -> AsyncIterator[Sequence[Arrived]]:
         """Yield the records of all partitions from `start` on, in batches."""
 
+    def follow_raw(
+        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
+    ) -> AsyncIterator[Sequence[Raw]]:
+        """Yield their bytes."""
+
 
 async def learn_sessions(
     log: Follows,
     index: SessionIndex,
     answers: SampledAnswers,
+    owners: Owners,
     *,
     policy_id: str,
     from_ms: int,
@@ -53,7 +63,7 @@ async def learn_sessions(
     that is not known here could be taken for another, or by another. Exchanges whose facts make no sense are left out,
     and said in one line.
     """
-    learning = Learning(index, answers, policy_id)
+    learning = Learning(index, answers, owners, policy_id)
     async with _saying_that_it_waits():
         while not await _read_once(log, learning, from_ms):
             pass
@@ -102,9 +112,10 @@ async def _saying_that_it_waits() -> AsyncIterator[None]:
 class Learning:
     """What was read of the log so far; a session goes on from the tokens of its own policy alone."""
 
-    def __init__(self, index: SessionIndex, answers: SampledAnswers, policy_id: str) -> None:
+    def __init__(self, index: SessionIndex, answers: SampledAnswers, owners: Owners, policy_id: str) -> None:
         self._index = index
         self._answers = answers
+        self._owners = owners
         self._policy_id = policy_id
         self.known: dict[str, WholeRequest] = {}
         self.num_unknown = 0  # exchanges that rest on one which is older than the window, or was left out
@@ -113,8 +124,7 @@ class Learning:
     def learn(self, events: Iterable[Event]) -> None:
         """Fold the events in, in their order."""
         for event in events:
-            if isinstance(event, ExchangeCompleted | ExchangeFailed):
-                self._index.claim(event.session_id, event.key_name, event.received_at_ms)
+            self._owners.learn((event,))
             if isinstance(event, SessionDone):
                 self._answers.forget(event.session_id)
             elif isinstance(event, ExchangeCompleted) and event.exchange_id not in self.known:
@@ -142,6 +152,38 @@ class Learning:
         if event.policy_id == self._policy_id:
             sampled = answered(reversed(messages), options, answer, event.output_ids)
             self._answers.answered(event.session_id, sampled, event.finished_at_ms)
+
+
+async def learn_owners(log: Follows, owners: Owners, from_ms: int) -> None:
+    """Have all owners, of whom those since `from_ms` are known: read the log from where their file ends, if need be.
+
+    Beside all else, since that may be the whole log. A log that is away is waited for.
+    """
+    start: Start = "earliest" if owners.read_to_ms is None else owners.read_to_ms
+    said, num_records, places = time.monotonic(), 0, dict[tuple[str, int], int]()
+    while owners.read_to_ms is None or owners.read_to_ms < from_ms:
+        try:
+            async with closing(log.follow_raw((EXCHANGES_TOPIC,), start, until_end=True)) as batches:
+                async for raws in batches:
+                    await owners.take(await asyncio.to_thread(_claims, raws))
+                    places |= {(raw.topic, raw.partition): raw.offset + 1 for raw in raws}
+                    num_records += len(raws)
+                    if time.monotonic() - said > _SAID_EVERY_S:
+                        LOG.warning("owners=reading records=%d; sessions that are not known yet wait", num_records)
+                        said = time.monotonic()
+            break
+        except TryLater as error:
+            LOG.warning("owners=unread state=waiting again_in_s=%g reason=%s", AGAIN_AFTER_S, error)
+            start = places or start
+            await asyncio.sleep(AGAIN_AFTER_S)
+    owners.whole = True
+    LOG.info("owners=whole records_read=%d", num_records)
+
+
+def _claims(raws: Iterable[Raw]) -> list[Claim]:
+    records = (arrived(raw, codec(), digest=False) for raw in raws)
+    claims = (claim_of(record.event) for record in records if isinstance(record, Record))
+    return [claim for claim in claims if claim is not None]
 
 
 async def follow_policy(log: Follows, engines: Engines) -> None:

@@ -175,12 +175,12 @@ class KafkaLog:
         )
 
     async def follow_raw(
-        self, topics: Sequence[str], *, until_end: bool = False
+        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes on the topics from their beginning, and what comes, in order per partition."""
+        """Yield the bytes on the topics from `start` on, and what comes, in order per partition; see `follow`."""
         async with self._reader() as consumer:
             places = await self._places(topics)
-            starts = await self._offsets(consumer.beginning_offsets, places)
+            starts = await self._starts(consumer, places, start)
             ends = await self._offsets(consumer.end_offsets, places) if until_end else None
             async for raws in self._read(consumer, starts, ends):
                 yield raws
@@ -193,11 +193,8 @@ class KafkaLog:
         `start` is an offset by (topic, partition), the earliest for partitions that it leaves out; or one of the two
         words; or a time in ms since the epoch. With `until_end` it ends where the topics end now.
         """
-        async with self._reader() as consumer:
-            places = await self._places(topics)
-            starts = await self._starts(consumer, places, start)
-            ends = await self._offsets(consumer.end_offsets, places) if until_end else None
-            async for raws in self._read(consumer, starts, ends):
+        async with aclosing(self.follow_raw(topics, start, until_end=until_end)) as reading:
+            async for raws in reading:
                 yield [arrived(raw, self._codec) for raw in raws]
 
     async def replay(

@@ -163,8 +163,10 @@ class Log(Protocol):
     async def mark(self, marks: "Sequence[Mark]") -> None:
         """Say what became of letters, in their queues, acknowledged."""
 
-    def follow_raw(self, topics: Sequence[str], *, until_end: bool = False) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes on the topics from their beginning, and what comes."""
+    def follow_raw(
+        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
+    ) -> AsyncGenerator[Sequence[Raw], None]:
+        """Yield the bytes on the topics, and what comes; see KafkaLog.follow."""
 
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]:
         """Return the offset that each partition's next record will have."""

@@ -157,10 +157,10 @@ class MemoryLog:
                 self.broker.write(needed_queue(mark.id), mark.key, None, mark_headers(mark))
 
     async def follow_raw(
-        self, topics: Sequence[str], *, until_end: bool = False
+        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes on the topics from their beginning, and what comes."""
-        async for raws in self._follow(topics, "earliest", until_end=until_end):
+        """Yield the bytes on the topics, and what comes; see KafkaLog.follow."""
+        async for raws in self._follow(topics, start, until_end=until_end):
             yield raws
 
     async def follow(

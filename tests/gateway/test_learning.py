@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from clawstream.errors import TryLater
 from clawstream.events import ExchangeCompleted, RequestDelta, SessionDone
 from clawstream.gateway.answers import SampledAnswers
 from clawstream.gateway.app import serve
+from clawstream.gateway.owners import Owners
 from clawstream.gateway.sessions import SessionIndex
 from clawstream.gateway.watching import Learning, learn_sessions
 from clawstream.stream.log import Arrived, Start
@@ -47,6 +48,12 @@ EXCHANGES = strategies.of(
 )
 
 
+@pytest.fixture(scope="module")
+def owners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owners]:
+    with Owners.opened(tmp_path_factory.mktemp("owners"), "sessions", lambda: 0) as found:
+        yield found
+
+
 def asked(session_id: str, options: bytes | None = None) -> ExchangeCompleted:
     session = Session(session_id)
     session.ask([user("hello")], "hi")
@@ -58,8 +65,8 @@ def asked(session_id: str, options: bytes | None = None) -> ExchangeCompleted:
 
 
 @given(st.lists(EXCHANGES | strategies.of(SessionDone), max_size=6))
-def test_no_exchange_stops_a_start(events: list[ExchangeCompleted | SessionDone]) -> None:
-    Learning(SessionIndex(1000), SampledAnswers(), "policy").learn(events)
+def test_no_exchange_stops_a_start(owners: Owners, events: list[ExchangeCompleted | SessionDone]) -> None:
+    Learning(SessionIndex(1000), SampledAnswers(), owners, "policy").learn(events)
 
 
 @pytest.mark.parametrize("options", [b"junk", b"[]", b"\xff", b"[" * 5000])
@@ -93,20 +100,22 @@ class Interrupted(MemoryLog):
                 raise TryLater("the broker went away")
 
 
-async def test_a_log_that_goes_away_while_it_is_read_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_log_that_goes_away_while_it_is_read_is_waited_for(
+    owners: Owners, caplog: pytest.LogCaptureFixture
+) -> None:
     log, index, answers = Interrupted(), SessionIndex(86_400_000), SampledAnswers()
     sessions = list(map(str, range(9)))
     await log.append([asked(session_id) for session_id in sessions])
-    await learn_sessions(log, index, answers, policy_id="policy", from_ms=0)
+    await learn_sessions(log, index, answers, owners, policy_id="policy", from_ms=0)
     assert all(index.newest_exchange(session_id) for session_id in sessions)
     assert caplog.text.count("sessions=unread state=waiting") == 2
     assert len(answers.of("0", int(time.time() * 1000)).answers) == 1
 
 
-def test_a_session_does_not_go_on_from_the_tokens_of_another_policy() -> None:
+def test_a_session_does_not_go_on_from_the_tokens_of_another_policy(owners: Owners) -> None:
     index, answers = SessionIndex(86_400_000), SampledAnswers()
     mine, others = asked("mine"), replace(asked("others"), policy_id="tiny")
-    Learning(index, answers, mine.policy_id).learn([mine, others])
+    Learning(index, answers, owners, mine.policy_id).learn([mine, others])
     assert index.newest_exchange("others") is not None
     now_ms = int(time.time() * 1000)
     assert [len(answers.of(session_id, now_ms).answers) for session_id in ("mine", "others")] == [1, 0]

@@ -18,7 +18,7 @@ from clawstream.projections.tables import EXCHANGES, VOTES, set_aside
 from clawstream.projections.writer import Writer
 from clawstream.stream.failures import FailureRate
 from clawstream.stream.letters import EXPIRED, Fate, LetterId, Mark, Reason
-from clawstream.stream.log import Arrived, Place, Raw
+from clawstream.stream.log import Arrived, Place, Raw, Start
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from tests.projections import story
 from tests.projections.quarantined import (
@@ -150,11 +150,11 @@ async def test_nothing_is_decided_before_all_that_stands_in_the_queues_is_known(
 ) -> None:
     class Slow(MemoryLog):
         async def follow_raw(
-            self, topics: Sequence[str], *, until_end: bool = False
+            self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
         ) -> AsyncGenerator[Sequence[Raw], None]:
             for _ in range(1000):
                 await asyncio.sleep(0)
-            async for raws in super().follow_raw(topics, until_end=until_end):
+            async for raws in super().follow_raw(topics, start, until_end=until_end):
                 yield raws
 
     broker = MemoryBroker(partitions=1)

@@ -1,0 +1,246 @@
+"""Whose a session is: the key's that was first answered in it, for ever.
+
+The one rule: who is not known to be the owner is not taken for one. The log says who was answered, and keeps it for
+ever; a file beside the spool has it by session (16 bytes of a hash, a number for the key), so that a look-up takes
+microseconds and no memory, whatever there were of sessions. A file that is lost or damaged is made anew from the log;
+until that is done, a session that is not in it is nobody's to go on with (`whole`).
+
+A request that was refused owns nothing. One that is under way holds its session against other keys until it is over,
+and owns it once a token of its answer is on the log.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from clawstream.errors import PartUnavailable, TryLater
+from clawstream.events import Event, ExchangeCompleted, ExchangeFailed
+
+LOG = logging.getLogger(__name__)
+FOLDER = "owners"
+KEEP_EVERY_S = 1.0
+_NOTE_EVERY_MS = 60_000  # how far the log was read, where nobody new was answered
+_CLOCKS_DIFFER_MS = 3_600_000  # at most, the broker's and ours
+_HASH_BYTES = 16
+_VERSION = 1
+_SCHEMA = (
+    "CREATE TABLE keys (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+    "CREATE TABLE owners (session BLOB PRIMARY KEY, key_id INTEGER NOT NULL, at_ms INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE log (read_to_ms INTEGER NOT NULL)",
+    f"PRAGMA user_version = {_VERSION}",
+)
+_CLAIM = """
+    INSERT INTO owners SELECT ?, id, ? FROM keys WHERE name = ?
+    ON CONFLICT DO UPDATE SET key_id = excluded.key_id, at_ms = excluded.at_ms WHERE excluded.at_ms < at_ms
+"""
+_OWNER = "SELECT name FROM owners JOIN keys ON id = key_id WHERE session = ?"
+
+
+class Claim(NamedTuple):
+    """A key was answered in a session."""
+
+    session: bytes  # hashed
+    key_name: str
+    at_ms: int
+
+
+def claim_of(event: Event) -> Claim | None:
+    """Return what the event says of its session's owner; None: nothing, since nobody was answered or had a key."""
+    if not isinstance(event, ExchangeCompleted | ExchangeFailed) or event.key_name is None:
+        return None
+    if isinstance(event, ExchangeFailed) and not event.output_ids:
+        return None
+    return Claim(hashed(event.session_id), event.key_name, event.finished_at_ms)
+
+
+class Owners:
+    """One log's owners, in a file; `run` has to run for it to be kept."""
+
+    def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
+        self._path = path
+        self._now_ms = now_ms
+        self._reading = _opened(path)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="owners")
+        self._fresh: dict[bytes, Claim] = {}  # not in the file yet, the earliest of each session
+        self._keeping: Mapping[bytes, Claim] = {}  # on their way into it
+        self._under_way: dict[str, Counter[str | None]] = {}
+        self._failing = False
+        self._noted_at_ms = 0
+        self.read_to_ms: int | None = self._read_to_ms()  # None: nothing of the log is in the file
+        self.whole = False  # all that the log says is here
+
+    @classmethod
+    @contextmanager
+    def opened(cls, folder: Path, name: str, now_ms: Callable[[], int]) -> "Iterator[Owners]":
+        """Yield the owners of the log `name`; all are in the file afterwards. Raises PartUnavailable."""
+        owners = cls(folder / f"{name}.sqlite", now_ms)
+        try:
+            yield owners
+        finally:
+            owners.close()
+
+    def owner_of(self, session_id: str) -> str | None:
+        """Return the name of the session's key; None: it has none.
+
+        Raises TryLater where that is not known: the log is still being read, or the file can't be.
+        """
+        session = hashed(session_id)
+        known = self._fresh.get(session) or self._keeping.get(session)
+        if known is not None:
+            return known.key_name
+        try:
+            found = self._reading.execute(_OWNER, (session,)).fetchone()
+        except sqlite3.Error as error:
+            raise TryLater(
+                f"whose session {session_id} is can't be read from {self._path} ({error}); without that file the "
+                "gateway makes it anew from the log when it is started"
+            ) from error
+        if found is None and not self.whole:
+            raise TryLater(f"whose session {session_id} is is still being read from the log")
+        return None if found is None else str(found[0])
+
+    def is_open_to(self, session_id: str, key_name: str | None) -> bool:
+        """Return whether the session is the key's or nobody's, and no other key is being answered in it.
+
+        Raises TryLater where a key asks, and who owns the session is not known.
+        """
+        others = self._under_way.get(session_id, {}).keys() - {None, key_name}
+        if others:
+            return False
+        try:
+            return self.owner_of(session_id) in (None, key_name)
+        except TryLater:
+            if key_name is None:  # without keys there is nobody to tell from another
+                return True
+            raise
+
+    @contextmanager
+    def holding(self, session_id: str, key_name: str | None) -> Iterator[None]:
+        """For the length of the block no other key can begin the session."""
+        holders = self._under_way.setdefault(session_id, Counter())
+        holders[key_name] += 1
+        try:
+            yield
+        finally:
+            holders[key_name] -= 1
+            if not +holders:
+                self._under_way.pop(session_id, None)
+
+    def learn(self, events: Iterable[Event]) -> None:
+        """Take in what events that are on the log say, in any order: who was answered first is the owner."""
+        for claim in map(claim_of, events):
+            if claim is None or self._is_known(claim):
+                continue
+            self._fresh[claim.session] = claim
+
+    async def take(self, claims: Iterable[Claim]) -> None:
+        """Return once these are in the file, in any order. Raises TryLater where it takes nothing."""
+        await asyncio.wrap_future(self._writer.submit(self._write, list(claims), None))
+
+    async def run(self) -> None:
+        """Keep what comes, until cancelled. A disk that takes nothing is said once and tried again."""
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            if self._fresh or self._now_ms() - self._noted_at_ms >= _NOTE_EVERY_MS:
+                await self._keep()
+
+    def close(self) -> None:
+        """All that came is in the file, if its disk takes it; what is not is on the log."""
+        try:
+            self._writer.submit(self._write, self._gathered(), self._whole_to_ms()).result()
+        except TryLater as error:
+            LOG.warning("owners=not_kept reason=%s; they are read from the log at the next start", error)
+        self._writer.shutdown()
+        self._reading.close()
+
+    def _is_known(self, claim: Claim) -> bool:
+        known = self._fresh.get(claim.session) or self._keeping.get(claim.session)
+        return known is not None and known.at_ms <= claim.at_ms
+
+    async def _keep(self) -> None:
+        gathered, to_ms = self._gathered(), self._whole_to_ms()
+        try:
+            await asyncio.wrap_future(self._writer.submit(self._write, gathered, to_ms))
+        except TryLater as error:
+            if not self._failing:
+                LOG.error("owners=not_kept reason=%s; they stay in memory, and are on the log", error)
+            self._failing = True
+            return
+        self._keeping, self._failing, self._noted_at_ms = {}, False, self._now_ms()
+
+    def _gathered(self) -> list[Claim]:
+        self._keeping = {**self._keeping, **self._fresh}
+        self._fresh = {}
+        return list(self._keeping.values())
+
+    def _whole_to_ms(self) -> int | None:
+        return self._now_ms() - _CLOCKS_DIFFER_MS if self.whole else None
+
+    def _write(self, claims: list[Claim], read_to_ms: int | None) -> None:
+        """Put these into the file, and how far it has the log. In the writer's thread; raises TryLater."""
+        try:
+            with closing(sqlite3.connect(self._path)) as file, file:
+                names = {(claim.key_name,) for claim in claims}
+                file.executemany("INSERT OR IGNORE INTO keys (name) VALUES (?)", names)
+                file.executemany(_CLAIM, ((claim.session, claim.at_ms, claim.key_name) for claim in claims))
+                if read_to_ms is not None:
+                    file.execute("DELETE FROM log")
+                    file.execute("INSERT INTO log VALUES (?)", (read_to_ms,))
+        except sqlite3.Error as error:
+            raise TryLater(f"{self._path} takes nothing ({error})") from error
+
+    def _read_to_ms(self) -> int | None:
+        found = self._reading.execute("SELECT read_to_ms FROM log").fetchone()
+        return None if found is None else int(found[0])
+
+
+def hashed(session_id: str) -> bytes:
+    """Return what the file knows a session by."""
+    return hashlib.blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """Return a connection to the file, made anew where it is none of ours. Raises PartUnavailable."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            return _connected(path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            LOG.warning("owners=damaged path=%s reason=%s; they are read from the log again", path, error)
+            for suffix in ("", "-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            return _connected(path)
+    except (OSError, sqlite3.Error) as error:
+        raise PartUnavailable(
+            f"{path}, which says whose each session is, can't be opened ({error}); nothing is served. Let this account "
+            "write there, or set data_dir"
+        ) from error
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    file = sqlite3.connect(path)
+    try:
+        file.execute("PRAGMA journal_mode = WAL")
+        (version,) = file.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _VERSION):
+            raise sqlite3.DatabaseError(f"it is of version {version}, expected {_VERSION}")
+        if version == 0:
+            with file:
+                file.execute("BEGIN IMMEDIATE")
+                for statement in _SCHEMA:
+                    file.execute(statement)
+    except sqlite3.Error:
+        file.close()
+        raise
+    return file
