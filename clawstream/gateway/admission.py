@@ -22,6 +22,7 @@ from clawstream.events.exchanges import GREEDY_BELOW
 from clawstream.events.history import WholeRequest
 from clawstream.gateway.answers import Known, SampledAnswers
 from clawstream.gateway.capture import Accepted
+from clawstream.gateway.conversations import Conversations, Recall
 from clawstream.gateway.delivery import Delivery
 from clawstream.gateway.engines import Engines
 from clawstream.gateway.keys import Caller
@@ -46,7 +47,8 @@ _DISCARDED_S = 10.0
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-Read = Callable[[Mapping[str, Any], bool], ChatRequest]  # a body, and whether a header ends the session
+# A body, whether a header ends the session, and what finds an earlier answer.
+Read = Callable[[Mapping[str, Any], bool, Recall], ChatRequest]
 
 
 class ClientGone(ClawstreamError):
@@ -92,6 +94,7 @@ class Admission:
     sessions: SessionIndex
     owners: Owners
     answers: SampledAnswers
+    conversations: Conversations
     metrics: Metrics
     always_of_the_policy: bool = False  # whatever the client asks, so that every main answer can be trained on
     now_ms: Callable[[], int] = epoch_ms
@@ -104,7 +107,8 @@ class Admission:
             headers, receive, max_bytes=self.settings.max_body_bytes, within_s=self.settings.request_timeout_s
         )
         received_at_ms = self.now_ms()
-        chat, model = self._read(parse_body(raw), read, ends_session=truthy(headers.get("x-session-done")))
+        ends_session = truthy(headers.get("x-session-done"))
+        chat, model = self._read(parse_body(raw), read, caller, ends_session=ends_session)
         named = name_request(headers, chat, TurnType(self.settings.default_turn_type))
         if not chat.messages:
             if named.session_id is None:
@@ -156,15 +160,18 @@ class Admission:
             traceparent=trace.group(0) if trace else None,
         )
 
-    async def count_tokens(self, body: Mapping[str, Any], read: Read) -> int:
+    async def count_tokens(self, body: Mapping[str, Any], read: Read, caller: Caller) -> int:
         """Return how many tokens the body's prompt has, rendered anew; nothing is remembered. Raises BadRequest."""
-        chat, _ = self._read(body, read, ends_session=False)
+        chat, _ = self._read(body, read, caller, ends_session=False)
         return len((await self._prompt(chat, Known(), context_length_tokens=None)).token_ids)
 
-    def _read(self, body: Mapping[str, Any], read: Read, *, ends_session: bool) -> tuple[ChatRequest, str]:
+    def _read(
+        self, body: Mapping[str, Any], read: Read, caller: Caller, *, ends_session: bool
+    ) -> tuple[ChatRequest, str]:
         """Return what the body asks for, and the model that answers. Raises BadRequest."""
         self._refuse_too_many(body.get("messages"))
-        chat = read(body, ends_session)
+        self._refuse_too_many(body.get("input"))
+        chat = read(body, ends_session, lambda exchange_id: self.conversations.recall(exchange_id, caller.name))
         self._refuse_too_long(chat)
         return chat, self._served_model(chat.model)
 

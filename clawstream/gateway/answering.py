@@ -22,8 +22,9 @@ from clawstream.gateway.closing import closing
 from clawstream.gateway.deltas import AnswerStream
 from clawstream.gateway.dialects import Dialect
 from clawstream.gateway.outlets import Outlet
-from clawstream.gateway.refusal import BadRequest
+from clawstream.gateway.refusal import BadRequest, to_json
 from clawstream.gateway.replies import Usage
+from clawstream.gateway.responses import conversation_of
 from clawstream.gateway.served import Place, ServedEngine, StaleCache
 from clawstream.inference.behaviour import finish_reason
 from clawstream.inference.echoes import answered
@@ -260,6 +261,16 @@ class _Answering:
         self.admission.sessions.answered(
             chat.messages, message, chat.scope, accepted.session_id, accepted.exchange_id, now_ms
         )
+        before = conversation_of(chat.messages_json, chat.options)
+        if before is not None:
+            self.admission.conversations.answered(
+                accepted.exchange_id,
+                session_id=accepted.session_id,
+                key_name=accepted.key_name,
+                before=before,
+                answer=to_json(message),
+                at_ms=now_ms,
+            )
         if self.exchange.session_done:
             self.admission.answers.forget(accepted.session_id)
         else:

@@ -23,6 +23,7 @@ from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.gateway.admission import Admission, epoch_ms
 from clawstream.gateway.answers import SampledAnswers
 from clawstream.gateway.connection import Bounds, connection_class
+from clawstream.gateway.conversations import Conversations
 from clawstream.gateway.delivery import Delivery, SealedLog
 from clawstream.gateway.engines import Engines
 from clawstream.gateway.key_file import WatchedKeys
@@ -88,6 +89,7 @@ async def serve(
             sessions=SessionIndex(settings.gateway.index_window_s * 1000),
             owners=owners,
             answers=SampledAnswers(),
+            conversations=Conversations(settings.gateway.index_window_s * 1000),
             metrics=metrics,
             always_of_the_policy=settings.samples.off_distribution == "gateway_override",
         )
@@ -96,7 +98,7 @@ async def serve(
             guard = Guard.of(settings.gateway, keys, admission.metrics)
             from_ms = epoch_ms() - settings.gateway.index_window_s * 1000
             learning = learn_sessions(
-                log, admission.sessions, admission.answers, owners,
+                log, admission.sessions, admission.answers, admission.conversations, owners,
                 policy_id=policy.id, from_ms=from_ms, spooled=delivery.waiting(),
             )  # fmt: skip
             if not await _done_unless(stop, learning):

@@ -19,7 +19,7 @@ from clawstream.gateway.refusal import BadRequest
 MAX_TEXT = 32_768
 _FIELDS = ("response_id", "thumb", "score", "text", "source", "feedback_id", "session_id")
 _THUMBS = {"up": 1.0, "down": -1.0}
-_RESPONSE_ID = re.compile(r"(?:chatcmpl-|msg_)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+_RESPONSE_ID = re.compile(r"(?:chatcmpl-|msg_|resp_)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,8 @@ def unknown_response(response_id: str) -> BadRequest:
     """Return the refusal of feedback on an answer that the gateway does not know."""
     return BadRequest(
         f"The response {response_id[:80]!r} is none that this gateway remembers; nothing was recorded. Send the id of "
-        "an answer (chatcmpl-... or msg_...), and for an older one its session_id, the answer's x-session-id header.",
+        "an answer (chatcmpl-..., msg_... or resp_...), and for an older one its session_id, the answer's x-session-id "
+        "header.",
         status=404,
         code="response_not_found",
         param="response_id",

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from clawstream.gateway.admission import Admission
 from clawstream.gateway.answering import Endpoint
-from clawstream.gateway.dialects import ChatCompletions, Messages
+from clawstream.gateway.dialects import ChatCompletions, Messages, Responses
 from clawstream.gateway.openapi import openapi_json
 from clawstream.gateway.outlets import send_error
 from clawstream.gateway.posts import Post, count_tokens, give_feedback
@@ -24,6 +24,7 @@ from clawstream.gateway.security import Guard
 
 CHAT_PATH = "/v1/chat/completions"
 MESSAGES_PATH = "/v1/messages"
+RESPONSES_PATH = "/v1/responses"
 FEEDBACK_PATH = "/v1/feedback"
 
 
@@ -64,6 +65,7 @@ def _endpoints(admission: Admission) -> dict[str, Endpoint | Post]:
     messages = Messages()
     return {
         CHAT_PATH: Endpoint(admission, ChatCompletions()),
+        RESPONSES_PATH: Endpoint(admission, Responses()),
         MESSAGES_PATH: Endpoint(admission, messages),
         f"{MESSAGES_PATH}/count_tokens": Post(admission, count_tokens, messages.refuse),
         FEEDBACK_PATH: Post(admission, give_feedback, send_error),

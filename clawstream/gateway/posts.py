@@ -3,7 +3,6 @@
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -11,11 +10,12 @@ from starlette.types import Receive, Scope, Send
 from clawstream.errors import TryLater
 from clawstream.gateway.admission import CALLER, Admission, ClientGone, read_body, read_headers, unavailable
 from clawstream.gateway.anthropic import read_messages
+from clawstream.gateway.conversations import Recall
 from clawstream.gateway.feedback import read_feedback, unknown_response
 from clawstream.gateway.keys import Caller
 from clawstream.gateway.outlets import send_whole
 from clawstream.gateway.refusal import BadRequest, to_json
-from clawstream.gateway.wire import parse_body
+from clawstream.gateway.wire import ChatRequest, parse_body
 
 _JSON = [(b"content-type", b"application/json")]
 
@@ -55,11 +55,13 @@ class Post:
         await send_whole(send, answered.status, _JSON, to_json(answered.body))
 
 
-async def count_tokens(admission: Admission, body: Mapping[str, Any], _caller: Caller) -> Answered:
+async def count_tokens(admission: Admission, body: Mapping[str, Any], caller: Caller) -> Answered:
     """Return how many tokens the messages are; nothing is generated. Raises BadRequest."""
-    return Answered(
-        status=200, body={"input_tokens": await admission.count_tokens(body, partial(read_messages, counted=True))}
-    )
+
+    def read(counted: Mapping[str, Any], ends_session: bool, _recall: Recall) -> ChatRequest:
+        return read_messages(counted, ends_session, counted=True)
+
+    return Answered(status=200, body={"input_tokens": await admission.count_tokens(body, read, caller)})
 
 
 async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: Caller) -> Answered:

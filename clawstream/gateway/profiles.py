@@ -2,9 +2,10 @@
 
 The one rule: an explicit word (header, then body) goes before anything that is read out of a message, one that can't be
 used is refused wherever it stands, and a session id is never invented here. What OpenClaw sends was recorded from
-OpenClaw 2026.9.6.
+OpenClaw 2026.9.6, what Codex sends from Codex 0.169.0.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ _RUNTIME_CHARACTERS = 4000
 _DETACHED = "internal-session-effects-"
 _CLAUDE_CODE = "x-claude-code-session-id"
 _CLAUDE_CODE_AGENT = "x-claude-code-agent-id"
+_CODEX = "x-codex-turn-metadata"
+_CODEX_TURN = "turn"  # the kind of request that is no compaction and nothing else of its own
 _SUMMARISING = "You are a context summarization assistant"
 
 
@@ -47,6 +50,7 @@ def name_request(headers: Mapping[str, str], request: ChatRequest, default: Turn
         ("body", request.session_id),
         ("openclaw", openclaw_session(request.messages)),
         ("claude-code", claude_code_session(headers)),
+        ("codex", codex_session(headers)),
     )
     for _, name in named:
         if name is not None and not SESSION_ID.fullmatch(name):
@@ -57,7 +61,11 @@ def name_request(headers: Mapping[str, str], request: ChatRequest, default: Turn
     client, session_id = next(((who, what) for who, what in named if what is not None), (None, None))
     turn_types = [_turn_type(word) for word in (headers.get("x-turn-type"), request.turn_type) if word]
     if not turn_types:
-        aside = claude_code_housekeeping(headers, request.options) or openclaw_housekeeping(request.messages)
+        aside = (
+            claude_code_housekeeping(headers, request.options)
+            or codex_housekeeping(headers)
+            or openclaw_housekeeping(request.messages)
+        )
         turn_types = [TurnType.SIDE if aside else default]
     retries = headers.get("x-stainless-retry-count", "")
     return Named(
@@ -103,6 +111,23 @@ def claude_code_session(headers: Mapping[str, str]) -> str | None:
 def claude_code_housekeeping(headers: Mapping[str, str], options: Mapping[str, Any]) -> bool:
     """Return whether Claude Code asks this for itself, a title for instance: then it offers no tools."""
     return bool(headers.get(_CLAUDE_CODE)) and not options.get("tools")
+
+
+def codex_session(headers: Mapping[str, str]) -> str | None:
+    """Return the id that Codex sends with each request; a sub-agent's thread has one of its own."""
+    if _CODEX not in headers:
+        return None
+    session, thread = headers.get("session-id"), headers.get("thread-id")
+    return f"{session}.{thread}" if session and thread and session != thread else session or thread or None
+
+
+def codex_housekeeping(headers: Mapping[str, str]) -> bool:
+    """Return whether Codex asks this for itself, a summary for instance."""
+    try:
+        said = json.loads(headers.get(_CODEX, "{}"))
+    except ValueError:
+        return False
+    return isinstance(said, dict) and said.get("request_kind", _CODEX_TURN) != _CODEX_TURN
 
 
 def _turn_type(word: str) -> TurnType:

@@ -15,8 +15,10 @@ from clawstream.events.conversation import parse
 from clawstream.events.history import WholeRequest, whole
 from clawstream.gateway.answers import SampledAnswers
 from clawstream.gateway.closing import closing
+from clawstream.gateway.conversations import Conversations
 from clawstream.gateway.engines import Engines
 from clawstream.gateway.owners import Claim, Owners, claim_of
+from clawstream.gateway.responses import conversation_of
 from clawstream.gateway.sessions import SessionIndex
 from clawstream.gateway.wire import scope_of
 from clawstream.inference.echoes import answered
@@ -51,6 +53,7 @@ async def learn_sessions(
     log: Follows,
     index: SessionIndex,
     answers: SampledAnswers,
+    conversations: Conversations,
     owners: Owners,
     *,
     policy_id: str,
@@ -63,7 +66,7 @@ async def learn_sessions(
     that is not known here could be taken for another, or by another. Exchanges whose facts make no sense are left out,
     and said in one line.
     """
-    learning = Learning(index, answers, owners, policy_id)
+    learning = Learning(index, answers, conversations, owners, policy_id)
     async with _saying_that_it_waits():
         while not await _read_once(log, learning, from_ms):
             pass
@@ -112,9 +115,12 @@ async def _saying_that_it_waits() -> AsyncIterator[None]:
 class Learning:
     """What was read of the log so far; a session goes on from the tokens of its own policy alone."""
 
-    def __init__(self, index: SessionIndex, answers: SampledAnswers, owners: Owners, policy_id: str) -> None:
+    def __init__(
+        self, index: SessionIndex, answers: SampledAnswers, conversations: Conversations, owners: Owners, policy_id: str
+    ) -> None:
         self._index = index
         self._answers = answers
+        self._conversations = conversations
         self._owners = owners
         self._policy_id = policy_id
         self.known: dict[str, WholeRequest] = {}
@@ -152,6 +158,16 @@ class Learning:
         if event.policy_id == self._policy_id:
             sampled = answered(reversed(messages), options, answer, event.output_ids)
             self._answers.answered(event.session_id, sampled, event.finished_at_ms)
+        before = conversation_of(request.messages, options)
+        if before is not None:
+            self._conversations.answered(
+                event.exchange_id,
+                session_id=event.session_id,
+                key_name=event.key_name,
+                before=before,
+                answer=event.message,
+                at_ms=event.finished_at_ms,
+            )
 
 
 async def learn_owners(log: Follows, owners: Owners, from_ms: int) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from clawstream.gateway import anthropic
+from clawstream.gateway import anthropic, responses
 from clawstream.gateway.anthropic_replies import signature
+from clawstream.gateway.conversations import Recalled
 from clawstream.gateway.feedback import read_feedback
 from clawstream.gateway.openapi import openapi_json
 from clawstream.gateway.wire import read_request, scope_of
@@ -47,6 +48,29 @@ ANTHROPIC: Json = {
     "output_config": {"effort": "high"},
     "stream_options": {"include_usage": True},
     "metadata": {"session_id": "s"},
+}
+RESPONSES: Json = {
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "id": "msg_1"},
+        {"type": "function_call", "call_id": "c", "name": "exec", "arguments": "{}"},
+        {"type": "custom_tool_call", "call_id": "d", "name": "patch", "input": "x"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}]},
+        {"type": "custom_tool_call_output", "call_id": "d", "output": [{"type": "refusal", "refusal": "No."}]},
+        {"role": "user", "content": [{"type": "input_image", "detail": "low"}]},
+        {"type": "item_reference", "id": f"msg_{'0' * 8}-0000-4000-8000-{'0' * 12}"},
+    ],
+    "tools": [
+        {"type": "function", "strict": False, **FUNCTION},
+        {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+        {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "exec"}]},
+    ],
+    "text": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "include": ["reasoning.encrypted_content"],
+    "stream_options": {"include_usage": True},
+    "metadata": {"session_id": "s"},
+    "chat_template_kwargs": {"enable_thinking": False},
 }
 THE_TEMPLATE_S = {"chat_template_kwargs.enable_thinking"}  # the renderers package reads it
 FEEDBACK: Json = {"response_id": "0" * 8 + "-0000-0000-0000-" + "0" * 12, "thumb": "up", "text": "Good."}
@@ -122,6 +146,22 @@ def test_messages_reads_the_fields_that_are_described(
     assert {path for path, bound in fields.items() if bound} - asked == set()
 
 
+def test_responses_reads_the_fields_that_are_described(
+    renderer: PromptRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields, asked, passed_on = described("Responses"), set[str](), set[str]()
+    monkeypatch.setattr(responses, "read_request", lambda body, ends: read_request(Watched(body, passed_on), ends))
+    recalled = Recalled(session_id="s", before=(), answer={"role": "assistant", "content": "Hi."})
+    chat = responses.read_responses(Watched(RESPONSES, asked), False, lambda _id: recalled)
+    renderer.prompt_ids(chat.messages, Watched(chat.options, passed_on))
+    scope_of(Watched(chat.options, passed_on))
+    responses.conversation_of(chat.messages_json, Watched(chat.options, passed_on))
+    own = {"responses"}  # what the translation notes
+    asked |= THE_TEMPLATE_S | {path for path in passed_on if "." not in path} - own | (passed_on & fields.keys())
+    assert asked - fields.keys() == set()
+    assert {path for path, bound in fields.items() if bound} - asked == set()
+
+
 def test_feedback_reads_the_fields_that_are_described() -> None:
     asked: set[str] = set()
     read_feedback(Watched(FEEDBACK, asked))
@@ -141,6 +181,7 @@ PAGE = statuses("connection") | {"405", "200"}
 POST = PAGE | statuses("security", "limits", "admission")
 POSSIBLE = {
     "/v1/chat/completions": POST | {ENGINE_S},
+    "/v1/responses": POST | {ENGINE_S},
     "/v1/messages": POST | {ENGINE_S},
     "/v1/messages/count_tokens": POST,
     "/v1/feedback": (POST | statuses("feedback") | {"201"}) - {"200"},

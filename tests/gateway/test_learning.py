@@ -17,6 +17,7 @@ from clawstream.errors import TryLater
 from clawstream.events import ExchangeCompleted, RequestDelta, SessionDone
 from clawstream.gateway.answers import SampledAnswers
 from clawstream.gateway.app import serve
+from clawstream.gateway.conversations import Conversations
 from clawstream.gateway.owners import Owners
 from clawstream.gateway.sessions import SessionIndex
 from clawstream.gateway.watching import Learning, learn_sessions
@@ -66,7 +67,7 @@ def asked(session_id: str, options: bytes | None = None) -> ExchangeCompleted:
 
 @given(st.lists(EXCHANGES | strategies.of(SessionDone), max_size=6))
 def test_no_exchange_stops_a_start(owners: Owners, events: list[ExchangeCompleted | SessionDone]) -> None:
-    Learning(SessionIndex(1000), SampledAnswers(), owners, "policy").learn(events)
+    Learning(SessionIndex(1000), SampledAnswers(), Conversations(1000), owners, "policy").learn(events)
 
 
 @pytest.mark.parametrize("options", [b"junk", b"[]", b"\xff", b"[" * 5000])
@@ -106,7 +107,7 @@ async def test_a_log_that_goes_away_while_it_is_read_is_waited_for(
     log, index, answers = Interrupted(), SessionIndex(86_400_000), SampledAnswers()
     sessions = list(map(str, range(9)))
     await log.append([asked(session_id) for session_id in sessions])
-    await learn_sessions(log, index, answers, owners, policy_id="policy", from_ms=0)
+    await learn_sessions(log, index, answers, Conversations(1000), owners, policy_id="policy", from_ms=0)
     assert all(index.newest_exchange(session_id) for session_id in sessions)
     assert caplog.text.count("sessions=unread state=waiting") == 2
     assert len(answers.of("0", int(time.time() * 1000)).answers) == 1
@@ -115,7 +116,7 @@ async def test_a_log_that_goes_away_while_it_is_read_is_waited_for(
 def test_a_session_does_not_go_on_from_the_tokens_of_another_policy(owners: Owners) -> None:
     index, answers = SessionIndex(86_400_000), SampledAnswers()
     mine, others = asked("mine"), replace(asked("others"), policy_id="tiny")
-    Learning(index, answers, owners, mine.policy_id).learn([mine, others])
+    Learning(index, answers, Conversations(1000), owners, mine.policy_id).learn([mine, others])
     assert index.newest_exchange("others") is not None
     now_ms = int(time.time() * 1000)
     assert [len(answers.of(session_id, now_ms).answers) for session_id in ("mine", "others")] == [1, 0]

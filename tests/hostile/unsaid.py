@@ -35,7 +35,9 @@ def _shaping(body: dict[str, Any]) -> dict[str, Any]:
     that there are.
     """
     grammars = [
-        name for name in ("response_format", "json_schema", "regex", "ebnf") if isinstance(body.get(name), _GRAMMARS)
+        name
+        for name in ("response_format", "text", "json_schema", "regex", "ebnf")
+        if isinstance(body.get(name), _GRAMMARS)
     ]
     kept = {key: value for key, value in body.items() if key not in grammars[1:]}
     if type(kept.get("min_tokens")) is int and kept["min_tokens"] > 0:
