@@ -135,6 +135,9 @@ class GatewaySettings(Section):
     keys_file: Path | None = Field(None, description="of `clawstream keys`; none: keys.json in the data folder")
     max_concurrent_per_key: int | None = Field(None, ge=1, description="requests in flight; none: no limit")
     requests_per_minute_per_key: int | None = Field(None, ge=1, description="none: no limit")
+    share_prefix_cache: bool = Field(
+        False, description="between keys: less to prefill, and a key can find out what others asked"
+    )
     max_in_flight: int = Field(1024, ge=1, description="requests at once; one more is a 503 with Retry-After")
     request_timeout_s: float = Field(
         30.0, gt=0, description="for a request's headers, then for its body, then to render it"

@@ -161,11 +161,13 @@ class _Answering:
     async def _generate(self) -> _Failure | None:
         """Stream the answer up to what has to wait for its record, from the first engine that begins one."""
         engines, accepted = self.admission.engines, self.exchange.accepted
+        tenant = None if self.admission.settings.share_prefix_cache else accepted.key_name
         deadline = asyncio.get_running_loop().time() + self.admission.settings.first_token_timeout_s
         failure: _Failure | None = None
         failed: list[ServedEngine] = []
         for tries in range(_SHARED_KEYS + 1 + len(engines.all)):
-            place = engines.place(accepted.session_id, avoid=failed, alone=tries >= _SHARED_KEYS)
+            alone = tries >= _SHARED_KEYS
+            place = engines.place(accepted.session_id, tenant=tenant, avoid=failed, alone=alone)
             if place is None:
                 break
             if failure is not None:

@@ -37,7 +37,14 @@ class Engines:
         self._in_service: set[str] = set()
         self._homes: OrderedDict[str, int] = OrderedDict()
 
-    def place(self, session_id: str, *, avoid: Collection[ServedEngine] = (), alone: bool = False) -> Place | None:
+    def place(
+        self,
+        session_id: str,
+        *,
+        tenant: str | None = None,
+        avoid: Collection[ServedEngine] = (),
+        alone: bool = False,
+    ) -> Place | None:
         """Return where the session's next request is put; None while no engine but those to avoid answers."""
         allowed = self._offered()
         in_flight = [
@@ -45,9 +52,9 @@ class Engines:
             for engine, ok in zip(self.all, allowed, strict=True)
         ]
         if len(self.all) == 1:
-            return None if in_flight[0] is None else self.all[0].place(alone=alone)
+            return None if in_flight[0] is None else self.all[0].place(tenant=tenant, alone=alone)
         found = choose(in_flight, home=self._homes.get(session_id), order=order_of(session_id, self._urls))
-        return None if found is None else self.all[found].place(alone=alone)
+        return None if found is None else self.all[found].place(tenant=tenant, alone=alone)
 
     @contextmanager
     def asked(self, session_id: str, place: Place, patience: asyncio.Timeout) -> Iterator[None]:

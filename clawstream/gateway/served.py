@@ -1,6 +1,7 @@
 """One engine as the gateway knows it, and where a request to it is put: its weights, its adapters, its cache key.
 
-The one rule: no request is answered from a prefix cache that other weights filled. A cache key (`extra_key`) names the
+The one rule: no request is answered from a prefix cache that other weights filled, or another tenant: how much of a
+prompt was cached is shown, and tells what was asked before. A cache key (`extra_key`) names the
 version that the engine is known to serve, so nothing older lies under it: nobody knows a version before it is served,
 and an engine that came back with older weights has its cache emptied when it is brought up to date (weights/stage.py).
 What is left is a key that the engine has outlived and the gateway has not yet: an answer whose first token was sampled
@@ -61,8 +62,8 @@ class ServedEngine:
         self.adapters = {**self.adapters, version: adapter}
         self.newest_had = max(self.newest_had, version)
 
-    def place(self, *, alone: bool = False) -> "Place":
-        """Return where a request is put now; `alone`: under a cache key that no other request has."""
+    def place(self, *, tenant: str | None = None, alone: bool = False) -> "Place":
+        """Return where a request is put now, under a cache key that its tenant has; `alone`: that no other has."""
         weights = BASE_VERSION if self.weights is None else self.weights
         version = BASE_VERSION if self.version is None else self.version
         return Place(
@@ -71,7 +72,7 @@ class ServedEngine:
             version=version,
             adapter=self.adapters.get(version) if version != weights else None,
             alone=alone,
-            extra_key=cache_key(self.policy_id, weights) + (f":{uuid.uuid4().hex}" if alone else ""),
+            extra_key=cache_key(self.policy_id, weights, uuid.uuid4().hex if alone else tenant),
         )
 
     async def ask(self) -> None:

@@ -25,9 +25,9 @@ def policy_version(name: str | None) -> int:
     return int(name)
 
 
-def cache_key(policy_id: str, weights: int) -> str:
-    """Return the key under which requests to these weights may share what is cached of their prompts."""
-    return f"{policy_id}:{weights}"
+def cache_key(policy_id: str, weights: int, tenant: str | None = None) -> str:
+    """Return the key under which requests of a tenant to these weights may share what is cached of their prompts."""
+    return f"{policy_id}:{weights}" if tenant is None else f"{policy_id}:{weights}:{tenant}"
 
 
 def adapter_name(policy_id: str, version: int) -> str:

@@ -309,3 +309,20 @@ def test_the_command_shows_a_key_once_on_stdout_and_never_again(tmp_path: Path) 
     ]
     assert key not in listed.stdout
     assert "anna" in run("list").stdout
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(False, ["policy:0:anna", "policy:0:ben"]), (True, ["policy:0"] * 2)])
+async def test_a_key_is_answered_from_what_it_has_cached_itself_unless_the_settings_say_otherwise(
+    tokenizer_folder: Path, path: Path, shared: bool, expected: list[str]
+) -> None:
+    keys = [add_key(path, name, NONE) for name in ("anna", "ben")]
+    async with house(tokenizer_folder, keys_file=path, share_prefix_cache=shared) as gateway:
+        for key in keys:
+            assert (await gateway.chat(headers=bearer(key))).status == 200
+        assert [call.request.extra_key for call in gateway.engine.calls] == expected
+
+
+async def test_without_keys_the_cache_is_everybodys(tokenizer_folder: Path) -> None:
+    async with house(tokenizer_folder) as gateway:
+        await gateway.chat()
+        assert [call.request.extra_key for call in gateway.engine.calls] == ["policy:0"]
