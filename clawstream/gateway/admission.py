@@ -141,7 +141,7 @@ class Admission:
             model=model,
             request_sha256=chat.sha256,
             retry_count=named.retry_count,
-            group=named.group,
+            group=None if named.group is None else named.group.of_key(caller.name),
             num_spliced=prompt.num_spliced,
             sampling=self._sampling(chat, named.turn_type, len(prompt_ids), place.engine.context_length_tokens),
             policy_id=self.policy.id,

@@ -1,11 +1,12 @@
 """Which attempt at which task a request belongs to, as an agent's harness says in headers. Pure.
 
-The one rule: what can't be used is refused by name, since an advantage is worked out among all attempts at a task.
+The one rule: what can't be used is refused by name, since an advantage is worked out among all attempts at a task. For
+the same reason a group is its key's: nobody else can join it, hold it open or skew it. Names of keys have no slash.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clawstream.gateway.refusal import BadRequest
 
@@ -22,6 +23,10 @@ class Grouped:
     group_id: str
     size: int | None  # attempts at the task; None: not said
     step_index: int | None  # None: its number among the session's turns
+
+    def of_key(self, key_name: str | None) -> "Grouped":
+        """Return the group as it is recorded: a key's own, whatever other keys call theirs."""
+        return self if key_name is None else replace(self, group_id=f"{key_name}/{self.group_id}")
 
 
 def read_group(headers: Mapping[str, str]) -> Grouped | None:

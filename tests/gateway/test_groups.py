@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from clawstream.events import ExchangeCompleted
+from clawstream.gateway.key_file import add_key
+from clawstream.gateway.keys import Allowance
 from tests.gateway.house import House, house
 
 
@@ -54,3 +56,14 @@ async def test_a_header_that_can_not_be_used_is_named(
     error = (await gateway.chat(headers=headers)).body["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert words in error["message"]
+
+
+async def test_a_group_belongs_to_its_key(tokenizer_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    keys = {name: add_key(path, name, Allowance()) for name in ("anna", "ben")}
+    async with house(tokenizer_folder, keys_file=path) as found:
+        for name, group in (("anna", "task-7"), ("ben", "task-7"), ("ben", "anna/task-7")):
+            headers = {"Authorization": f"Bearer {keys[name]}", "X-Group-Id": group, "X-Group-Size": "2"}
+            assert (await found.chat(headers=headers)).status == 200
+        groups = [exchange.group_id for exchange in await found.recorded(ExchangeCompleted, at_least=3)]
+    assert sorted(map(str, groups)) == ["anna/task-7", "ben/anna/task-7", "ben/task-7"]
