@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from clawstream.errors import UnusableExchange
+from clawstream.events.authors import Author, Written, is_frame, is_housekeeping_part, written
 
 Message = Mapping[str, Any]
 
@@ -21,21 +22,6 @@ _BLOCK_BEGINS = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _BLOCK_ENDS = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 _SUMMARY = "The conversation history before this point was compacted into the following summary:"
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9]")
-# What OpenClaw 2026.9.6 puts around a person's words: when they came, and after the first ones where it runs.
-_TIME = re.compile(r"\A\s*\[\w{3} \d{4}-\d{2}-\d{2} \d{2}:\d{2}[^\]]*\]\s*")
-_RUNTIME = re.compile(r"(?:\A|\n)Runtime: agent=[^\n]*\s*\Z")
-# Prompts that it writes itself, in the user's place, and what its history has for them afterwards.
-_HOUSEKEEPING = re.compile(
-    r"\A(?:"
-    r"Follow the heartbeat monitor scratch context"
-    r"|Read HEARTBEAT\.md if it exists"
-    r"|\[OpenClaw (?:heartbeat poll|cron wake|exec completion|session event)\]"
-    r"|A scheduled (?:reminder|cron event) (?:has been|was) triggered"
-    r"|An async command (?:completion event was triggered|you ran earlier (?:has )?completed)"
-    r"|Pre-compaction memory flush\."
-    r"|\[cron:[^\]]+\]"
-    r")"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,18 +101,30 @@ def is_housekeeping(message: Message) -> bool:
 
     OpenClaw joins messages that no answer stands between; the last part is then what is asked.
     """
-    spoken = [part for part in parts_of(message) if _RUNTIME.sub("", part)]
-    return role_of(message) == "user" and bool(spoken) and _is_housekeeping(spoken[-1])
+    asked = [part for part in parts_of(message) if not is_frame(part)]
+    return role_of(message) == "user" and bool(asked) and is_housekeeping_part(asked[-1])
 
 
-def _is_housekeeping(part: str) -> bool:
-    return bool(_HOUSEKEEPING.match(_TIME.sub("", part)))
+def written_in(message: Message) -> tuple[Written, ...]:
+    """Return who wrote what in a user's message, frames aside."""
+    return tuple(piece for part in parts_of(message) if (piece := written(part)) is not None)
+
+
+def said_in(message: Message) -> tuple[Hashable, ...]:
+    """Return what a message says, so that equal values say the same however a client joined a user's messages.
+
+    Of a user's message that is each line that the person wrote: reports and instructions of a client come and go. It
+    is nothing where a client wrote all of it.
+    """
+    if role_of(message) != "user" or not any(map(str.strip, parts_of(message))):
+        return (meaning(message),)
+    lines = (line.strip() for line in _spoken(message).split("\n"))
+    return tuple(("user", line) for line in lines if line)
 
 
 def _spoken(message: Message) -> str:
-    """Return a user's own words: without times, housekeeping and the runtime line, which change as a history grows."""
-    parts = [_RUNTIME.sub("", _TIME.sub("", part)) for part in parts_of(message) if not _is_housekeeping(part)]
-    return "\n".join(part.strip() for part in parts if part.strip())
+    """Return a person's own words, one part below the other."""
+    return "\n".join(piece.text for piece in written_in(message) if piece.author is Author.PERSON)
 
 
 def tool_calls_of(message: Message) -> tuple[ToolCall, ...]:

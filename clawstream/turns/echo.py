@@ -1,8 +1,9 @@
 """Find an answer in the history of a later request. Pure.
 
-The one rule: an echo stands where the answer was given, after the messages that it answered; the same words elsewhere
-in a history prove nothing. System messages, a client's own blocks, and what it asks for itself with the answers to that
-have no place in that count: clients rewrite and drop them from request to request.
+The one rule: an echo stands where the answer was given, after what is left of the messages that it answered; the same
+words elsewhere in a history prove nothing. System messages, what a client writes itself, and what it asks for itself
+with the answers to that have no place in that count: clients rewrite and drop them from request to request. They also
+join messages of one role, drop the last before an answer, and put a summary in the place of the first.
 """
 
 from collections.abc import Hashable, Sequence
@@ -10,21 +11,25 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from clawstream.events import OrphanReason
+from clawstream.events.authors import Author
 from clawstream.events.conversation import (
     Message,
     is_ephemeral,
     is_housekeeping,
     is_summary,
-    meaning,
     parse,
     role_of,
+    said_in,
     same_answer,
+    text_of,
+    tool_calls_of,
+    written_in,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A message that belongs to the conversation, and its index in the request."""
+    """What belongs to the conversation: a message, or a line of a person's, and the message's index in the request."""
 
     index: int
     message: Message
@@ -33,9 +38,10 @@ class _Said:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The answer stands at `index`."""
+    """What followed the answer begins behind `index`, where it stands, or where it was cut off and is left out."""
 
     index: int
+    exact: bool = True  # all that was asked stands before it, and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +73,53 @@ def look(asked: Sequence[bytes] | None, answer: bytes, history: Sequence[bytes])
             return None
         found = now[len(before)]
         return Echo(found.index) if same_answer(given, found.message) else Displaced(found.index)
-    return _echo_in_changed(_said(asked, 0), given, _said(history, 0))
+    before, now = _said(asked, 0), _said(history, 0)
+    summarised = _is_summarised(history)
+    at = _in_changed(before, given, now, summarised=summarised)
+    if at is None:
+        return Missing(_reason(before, now, summarised=summarised))
+    return Echo(now[at].index, exact=False) if at < len(now) else None
+
+
+def look_behind(asked: Sequence[bytes], part: bytes, history: Sequence[bytes]) -> Echo | Displaced | Missing | None:
+    """Return where `history` goes on after an answer that was cut off, of which the client got `part`.
+
+    Some clients keep what they got, others drop it. None where the same was asked again.
+    """
+    same = _num_equal(asked, history)
+    before, now = _said(asked, same), _said(history, same)
+    if not _starts_with(now, before):
+        before, now = _said(asked, 0), _said(history, 0)
+        if not _starts_with(now, before):
+            return Missing(_reason(before, now, summarised=_is_summarised(history)))
+    if len(now) == len(before):
+        return None
+    found = now[len(before)]
+    last_asked = now[len(before) - 1].index if before else same - 1
+    if found.index == last_asked:
+        return Missing(OrphanReason.EDITED)  # joined with what was asked: where it begins can't be told
+    if role_of(found.message) == "user":
+        return Echo(last_asked)
+    if _is_part(parse(part), found.message):
+        return Echo(found.index)
+    return Displaced(found.index)
 
 
 def next_state(messages: Sequence[bytes], echo: int) -> tuple[int, ...]:
     """Return the indices of what followed the echo: the user's or the tools' messages up to the next answer."""
     found: list[int] = []
-    for said in _said(messages, echo + 1):
-        if role_of(said.message) == "assistant":
+    aside = _is_aside(messages[: echo + 1])
+    for index in range(echo + 1, len(messages)):
+        message = parse(messages[index])
+        if not _belongs(message):
+            continue
+        if role_of(message) == "user":
+            aside = is_housekeeping(message)
+        if aside:
+            continue
+        if role_of(message) == "assistant":
             break
-        found.append(said.index)
+        found.append(index)
     return tuple(found)
 
 
@@ -90,19 +133,25 @@ def _said(messages: Sequence[bytes], start: int) -> list[_Said]:
         if role_of(message) == "user":
             aside = is_housekeeping(message)
         if not aside:
-            found.append(_Said(index, message, meaning(message)))
+            found += [_Said(index, message, meaning) for meaning in said_in(message)]
     return found
 
 
 def _belongs(message: Message) -> bool:
-    return role_of(message) != "system" and not is_ephemeral(message)
+    """Return whether it is part of the conversation, or a question of the client's own; an instruction is neither."""
+    if role_of(message) == "system" or is_ephemeral(message):
+        return False
+    if role_of(message) != "user" or is_housekeeping(message):
+        return True
+    pieces = written_in(message)
+    return not pieces or any(piece.author is not Author.CLIENT for piece in pieces)
 
 
 def _is_aside(before: Sequence[bytes]) -> bool:
     """Return whether what follows `before` answers what the client asked for itself."""
     for raw in reversed(before):
         message = parse(raw)
-        if role_of(message) == "user" and not is_ephemeral(message):
+        if role_of(message) == "user" and _belongs(message):
             return is_housekeeping(message)
     return False
 
@@ -125,21 +174,71 @@ def _num_same(left: Sequence[_Said], right: Sequence[_Said]) -> int:
     return min(len(left), len(right))
 
 
-def _echo_in_changed(before: Sequence[_Said], given: Message, now: Sequence[_Said]) -> Echo | Missing:
-    """Return the echo in a history that is not what was asked and more.
+def _is_summarised(history: Sequence[bytes]) -> bool:
+    first = next((message for message in map(parse, history) if role_of(message) != "system"), None)
+    return first is not None and is_summary(first)
 
-    Two changes keep the proof: the last message asked was rewritten where it stood, as by clients that add context to
-    a request only; or the beginning was cut or summarised and the answer still follows the message that it answered.
+
+def _in_changed(before: Sequence[_Said], given: Message, now: Sequence[_Said], *, summarised: bool) -> int | None:
+    """Return where the answer stands in a history that is not what was asked and more; its end where nothing is new.
+
+    Three changes keep the proof: the last message asked was rewritten where it stood, as by clients that add context to
+    a request only; messages before the answer were dropped, all of them only where a summary stands for them; or the
+    beginning was cut and the answer still follows the message that it answered.
     """
-    kept = _num_same(before, now)
-    if kept == len(before) - 1 and len(now) > len(before) and same_answer(given, now[len(before)].message):
-        return Echo(now[len(before)].index)
-    following = [
-        echo.index
-        for asked, echo in pairwise(now)
+    rewritten = _behind_rewritten(before, now)
+    if rewritten is not None and same_answer(given, now[rewritten].message):
+        return rewritten
+    num_left = _num_left_of(before, now)
+    if summarised and num_left == len(now) > 0:
+        return num_left
+    if (num_left or summarised) and num_left < len(now) and _is_echo(given, now[num_left].message, before):
+        return num_left
+    following = _following(before, given, now)
+    return following[0] if len(following) == 1 and not _following(before, given, before) else None
+
+
+def _following(before: Sequence[_Said], given: Message, now: Sequence[_Said]) -> list[int]:
+    """Return where the answer, or one that says the same, follows the last that was asked."""
+    return [
+        number + 1
+        for number, (asked, echo) in enumerate(pairwise(now))
         if before and asked.meaning == before[-1].meaning and same_answer(given, echo.message)
     ]
-    return Echo(following[0]) if len(following) == 1 else Missing(_reason(before, now, kept))
+
+
+def _behind_rewritten(before: Sequence[_Said], now: Sequence[_Said]) -> int | None:
+    """Return what follows the message that stands where the last that was asked stood."""
+    last = next((number for number, said in enumerate(before) if said.index == before[-1].index), None)
+    if last is None or last >= len(now) or _num_same(before, now) < last:
+        return None
+    return next((number for number in range(last, len(now)) if now[number].index != now[last].index), None)
+
+
+def _num_left_of(before: Sequence[_Said], now: Sequence[_Said]) -> int:
+    """Return how much of `now`, from its beginning, is what dropping messages leaves of `before`."""
+    left = iter(said.meaning for said in before)
+    for number, said in enumerate(now):
+        if said.meaning not in left:  # and all up to it is used up
+            return number
+    return len(now)
+
+
+def _is_echo(given: Message, found: Message, before: Sequence[_Said]) -> bool:
+    """Return whether it is the answer, or the answer joined to the one before, as what stood between was dropped."""
+    if same_answer(given, found):
+        return True
+    earlier = next((said.message for said in reversed(before) if role_of(said.message) == "assistant"), None)
+    said = text_of(given).strip()
+    if earlier is None or role_of(found) != "assistant" or not said or tool_calls_of(given) or tool_calls_of(found):
+        return False
+    return text_of(found).strip() == f"{text_of(earlier).strip()}\n{said}"
+
+
+def _is_part(given: Message, found: Message) -> bool:
+    """Return whether it may be what the client kept of the answer: fewer words, or a note of its own behind them."""
+    kept, got = text_of(found).strip(), text_of(given).strip()
+    return bool(kept and got) and (got.startswith(kept) or kept.startswith(got))
 
 
 def _only_echo(given: Message, history: Sequence[bytes]) -> Echo | None:
@@ -147,8 +246,9 @@ def _only_echo(given: Message, history: Sequence[bytes]) -> Echo | None:
     return Echo(found[0]) if len(found) == 1 else None
 
 
-def _reason(before: Sequence[_Said], now: Sequence[_Said], kept: int) -> OrphanReason:
-    if now and is_summary(now[0].message) and kept == 0:
+def _reason(before: Sequence[_Said], now: Sequence[_Said], *, summarised: bool) -> OrphanReason:
+    kept = _num_same(before, now)
+    if summarised and kept == 0:
         return OrphanReason.COMPACTED
     later_kept = not {old.meaning for old in before[kept:]}.isdisjoint(new.meaning for new in now[kept:])
     if kept == 0 and not later_kept:

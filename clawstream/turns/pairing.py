@@ -1,7 +1,8 @@
 """Pair each answer with what happened next in its session. Pure.
 
-The one rule: an answer counts as delivered when a later request's history echoes it, and never otherwise. Until then
-it is pending; a history that has something else in its place makes it an orphan.
+The one rule: an answer counts as delivered when a later request's history echoes it, and never otherwise, be that
+request answered or not: what came next ends where that request ended. Until then it is pending; a history that has
+something else in its place makes it an orphan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from clawstream.events import (
     TurnPaired,
     TurnType,
 )
+from clawstream.events.conversation import parse, same_answer
 from clawstream.events.history import rebuild
 from clawstream.turns.echo import Displaced, Echo, Missing, look, next_state
 
@@ -44,6 +46,7 @@ class Session(NamedTuple):
     newest_at_ms: int  # when the broker appended it
     requests: Mapping[str, RequestDelta] = MappingProxyType({})  # without tokens
     pending: tuple[Pending, ...] = ()  # in answer order
+    paired: Mapping[str, bytes] = MappingProxyType({})  # answers by turn: an echo of theirs is nobody else's
     answered: bool = False  # a main answer was seen
     idle_after: str | None = None  # the exchange after which the session was said to be idle
 
@@ -53,23 +56,28 @@ def observe(
 ) -> tuple[Session, list[Event]]:
     """Return the session with `arrived` in it, and the fate of each pending answer that `arrived` shows.
 
-    An exchange seen before changes nothing. A side turn and a failed exchange are remembered only as parents of later
-    requests. A main request that rests on an unknown one shows nothing, and its answer is pending like any other.
+    An exchange seen before changes nothing. A side turn is remembered only as a parent of later requests, and so is a
+    failed one, once it has shown what its history shows. A main request that rests on an unknown one shows nothing, and
+    its answer is pending like any other.
     """
     if session is not None and arrived.exchange_id in session.requests:
         return session, []
     session = _remember(session, arrived, at_ms)
-    if arrived.turn_type is TurnType.SIDE or isinstance(arrived, ExchangeFailed):
+    if arrived.turn_type is TurnType.SIDE:
         return session, []
     try:
         messages = rebuild(arrived.exchange_id, session.requests).messages
     except UnusableExchange:
         messages = None
-    fates = {} if messages is None else _fates(session.pending, arrived, messages)
+    fates = {} if messages is None else _fates(session, arrived, messages)
+    paired = {item.turn_id: item.answer for item in session.pending if isinstance(fates.get(item.turn_id), TurnPaired)}
+    left = tuple(item for item in session.pending if item.turn_id not in fates)
+    session = session._replace(pending=left, paired=MappingProxyType({**session.paired, **paired}))
+    if isinstance(arrived, ExchangeFailed):
+        return session, [*fates.values()]
     asked = Pending(
         turn_id=arrived.exchange_id, asked=messages, answer=arrived.message, finished_at_ms=arrived.finished_at_ms
     )
-    left = tuple(item for item in session.pending if item.turn_id not in fates)
     given_up = [_orphan(item, arrived, OrphanReason.REGENERATED) for item in left[: 1 - MAX_PENDING]]
     kept = (*left[1 - MAX_PENDING :], asked)
     return session._replace(pending=kept, answered=True), [*fates.values(), *given_up]
@@ -88,13 +96,13 @@ def _remember(session: Session | None, arrived: ExchangeCompleted | ExchangeFail
 
 
 def _fates(
-    pending: Sequence[Pending], arrived: ExchangeCompleted, messages: Sequence[bytes]
+    session: Session, arrived: ExchangeCompleted | ExchangeFailed, messages: Sequence[bytes]
 ) -> dict[str, TurnPaired | TurnOrphaned]:
     """Return what `arrived` shows, by turn id and in answer order; answers left out stay pending."""
-    findings = [look(item.asked, item.answer, messages) for item in pending]
+    findings = [_finding(session, item, messages) for item in session.pending]
     claims = _claims(findings)
     fates: dict[str, TurnPaired | TurnOrphaned] = {}
-    for number, (item, finding) in enumerate(zip(pending, findings, strict=True)):
+    for number, (item, finding) in enumerate(zip(session.pending, findings, strict=True)):
         if isinstance(finding, Echo) and claims[finding.index] == number:
             state = next_state(messages, finding.index)
             if state:
@@ -112,15 +120,43 @@ def _fates(
     return fates
 
 
-def _orphan(item: Pending, arrived: ExchangeCompleted, reason: OrphanReason) -> TurnOrphaned:
+def _finding(session: Session, item: Pending, messages: Sequence[bytes]) -> Echo | Displaced | Missing | None:
+    """Return what the request shows of the answer; where another's echo stands in full, it shows that alone."""
+    found = look(item.asked, item.answer, messages)
+    if isinstance(found, Echo) and not found.exact and _is_of_another(session, messages, found.index):
+        return Missing(OrphanReason.EDITED)
+    return found
+
+
+def _is_of_another(session: Session, messages: Sequence[bytes], index: int) -> bool:
+    said = parse(messages[index])
+    return any(
+        same_answer(parse(answer), said) and look(_asked(session, turn_id), answer, messages) == Echo(index)
+        for turn_id, answer in session.paired.items()
+    )
+
+
+def _asked(session: Session, turn_id: str) -> tuple[bytes, ...] | None:
+    try:
+        return rebuild(turn_id, session.requests).messages
+    except UnusableExchange:
+        return None
+
+
+def _orphan(item: Pending, arrived: ExchangeCompleted | ExchangeFailed, reason: OrphanReason) -> TurnOrphaned:
     return TurnOrphaned(
         session_id=arrived.session_id, turn_id=item.turn_id, next_exchange_id=arrived.exchange_id, reason=reason
     )
 
 
 def _claims(findings: Sequence[Echo | Displaced | Missing | None]) -> dict[int, int]:
-    """Return which pending answer each echo proves: the newest of those that say the same."""
-    return {finding.index: number for number, finding in enumerate(findings) if isinstance(finding, Echo)}
+    """Return which pending answer each echo proves: of those that say the same the newest that fits in full, if any."""
+    claims: dict[int, int] = {}
+    for exact in (False, True):
+        for number, finding in enumerate(findings):
+            if isinstance(finding, Echo) and finding.exact is exact:
+                claims[finding.index] = number
+    return claims
 
 
 def _reason(finding: Echo | Displaced | Missing | None, number: int, claims: Mapping[int, int]) -> OrphanReason | None:

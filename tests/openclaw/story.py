@@ -88,14 +88,16 @@ NEXT_STATES = {
     ("s2", LOOKED): ("That is not all, read word.txt",),
     ("s2", READING): ("xylophone",),
     ("s2", READ): ("Good, that is it.",),
-    ("s3", TRIED): ("Please talk for long.", "<turn_aborted>", "What happened?"),
+    ("s3", TRIED): ("Please talk for long.",),
     ("s4", DELEGATING): ('"status": "accepted"',),
     ("s4", UNDER_WAY): ("A background task completed",),
+    ("s4", REPORTED): ("Thank you.",),
     ("s5", STUDIED): ("What was it about?",),
+    ("s5", REMEMBERED): ("Study this too:",),
     ("s5", STUDIED_MORE): ("Are you still here?",),
     ("main", GREETED): ("Use a tool now.",),
     ("main", BUSY): ("tool-7",),
     ("main", USED): ("Thank you.",),
 }
-# OpenClaw drops a sub-agent's report from its history once it was answered, and joins the answers around it into one.
-ORPHANS = {("s4", REPORTED): "edited", ("s5", REMEMBERED): "compacted"}
+# None: where OpenClaw drops, joins or sums up messages, an answer's echo is found all the same.
+ORPHANS: dict[tuple[str, Line], str] = {}

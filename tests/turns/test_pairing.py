@@ -186,12 +186,17 @@ def test_a_side_turn_neither_pairs_nor_ends_a_pending_answer() -> None:
     assert fates(session.written) == [turn_of(first, second, 2)]
 
 
-def test_a_failed_exchange_neither_pairs_nor_becomes_pending() -> None:
+def test_a_failed_exchange_shows_what_its_history_shows_and_gives_no_answer() -> None:
     session = Session()
     first = session.ask([user("a")], "answer")
-    session.fail([user("a"), assistant("answer"), user("b")])
-    second = session.ask([user("a"), assistant("answer"), user("b")], "more")
-    assert fates(session.written) == [turn_of(first, second, 2)]
+    failed = session.fail([user("a"), assistant("answer"), user("b")])
+    session.ask([user("a"), assistant("answer"), user("b")], "more")
+    state, written = fold(session.written)
+    assert [event for event in written if isinstance(event, TurnPaired)] == [
+        TurnPaired(session_id="s", turn_id=first.exchange_id, next_exchange_id=failed.exchange_id, next_state=(2,))
+    ]
+    assert state is not None
+    assert failed.exchange_id not in [item.turn_id for item in state.pending]
 
 
 def test_a_request_sent_before_the_answer_was_complete_decides_nothing() -> None:

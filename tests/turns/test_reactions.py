@@ -1,0 +1,238 @@
+"""A reaction is paired with the answer that it is about, whatever the client did to its history meanwhile."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawstream.events import Event, ExchangeCompleted, TurnOrphaned, TurnPaired
+from clawstream.events.conversation import role_of, text_of, written_in
+from clawstream.turns.pairing import Session as State
+from clawstream.turns.stage import step
+from tests import recorded
+from tests.sessions import Json, Session, assistant, record, user
+from tests.turns.clients import INSTRUCTION, REPORT, SUMMARY, Client, Step, steps
+
+RECORDED = Path(__file__).parents[1] / "openclaw" / "recorded_sessions.json"
+NUMBERS = st.integers(0, 10**9).map(str)
+FEW = st.sampled_from(["ok", "yes"])
+
+
+def fates(events: list[Event]) -> list[Event]:
+    state: State | None = None
+    written: list[Event] = []
+    for offset, event in enumerate(events):
+        state, new, _ = step(state, record(event, offset=offset))
+        written += new
+    return written
+
+
+def played(taken: list[Step]) -> tuple[Client, list[TurnPaired]]:
+    client = Client()
+    for one in [*taken, Step("the end", "over", "plain", 0)]:
+        client.take(one)
+    return client, [event for event in fates(client.session.written) if isinstance(event, TurnPaired)]
+
+
+@given(steps(st.uuids().map(str), st.uuids().map(str)))
+def test_every_answer_whose_echo_stands_in_a_history_is_paired(taken: list[Step]) -> None:
+    client, paired = played(taken)
+    assert {turn.turn_id for turn in paired} == client.echoed
+
+
+@given(steps(FEW, FEW) | steps(NUMBERS, FEW) | steps(FEW, NUMBERS))
+def test_no_answer_is_paired_with_a_reaction_to_another_though_they_say_the_same(taken: list[Step]) -> None:
+    client, paired = played(taken)
+    for turn in paired:
+        about = {client.answered_before(turn.next_exchange_id, index) for index in turn.next_state}
+        assert about == {turn.turn_id}
+
+
+def recorded_session(name: str) -> tuple[Session, dict[str, list[Json]]]:
+    """A session of a real OpenClaw, as a gateway records it, and its requests by exchange."""
+    session, asked = Session(name), {}
+    history: list[Json | str] = []
+    for one in json.loads(RECORDED.read_text())[name]:
+        history = history[: one["kept"]] + one["new"]
+        messages = [recorded.SYSTEM, *(recorded.BLOCK if isinstance(said, str) else said for said in history)]
+        gone = one.get("gone", False)
+        asked[(session.fail(messages) if gone else session.ask(messages, one["answer"])).exchange_id] = messages
+    return session, asked
+
+
+def reactions(name: str) -> list[tuple[str, str]]:
+    """What was paired: the answer, and who said what to it."""
+    session, asked = recorded_session(name)
+    answers = {event.exchange_id: event.message for event in session.written if isinstance(event, ExchangeCompleted)}
+    return [
+        (
+            said(json.loads(answers[turn.turn_id])),
+            " / ".join(said(asked[turn.next_exchange_id][i]) for i in turn.next_state),
+        )
+        for turn in fates(session.written)
+        if isinstance(turn, TurnPaired)
+    ]
+
+
+def said(message: Json) -> str:
+    if role_of(message) == "user":
+        return " ".join(f"{piece.author}: {piece.text}" for piece in written_in(message))[:60]
+    called = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+    return text_of(message)[:60] or f"calls {', '.join(called)}"
+
+
+# What people, tools and helpers said to the answers of a real OpenClaw 2026.9.6, session by session.
+REACTIONS = {
+    "abort": [
+        ("Answer 1.", "person: Please talk for long."),
+        ("word0 word1 word2 word3", "person: Thanks."),
+        ("Answer 4.", "person: More."),
+    ],
+    "unknown_tool": [
+        ("calls frobnicate", "Tool frobnicate not found"),
+        ("Frob 8.", "person: That is wrong."),
+        ("Answer 9.", "person: More."),
+    ],
+    "empty": [
+        ("Answer 12.", "person: That is wrong."),
+        ("Answer 13.", "person: More."),
+    ],
+    "thinking_only": [
+        ("Answer 16.", "person: That is wrong."),
+        ("Answer 17.", "person: More."),
+    ],
+    "settled_tools": [
+        ("calls exec", "sett-2"),
+        ("Answer 22.", "person: That is wrong."),
+        ("Answer 23.", "person: More."),
+    ],
+    "stop": [
+        ("Answer 25.", "person: Please talk for long."),
+        ("word0 word1 word2 word3", "person: Thanks."),
+    ],
+    "steer": [
+        ("calls exec", "slow-2done / person: And do it in blue. / person: And in red."),
+        ("Answer 31.", "person: Thanks."),
+        ("Answer 32.", "person: More."),
+    ],
+    "collect": [
+        ("calls exec", "slow-2done"),
+        ("Answer 36.", "person: And do it in blue.\n\nAnd in red."),
+        ("Answer 37.", "person: Thanks.\n\nMore."),
+    ],
+    "followup": [
+        ("calls exec", "slow-2done"),
+        ("Answer 41.", "person: And do it in blue."),
+        ("Answer 42.", "person: And in red."),
+        ("Answer 43.", "person: Thanks."),
+        ("Answer 44.", "person: More."),
+    ],
+    "interrupt": [
+        ("Answer 46.", "person: Please talk for long."),
+        ("word0 word1 word2 word3", "person: Thanks."),
+        ("Answer 49.", "person: More."),
+    ],
+    "steer_text": [
+        ("Answer 51.", "person: Please talk for long."),
+        ("word0 word1 word2 word3", "person: Stop that, shorter."),
+        ("Answer 53.", "person: Thanks."),
+        ("Answer 54.", "person: More."),
+    ],
+    "delegate": [
+        ("calls tool_call", '{\n  "tool": {\n    "id": "openclaw:core:sessions_spawn",\n    '),
+        ("Answer 58.", "environment: A background task completed. Use this result to"),
+        ("Answer 60.", "person: That is wrong."),
+        ("Answer 61.", "person: More."),
+    ],
+    "compact": [
+        ("Answer 63.", "person: Two."),
+        ("Answer 64.", "person: Three."),
+        ("Answer 65.", "person: Four."),
+        ("Answer 67.", "person: Five."),
+        ("Answer 68.", "person: Six."),
+    ],
+    "compacted_by_itself": [
+        ("Answer 70.", "person: Two many words"),
+        ("Answer 71.", "person: Three."),
+        ("Answer 72.", "person: Four many words"),
+        ("Answer 73.", "person: Five."),
+        ("Answer 74.", "person: Six other words"),
+    ],
+}
+# Of the answers to the newest request of a session nobody knows yet; an answer that says nothing is never shown.
+UNSHOWN = {"empty": 1, "thinking_only": 1, "settled_tools": 1}
+
+
+@pytest.mark.parametrize("name", REACTIONS)
+def test_in_a_session_of_a_real_openclaw_each_reaction_is_paired_with_its_answer(name: str) -> None:
+    assert reactions(name) == REACTIONS[name]
+    orphans = [event for event in fates(recorded_session(name)[0].written) if isinstance(event, TurnOrphaned)]
+    assert len(orphans) == UNSHOWN.get(name, 0)
+
+
+def pairs(*asked: tuple[list[Json], Json | str]) -> list[tuple[int, tuple[int, ...]]]:
+    """Which of some requests' answers were paired, and with what of the next."""
+    session = Session()
+    ids = [session.ask(messages, answer).exchange_id for messages, answer in asked]
+    return [
+        (ids.index(turn.turn_id), turn.next_state) for turn in fates(session.written) if isinstance(turn, TurnPaired)
+    ]
+
+
+def test_an_answer_after_messages_that_the_client_joined_later_is_paired() -> None:
+    joined = recorded.parts("Talk for long", "What happened?")
+    found = pairs(
+        ([user("Talk for long"), user("What happened?")], "I was cut off."),
+        ([joined, assistant("I was cut off."), user("That is wrong.")], "Sorry."),
+    )
+    assert found == [(0, (2,))]
+
+
+@pytest.mark.parametrize("dropped", [INSTRUCTION, REPORT, user("whatever the client says today")])
+def test_an_answer_to_a_request_that_ended_in_what_is_dropped_later_is_paired(dropped: Json) -> None:
+    found = pairs(([user("go"), dropped], "done"), ([user("go"), assistant("done"), user("wrong")], "sorry"))
+    assert found == [(0, (2,))]
+
+
+def test_an_instruction_of_the_client_is_no_reaction() -> None:
+    history = [user("go"), assistant("done")]
+    assert pairs(([user("go")], "done"), ([*history, INSTRUCTION], "more")) == []
+
+
+def test_an_answer_right_behind_a_summary_is_paired_though_its_question_was_summed_up() -> None:
+    summary = user(SUMMARY)
+    found = pairs(([user("a"), user("b")], "done"), ([summary, assistant("done"), user("wrong")], "sorry"))
+    assert found == [(0, (2,))]
+
+
+def test_an_answer_that_the_summary_replaced_is_an_orphan() -> None:
+    session = Session()
+    session.ask([user("a"), user("b")], "done")
+    session.ask([user(SUMMARY), user("wrong")], "sorry")
+    assert [type(event) for event in fates(session.written)] == [TurnOrphaned]
+
+
+def test_where_old_words_stand_behind_a_summary_they_are_not_the_new_answer() -> None:
+    asked = [user("a"), assistant("done"), user("b")]
+    assert pairs((asked, "done"), ([user(SUMMARY), assistant("done"), user("c")], "sorry")) == []
+
+
+def test_an_echo_of_an_answer_that_was_paired_before_is_nobody_elses() -> None:
+    first, again = [user("a")], [user("a"), assistant("no"), user("b")]
+    found = pairs(
+        (first, "ok"), ([*first, assistant("ok"), user("x")], "hm"), (first, "no"), (again, "ok"),
+        ([*first, assistant("ok"), user("y")], "hm"),
+    )  # fmt: skip
+    assert found == [(0, (2,)), (2, (2,))]
+
+
+def test_what_follows_an_answer_ends_where_the_failed_request_ended_that_shows_it() -> None:
+    session = Session()
+    first = session.ask([user("What is 2+2?")], "It is four.")
+    shown = [user("What is 2+2?"), assistant("It is four."), user("Please talk for long.")]
+    failed = session.fail(shown)
+    session.ask([*shown, user("That is wrong, shorter.")], "Sorry.")
+    [turn] = [event for event in fates(session.written) if isinstance(event, TurnPaired)]
+    assert (turn.turn_id, turn.next_exchange_id, turn.next_state) == (first.exchange_id, failed.exchange_id, (2,))
