@@ -31,7 +31,7 @@ from clawstream.gateway.owners import Owners
 from clawstream.gateway.profiles import Named, name_request
 from clawstream.gateway.prompting import PromptMaker
 from clawstream.gateway.recorder import Recorder
-from clawstream.gateway.refusal import BadRequest, to_json
+from clawstream.gateway.refusal import BadRequest, TooLong, to_json
 from clawstream.gateway.sessions import SessionIndex
 from clawstream.gateway.wire import ChatRequest, parse_body, scope_of, truthy
 from clawstream.inference.continuing import Continued, Request
@@ -209,7 +209,7 @@ class Admission:
         """Raise BadRequest for more messages than the context has tokens, before any is looked at."""
         longest = self._longest_context()
         if longest is not None and isinstance(messages, list) and len(messages) > longest:
-            raise _too_long(f"There are {len(messages)} messages", longest)
+            raise TooLong(f"there are {len(messages)} messages", longest)
 
     def _refuse_too_long(self, chat: ChatRequest) -> None:
         """Raise BadRequest for what no tokenizer would make fit, before one takes minutes to say so."""
@@ -219,7 +219,7 @@ class Admission:
             return
         num_bytes += len(to_json(chat.options.get("tools")))
         if num_bytes > longest * _MAX_TOKEN_BYTES:
-            raise _too_long(f"Messages and tools are {num_bytes} bytes", longest)
+            raise TooLong(f"messages and tools are {num_bytes} bytes", longest)
 
     def _refuse_unrecordable(self, session_id: str) -> None:
         problem = self.delivery.problem(session_id)
@@ -263,11 +263,10 @@ class Admission:
         asked = chat.asked
         room = context_length_tokens - num_prompt_tokens
         if room < 1:
-            raise BadRequest(
-                f"The messages are {num_prompt_tokens} tokens long; the model's context is {context_length_tokens} "
-                "tokens, the answer included. Shorten the messages.",
-                code="context_length_exceeded",
-                param="messages",
+            raise TooLong(
+                f"the messages are {num_prompt_tokens} tokens long",
+                context_length_tokens,
+                prompt_tokens=num_prompt_tokens,
             )
         default = self.settings.default_temperature
         sampling = Sampling(
@@ -296,14 +295,6 @@ class Admission:
             )
         warm = (value for value in (sampling.temperature, default, 1.0) if value >= GREEDY_BELOW)
         return replace(sampling, temperature=next(warm), top_p=1.0, top_k=None, shaping=None)
-
-
-def _too_long(found: str, context_length_tokens: int) -> BadRequest:
-    return BadRequest(
-        f"{found}; the model's context is {context_length_tokens} tokens. Shorten the conversation.",
-        code="context_length_exceeded",
-        param="messages",
-    )
 
 
 def unavailable(message: str) -> BadRequest:

@@ -14,7 +14,7 @@ import orjson
 
 from clawstream.events import FinishReason
 from clawstream.gateway.deltas import Delta, ToolCall
-from clawstream.gateway.refusal import BadRequest, to_json
+from clawstream.gateway.refusal import BadRequest, TooLong, to_json
 from clawstream.gateway.replies import Usage, reply_headers
 
 SIGNED = "clawstream-"
@@ -161,8 +161,23 @@ def session_ended(session_id: str, model: str) -> bytes:
 def error_body(refused: BadRequest) -> bytes:
     """Return Anthropic's error object."""
     fallback = "invalid_request_error" if refused.status < 500 else "api_error"
-    error = {"type": _ERROR_TYPES.get(refused.status, fallback), "message": str(refused)}
+    error = {"type": _ERROR_TYPES.get(refused.status, fallback), "message": _words(refused)}
     return to_json({"type": "error", "error": error})
+
+
+def _words(refused: BadRequest) -> str:
+    """Return the message; of a conversation that is too long in the words by which Anthropic's clients know that."""
+    if not isinstance(refused, TooLong):
+        return str(refused)
+    if refused.prompt_tokens is None:
+        return (
+            f"prompt is too long: {refused.found}; the model's context is {refused.context_length_tokens} tokens. "
+            "Shorten the conversation."
+        )
+    return (
+        f"prompt is too long: {refused.prompt_tokens} tokens > {refused.context_length_tokens} maximum, the answer "
+        "included. Shorten the conversation."
+    )
 
 
 def error_event(refused: BadRequest) -> bytes:

@@ -14,18 +14,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from clawstream.gateway.admission import Admission
 from clawstream.gateway.answering import Endpoint
+from clawstream.gateway.anthropic_replies import error_body
 from clawstream.gateway.dialects import ChatCompletions, Messages, Responses
+from clawstream.gateway.models import anthropic_model, anthropic_models, asks_as_anthropic, openai_model
 from clawstream.gateway.openapi import openapi_json
 from clawstream.gateway.outlets import send_error
 from clawstream.gateway.posts import Post, count_tokens, give_feedback
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.replies import error_headers
+from clawstream.gateway.routes import (
+    CHAT_PATH,
+    COUNT_PATH,
+    FEEDBACK_PATH,
+    MESSAGES_PATH,
+    MODELS_PATH,
+    RESPONSES_PATH,
+    wrong_path,
+)
 from clawstream.gateway.security import Guard
-
-CHAT_PATH = "/v1/chat/completions"
-MESSAGES_PATH = "/v1/messages"
-RESPONSES_PATH = "/v1/responses"
-FEEDBACK_PATH = "/v1/feedback"
 
 
 def build_app(admission: Admission, guard: Guard) -> ASGIApp:
@@ -33,8 +39,8 @@ def build_app(admission: Admission, guard: Guard) -> ASGIApp:
     pages = _Pages(admission, guard)
     others = Starlette(
         routes=[
-            Route("/v1/models", pages.models),
-            Route("/v1/models/{model:path}", pages.model),
+            Route(MODELS_PATH, pages.models),
+            Route(f"{MODELS_PATH}/{{model:path}}", pages.model),
             Route("/healthz", pages.healthz),
             Route("/readyz", pages.readyz),
             Route("/metrics", pages.metrics),
@@ -67,7 +73,7 @@ def _endpoints(admission: Admission) -> dict[str, Endpoint | Post]:
         CHAT_PATH: Endpoint(admission, ChatCompletions()),
         RESPONSES_PATH: Endpoint(admission, Responses()),
         MESSAGES_PATH: Endpoint(admission, messages),
-        f"{MESSAGES_PATH}/count_tokens": Post(admission, count_tokens, messages.refuse),
+        COUNT_PATH: Post(admission, count_tokens, messages.refuse),
         FEEDBACK_PATH: Post(admission, give_feedback, send_error),
     }
 
@@ -91,16 +97,17 @@ class _Pages:
         self._openapi = openapi_json()
 
     async def models(self, request: Request) -> Response:
-        refusal = self._refusal(request)
-        return refusal or _json({"object": "list", "data": [self._model()]})
+        refusal, model = self._refusal(request), self._model(request)
+        as_anthropic = asks_as_anthropic(request.headers)
+        return refusal or _json(anthropic_models(model) if as_anthropic else {"object": "list", "data": [model]})
 
     async def model(self, request: Request) -> Response:
         refusal = self._refusal(request)
         asked, served = request.path_params["model"], self._admission.policy.served_model
         if refusal is None and asked != served:
             message = f"The model {asked!r} does not exist; this gateway serves {served!r}."
-            refusal = _refusal(BadRequest(message, status=404, code="model_not_found", param="model"))
-        return refusal or _json(self._model())
+            refusal = _refusal(request, BadRequest(message, status=404, code="model_not_found", param="model"))
+        return refusal or _json(self._model(request))
 
     async def healthz(self, _request: Request) -> Response:
         return _json({"ok": True})
@@ -149,22 +156,19 @@ class _Pages:
         age_s = None if delivery.oldest_ms is None else (self._admission.now_ms() - delivery.oldest_ms) / 1000
         return {"records": delivery.num_waiting, "bytes": delivery.spool_bytes, "oldest_s": age_s}
 
-    def _model(self) -> dict[str, object]:
+    def _model(self, request: Request) -> dict[str, object]:
         contexts = [engine.context_length_tokens for engine in self._admission.engines.all]
         known = [context for context in contexts if context is not None]
-        return {
-            "id": self._admission.policy.served_model,
-            "object": "model",
-            "created": self._since_s,
-            "owned_by": "clawstream",
-            "max_model_len": min(known) if known else None,
-        }
+        served = self._admission.policy.served_model
+        if asks_as_anthropic(request.headers):
+            return anthropic_model(served, self._since_s)
+        return openai_model(served, self._since_s, min(known) if known else None)
 
     def _refusal(self, request: Request) -> Response | None:
         try:
             self._guard.caller(dict(request.headers))
         except BadRequest as refused:
-            return _refusal(refused)
+            return _refusal(request, refused)
         return None
 
 
@@ -172,17 +176,19 @@ def _json(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status_code=status, media_type="application/json")
 
 
-def _refusal(refused: BadRequest) -> Response:
+def _refusal(request: Request, refused: BadRequest) -> Response:
     headers = {name.decode(): value.decode() for name, value in error_headers(refused)}
-    return Response(refused.as_json(), status_code=refused.status, headers=headers)
+    body = error_body(refused) if asks_as_anthropic(request.headers) else refused.as_json()
+    return Response(body, status_code=refused.status, headers=headers)
 
 
 async def _not_found(request: Request, _error: Exception) -> Response:
-    return _refusal(BadRequest(f"There is no {request.url.path} here; chat is at {CHAT_PATH}.", status=404))
+    words = wrong_path(request.method, request.scope["path"])
+    return _refusal(request, BadRequest(words, status=404, code="unknown_url"))
 
 
 async def _not_allowed(request: Request, _error: Exception) -> Response:
-    return _refusal(_wrong_method(request.method, request.url.path, "GET"))
+    return _refusal(request, _wrong_method(request.method, request.url.path, "GET"))
 
 
 def _wrong_method(found: str, path: str, expected: str) -> BadRequest:

@@ -36,6 +36,24 @@ class BadRequest(ClawstreamError):
         return to_json({"error": error})
 
 
+class TooLong(BadRequest):
+    """The conversation does not fit into the context, in the words by which clients of OpenAI's API know that.
+
+    `prompt_tokens` is None where it was refused before it was put in tokens.
+    """
+
+    def __init__(self, found: str, context_length_tokens: int, *, prompt_tokens: int | None = None) -> None:
+        super().__init__(
+            f"This model's maximum context length is {context_length_tokens} tokens, the answer included. However, "
+            f"{found}. Shorten the conversation.",
+            code="context_length_exceeded",
+            param="messages",
+        )
+        self.found = found
+        self.context_length_tokens = context_length_tokens
+        self.prompt_tokens = prompt_tokens
+
+
 def to_json(value: Any) -> bytes:
     """Return `value` as JSON; ASCII where it holds what UTF-8 can't."""
     try:

@@ -14,7 +14,7 @@ import orjson
 
 from clawstream.events import FinishReason
 from clawstream.gateway.deltas import Delta, ToolCall
-from clawstream.gateway.refusal import BadRequest, to_json
+from clawstream.gateway.refusal import BadRequest, TooLong, to_json
 from clawstream.gateway.replies import KEEP_ALIVE, Usage, reply_headers
 from clawstream.gateway.responses import TRANSLATED
 from clawstream.gateway.responses_tools import custom_input, offered
@@ -277,8 +277,8 @@ def _format_of(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _code(refused: BadRequest) -> str:
-    if refused.code == "context_length_exceeded":
-        return refused.code
+    if isinstance(refused, TooLong):
+        return "context_length_exceeded"
     if refused.status in _LATER or refused.status >= 500:
         return "rate_limit_exceeded" if refused.status == 429 else "server_error"
     return "invalid_prompt"

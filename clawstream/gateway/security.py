@@ -53,7 +53,7 @@ class Guard:
             raise BadRequest(
                 "No API key was sent; expected the header `Authorization: Bearer KEY`, or `x-api-key: KEY`.",
                 status=401,
-                code="missing_api_key",
+                code="invalid_api_key",
             )
         ring = self.keys.ring()
         whole = ring if self.default_key is None else KeyRing((*ring.keys, self.default_key))

@@ -203,7 +203,7 @@ async def test_each_refusal_is_the_sdk_s_exception(
     assert away.value.type == "overloaded_error"
     assert away.value.response.headers["retry-after"] == "2"
     long: list[MessageParam] = [{"role": "user", "content": "x" * 3000}]
-    with pytest.raises(anthropic.BadRequestError, match="the model's context is 2048"):
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 2048 maximum"):
         await ask(client, long, stream=stream)
 
 

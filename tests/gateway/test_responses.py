@@ -11,7 +11,7 @@ from clawstream.events import FinishReason
 from clawstream.events.conversation import dump, same_answer
 from clawstream.gateway.conversations import Conversations, Recalled
 from clawstream.gateway.deltas import Delta, ToolCall
-from clawstream.gateway.refusal import BadRequest
+from clawstream.gateway.refusal import BadRequest, TooLong
 from clawstream.gateway.replies import Usage
 from clawstream.gateway.responses import conversation_of, read_responses
 from clawstream.gateway.responses_replies import ResponseEvents, ResponseReply
@@ -254,7 +254,7 @@ def test_an_answer_that_was_cut_short_is_incomplete_and_says_why() -> None:
     ("refused", "code"),
     [
         (BadRequest("Away.", status=503), "server_error"),
-        (BadRequest("Too long.", code="context_length_exceeded"), "context_length_exceeded"),
+        (TooLong("it is long", 7), "context_length_exceeded"),
         (BadRequest("Odd.", status=422), "invalid_prompt"),
     ],
 )

@@ -92,13 +92,13 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
     "a message of 7 MB": (
         asking(messages=[{"role": "user", "content": "x" * 7_000_000}]),
         400,
-        "the model's context is",
+        "maximum context length is",
     ),
     "250,000 empty messages": (asking(messages=[{"role": "user", "content": ""}] * 250_000), 400, "250000 messages"),
     "100,000 tools": (
         asking(tools=[{"type": "function", "function": {"name": "f"}}] * 100_000),
         400,
-        "the model's context is",
+        "maximum context length is",
     ),
     "a message of 3,000 parts": (
         asking(messages=[{"role": "user", "content": [{"type": "text", "text": ""}] * 3_000}]),
@@ -108,7 +108,7 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
     "a message of 200,000 parts": (
         asking(messages=[{"role": "user", "content": [{"type": "text", "text": ""}] * 200_000}]),
         400,
-        "the model's context is",
+        "maximum context length is",
     ),
     "gzip": (gzip.compress(b"[" * 50 * MIB), 400, "JSON"),
     "10 MB": (b"x" * 10_000_000, 413, "8388608"),
