@@ -17,8 +17,7 @@ from starlette.types import Message, Receive, Scope
 
 from clawstream.config import GatewaySettings, PolicySettings
 from clawstream.errors import ClawstreamError, TryLater, UnrenderableRequest
-from clawstream.events import Sampling, TurnType
-from clawstream.events.exchanges import GREEDY_BELOW
+from clawstream.events import Sampling, TokenIds, TurnType
 from clawstream.events.history import WholeRequest
 from clawstream.gateway.answers import Known, SampledAnswers
 from clawstream.gateway.capture import Accepted
@@ -32,6 +31,7 @@ from clawstream.gateway.profiles import Named, name_request
 from clawstream.gateway.prompting import PromptMaker
 from clawstream.gateway.recorder import Recorder
 from clawstream.gateway.refusal import BadRequest, TooLong, to_json
+from clawstream.gateway.sampling import of_the_policy, sampling_of
 from clawstream.gateway.sessions import SessionIndex
 from clawstream.gateway.wire import ChatRequest, parse_body, scope_of, truthy
 from clawstream.inference.continuing import Continued, Request
@@ -143,7 +143,7 @@ class Admission:
             retry_count=named.retry_count,
             group=None if named.group is None else named.group.of_key(caller.name),
             num_spliced=prompt.num_spliced,
-            sampling=self._sampling(chat, named.turn_type, len(prompt_ids), place.engine.context_length_tokens),
+            sampling=self._sampling(chat, named.turn_type, prompt_ids, place.engine.context_length_tokens),
             policy_id=self.policy.id,
             trace_id=trace.group(1) if trace else None,
             received_at_ms=received_at_ms,
@@ -247,6 +247,26 @@ class Admission:
         self.answers.asked(session_id, prompt, self.now_ms())
         return prompt
 
+    def _sampling(
+        self, chat: ChatRequest, turn_type: TurnType, prompt_ids: TokenIds, context_length_tokens: int
+    ) -> Sampling:
+        try:
+            self.renderer.stop_ids(chat.options)
+            calls = self.renderer.grammar_of_calls(chat.options, prompt_ids)
+        except UnrenderableRequest as error:
+            raise BadRequest(f"The request can't be put to the policy: {error}.", param="tool_choice") from error
+        sampling = sampling_of(
+            chat.asked,
+            calls=calls,
+            num_prompt_tokens=len(prompt_ids),
+            context_length_tokens=context_length_tokens,
+            default_max_tokens=self.settings.default_max_tokens,
+            default_temperature=self.settings.default_temperature,
+        )
+        if self.always_of_the_policy and turn_type is TurnType.MAIN:
+            return of_the_policy(sampling, default_temperature=self.settings.default_temperature)
+        return sampling
+
     async def _prompt(self, chat: ChatRequest, known: Known, *, context_length_tokens: int | None) -> Continued:
         """Return the prompt. Raises BadRequest."""
         request = Request(messages=chat.messages, raw=chat.messages_json, options=chat.options)
@@ -256,45 +276,6 @@ class Admission:
             raise BadRequest(f"The request can't be put to the policy: {error}.", param="messages") from error
         except TryLater as error:
             raise unavailable(f"{error}; nothing was generated. Try again.") from error
-
-    def _sampling(
-        self, chat: ChatRequest, turn_type: TurnType, num_prompt_tokens: int, context_length_tokens: int
-    ) -> Sampling:
-        asked = chat.asked
-        room = context_length_tokens - num_prompt_tokens
-        if room < 1:
-            raise TooLong(
-                f"the messages are {num_prompt_tokens} tokens long",
-                context_length_tokens,
-                prompt_tokens=num_prompt_tokens,
-            )
-        default = self.settings.default_temperature
-        sampling = Sampling(
-            temperature=default if asked.temperature is None else asked.temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
-            top_k=asked.top_k,
-            max_tokens=min(asked.max_tokens or self.settings.default_max_tokens, room),
-            seed=asked.seed,
-            stop=asked.stop,
-            shaping=asked.shaping,
-        )
-        if asked.shaping is not None and asked.shaping.min_new_tokens > sampling.max_tokens:
-            raise BadRequest(
-                f"min_tokens is {asked.shaping.min_new_tokens}; the answer has at most {sampling.max_tokens} tokens. "
-                "Ask for fewer, or shorten the messages.",
-                param="min_tokens",
-            )
-        if sampling.of_the_policy or not self.always_of_the_policy or turn_type is not TurnType.MAIN:
-            return sampling
-        if asked.shaping is not None and asked.shaping.has_grammar:
-            raise BadRequest(
-                "The answer is to follow a grammar (response_format, json_schema, regex or ebnf), and this gateway "
-                "samples main turns from the policy's whole distribution (samples.off_distribution = gateway_override);"
-                " nothing was generated. Leave the grammar out, or ask in a side turn (X-Turn-Type: side).",
-                code="unsupported_value",
-            )
-        warm = (value for value in (sampling.temperature, default, 1.0) if value >= GREEDY_BELOW)
-        return replace(sampling, temperature=next(warm), top_p=1.0, top_k=None, shaping=None)
 
 
 def unavailable(message: str) -> BadRequest:

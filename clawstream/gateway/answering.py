@@ -300,7 +300,9 @@ class _Answering:
     def _request(self, place: Place, rid: str) -> GenerateRequest:
         return GenerateRequest(
             input_ids=self.exchange.whole.token_ids,
-            sampling=as_recorded(self.exchange.accepted.sampling, self.admission.renderer.stop_token_ids),
+            sampling=as_recorded(
+                self.exchange.accepted.sampling, self.admission.renderer.stop_ids(self.exchange.chat.options)
+            ),
             extra_key=place.extra_key,
             rid=rid,
             lora_name=place.adapter,

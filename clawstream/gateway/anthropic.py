@@ -31,6 +31,7 @@ _THINKING: Mapping[str, dict[str, bool]] = {
     "disabled": {"enable_thinking": False},
     "adaptive": {},
 }
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _ROLES = ("user", "assistant", "system")
 _FAILED = "Error: "
 
@@ -57,10 +58,9 @@ def read_messages(body: Mapping[str, Any], ends_session: bool = False, *, counte
         "metadata": {key: value for key, value in named.items() if key != "user_id"},
         "stop": _stops(body),
         "tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(items(body.get("tools"), "tools"))],
-        "tool_choice": _tool_choice(body),
         "chat_template_kwargs": _template_options(body),
     }
-    said = {key: value for key, value in found.items() if value}
+    said = {key: value for key, value in found.items() if value} | _tool_choice(body)
     messages = [] if ending else [*_system(body.get("system")), *_messages(body.get("messages"))]
     return read_request(labels | same | said | {"messages": messages}, ends_session)
 
@@ -85,22 +85,21 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": tool["name"], **described, "parameters": schema}}
 
 
-def _tool_choice(body: Mapping[str, Any]) -> str | None:
+def _tool_choice(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return OpenAI's tool_choice and parallel_tool_calls."""
     choice = mapping(body, "tool_choice")
     if body.get("tool_choice") is None:
-        return None
-    if choice.get("type") not in ("auto", "none"):
+        return {}
+    wanted: object = _CHOICES.get(str(choice.get("type")))
+    if choice.get("type") == "tool" and isinstance(choice.get("name"), str):
+        wanted = {"type": "function", "function": {"name": choice["name"]}}
+    if wanted is None:
         found = json.dumps(choice)[:100]
         raise BadRequest(
-            f"tool_choice is {found}, which is not supported; expected type auto or none: calls can't be forced.",
-            param="tool_choice",
+            f"tool_choice is {found}; expected type auto, any, none, or tool with name.", param="tool_choice"
         )
-    if choice.get("disable_parallel_tool_use"):
-        raise BadRequest(
-            "tool_choice.disable_parallel_tool_use is not supported: calls can't be limited to one.",
-            param="tool_choice",
-        )
-    return str(choice["type"])
+    single = {"parallel_tool_calls": False} if boolean(choice, "disable_parallel_tool_use") else {}
+    return {"tool_choice": wanted, **single}
 
 
 def _template_options(body: Mapping[str, Any]) -> dict[str, Any]:

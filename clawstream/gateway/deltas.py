@@ -5,7 +5,8 @@ nothing that was streamed is taken back. So outer white space, half characters a
 held until it is known what they are.
 
 A tool call goes out whole, as soon as it is closed and no mark to come can turn it into something that was only
-thought. Where nothing closes a call but the end (Llama 3: an answer that is JSON), it goes out at the end.
+thought. Where nothing closes a call but the end (Llama 3: an answer that is JSON), it goes out at the end, as does an
+answer that has to be calls.
 
 The family's own parser reads the whole answer at each marker token. Between markers plain tokens extend the field that
 the last reading saw grow, so an answer costs no more than its length.
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
+from clawstream.inference.calling import functions_to_call
 from clawstream.inference.rendering import HALF_CHARACTER, CalledTool, ParsedAnswer, PromptRenderer, offers_tools
 
 _MOST_HALVES = 3  # of a character that is not whole yet; any before them are no character at all
@@ -144,11 +146,13 @@ class AnswerStream:
     _context: str = ""  # text of the last of them: some tokenizers decode a token by the one before
     _marked_at: int = 0  # tokens up to the last marker
     _read_again_at: int = 0
+    _forced: bool = field(init=False)  # under a grammar a mark may come in letters, so it is read once it is whole
     _thinking: bool = True  # reasoning grew last: content is no sign of its end, since some think again after it
 
     def __post_init__(self) -> None:
         self._content = _Text(self.stop, self.renderer.text_marks)
         self._reasoning = _Text(self.stop, self.renderer.text_marks)
+        self._forced = bool(functions_to_call(self.options))
 
     @property
     def stopped(self) -> bool:
@@ -176,7 +180,7 @@ class AnswerStream:
     def _feed(self, piece: Sequence[int]) -> Delta | None:
         """Take in plain tokens, or some that end with a marker: what is closed by then is so however chunks are cut."""
         self.ids.extend(piece)
-        if self.stopped:
+        if self.stopped or self._forced:
             return None
         if piece[-1] in self.renderer.marker_ids:
             self._marked_at = len(self.ids)

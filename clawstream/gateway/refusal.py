@@ -1,5 +1,6 @@
 """How the gateway says no: OpenAI's error object, with a message that a person can act on. Pure."""
 
+import json
 from typing import Any
 
 import orjson
@@ -52,6 +53,15 @@ class TooLong(BadRequest):
         self.found = found
         self.context_length_tokens = context_length_tokens
         self.prompt_tokens = prompt_tokens
+
+
+def unsupported(param: str, found: object, expected: str) -> BadRequest:
+    """Return the refusal of a field's value that OpenAI's API has and this gateway has not."""
+    return BadRequest(
+        f"{param} is {json.dumps(found)[:100]}, which is not supported; expected {expected}.",
+        code="unsupported_value",
+        param=param,
+    )
 
 
 def to_json(value: Any) -> bytes:

@@ -7,18 +7,19 @@ nothing that was asked for is dropped in silence. Fields that only label a reque
 import hashlib
 import json
 import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from clawstream.events import Shaping, TokenBias
+from clawstream.events import Shaping
 from clawstream.events.conversation import Message
 from clawstream.gateway.fields import boolean, integer, items, kind, labels, mapping, number, text
 from clawstream.gateway.pictures import PICTURES, SHOWN_BY_A_TOOL, SHOWN_BY_THE_USER, check_picture, with_words
-from clawstream.gateway.refusal import BadRequest, to_json
+from clawstream.gateway.refusal import BadRequest, to_json, unsupported
+from clawstream.gateway.shaping import HALF, read_shaping
+from clawstream.gateway.tools import check_tools
 
 # Ours, not the model's: they name the session and are no part of what a retry has to repeat.
 PRIVATE_KEYS = frozenset({"session_id", "session_done", "turn_type"})
@@ -33,12 +34,6 @@ _LEFT_OUT = (
     *("logprobs", "top_logprobs", "audio", "functions", "function_call", "ignore_eos", "stop_token_ids"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
 )
-_ANY_OBJECT = '{"type": "object"}'  # as a JSON schema: what SGLang makes of json_object
-_MAX_BIASES = 1024
-_MAX_GRAMMAR_BYTES = 128 * 2**10  # it is recorded a second time, beside the request that it stands in
-_TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
-_LEAST_REPETITION = 0.01  # SGLang divides by it as it is: by nearer to 0, logits become no numbers
-_HALF = re.compile("[\ud800-\udfff]")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
@@ -234,32 +229,18 @@ def _check_part(part: object, where: str, *, may_show: bool) -> None:
 def _refuse_what_is_not_there(body: Mapping[str, Any]) -> None:
     """Raise BadRequest for what OpenAI's API has and this gateway has not."""
     if not _is(body.get("n"), 1):
-        raise _unsupported("n", body["n"], "1: each request gets one answer")
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        raise _unsupported("tool_choice", body["tool_choice"], '"auto" or "none": calls can\'t be forced')
-    if not _is(body.get("parallel_tool_calls"), True):
-        raise _unsupported("parallel_tool_calls", body["parallel_tool_calls"], "true: calls can't be limited to one")
+        raise unsupported("n", body["n"], "1: each request gets one answer")
+    check_tools(body)
     if body.get("modalities") not in (None, ["text"]):
-        raise _unsupported("modalities", body["modalities"], '["text"]')
+        raise unsupported("modalities", body["modalities"], '["text"]')
     for key in _LEFT_OUT:
         if body.get(key):
-            raise _unsupported(key, body[key], "it left out")
-    for index, tool in enumerate(items(body.get("tools"), "tools")):
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRequest(f"tools[{index}] is not a function with a name.", param=f"tools[{index}]")
+            raise unsupported(key, body[key], "it left out")
 
 
 def _is(found: object, expected: object) -> bool:
     """Whether the value is absent or as expected; true is no 1."""
     return found is None or (found == expected and isinstance(found, bool) is isinstance(expected, bool))
-
-
-def _unsupported(param: str, found: object, expected: str) -> BadRequest:
-    shown = json.dumps(found)[:100]
-    return BadRequest(
-        f"{param} is {shown}, which is not supported; expected {expected}.", code="unsupported_value", param=param
-    )
 
 
 def _asked(body: Mapping[str, Any]) -> Asked:
@@ -275,103 +256,14 @@ def _asked(body: Mapping[str, Any]) -> Asked:
         top_k=None if top_k == -1 else integer(body, "top_k", low=1),
         seed=integer(body, "seed", low=-(2**63), high=2**63 - 1),
         stop=_stop(body.get("stop")),
-        shaping=_shaping(body),
+        shaping=read_shaping(body),
     )
-
-
-def _shaping(body: Mapping[str, Any]) -> Shaping | None:
-    """Return what would make the distribution another than the policy's own; None: nothing does."""
-    grammars = {
-        "response_format": _schema_of(body.get("response_format")),
-        "json_schema": _schema(body.get("json_schema"), "json_schema"),
-        "regex": text(body, "regex"),
-        "ebnf": text(body, "ebnf"),
-    }
-    asked = {name: grammar for name, grammar in grammars.items() if grammar is not None}
-    if len(asked) > 1:
-        raise BadRequest(f"{' and '.join(asked)} are both there; expected one grammar at most.", param=[*asked][1])
-    for name, grammar in asked.items():
-        if _HALF.search(grammar):
-            raise BadRequest(f"{name} holds half a character (a lone surrogate); no answer can contain it.", param=name)
-        if (num_bytes := len(grammar.encode())) > _MAX_GRAMMAR_BYTES:
-            shown = f"{name} is a grammar of {num_bytes} bytes"
-            raise BadRequest(f"{shown}; expected at most {_MAX_GRAMMAR_BYTES}.", param=name)
-    penalty = _between(body, -2, 2)
-    least = integer(body, "min_tokens", low=0) or 0
-    if asked and least:
-        raise BadRequest(
-            f"min_tokens is {least} beside {next(iter(asked))}; an answer that follows a grammar ends where the "
-            "grammar does. Leave one of them out.",
-            param="min_tokens",
-        )
-    limits = f"{_LEAST_REPETITION} to 2; 1 is none"
-    repetition = number(body, "repetition_penalty", lambda value: _LEAST_REPETITION <= value <= 2, limits)
-    shaping = Shaping(
-        frequency_penalty=penalty("frequency_penalty"),
-        presence_penalty=penalty("presence_penalty"),
-        repetition_penalty=1.0 if repetition is None else repetition,
-        min_p=_between(body, 0, 1)("min_p"),
-        min_new_tokens=least,
-        logit_bias=_biases(body),
-        json_schema=grammars["response_format"] or grammars["json_schema"],
-        regex=grammars["regex"],
-        ebnf=grammars["ebnf"],
-    )
-    return None if shaping == Shaping() else shaping
-
-
-def _between(body: Mapping[str, Any], low: float, high: float) -> Callable[[str], float]:
-    """Return what reads a number between the limits; absent is 0."""
-    return lambda key: number(body, key, lambda value: low <= value <= high, f"{low} to {high}") or 0.0
-
-
-def _biases(body: Mapping[str, Any]) -> tuple[TokenBias, ...]:
-    found = mapping(body, "logit_bias")
-    if len(found) > _MAX_BIASES:
-        raise BadRequest(f"logit_bias has {len(found)} tokens; expected at most {_MAX_BIASES}.", param="logit_bias")
-    for token in found:
-        if not _TOKEN_ID.fullmatch(token):
-            raise BadRequest(
-                f"logit_bias names {token[:20]!r}; expected token ids of the model's vocabulary.", param="logit_bias"
-            )
-    named = {f"logit_bias.{token}": bias for token, bias in found.items()}
-    bias = _between(named, -100, 100)
-    biases = (TokenBias(token_id=int(token), bias=bias(name)) for token, name in zip(found, named, strict=True))
-    return tuple(biased for biased in biases if biased.bias)
-
-
-def _schema_of(shape: object) -> str | None:
-    """Return the JSON schema that a response_format stands for, as text; None: any text will do."""
-    if shape is None:
-        return None
-    wanted = shape.get("type") if isinstance(shape, dict) else None
-    if wanted == "json_object":
-        return _ANY_OBJECT
-    if isinstance(shape, dict) and wanted == "json_schema":
-        where = "response_format.json_schema"
-        return _schema(mapping(shape, "json_schema").get("schema"), f"{where}.schema", required=True)
-    if wanted != "text":
-        raise _unsupported("response_format", shape, "an object whose type is text, json_object or json_schema")
-    return None
-
-
-def _schema(found: object, where: str, *, required: bool = False) -> str | None:
-    """Return a JSON schema as text, as which it may also come."""
-    if found is None and not required:
-        return None
-    try:
-        schema = orjson.loads(found) if isinstance(found, str) else found
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"{where} is no JSON: {error}. Send the schema as an object.", param=where) from error
-    if not isinstance(schema, dict):
-        raise BadRequest(f"{where} is {kind(found)}; expected a JSON schema, as an object.", param=where)
-    return to_json(schema).decode()
 
 
 def _stop(found: object) -> tuple[str, ...]:
     stops = [found] if isinstance(found, str) else found if isinstance(found, list) else [] if found is None else None
     if stops is None or len(stops) > MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
         raise BadRequest(f"stop is {kind(found)}; expected up to {MAX_STOPS} strings, none empty.", param="stop")
-    if any(_HALF.search(stop) for stop in stops):
+    if any(HALF.search(stop) for stop in stops):
         raise BadRequest("stop holds half a character (a lone surrogate); no answer can contain it.", param="stop")
     return tuple(stops)

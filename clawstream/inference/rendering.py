@@ -6,7 +6,6 @@ in the model's folder.
 """
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,33 +13,21 @@ from typing import Any
 
 import orjson
 from jinja2 import TemplateError
-from renderers import DefaultRendererConfig, ParsedResponse, ToolCallParseStatus, config_from_name, create_renderer
+from renderers import ParsedResponse, ToolCallParseStatus, create_renderer
 from tokenizers.decoders import ByteLevel
 
 from clawstream.config import PolicySettings
 from clawstream.errors import ConfigError, UnrenderableRequest
 from clawstream.inference import mistral
+from clawstream.inference.calling import call_ends, call_grammar, functions_to_call, wants_one_call
 from clawstream.inference.encoding import RememberingTokenizer, spread
+from clawstream.inference.families import config_named, family_config
 from clawstream.inference.history import UNPRINTABLE, placed, probed, shown
 from clawstream.inference.markup import ANSWER_HEADERS, PlainText, TemplateTokenizer
 from clawstream.inference.template_options import template_options, template_variables
 from clawstream.inference.tokenizer import load_tokenizer
 from clawstream.inference.tool_history import fitted
 
-LOG = logging.getLogger(__name__)
-
-# What a config.json calls the architecture, where that decides the template; checked against the template itself.
-_FAMILIES: Mapping[str, str] = {
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3",
-    "qwen3_5": "qwen3.5",
-    "glm4_moe": "glm-4.5",
-    "deepseek_v3": "deepseek-v3",
-    "gpt_oss": "gpt-oss",
-    "kimi_k2": "kimi-k2",
-    "llama": "llama-3",
-    "minimax_m2": "minimax-m2",
-}
 # Families whose code asks a tokenizer for ids and text and for nothing else, and sets its marks by id. For the others
 # the tokenizer itself encodes, and a user's marks are marks (but for gpt-oss, whose own encoder takes them apart).
 _REMEMBERED = frozenset(
@@ -50,12 +37,6 @@ HALF_CHARACTER = "\ufffd"  # what bytes are shown as that are no character, or n
 _THINKING_MARKS = ("<think>", "</think>")
 _LLAMA_MARKS = ("<|python_tag|>", "<|start_header_id|>", "<|end_header_id|>")
 _HARMONY_DATE = "2025-08-05"  # GPT-OSS's own day: with today's a prompt would have other ids tomorrow
-_PROBE = (
-    {"role": "system", "content": "s"},
-    {"role": "user", "content": "u"},
-    {"role": "assistant", "content": "a"},
-    {"role": "user", "content": "v"},
-)
 _PROMPT_TAIL_TOKENS = 256  # enough to hold any family's generation prompt
 _MAX_VARIANTS = 32
 _REFUSALS = (ValueError, TypeError, KeyError, AttributeError, TemplateError)
@@ -122,6 +103,7 @@ class PromptRenderer:
         # No part of an answer: the reader would take what follows a header for all of it.
         self._passed_over = {marks.get(mark) for mark in _LLAMA_MARKS} if self.bare_tool_calls else set()
         self.listed_tool_calls: bool = getattr(config, "tool_parser", None) == mistral.NAME  # no mark closes them
+        self._call_form = "qwen3" if getattr(config, "tool_parser", None) == "qwen3" else config.name
         # Read as the template's, where the message that holds nothing else is text.
         self._headers = {header.strip() for header in ANSWER_HEADERS if any(mark in header for mark in marks)}
         self._takes = probed(self._text_of_prompt)
@@ -150,9 +132,8 @@ class PromptRenderer:
         tokenizer = load_tokenizer(model_path, trust_code=trust_tokenizer_code)
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         try:
-            named = (
-                _family_config(tokenizer, model_path, thinking) if renderer == "auto" else _config(renderer, thinking)
-            )
+            auto = renderer == "auto"
+            named = family_config(tokenizer, model_path, thinking) if auto else config_named(renderer, thinking)
             if named.name == "gpt-oss":
                 from clawstream.inference.harmony import use_vocabulary_of  # a third of a second, for one family
 
@@ -183,6 +164,30 @@ class PromptRenderer:
             said = str(error).rstrip(".")
             raise UnrenderableRequest(f"the {self.family} template can't render this conversation: {said}") from error
         return spread(ids)
+
+    def grammar_of_calls(self, options: Mapping[str, Any], prompt_ids: Sequence[int]) -> str | None:
+        """Return the EBNF under which the answer to a prompt makes the calls that it has to; None: it has to make none.
+
+        Raises UnrenderableRequest for a family whose calls no grammar writes.
+        """
+        thinks = self.decode(prompt_ids[-_PROMPT_TAIL_TOKENS:]).rstrip().endswith(_THINKING_MARKS[0])
+        try:
+            return call_grammar(self._call_form, options, thinks=thinks)
+        except ValueError as error:
+            raise UnrenderableRequest(f"the {self.family} template can't be made to call a tool: {error}") from error
+
+    def stop_ids(self, options: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the tokens that end an answer: the model's own, and a call's last where it may have no other call.
+
+        Raises UnrenderableRequest for a family that marks no call's end.
+        """
+        if not (wants_one_call(options) and offers_tools(options)) or functions_to_call(options):
+            return self.stop_token_ids
+        mark = call_ends(self._call_form)
+        ends = self._tokenizer.get_added_vocab().get(mark)
+        if mark is None or (mark and ends is None):
+            raise UnrenderableRequest(f"the {self.family} template marks no call's end; leave parallel_tool_calls out")
+        return self.stop_token_ids if ends is None else (*self.stop_token_ids, ends)
 
     @property
     def bridges(self) -> bool:
@@ -222,6 +227,8 @@ class PromptRenderer:
 
         A tool call that can't be read, or that is cut short by the end, is content: nothing sampled vanishes.
         """
+        if functions_to_call(options):  # by a grammar, which lets a model spell marks in letters
+            output_ids = self._tokenizer.encode(self.decode(output_ids), add_special_tokens=False)
         ids = [token for token in output_ids if token not in self._passed_over]
         tail = list(prompt_ids[-_PROMPT_TAIL_TOKENS:])
         parsed = self._read(ids, tail, options)
@@ -334,41 +341,3 @@ def _called(call: Any) -> CalledTool | None:
         return None
     name, arguments, native_id = (part.translate(UNPRINTABLE) for part in (call.name, text, call.id or ""))
     return CalledTool(native_id=native_id or None, name=name, arguments=arguments)
-
-
-def _config(name: str, thinking: Mapping[str, bool]) -> Any:
-    config = config_from_name(name)
-    assert config is not None  # only "auto" has none, and it is resolved before
-    unknown = set(thinking) - type(config).model_fields.keys()
-    if unknown and name != "default":
-        raise ValueError(f"the family {name} has no enable_thinking; leave policy.enable_thinking out")
-    return type(config)(**thinking)
-
-
-def _family_config(tokenizer: Any, model_path: Path, thinking: Mapping[str, bool]) -> Any:
-    """The family that the folder's architecture suggests, if it renders as the folder's own template does."""
-    try:
-        model_type = json.loads((model_path / "config.json").read_text()).get("model_type")
-    except (OSError, ValueError):
-        model_type = None
-    family = _FAMILIES.get(model_type or "")
-    if family is not None and _agrees(tokenizer, _config(family, thinking), thinking):
-        return _config(family, thinking)
-    known = tokenizer.get_vocab()
-    parser = mistral.NAME if mistral.MARK in known else "qwen3" if "<tool_call>" in known else None
-    LOG.warning(
-        "renderer=default tool_parser=%s model_type=%s reason=%s",
-        parser,
-        model_type,
-        "unknown architecture" if family is None else f"the template in {model_path} is not {family}'s",
-    )
-    return DefaultRendererConfig(tool_parser=parser, reasoning_parser="think", **thinking)
-
-
-def _agrees(tokenizer: Any, config: Any, thinking: Mapping[str, bool]) -> bool:
-    if not tokenizer.chat_template:
-        return True
-    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
-    probe = list(_PROBE)[-1:] if thinking.get("enable_thinking") is False else list(_PROBE)
-    theirs = tokenizer.apply_chat_template(probe, **options, **thinking)
-    return bool(create_renderer(tokenizer, config).render_ids(probe, add_generation_prompt=True) == list(theirs))

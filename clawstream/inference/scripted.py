@@ -83,7 +83,7 @@ class ScriptedBackend:
         """Requests under way, by their id."""
         return self._running
 
-    def start(self, call: Call) -> Generation:
+    async def start(self, call: Call) -> Generation:
         self.calls.append(call)
         fault = self.faults.popleft() if self.faults else Fault()
         if fault.status is not None:

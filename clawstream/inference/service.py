@@ -49,7 +49,7 @@ class Generation(Protocol):
 class Backend(Protocol):
     """What serves the dialect. Every method returns at once or awaits; none computes on the event loop."""
 
-    def start(self, call: Call) -> Generation:
+    async def start(self, call: Call) -> Generation:
         """The request is queued; raises RequestRefused where it can't run."""
 
     def abort(self, rid: str | None) -> None:
@@ -155,7 +155,7 @@ class _Generate:
         generations: list[Generation] = []
         try:
             for call in body.calls:
-                generations.append(self._backend.start(call))  # noqa: PERF401 - those before a refusal are cancelled
+                generations.append(await self._backend.start(call))  # noqa: PERF401 - those before a refusal are cancelled
             await _answer(body, generations, scope, receive, send)
         except RequestRefused as refused:
             await (_stream_refusal(refused) if body.stream else refuse(str(refused), refused.status))(
@@ -248,7 +248,7 @@ class _Control:
         if not self._backend.alive():
             return Response(status_code=503)
         body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
-        generation = self._backend.start(read_body(body, new_rid=f"health_{uuid.uuid4().hex}").calls[0])
+        generation = await self._backend.start(read_body(body, new_rid=f"health_{uuid.uuid4().hex}").calls[0])
         try:
             async with asyncio.timeout(20):
                 await generation.next()

@@ -1,10 +1,13 @@
-"""Penalties on the CPU engine, by SGLang's rules, and grammars, which it refuses."""
+"""Penalties, grammars and calls that have to be made on the CPU engine, by SGLang's rules."""
 
+import json
 import math
 import re
 from collections.abc import AsyncIterator, Sequence
+from itertools import product
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import torch
@@ -125,15 +128,6 @@ async def test_an_answer_that_must_have_so_many_tokens_does_not_end_before(gatew
     assert [len(exchange.output_ids) for exchange in exchanges] == [1, 6]
 
 
-@pytest.mark.parametrize("subject", ["cpu"], indirect=True)
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_grammar_that_the_engine_does_not_follow_is_refused_in_words(gateway: House, stream: bool) -> None:
-    response = await gateway.chat(response_format={"type": "json_object"}, stream=stream)
-    assert response.status == 400
-    assert "this engine follows no grammar: leave response_format" in response.body["error"]["message"]
-    assert (await gateway.chat(max_tokens=2)).status == 200
-
-
 @pytest.mark.parametrize("subject", COMPUTING, indirect=True)
 async def test_a_bias_for_a_token_that_the_model_has_not_is_refused_in_words(gateway: House) -> None:
     response = await gateway.chat(logit_bias={"999999999": 1})
@@ -141,26 +135,66 @@ async def test_a_bias_for_a_token_that_the_model_has_not_is_refused_in_words(gat
     assert (await gateway.chat(max_tokens=2)).status == 200
 
 
-@pytest.mark.parametrize("subject", [pytest.param("sglang", marks=ON_SGLANG)], indirect=True)
-@pytest.mark.parametrize(
-    ("grammar", "follows"),
-    [
-        ({"regex": "(yes|no)"}, "yes|no"),
-        ({"ebnf": 'root ::= "yes" | "no"'}, "yes|no"),
-        ({"json_schema": {"type": "boolean"}}, "true|false"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [1, 2]}}}}, "1|2"),
-    ],
-    ids=str,
-)
-async def test_sglang_s_answer_follows_the_grammar_that_the_client_sent(
-    gateway: House, grammar: dict[str, Any], follows: str
+GRAMMARS: list[tuple[dict[str, Any], str]] = [
+    ({"regex": "(yes|no)"}, "yes|no"),
+    ({"ebnf": 'root ::= "yes" | "no"'}, "yes|no"),
+    ({"json_schema": {"type": "boolean"}}, "true|false"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [1, 2]}}}}, "1|2"),
+]
+
+
+@pytest.mark.parametrize("subject", COMPUTING, indirect=True)
+async def test_an_answer_follows_the_grammar_that_its_client_sent_and_is_not_the_policy_s_own(gateway: House) -> None:
+    for grammar, follows in GRAMMARS:
+        for stream in (True, False):
+            response = await gateway.chat(temperature=1, max_tokens=20, stream=stream, **grammar)
+            assert response.status == 200
+            said = response.text if stream else response.body["choices"][0]["message"]["content"]
+            assert re.fullmatch(follows, said), grammar
+    exchanges = await answered(gateway, 2 * len(GRAMMARS))
+    assert not any(exchange.sampling.of_the_policy for exchange in exchanges)
+    assert {exchange.output_ids[-1] for exchange in exchanges} <= set(gateway.renderer.stop_token_ids)
+
+
+@pytest.mark.parametrize("subject", COMPUTING, indirect=True)
+@pytest.mark.parametrize("grammar", [{"regex": "("}, {"ebnf": "root ::= nothing"}], ids=str)
+async def test_a_grammar_that_is_none_is_refused_by_the_engine_and_by_the_gateway_in_its_words(
+    gateway: House, grammar: dict[str, Any]
 ) -> None:
-    response = await gateway.chat(temperature=1, max_tokens=20, **grammar)
-    assert response.status == 200
-    assert re.fullmatch(follows, response.body["choices"][0]["message"]["content"])
-
-
-@pytest.mark.parametrize("subject", [pytest.param("sglang", marks=ON_SGLANG)], indirect=True)
-async def test_a_grammar_that_is_none_is_refused_by_sglang_and_by_the_gateway_in_its_words(gateway: House) -> None:
-    response = await gateway.chat(regex="(", max_tokens=5)
+    response = await gateway.chat(max_tokens=5, **grammar)
     assert (response.status, response.body["error"]["message"][:27]) == (400, "The engine refused the requ")
+    assert (await gateway.chat(max_tokens=2)).status == 200
+
+
+UNIT = {"type": "object", "properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": UNIT}},
+    {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}},
+]
+SEARCH = {"type": "function", "function": {"name": "search"}}
+
+
+@pytest.mark.parametrize("subject", COMPUTING, indirect=True)
+async def test_a_tool_that_a_client_has_called_is_called(gateway: House) -> None:
+    for choice, stream in product(("required", SEARCH), (True, False)):
+        asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+        response = await gateway.chat(temperature=1, max_tokens=200, stream=stream, **asked)
+        assert response.status == 200, response.body
+        [last] = [event["choices"][0] for event in response.events[-1:]] or response.body["choices"]
+        deltas = [event["choices"][0]["delta"] for event in response.events] or [last["message"]]
+        [call] = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
+        assert last["finish_reason"] == "tool_calls"
+        assert not any(delta.get("content") for delta in deltas)
+        if choice == SEARCH or call["name"] == "search":
+            assert (call["name"], json.loads(call["arguments"])) == ("search", {})
+        else:
+            assert json.loads(call["arguments"])["unit"] in ("C", "F")
+    exchanges = await answered(gateway, 4)
+    assert not any(exchange.sampling.of_the_policy for exchange in exchanges)
+
+
+@pytest.mark.parametrize("subject", ["cpu"], indirect=True)
+async def test_an_engine_that_is_to_ignore_the_end_follows_no_grammar(subject: Subject) -> None:
+    body = {"input_ids": [3], "sampling_params": {"regex": "a", "ignore_eos": True, "max_new_tokens": 3}}
+    async with aiohttp.ClientSession() as session, session.post(f"{subject.url}/generate", json=body) as answer:
+        assert (answer.status, "leave ignore_eos" in await answer.text()) == (400, True)

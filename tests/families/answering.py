@@ -42,9 +42,11 @@ def stream(
     return answer, [delta for delta in deltas if delta is not None]
 
 
-def kept(renderer: PromptRenderer, ids: Sequence[int], cuts: Sequence[int]) -> dict[str, Any]:
+def kept(
+    renderer: PromptRenderer, ids: Sequence[int], cuts: Sequence[int], options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the message, after checking that the stream adds up to it and that any other cutting gives it, too."""
-    answer, deltas = stream(renderer, ids, cuts)
+    answer, deltas = stream(renderer, ids, cuts, options)
     message = answer.message()
     assert "".join(delta.content for delta in deltas) == (message["content"] or "")
     assert "".join(delta.reasoning for delta in deltas) == message.get("reasoning_content", "")
@@ -53,7 +55,7 @@ def kept(renderer: PromptRenderer, ids: Sequence[int], cuts: Sequence[int]) -> d
     assert streamed == message.get("tool_calls", [])
     assert len({call["id"] for call in streamed}) == len(streamed)
     assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in streamed)
-    assert message == stream(renderer, ids, (len(ids) + 1,))[0].message()
+    assert message == stream(renderer, ids, (len(ids) + 1,), options)[0].message()
     return message
 
 

@@ -172,6 +172,25 @@ def test_adaptive_thinking_is_the_template_s_own() -> None:
     assert "chat_template_kwargs" not in read_messages(asked(thinking={"type": "adaptive"})).options
 
 
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, {"tool_choice": "auto"}),
+        ({"type": "none"}, {"tool_choice": "none"}),
+        ({"type": "any"}, {"tool_choice": "required"}),
+        ({"type": "tool", "name": "x"}, {"tool_choice": {"type": "function", "function": {"name": "x"}}}),
+        (
+            {"type": "auto", "disable_parallel_tool_use": True},
+            {"tool_choice": "auto", "parallel_tool_calls": False},
+        ),
+    ],
+    ids=json.dumps,
+)
+def test_what_is_to_be_called_is_said_in_openai_s_words(choice: Json, expected: Json) -> None:
+    options = read_messages(asked(tool_choice=choice, tools=[{"name": "x", "input_schema": {}}])).options
+    assert {key: options.get(key) for key in ("tool_choice", "parallel_tool_calls") if key in options} == expected
+
+
 def test_a_session_ends_without_messages_or_max_tokens() -> None:
     request = read_messages({"model": "policy", "session_id": "s", "session_done": True})
     assert (request.messages, request.session_done) == ((), True)
@@ -209,12 +228,13 @@ REFUSED: dict[str, tuple[Json, str]] = {
         },
         "changed after it was signed",
     ),
-    "a forced call": ({"tool_choice": {"type": "any"}}, "calls can't be forced"),
+    "a call of nothing": ({"tool_choice": {"type": "any"}}, "there are no tools to call"),
+    "a call of no name": ({"tool_choice": {"type": "tool"}}, "or tool with name"),
     "a switch that is none": (
         {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"enable_thinking": {}}},
         "enable_thinking",
     ),
-    "one call at most": ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "limited to one"),
+    "a limit that is no flag": ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, "disable_parallel"),
     "a server tool": ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "of the client's own"),
     "a tool without schema": ({"tools": [{"name": "x"}]}, r"tools\[0\].input_schema is missing"),
     "too hot": ({"temperature": 1.5}, "temperature is 1.5"),

@@ -16,6 +16,8 @@ from clawstream.stream.memory import MemoryLog
 from tests.gateway.house import QUESTION, House, house
 
 TOOL_MESSAGE = {"role": "tool", "content": "x"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALLS_G = {"type": "function", "function": {"name": "g"}}
 SOUND = {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}
 
 
@@ -45,7 +47,7 @@ def gateway(shared: House) -> House:
         ({"n": 2}, "n", "one answer"),
         ({"n": True}, "n", "one answer"),
         ({"presence_penalty": False}, "presence_penalty", "-2 to 2"),
-        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "true"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "expected true or false"),
         ({"audio": {"voice": "x"}}, "audio", "not supported"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "text, json_object or json_schema"),
@@ -64,7 +66,12 @@ def gateway(shared: House) -> House:
         ({"min_tokens": 1, "regex": "yes"}, "min_tokens", "ends where the grammar does"),
         ({"min_tokens": 1, "response_format": {"type": "json_object"}}, "min_tokens", "beside response_format"),
         ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", "1025 tokens"),
-        ({"tool_choice": "required"}, "tool_choice", "can't be forced"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools to call"),
+        ({"tool_choice": "any", "tools": [TOOL]}, "tool_choice", "required"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]}, "tool_choice", "not supported"),
+        ({"tool_choice": CALLS_G, "tools": [TOOL]}, "tool_choice", "'g', which is none of the tools"),
+        ({"tool_choice": "required", "tools": [TOOL], "regex": "a"}, "tool_choice", "one grammar at most"),
+        ({"tool_choice": "required", "tools": [TOOL], "min_tokens": 1}, "min_tokens", "beside tool_choice"),
         ({"tools": [{"type": "web"}]}, "tools[0]", "function with a name"),
         ({"temperature": 3}, "temperature", "0 to 2"),
         ({"temperature": "hot"}, "temperature", "a number"),

@@ -38,9 +38,9 @@ class CachingBackend(ScriptedBackend):
 
     known: set[str | None]
 
-    def start(self, call: Call) -> Generation:
+    async def start(self, call: Call) -> Generation:
         seen = {earlier.request.extra_key for earlier in self.calls} | self.known
-        generation = super().start(call)
+        generation = await super().start(call)
         return Cached(generation) if call.request.extra_key in seen else generation
 
 

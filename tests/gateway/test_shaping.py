@@ -11,6 +11,7 @@ import pytest
 from clawstream.config import SamplesSettings
 from clawstream.events import ExchangeCompleted, Shaping, TokenBias
 from clawstream.gateway.refusal import BadRequest
+from clawstream.gateway.sampling import sampling_of
 from clawstream.gateway.wire import read_request
 from tests.gateway.house import QUESTION, House, house
 
@@ -83,7 +84,43 @@ async def test_a_gateway_that_samples_from_the_whole_distribution_drops_penaltie
     assert (exchange.sampling.temperature, exchange.sampling.of_the_policy) == (0.5, True)
 
 
-@pytest.mark.parametrize("grammar", [{"response_format": {"type": "json_object"}}, {"regex": "a"}, {"ebnf": "b"}])
+def test_tools_whose_grammar_is_too_long_to_be_recorded_are_refused() -> None:
+    with pytest.raises(BadRequest, match="a grammar of 131073 bytes"):
+        sampling_of(
+            read_request({"messages": QUESTION}).asked,
+            calls="x" * (2**17 + 1),
+            num_prompt_tokens=1,
+            context_length_tokens=9,
+            default_max_tokens=1,
+            default_temperature=1,
+        )
+
+
+async def test_an_answer_of_one_call_at_most_ends_with_it_and_is_the_policy_s_own(gateway: House) -> None:
+    tools = [{"type": "function", "function": {"name": "exec", "parameters": {}}}]
+    call = '<tool_call>\n{"name": "exec", "arguments": {}}\n</tool_call>'
+    gateway.say(f"{call}\n{call}")
+    response = await gateway.chat(temperature=1, tools=tools, parallel_tool_calls=False)
+    exchange = await gateway.exchange()
+    [choice] = response.body["choices"]
+    assert (len(choice["message"]["tool_calls"]), choice["finish_reason"]) == (1, "tool_calls")
+    assert exchange.output_ids == gateway.renderer.encode(call)
+    assert exchange.sampling.of_the_policy
+
+
+TOOL = {"type": "function", "function": {"name": "exec"}}
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"regex": "a"},
+        {"ebnf": "b"},
+        {"tools": [TOOL], "tool_choice": "required"},
+    ],
+    ids=str,
+)
 async def test_it_refuses_a_grammar_without_which_the_client_could_not_read_the_answer(
     tokenizer_folder: Path, grammar: dict[str, Any]
 ) -> None:

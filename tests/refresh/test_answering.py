@@ -100,9 +100,9 @@ async def test_what_new_weights_made_of_an_older_ones_cache_is_thrown_away(
     cached_tokens: int, thrown_away: bool
 ) -> None:
     class Renewed(ScriptedBackend):
-        def start(self, call: Call) -> Generation:
+        async def start(self, call: Call) -> Generation:
             self.version = "5"
-            return Cached(ScriptedBackend.start(self, call), cached_tokens)
+            return Cached(await ScriptedBackend.start(self, call), cached_tokens)
 
     engine = Renewed(script=backend().script, version="4")
     async with asked(engine) as refresher:
@@ -157,9 +157,9 @@ async def test_what_an_engine_refuses_is_on_record_with_its_words_and_what_it_do
 
 async def test_an_adapter_that_was_unloaded_meanwhile_is_no_refusal() -> None:
     class Unloading(ScriptedBackend):
-        def start(self, call: Call) -> Generation:
+        async def start(self, call: Call) -> Generation:
             self._adapters.clear()
-            return ScriptedBackend.start(self, call)
+            return await ScriptedBackend.start(self, call)
 
     engine = Unloading(script=counting(3), version="4")
     await engine.load_lora("policy-v7", "folder")

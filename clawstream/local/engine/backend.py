@@ -12,10 +12,11 @@ import numpy as np
 
 from clawstream import __version__
 from clawstream.errors import UnusableCheckpoint
+from clawstream.events import Shaping
 from clawstream.inference.dialect import Call, Delta, RequestRefused, check_fits
 from clawstream.inference.service import Generation, Outcome
 from clawstream.local.engine.core import Core
-from clawstream.local.engine.job import Job
+from clawstream.local.engine.job import Grammar, Job
 from clawstream.local.engine.model import RowModel
 from clawstream.local.engine.worker import Worker
 
@@ -78,7 +79,7 @@ class CpuBackend:
         self._model = model
         self._worker = worker
         self._adapters_of_core = core.adapters
-        self._model_path = model_path
+        self._model_path = self._first_model_path = model_path  # versions bring no tokenizer of their own
         self._version = core.version
         self._num_rows = num_rows
         self._tokenizer = tokenizer
@@ -87,10 +88,14 @@ class CpuBackend:
         self._job_over = asyncio.Event()
         self._updating = asyncio.Lock()
 
-    def start(self, call: Call) -> Generation:
+    async def start(self, call: Call) -> Generation:
         self._check(call)
         sampling = call.request.sampling
         stop_ids = frozenset() if sampling.ignore_eos else self._model.eos_token_ids | set(sampling.stop_token_ids)
+        grammar = None
+        if sampling.shaping is not None and sampling.shaping.has_grammar:
+            grammar = await self._grammar(sampling.shaping, stop_ids)
+            self._check(call)  # a second one of its name may have come meanwhile
         tokens = list(call.request.input_ids)
         mailbox = Mailbox()
         job = Job(
@@ -101,6 +106,7 @@ class CpuBackend:
             tokens=tokens,
             num_prompt=len(tokens),
             prompt=np.array(tokens, dtype=np.int32),
+            grammar=grammar,
         )
         self._jobs[call.rid] = job
 
@@ -117,14 +123,22 @@ class CpuBackend:
             raise RequestRefused(f"rid {call.rid} names a request that still runs; send another rid")
         if call.request.sampling.stop and not self._tokenizer:
             raise RequestRefused(f"stop strings need a tokenizer and {self._model_path} has none; send stop_token_ids")
-        if call.request.sampling.shaping is not None and call.request.sampling.shaping.has_grammar:
-            raise RequestRefused(
-                "this engine follows no grammar: leave response_format, json_schema, regex and ebnf out, or let SGLang "
-                "serve the policy (engine.urls)"
-            )
         name = call.request.lora_name
         if name is not None and name not in self._adapters:
             raise RequestRefused(f"lora_path {name!r} is not loaded; loaded adapters: {sorted(self._adapters)}")
+
+    async def _grammar(self, shaping: Shaping, stop_ids: frozenset[int]) -> Grammar:
+        if not (self._tokenizer and self._model.eos_token_ids and stop_ids) or shaping.min_new_tokens:
+            raise RequestRefused(
+                "an answer that follows a grammar needs a tokenizer and a token that ends it where the grammar ends: "
+                "leave ignore_eos and min_new_tokens out"
+            )
+        from clawstream.local.engine.grammar import grammars_of  # llguidance, for those who ask
+
+        def made() -> Grammar:
+            return grammars_of(self._first_model_path, min(self._model.eos_token_ids)).matcher(shaping, stop_ids)
+
+        return await asyncio.to_thread(made)  # thirty tools take half a second
 
     def forget(self, job: Job) -> None:
         """The request's id may be used again; a later job that does goes on."""

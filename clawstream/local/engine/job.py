@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import numpy as np
+from torch import Tensor
 
 from clawstream.inference.dialect import Call, Delta, Logprob
 from clawstream.inference.engine import VersionSpan
@@ -24,6 +25,16 @@ class Sink(Protocol):
         """The delta will be sent."""
 
 
+class Grammar(Protocol):
+    """What the answer has to follow, as far as it has come."""
+
+    def mask(self, logits_V: Tensor, /) -> None:
+        """Make every token impossible that can't come next."""
+
+    def take(self, token: int, /) -> None:
+        """The answer is one token longer."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
     """`tokens` is prompt and answer; the row holds keys and values of the first `num_computed` of them."""
@@ -35,6 +46,7 @@ class Job:
     tokens: list[int]
     num_prompt: int
     prompt: TokenArray
+    grammar: Grammar | None = None
     epoch: int = 0
     num_computed: int = 0
     cached_tokens: int = 0
@@ -77,6 +89,8 @@ class Job:
     def add_token(self, token: int, version: str) -> None:
         """The answer is one token longer, sampled by `version`."""
         self.tokens.append(token)
+        if self.grammar is not None:
+            self.grammar.take(token)
         if self.spans and self.spans[-1].version == version:
             self.spans[-1] = VersionSpan(version, self.spans[-1].num_tokens + 1)
         else:

@@ -1,7 +1,7 @@
-"""Penalties, biases and least lengths: logits that differ from the model's by what the answer says so far.
+"""Penalties, biases, least lengths and grammars: logits that differ from the model's by what the answer says so far.
 
-In SGLang's order and by its rules: what is added, then the repetition penalty, then the biases, all before the
-temperature; a token counts where it stands in the answer, not in the prompt. Axis: V vocabulary.
+In SGLang's order and by its rules: what is added, then the repetition penalty, then the biases, then the grammar, all
+before the temperature; a token counts where it stands in the answer, not in the prompt. Axis: V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,8 @@ def shaped(logits_BV: Tensor, jobs: Sequence[Job]) -> Tensor:
         shaping = job.call.request.sampling.shaping
         if shaping is not None:
             _shape(logits_V, shaping, job.tokens[job.num_prompt :], job.stop_ids)
+        if job.grammar is not None:
+            job.grammar.mask(logits_V)
     return logits_BV
 
 

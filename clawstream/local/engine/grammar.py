@@ -1,0 +1,87 @@
+"""Grammars that answers follow: which tokens may come next, by llguidance. Of a token its text counts, not its id.
+
+Marks that templates write as text may be written by a grammar too; other special tokens may not, and those that end an
+answer may where the grammar may end. Imported when the first grammar is asked for.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from clawstream.events import Shaping
+from clawstream.inference.dialect import RequestRefused
+from clawstream.inference.token_bytes import token_bytes
+
+
+class GrammarTokenizer:
+    """What llguidance asks of a vocabulary: each token's bytes, and which of them are no text."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_id: int) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos_token_id
+        self.bos_token_id: int | None = None
+        found = token_bytes(tokenizer)
+        self.special_token_ids = [number for number, said in enumerate(found) if said is None] + [eos_token_id]
+        self.tokens = [b"" if said is None else said for said in found]
+
+    def __call__(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+class Grammars:
+    """One model's vocabulary, as grammars see it."""
+
+    def __init__(self, file: Path, eos_token_id: int) -> None:
+        wrapped = TokenizerWrapper(GrammarTokenizer(Tokenizer.from_file(str(file)), eos_token_id))
+        self._tokenizer = LLTokenizer(wrapped)
+
+    def matcher(self, shaping: Shaping, stop_ids: frozenset[int]) -> "Matcher":
+        """Return what follows the grammar from its beginning; raises RequestRefused for one that is none."""
+        kind, said = next(
+            (kind, said)
+            for kind, said in (("json_schema", shaping.json_schema), ("regex", shaping.regex), ("ebnf", shaping.ebnf))
+            if said is not None
+        )
+        try:
+            matcher = LLMatcher(self._tokenizer, grammar_from(kind, said), log_level=0)
+            problem = matcher.get_error()
+        except ValueError as error:
+            problem = str(error)
+        if problem:
+            raise RequestRefused(f"{kind} is no grammar that this engine can follow: {problem[:500]}")
+        return Matcher(matcher, stop_ids)
+
+
+class Matcher:
+    """One answer's place in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, stop_ids: Iterable[int]) -> None:
+        self._matcher = matcher
+        self._stop_ids = list(stop_ids)
+
+    def mask(self, logits_V: Tensor) -> None:
+        """Make every token impossible that can't come next."""
+        allowed_V = torch.zeros(len(logits_V), dtype=torch.bool)
+        if not self._matcher.is_stopped():
+            found = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8).bool()
+            size = min(len(found), len(allowed_V))
+            allowed_V[:size] = found[:size]
+        if self._matcher.is_stopped() or self._matcher.is_accepting() or not allowed_V.any():
+            allowed_V[[token for token in self._stop_ids if token < len(allowed_V)]] = True
+        logits_V.masked_fill_(~allowed_V, -torch.inf)
+
+    def take(self, token: int) -> None:
+        """The answer is one token longer."""
+        if token not in self._stop_ids:
+            self._matcher.consume_token(token)
+
+
+@lru_cache(maxsize=1)
+def grammars_of(model_path: str, eos_token_id: int) -> Grammars:
+    """Return the grammars of the model in a folder, made once."""
+    return Grammars(Path(model_path) / "tokenizer.json", eos_token_id)

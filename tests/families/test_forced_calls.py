@@ -1,0 +1,196 @@
+"""Calls that a client has made: what follows their grammar, whatever the model would say, is found as calls."""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from clawstream.errors import UnrenderableRequest
+from clawstream.events import Shaping
+from clawstream.inference.rendering import PromptRenderer
+from clawstream.local.engine.grammar import Grammars, Matcher
+from tests.families.answering import QUESTION, called, kept, names, stream
+from tests.families.conftest import Folders
+from tests.families.formats import FORMATS, PARIS, SEARCH, Call
+
+Json = dict[str, Any]
+WITH_GRAMMAR = ("qwen3", "qwen3.5", "glm-4.5", "deepseek-v3", "deepseek-r1", "llama-3")
+WITHOUT = ("kimi-k2", "mistral")
+UNITS = ["metric", 'im"perial']
+PLACE: Json = {"type": "object", "properties": {"name": {"enum": ["Paris", "東京"]}}, "required": ["name"]}
+TOOLS: list[Json] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "enum": ["Paris", "Oslo <b>"]},
+                    "days": {"type": "integer"},
+                    "units": {"type": "string", "enum": UNITS},
+                    "places": {"type": "array", "items": {"$ref": "#/$defs/place"}, "minItems": 1},
+                    "exact": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+                },
+                "required": ["city", "places"],
+                "$defs": {"place": PLACE},
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "search"}},
+]
+ANY_CALL: Json = {"tools": TOOLS, "tool_choice": "required"}
+SEARCHING: Json = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "search"}}}
+
+
+@pytest.fixture(scope="module")
+def vocabularies() -> dict[str, Grammars]:
+    """Each made when it is asked for."""
+    return {}
+
+
+def matcher(
+    renderer: PromptRenderer, folders: Folders, found: dict[str, Grammars], name: str, options: Mapping[str, Any]
+) -> Matcher:
+    ebnf = renderer.grammar_of_calls(options, renderer.prompt_ids(QUESTION, options))
+    assert ebnf is not None
+    ends = frozenset(renderer.stop_token_ids)
+    if name not in found:
+        found[name] = Grammars(folders[FORMATS[name].folder] / "tokenizer.json", min(ends))
+    return found[name].matcher(Shaping(ebnf=ebnf), ends)
+
+
+def drawn(follows: Matcher, renderer: PromptRenderer, chance: random.Random) -> list[int]:
+    """An answer of which each token was drawn from all that may come next, up to its end."""
+    ids: list[int] = []
+    size = max(renderer.marker_ids) + 1
+    while not ids or ids[-1] not in renderer.stop_token_ids:
+        logits = torch.zeros(size)
+        follows.mask(logits)
+        allowed = [token for token, value in enumerate(logits.tolist()) if value == 0]
+        ending = [token for token in allowed if token in renderer.stop_token_ids or len(ids) > 400]
+        ids.append(chance.choice(ending or allowed))
+        follows.take(ids[-1])
+        assert len(ids) < 3000
+    return ids
+
+
+def accepted(follows: Matcher, ids: Sequence[int], size: int) -> bool:
+    for token in ids:
+        logits = torch.zeros(size)
+        follows.mask(logits)
+        if logits[token] != 0:
+            return False
+        follows.take(token)
+    return True
+
+
+def is_as_its_schema_says(call: Call) -> bool:
+    name, arguments = call
+    if name == "search":
+        return arguments == {}
+    return (
+        arguments["city"] in ("Paris", "Oslo <b>")
+        and all(place["name"] in ("Paris", "東京") and len(place) == 1 for place in arguments["places"])
+        and len(arguments["places"]) > 0
+        and isinstance(arguments.get("days", 1), int)
+        and arguments.get("units", "metric") in UNITS
+        and arguments.get("exact") in (True, False, None)
+        and arguments.keys() <= {"city", "places", "days", "units", "exact"}
+    )
+
+
+@names(WITH_GRAMMAR)
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_is_drawn_under_the_grammar_is_calls_of_the_tools_by_their_schemas(
+    renderers: dict[str, PromptRenderer], folders: Folders, vocabularies: dict[str, Grammars], name: str, seed: int
+) -> None:
+    renderer = renderers[name]
+    follows = matcher(renderer, folders, vocabularies, name, ANY_CALL)
+    ids = drawn(follows, renderer, random.Random(seed))
+    message = kept(renderer, ids, (1, 3), ANY_CALL)
+    assert message["content"] is None, renderer.decode(ids)
+    assert len(called(message)) >= 1
+    assert all(map(is_as_its_schema_says, called(message)))
+
+
+@names(WITH_GRAMMAR)
+def test_what_the_family_s_own_models_write_follows_the_grammar(
+    renderers: dict[str, PromptRenderer], folders: Folders, vocabularies: dict[str, Grammars], name: str
+) -> None:
+    renderer, form = renderers[name], FORMATS[name]
+    calls: list[Call] = [("get_weather", {"city": "Paris", "days": 3, "places": [{"name": "東京"}]}), SEARCH]
+    thought = "1 < 2" if form.thinks_first else ""
+    ids = renderer.encode(form.write(thought, "", calls if form.parallel else calls[:1]) + form.end)
+    if name == "glm-4.5":  # its models close a thought that was never opened
+        ids = renderer.encode(form.write("", "", calls).removeprefix("\n<think></think>") + form.end)
+    assert accepted(matcher(renderer, folders, vocabularies, name, ANY_CALL), ids, max(renderer.marker_ids) + 1)
+
+
+@names(WITH_GRAMMAR)
+def test_a_function_that_is_named_is_called_once(
+    renderers: dict[str, PromptRenderer], folders: Folders, vocabularies: dict[str, Grammars], name: str
+) -> None:
+    renderer = renderers[name]
+    for options in (SEARCHING, {**ANY_CALL, "parallel_tool_calls": False}):
+        for seed in range(3):
+            follows = matcher(renderer, folders, vocabularies, name, options)
+            found = called(kept(renderer, drawn(follows, renderer, random.Random(seed)), (2,), options))
+            assert len(found) == 1
+            assert options is not SEARCHING or found == [SEARCH]
+
+
+@names(["qwen3"])
+def test_a_mark_that_the_model_spelled_in_letters_is_a_mark_all_the_same(
+    renderers: dict[str, PromptRenderer], name: str
+) -> None:
+    renderer = renderers[name]
+    text = '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>'
+    spelled = [token for letter in text for token in renderer.encode(letter)]
+    assert renderer.marker_ids.isdisjoint(spelled)
+    ids = [*spelled, *renderer.stop_token_ids[:1]]
+    assert called(kept(renderer, ids, (1,), SEARCHING)) == [SEARCH]
+    assert [delta.content for delta in stream(renderer, ids, (1,), SEARCHING)[1]] == [""]
+
+
+@names(WITHOUT)
+def test_a_family_whose_calls_no_grammar_writes_says_so(renderers: dict[str, PromptRenderer], name: str) -> None:
+    with pytest.raises(UnrenderableRequest, match="leave tool_choice at auto"):
+        renderers[name].grammar_of_calls(ANY_CALL, (1,))
+
+
+@names(["qwen3", "qwen3.5", "glm-4.5", "deepseek-v3"])
+def test_an_answer_of_one_call_at_most_ends_with_it(renderers: dict[str, PromptRenderer], name: str) -> None:
+    renderer, form = renderers[name], FORMATS[name]
+    options: Json = {"tools": TOOLS, "parallel_tool_calls": False}
+    assert renderer.stop_ids({"tools": TOOLS}) == renderer.stop_ids({"parallel_tool_calls": False})
+    [end] = set(renderer.stop_ids(options)) - set(renderer.stop_token_ids)
+    ids = renderer.encode(form.write("I look." if form.thinks else "", "", [SEARCH, PARIS]) + form.end)
+    cut = ids[: ids.index(end) + 1]
+    message = kept(renderer, cut, (1,), options)
+    assert called(message) == [SEARCH]
+    later = [{"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "Rain."}]
+    prompt = renderer.prompt_ids(QUESTION, options)
+    following = renderer.bridge_ids(prompt, message, cut, later, options)
+    assert following is not None
+    assert following[: len(cut)] == cut
+
+
+def test_a_schema_that_holds_itself_and_one_that_is_nested_too_deeply(renderers: dict[str, PromptRenderer]) -> None:
+    node: Json = {"type": "object", "properties": {"next": {"$ref": "#"}, "b": {"$ref": "#/nowhere"}}}
+    deep: Json = {}
+    for _ in range(900):
+        deep = {"type": "array", "items": deep}
+
+    def grammar(parameters: Json) -> str | None:
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        return renderers["qwen3"].grammar_of_calls({"tools": tools, "tool_choice": "required"}, (1,))
+
+    assert grammar(node) is not None
+    with pytest.raises(UnrenderableRequest, match="nested too deeply"):
+        grammar({"type": "object", "properties": {"a": deep}})
+    with pytest.raises(UnrenderableRequest, match="half a character"):
+        grammar({"type": "object", "properties": {json.loads('"\\ud800"'): {}}})
