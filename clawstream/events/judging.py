@@ -75,7 +75,7 @@ class VoteCast(SessionEvent):
     score: int | None  # None unless readable, which is not a 0
     hint: str | None  # None unless the question was for a hint and the vote gives one
     text: str | None  # the judge's reply; None: none came
-    error: str | None  # why none came
+    error: str | None  # why none came, or why one that came was not read
     prompt_tokens: int | None  # as the endpoint counted; None: not reported
     completion_tokens: int | None
     latency_ms: int

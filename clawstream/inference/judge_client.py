@@ -1,9 +1,10 @@
 """How a judge is asked: any OpenAI-compatible /chat/completions, over one pooled session.
 
 The one rule: what arrived is a reply, however odd; what did not is TryLater, and asked again. Only a judge that will
-never take this request has refused it.
+never take this request has refused it. A reply past its limit of bytes or time has arrived, and says nothing.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,9 +18,15 @@ import orjson
 
 from clawstream.config import JudgeSettings
 from clawstream.errors import ClawstreamError, ConfigError, TryLater
+from clawstream.inference.bodies import ASKING, PLAIN, parsed, read_body, read_error, shown
 
 _CONNECT_S = 10.0
-_SHOWN_CHARACTERS = 300
+_LONGEST_WAIT_S = 3600.0  # that a judge may ask for
+_SHARE_OF_TIME = 0.9  # of a call's, after which a reply that has begun is taken as it is
+_FRAME_BYTES, _TOKEN_BYTES = 64 * 2**10, 64  # a token has up to 12 characters, thought and said, escaped
+_MOST_BYTES = 2 * 2**20  # a vote is one record, and a byte that is no UTF-8 is recorded as three
+_KEPT_CHARACTERS = 2000  # of a reply that is not used
+_MOST_TOKENS = 2**31 - 1
 _PASSING = (401, 403, 408, 425, 429)  # a bad key is an operator's to mend while the votes wait
 
 
@@ -29,11 +36,15 @@ class JudgeRefused(ClawstreamError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeReply:
-    """What arrived; counts are the endpoint's own, None where it gives none."""
+    """What arrived; counts are the endpoint's own, None where it gives none.
+
+    `unusable` says why the text is no whole reply, but a beginning at most.
+    """
 
     text: str
     prompt_tokens: int | None
     completion_tokens: int | None
+    unusable: str | None = None
 
 
 class JudgeClient:
@@ -43,6 +54,7 @@ class JudgeClient:
         self._session = session
         self._settings = settings
         self._url = f"{url.rstrip('/')}/chat/completions"
+        self._most_bytes = min(_MOST_BYTES, _FRAME_BYTES + _TOKEN_BYTES * settings.max_tokens)
         self.name = judge_name(settings.model, url)
 
     @classmethod
@@ -57,7 +69,9 @@ class JudgeClient:
         headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
         timeout = aiohttp.ClientTimeout(total=settings.call_timeout_s, sock_connect=_CONNECT_S)
         connector = aiohttp.TCPConnector(limit=settings.calls_at_once, keepalive_timeout=60.0)
-        async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
+        async with aiohttp.ClientSession(
+            connector=connector, headers=headers, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+        ) as session:
             yield cls(session, settings, settings.url)
 
     async def ask(self, system: str, user: str, *, seed: int) -> JudgeReply:
@@ -69,15 +83,24 @@ class JudgeClient:
             "max_tokens": self._settings.max_tokens,
             "seed": seed,
         }
-        headers = {"Content-Type": "application/json"}
+        until = asyncio.get_running_loop().time() + _SHARE_OF_TIME * self._settings.call_timeout_s
         try:
-            async with self._session.post(self._url, data=orjson.dumps(body), headers=headers) as response:
-                raw = await response.read()
+            async with self._session.post(self._url, data=orjson.dumps(body), headers=PLAIN, **ASKING) as response:
+                if response.status != 200:
+                    said = await read_error(response, until=until)
+                    raise _failure(self.name, response.status, said, response.headers.get("Retry-After"))
+                content, wrong = await read_body(response, most_bytes=self._most_bytes, until=until)
         except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
-            raise TryLater(f"judge {self.name}: no reply ({error!r}); it is asked again") from error
-        if response.status != 200:
-            raise _failure(self.name, response.status, raw, response.headers.get("Retry-After"))
-        return _reply(raw)
+            raise TryLater(f"judge {self.name}: no reply ({shown(repr(error))}); it is asked again") from error
+        if wrong is None:
+            return _reply(content)
+        begins = content.decode(errors="replace")[:_KEPT_CHARACTERS]
+        return JudgeReply(
+            text=begins,
+            prompt_tokens=None,
+            completion_tokens=None,
+            unusable=f"judge {self.name}: its reply is not read, {wrong}; at most {_KEPT_CHARACTERS} characters are kept",
+        )
 
 
 def judge_name(model: str, url: str) -> str:
@@ -87,31 +110,32 @@ def judge_name(model: str, url: str) -> str:
 
 
 def _failure(name: str, status: int, raw: bytes, retry_after: str | None) -> TryLater | JudgeRefused:
-    said = raw[:_SHOWN_CHARACTERS].decode(errors="replace")
+    said = shown(raw.decode(errors="replace"))
     if status in _PASSING or not 400 <= status < 500:
         return TryLater(f"judge {name}: status {status}, {said}; it is asked again", retry_after_s=_wait(retry_after))
     return JudgeRefused(f"judge {name}: status {status}, {said}; this vote is recorded as failed")
 
 
 def _wait(retry_after: str | None) -> float | None:
-    """Return the seconds that a Retry-After header asks for, given as a number or as a date."""
+    """Return the seconds that a Retry-After header asks for, as a number or a date, up to an hour."""
     if retry_after is None:
         return None
     if retry_after.strip().isdecimal():
-        return float(retry_after)
+        return min(_LONGEST_WAIT_S, float(retry_after))
     try:
         at = parsedate_to_datetime(retry_after)
     except ValueError:
         return None
-    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    wait_s = (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return min(_LONGEST_WAIT_S, max(0.0, wait_s))
 
 
 def _reply(raw: bytes) -> JudgeReply:
     """Return the reply in a body; a body that is no chat completion is the reply itself, for a reader to refuse."""
+    body: Any = parsed(raw)
     try:
-        body = orjson.loads(raw)
         text = body["choices"][0]["message"]["content"]
-    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
+    except (KeyError, IndexError, TypeError):
         return JudgeReply(text=raw.decode(errors="replace"), prompt_tokens=None, completion_tokens=None)
     usage = body.get("usage")
     counts: Mapping[str, Any] = usage if isinstance(usage, dict) else {}
@@ -123,4 +147,4 @@ def _reply(raw: bytes) -> JudgeReply:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None

@@ -114,8 +114,8 @@ class _Booth:
         except TryLater as error:
             self._heard(str(error))
             raise
-        self._heard(None)
-        reading = read(ballot.question, reply.text)
+        self._heard(reply.unusable)
+        reading = None if reply.unusable is not None else read(ballot.question, reply.text)
         return [
             self._vote(
                 ballot,
@@ -123,6 +123,7 @@ class _Booth:
                 score=None if reading is None else reading.score,
                 hint=None if reading is None else reading.hint,
                 reply=reply,
+                error=reply.unusable,
                 latency_ms=self._now_ms() - started_ms,
             )
         ]
