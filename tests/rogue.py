@@ -1,9 +1,11 @@
 """Servers that answer with whatever bytes they are told to, for as long as they are asked to."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+
 
 @dataclass
 class Rogue:
@@ -23,11 +25,9 @@ async def rogue(say: Callable[[Rogue, asyncio.StreamWriter], Awaitable[None]]) -
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
-            length = next(
-                (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0
-            )
+            said = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
             found.heads.append(head)
-            found.bodies.append(await reader.readexactly(length))
+            found.bodies.append(await reader.readexactly(int(said[1]) if said else 0))
             await say(found, writer)
         writer.close()
         with suppress(ConnectionError):

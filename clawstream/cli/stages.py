@@ -156,18 +156,20 @@ def refresh(context: typer.Context) -> None:
     hide_torch()
     from clawstream.inference.rendering import PromptRenderer
     from clawstream.inference.sglang import SglangEngine, engine_session
+    from clawstream.inference.vocabulary import num_embeddings
     from clawstream.refresh.answering import Refresher
     from clawstream.refresh.stage import refresh_stage
     from clawstream.stream.stage import DAY_MS
 
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
+    num_token_ids = num_embeddings(settings.engine.base_policy)
     heard_ms, num_answers = round(settings.rewards.heard_for_days * DAY_MS), settings.training.answers_per_hint
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         from clawstream.stream.runner import run
 
         async with engine_session(settings.engine) as session:
-            engines = [SglangEngine(session, url) for url in settings.engine.addresses]
+            engines = [SglangEngine(session, url, num_token_ids=num_token_ids) for url in settings.engine.addresses]
             policy = Refresher(engines, renderer, settings.policy.id)
             stage = refresh_stage(policy, settings.policy.id, answers_per_hint=num_answers, heard_ms=heard_ms)
             await run(stage, log, stop=stop, instance_id=_instance(settings, "refresh"))

@@ -41,7 +41,7 @@ from clawstream.gateway.spool_file import FOLDER, Fsync, SpoolInUse
 from clawstream.gateway.watching import Follows, follow_policy, learn_owners, learn_sessions
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.inference.sglang import SglangEngine, engine_session
-from clawstream.inference.vocabulary import largest_token_id, too_small_for
+from clawstream.inference.vocabulary import largest_token_id, num_embeddings, too_small_for
 
 LOG = logging.getLogger(__name__)
 _BACKLOG = 4096
@@ -256,7 +256,7 @@ class _Server(uvicorn.Server):
 def _engine(session: aiohttp.ClientSession, url: str, settings: Settings, largest_id: int) -> ServedEngine:
     return ServedEngine(
         url=url.rstrip("/"),
-        client=SglangEngine(session, url),
+        client=SglangEngine(session, url, num_token_ids=num_embeddings(settings.engine.base_policy)),
         policy_id=settings.policy.id,
         answers_within_s=settings.engine.answers_within_s,
         largest_token_id=largest_id,

@@ -10,6 +10,7 @@ from clawstream.errors import TryLater
 
 BASE_VERSION = 0
 _BASE_NAMES = ("default", "base")  # what SGLang calls the weights that it was started with
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _VERSION = re.compile(r".+-v([0-9]{1,18})", re.ASCII | re.DOTALL)
 
 
@@ -20,8 +21,10 @@ def policy_version(name: str | None) -> int:
     """
     if name is None or name in _BASE_NAMES:
         return BASE_VERSION
-    if not (name.isascii() and name.isdigit()):
-        raise TryLater(f"the engine's weights are named {name!r}; expected a version number. Start it without a name")
+    if not _NUMBER.fullmatch(name):
+        raise TryLater(
+            f"the engine's weights are named {name[:100]!r}; expected a version number. Start it without a name"
+        )
     return int(name)
 
 

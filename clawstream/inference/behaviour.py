@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from clawstream.errors import TryLater
 from clawstream.events import FinishReason, VersionSpan
@@ -24,7 +25,8 @@ def behaviour(
     """Return what sampled the tokens; an engine names the weights even where an adapter lies on them.
 
     Where those weights change below an adapter, the rest is no version's: it bears the name of the new weights, and
-    no log-probs. Raises TryLater where the engine's spans don't cover the tokens.
+    no log-probs. Raises TryLater where the engine's spans don't cover the tokens, or go back to older weights: a
+    rollback has a number of its own.
     """
     spans = [span for span in engine_spans if span.num_tokens]
     if sum(span.num_tokens for span in spans) != len(logprobs_nats):
@@ -35,6 +37,12 @@ def behaviour(
     versions = tuple(
         VersionSpan(policy_version=policy_version(span.version), num_tokens=span.num_tokens) for span in spans
     )
+    older = next((two for two in pairwise(versions) if two[0].policy_version > two[1].policy_version), None)
+    if older is not None:
+        raise TryLater(
+            f"the engine went from version {older[0].policy_version} back to {older[1].policy_version} within an "
+            "answer; the answer is not recorded"
+        )
     if adapter_version is None or not versions:
         return Behaviour(versions=versions, logprobs_nats=logprobs_nats)
     pinned, *rest = versions

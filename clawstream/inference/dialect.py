@@ -13,11 +13,13 @@ from typing import Any, TypeAlias
 
 from clawstream.events.exchanges import GREEDY_BELOW, Shaping, TokenBias
 from clawstream.inference.engine import Chunk, Finish, FinishKind, GenerateRequest, Sampling, VersionSpan
+from clawstream.inference.plausible import read_version
 
 DEFAULT_MAX_NEW_TOKENS = 128
 UNSHAPED = Shaping()
 _GRAMMARS = ("json_schema", "regex", "ebnf")
 _TOKEN_DIGITS = 9
+_MESSAGE_CHARACTERS = 300
 # Parameters that we do not implement, with the value under which they do nothing.
 _NEUTRAL: Mapping[str, object] = {
     "n": 1,
@@ -305,7 +307,7 @@ def write_spans(spans: Sequence[VersionSpan], current: str) -> list[dict[str, ob
 
 def read_chunk(element: Mapping[str, Any]) -> Chunk:
     """One element of a streamed answer; raises KeyError, TypeError or ValueError where it is not of this dialect."""
-    meta = element["meta_info"]
+    meta: Mapping[str, Any] = {**element["meta_info"]}
     token_ids = tuple(element["output_ids"])
     pairs = meta.get("output_token_logprobs") or ()
     finish = read_finish(meta.get("finish_reason"))
@@ -316,21 +318,30 @@ def read_chunk(element: Mapping[str, Any]) -> Chunk:
             f"{len(pairs)} log-probs for {len(token_ids)} new tokens; "
             "start the engine with --incremental-streaming-output"
         )
-    version = meta.get("weight_version")
+    sampled = meta.get("completion_tokens")
+    if sampled is not None and type(sampled) is not int:
+        raise ValueError(f"completion_tokens is {str(sampled)[:100]}, expected an integer")
     return Chunk(
         token_ids,
         tuple([pair[0] for pair in pairs]) if pairs else (None,) * len(token_ids),
         meta.get("prompt_tokens"),
         meta.get("cached_tokens"),
-        None if version is None else str(version),
+        read_version(meta.get("weight_version")),
         finish,
         () if finish is None else _spans(meta.get("weight_versions") or ()),
-        meta.get("completion_tokens"),
+        sampled,
     )
 
 
 def _spans(written: Iterable[Mapping[str, Any]]) -> tuple[VersionSpan, ...]:
-    return tuple(VersionSpan(str(span["version"]), int(span["end"]) - int(span["start"])) for span in written)
+    spans, begin = [], 0
+    for span in written:
+        version, start, end = read_version(span["version"]), span["start"], span["end"]
+        if version is None or start != begin or type(end) is not int or end < begin:
+            raise ValueError(f"weight_versions hold {str(span)[:100]}, expected a version from token {begin} on")
+        spans.append(VersionSpan(version, end - begin))
+        begin = end
+    return tuple(spans)
 
 
 def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
@@ -353,7 +364,12 @@ def read_finish(reason: Mapping[str, Any] | None) -> Finish | None:
     """The finish that a `finish_reason` object names."""
     if reason is None:
         return None
-    return Finish(kind=FinishKind(reason["type"]), matched=reason.get("matched"), message=reason.get("message"))
+    kind, message = FinishKind(reason["type"]), reason.get("message")
+    return Finish(
+        kind=kind,
+        matched=reason.get("matched"),
+        message=None if message is None else str(message)[:_MESSAGE_CHARACTERS],
+    )
 
 
 def _integer(name: str, value: object, *, low: int, high: int | None = None) -> int:

@@ -99,7 +99,7 @@ class JudgeClient:
             text=begins,
             prompt_tokens=None,
             completion_tokens=None,
-            unusable=f"judge {self.name}: its reply is not read, {wrong}; at most {_KEPT_CHARACTERS} characters are kept",
+            unusable=f"judge {self.name}: its reply is not read, {wrong}; its beginning is kept",
         )
 
 

@@ -25,10 +25,16 @@ def largest_token_id(folder: Path, added: Iterable[int]) -> int:
 
 def too_small_for(token_id: int, folder: Path) -> str | None:
     """Return why the model in `folder` can't be given the id; None: it can, or its config.json can't be read here."""
-    size = (text_config(folder) or {}).get("vocab_size")
-    if not isinstance(size, int) or token_id < size:
+    size = num_embeddings(folder)
+    if size is None or token_id < size:
         return None
     return f"the policy's tokenizer can give id {token_id}, and the vocab_size of {folder / 'config.json'} is {size}"
+
+
+def num_embeddings(folder: Path) -> int | None:
+    """Return how many token ids the model in `folder` has; None where its config.json does not say it here."""
+    size = (text_config(folder) or {}).get("vocab_size")
+    return size if isinstance(size, int) else None
 
 
 def vocabulary(folder: Path) -> Tokenizer | None:

@@ -11,7 +11,7 @@ def answers(http: aiohttp.ClientSession, url: str) -> Callable[[], Awaitable[str
 
     async def missing() -> str | None:
         try:
-            async with http.get(url) as response:
+            async with http.get(url, allow_redirects=False) as response:
                 if response.status == 200:
                     return None
                 return _problems(await response.text()) or f"{url} answers HTTP {response.status}"

@@ -172,7 +172,10 @@ async def _monitor(url: str | None, problems: list[str]) -> Mapping[str, Any] | 
         return None
     timeout = aiohttp.ClientTimeout(total=MONITOR_WITHIN_S)
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(f"{url}/windows") as response:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as http,
+            http.get(f"{url}/windows", allow_redirects=False) as response,
+        ):
             if response.status != 200:
                 problems.append(f"the monitor at {url} answers with status {response.status}")
                 return None

@@ -132,7 +132,8 @@ class Fetcher:
         url = f"{self._url}/versions/{version_name(version.policy_version)}/{name}"
         num_bytes = 0
         try:
-            async with self._session.get(url, headers={"Range": f"bytes={begin}-"} if begin else {}) as response:
+            headers = {"Range": f"bytes={begin}-"} if begin else {}
+            async with self._session.get(url, headers=headers, allow_redirects=False) as response:
                 if response.status != (206 if begin else 200):
                     words = (await response.content.read(200)).decode("utf-8", "replace")
                     raise TryLater(f"{url}: {response.status} {words}. What is served stays")
