@@ -45,6 +45,10 @@ class TopicMismatch(OperatorError):
     """A topic is missing or differs from its file in topics/."""
 
 
+class LogContradicted(OperatorError):
+    """The log is not the one that was read: it ends before, or has other records there."""
+
+
 class UnusableCheckpoint(OperatorError):
     """A checkpoint folder is incomplete, damaged or of another model."""
 

@@ -29,6 +29,7 @@ T = TypeVar("T")
 audit = typer.Typer(help="Whether the database says what the log says.", no_args_is_help=True)
 projection = typer.Typer(help="The database's tables as a whole.", no_args_is_help=True)
 _WIDE = 1000  # characters; a file has no edge
+_STAGES = ("turns", "judging", "heuristics", "samples", "refresh", "groups")  # whose places the broker keeps
 _JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
@@ -91,18 +92,24 @@ def rebuild(
     """Make every table anew of the log beside those that are read, then let them change places.
 
     Readers and the projector go on meanwhile; the projector goes on with the new tables.
-    `audit verify` says ever after of which partitions the books were overruled with --trust-log, and when.
+    `audit verify` says ever after of which partitions the books were overruled with --trust-log, and when. The stages
+    that have read further than the log goes are put back too: stop them first.
     """
+    from clawstream.projections.rebuild import Rebuilt
     from clawstream.projections.rebuild import rebuild as make
+    from clawstream.stream.putting_back import put_back
 
-    made = _with_both(
-        context,
-        "rebuild",
-        lambda url, log, tell: make(url, log, keep=keep, forget_expired=forget_expired, trust_log=trust_log, tell=tell),
-    )
+    async def work(url: str, log: "KafkaLog", tell: "Tell") -> tuple[Rebuilt, dict[str, list[str]]]:
+        rebuilt = await make(url, log, keep=keep, forget_expired=forget_expired, trust_log=trust_log, tell=tell)
+        back = {stage: await put_back(log, stage) for stage in _STAGES} if trust_log else {}
+        return rebuilt, {stage: [str(one) for one in wrong] for stage, wrong in back.items() if wrong}
+
+    made, back = _with_both(context, "rebuild", work)
     if as_json:
-        typer.echo(json.dumps(asdict(made)))
+        typer.echo(json.dumps(asdict(made) | {"put_back": back}))
     console = Console(stderr=True)
+    for stage, wrong in back.items():
+        console.print(f"{stage} goes on from where the log was cut: {'; '.join(wrong)}", highlight=False)
     console.print(f"the tables are made of {made.records:,} records of the log")
     if made.records_set_aside:
         console.print(
@@ -164,6 +171,12 @@ def _show(found: "Audit") -> None:
     facts.add_row(
         "rows that differ", f"{found.rows_differ:,}" if not found.rows_differ else f"[red]{found.rows_differ:,}[/]"
     )
+    if found.answers_without_outcome:
+        facts.add_row(
+            "answers without an outcome",
+            f"{found.answers_without_outcome:,}: a later answer of their session came, or a day, and no turn or orphan "
+            f"says what became of them. For example {', '.join(found.without_outcome[:3])}",
+        )
     for book in found.overruled:
         facts.add_row(
             f"{book.place.topic} partition {book.place.partition}",

@@ -43,6 +43,8 @@ class Audit:
     differences: Sequence[Difference]  # the first of each table
     expired: Mapping[Place, int]  # where the log has lost its beginning: the first offset that it has
     keys: int | None  # compared; None: all
+    answers_without_outcome: int  # neither paired nor orphaned, and not the newest of their sessions, or silent a day
+    without_outcome: Sequence[str]  # the first of these
     overruled: Sequence[Overruled]  # books that a person had rebuilds not follow, the oldest first
 
     @property
@@ -91,6 +93,8 @@ class Audit:
             "differences": [asdict(one) for one in self.differences],
             "expired": {f"{place.topic}-{place.partition}": offset for place, offset in self.expired.items()},
             "keys": self.keys,
+            "answers_without_outcome": self.answers_without_outcome,
+            "without_outcome": list(self.without_outcome),
             "overruled": [one.as_dict() for one in self.overruled],
         }
 
@@ -144,6 +148,8 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
         differences=differences,
         expired={place: begin for place, begin in begins.items() if begin > 0},
         keys=None if reading.chosen is None else len(reading.chosen),
+        answers_without_outcome=reading.num_without_outcome,
+        without_outcome=reading.without_outcome,
         overruled=reading.overruled,
     )
 
@@ -164,6 +170,7 @@ class _Reading:
         }
         self.left_out = left_out(beside.cursor)
         self.overruled = overruled_of(beside.cursor)
+        self.num_without_outcome, self.without_outcome = beside.without_outcome()
         self.num_read: Counter[Place] = Counter()
         self.num_unread = None if sample else 0
         self._choice = None if sample is None else _Choice(sample, beside.keys())

@@ -9,6 +9,7 @@ import psycopg
 from clawstream.errors import DatabaseMismatch
 from clawstream.projections.chain import Block
 from clawstream.projections.lines import LeftOut
+from clawstream.stream.ends import past_the_end
 from clawstream.stream.letters import Fate, Letter, LetterId, Reason
 from clawstream.stream.log import Place
 
@@ -80,11 +81,6 @@ def refuse_another_log(offsets: Mapping[Place, int], ends: Mapping[Place, int]) 
             f"the database has read {place.topic} partition {place.partition} up to offset {offsets[place]}, and this "
             f"log ends at {ends.get(place, 0)}: it is not the log that the database was filled from, or it has lost "
             "its end. Nothing was written: name the right broker and prefix, or an empty database. Where this log is "
-            "the right one, `clawstream projection rebuild --trust-log` makes the tables of what it has, and keeps the "
-            "old ones"
+            "the right one, `clawstream projection rebuild --trust-log` makes the tables of what it has, keeps the old "
+            "ones, and puts the stages back that have read further than it goes"
         )
-
-
-def past_the_end(offsets: Mapping[Place, int], ends: Mapping[Place, int]) -> list[Place]:
-    """Return the partitions of which the database has read what the log does not have."""
-    return [place for place, offset in offsets.items() if offset > ends.get(place, 0)]

@@ -87,6 +87,16 @@ class Scratch:
         ]
         return {key for (key,) in self.cursor.execute(sql.SQL(" UNION ").join(parts))}
 
+    def without_outcome(self) -> tuple[int, list[str]]:
+        """Return how many answers of main turns nobody said anything of, though a later one or a day came; and some."""
+        query = _WITHOUT_OUTCOME.format(
+            exchanges=self._live(tables.exchanges),
+            turns=self._live(tables.turns),
+            settlements=self._live(tables.settlements),
+        )
+        found = [exchange_id for (exchange_id,) in self.cursor.execute(query)]
+        return len(found), found[:MAX_NAMED]
+
     def compare(self, table: Table, only: Collection[str] | None) -> Differences:
         """Compare every row, both ways; or those of the records with the keys `only`, as they are stored."""
         parts = {
@@ -171,6 +181,22 @@ def _record_key(table: Table) -> sql.Identifier:
 
 _LIKE = sql.SQL("CREATE TEMPORARY TABLE {name} (LIKE {live} INCLUDING GENERATED) ON COMMIT DROP")
 _UNIQUE = sql.SQL("ALTER TABLE pg_temp.{name} ADD PRIMARY KEY ({key})")
+# An answer without a later one waits for its reaction. A stage that saw it says so once the session is silent, and
+# forgets it after a day.
+_WITHOUT_OUTCOME = sql.SQL("""
+    SELECT exchange_id FROM {exchanges} e
+    WHERE kind = 'completed' AND turn_type = 'main'
+      AND NOT EXISTS (SELECT FROM {turns} t WHERE t.turn_id = e.exchange_id)
+      AND (EXISTS (SELECT FROM {exchanges} n
+                   WHERE n.session_id = e.session_id AND n.source_partition = e.source_partition
+                     AND n.source_offset > e.source_offset AND n.kind = 'completed' AND n.turn_type = 'main'
+                     AND n.exchange_id <> e.exchange_id)
+           OR (e.log_time < (SELECT max(log_time) FROM {exchanges}) - interval '1 day'
+               AND NOT EXISTS (SELECT FROM {settlements} s
+                               WHERE s.session_id = e.session_id AND s.log_time >= e.log_time)))
+    ORDER BY source_partition, source_offset
+""")
+
 _COUNT = sql.SQL("SELECT count(*) FROM {made} WHERE {wanted}")
 # *<> compares what is stored, byte for byte, and takes NULL for a value.
 _DIFFERENT = sql.SQL("""

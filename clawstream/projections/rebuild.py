@@ -18,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import OperatorError
 from clawstream.projections import database, schemas
-from clawstream.projections.books import Book, books, left_out, past_the_end, refuse_another_log
+from clawstream.projections.books import Book, books, left_out, refuse_another_log
 from clawstream.projections.filling import filling
 from clawstream.projections.lines import LeftOut
 from clawstream.projections.makers import Make, makers, num_processes
@@ -30,6 +30,7 @@ from clawstream.projections.schemas import BUILDING
 from clawstream.projections.sorting import Release, rows_of
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.writer import Claim, Writer
+from clawstream.stream.ends import past_the_end
 from clawstream.stream.log import Arrived, Place, Undecodable
 
 _BUILD_LOCK = 0x636C6178  # any number that no other program on this database takes

@@ -28,6 +28,7 @@ from clawstream.stream.codec import Codec, codec
 from clawstream.stream.letters import LetterId, Mark, letter_headers, mark_headers, needed_queue
 from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Put, Raw, Sealed, Start, StartAt
 from clawstream.stream.member import GroupPatience, KafkaMember
+from clawstream.stream.positions import set_group
 from clawstream.stream.records import arrived
 from clawstream.stream.schemas import all_schemas
 from clawstream.stream.subscription import subscription
@@ -268,6 +269,10 @@ class KafkaLog:
         found = await committed_offsets(self._admin, self._prefix + group)
         commits = {self._place(at): Commit(there.offset, there.metadata) for at, there in found.items()}
         return {place: commit for place, commit in commits.items() if topics is None or place.topic in topics}
+
+    async def put_back(self, group: str, commits: Mapping[Place, Commit]) -> None:
+        """Let the group go on from these; raises PartUnavailable while somebody reads in it."""
+        await set_group(self._broker, self._prefix, group, commits)
 
     async def lag(self, group: str) -> int | None:
         """Return how many records the group has not done yet; None: it has never read."""

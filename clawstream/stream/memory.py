@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 from zlib import crc32
 
-from clawstream.errors import TryLater
+from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import Event
 from clawstream.stream.codec import codec
 from clawstream.stream.cut import Cut
@@ -53,7 +53,7 @@ class MemoryBroker:
             topic=place.topic,
             partition=place.partition,
             offset=len(records),
-            timestamp_ms=max(now_ms, records[-1].timestamp_ms) if records else now_ms,
+            timestamp_ms=now_ms,
             key=key,
             value=value,
             headers=tuple(headers),
@@ -249,6 +249,13 @@ class MemoryLog:
         """Return how far the group has come where it has read anything; None: on all of its topics."""
         commits = self.broker.group(group).committed
         return {place: commit for place, commit in commits.items() if topics is None or place.topic in topics}
+
+    async def put_back(self, group: str, commits: Mapping[Place, Commit]) -> None:
+        """Let the group go on from these; raises PartUnavailable while somebody reads in it."""
+        found = self.broker.group(group)
+        if found.members:
+            raise PartUnavailable(f"the consumer group {group} has {len(found.members)} members; stop them")
+        found.committed |= commits
 
     async def lag(self, group: str) -> int | None:
         """Return how many records the group has not done yet; None: it has never read."""

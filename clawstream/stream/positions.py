@@ -1,4 +1,4 @@
-"""Where a group begins to read that is not run by us: the monitor's, whose consumer is faust's.
+"""Where a group begins to read that is set from outside: the monitor's, whose consumer is faust's, or a stage put back.
 
 The one rule: a group's positions are set while nobody reads in it; the broker refuses anything else.
 """
@@ -15,7 +15,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from clawstream.errors import PartUnavailable
 from clawstream.stream.client import Broker, describe, kafka_errors
-from clawstream.stream.log import Place
+from clawstream.stream.log import Commit, Place
 
 ASK_AGAIN_S = 0.5
 
@@ -31,15 +31,20 @@ async def offsets_at(broker: Broker, prefix: str, places: Iterable[Place], time_
 
 
 async def set_group(
-    broker: Broker, prefix: str, group: str, starts: Mapping[Place, int], *, within_s: float = 15.0
+    broker: Broker, prefix: str, group: str, starts: Mapping[Place, int | Commit], *, within_s: float = 15.0
 ) -> None:
-    """Let `group` begin at `starts`; waits for a killed member to be forgotten.
+    """Let `group` begin at `starts`, with the notes of those that have one; waits for a killed member to be forgotten.
 
     Raises PartUnavailable where somebody still reads in the group after `within_s`.
     """
     name = prefix + group
     await _emptied(broker, name, within_s)
-    offsets = {TopicPartition(prefix + p.topic, p.partition): OffsetAndMetadata(at, "") for p, at in starts.items()}
+    offsets = {
+        TopicPartition(prefix + place.topic, place.partition): OffsetAndMetadata(
+            *(start if isinstance(start, Commit) else Commit(start))
+        )
+        for place, start in starts.items()
+    }
     async with _started(broker.consumer(group_id=name)) as consumer:
         consumer.assign(list(offsets))
         with kafka_errors(f"set where {name} begins"):

@@ -17,18 +17,21 @@ class Note(NamedTuple):
 
     rebuild_from: int  # the first offset that a key which was not silent for long still needs
     clock_ms: int  # of the log; keys that were silent for longer than they are retained by then are over
+    last: str | None = None  # the digest of the record before the offset; None: not known
 
     def written(self) -> str:
         """Return the note as the broker keeps it."""
-        return json.dumps({"from": self.rebuild_from, "clock_ms": self.clock_ms})
+        last = {} if self.last is None else {"last": self.last}
+        return json.dumps({"from": self.rebuild_from, "clock_ms": self.clock_ms, **last})
 
 
 def read_note(text: str, committed: int) -> Note:
     """Return the note; a commit by another tool has none, and then there is nothing to rebuild."""
     try:
         said = json.loads(text)
-        return Note(min(int(said["from"]), committed), int(said["clock_ms"]))
-    except (KeyError, TypeError, ValueError):
+        last = said.get("last")
+        return Note(min(int(said["from"]), committed), int(said["clock_ms"]), None if last is None else str(last))
+    except (AttributeError, KeyError, TypeError, ValueError):
         return Note(committed, 0)
 
 

@@ -42,3 +42,8 @@ def digest_of(raw: Raw) -> bytes:
         parts += (name.encode(), value)
     lengths = ",".join(["none" if part is None else str(len(part)) for part in parts])
     return blake2b(b"".join((lengths.encode(), b":", *filter(None, parts))), digest_size=DIGEST_BYTES).digest()
+
+
+def digest_in(record: Arrived) -> bytes | None:
+    """Return the hash of a record that was read with its digest, or without an event."""
+    return digest_of(record.raw) if isinstance(record, Undecodable) else record.digest

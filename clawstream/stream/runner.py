@@ -15,9 +15,11 @@ from typing import Generic, TypeVar
 
 from clawstream.errors import TopicMismatch, TryLater, UndecodableRecord
 from clawstream.stream.calling import wait_before
+from clawstream.stream.ends import refuse
 from clawstream.stream.errands import Errands, Tally
 from clawstream.stream.failures import flooded
 from clawstream.stream.log import Arrived, Commit, Log, Member, Place, Undecodable
+from clawstream.stream.putting_back import TRUST_LOG, contradicted
 from clawstream.stream.quarantine import Quarantine
 from clawstream.stream.rebuild import in_clock_order
 from clawstream.stream.stage import Stage, Step
@@ -66,13 +68,15 @@ async def run(
     instance_id: str | None = None,
     pace: Pace | None = None,
     monotonic: Callable[[], float] = time.monotonic,
+    machine_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> None:
     """Run the stage until `stop`, then finish what is under way, commit, and leave the group.
 
     `on_progress` is called once a tick. With an `instance_id` a worker that comes back under it has its partitions at
-    once. Raises TryLater where the broker refuses this member, TopicMismatch where the topics can't be read together.
+    once. Raises TryLater where the broker refuses this member, TopicMismatch where the topics can't be read together,
+    LogContradicted where the log is not the one that the group has read.
     """
-    worker = _Worker(stage, to, pace or Pace(), monotonic)
+    worker = _Worker(stage, to, pace or Pace(), monotonic, machine_ms)
     try:
         async with asyncio.TaskGroup() as tasks:
             worker.begin(tasks)
@@ -91,11 +95,19 @@ class _Worker(Generic[S, C]):
     errands: Errands[S, C]
     quarantine: Quarantine[S, C]
 
-    def __init__(self, stage: Stage[S, C], to: Log, pace: Pace, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        stage: Stage[S, C],
+        to: Log,
+        pace: Pace,
+        monotonic: Callable[[], float],
+        machine_ms: Callable[[], int],
+    ) -> None:
         self._stage = stage
         self._log = to
         self._pace = pace
         self._now_s = monotonic
+        self._machine_ms = machine_ms
         self._shares: dict[int, Share[S, C]] = {}
         self._one_rebuild = asyncio.Lock()
         self._one_commit = asyncio.Lock()
@@ -139,7 +151,10 @@ class _Worker(Generic[S, C]):
         numbers = sorted({place.partition for place in committed})
         self._refuse_uneven(numbers, committed)
         begins = await self._log.begin_offsets(self._stage.reads) if numbers else {}
-        self._shares = {number: Share(self._stage, number, committed, begins) for number in numbers}
+        refuse(self._stage.name, await contradicted(self._log, committed, begins), TRUST_LOG)
+        self._shares = {
+            number: Share(self._stage, number, committed, begins, machine_ms=self._machine_ms) for number in numbers
+        }
         if self._following is not None:
             self._following.cancel()
         self.quarantine = Quarantine(self._stage, self._log, self.errands, retry_s=self._pace.retry_s)
@@ -223,8 +238,8 @@ class _Worker(Generic[S, C]):
                     await asyncio.sleep(0)
                     began_s = self._now_s()
 
-    def _fold(self, share: Share[S, C], place: Place, record: Arrived) -> None:
-        share.read(place, record, self._now_s())
+    def _fold(self, share: Share[S, C], place: Place, found: Arrived) -> None:
+        record = share.read(place, found, self._now_s())
         self.tally.records += 1
         errand = Errand(place=place, offset=record.offset, key="" if isinstance(record, Undecodable) else record.key)
         self.errands.failures.read()

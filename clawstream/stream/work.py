@@ -6,16 +6,21 @@ acknowledged; or when it stands in the dead-letter queue.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from clawstream.stream.clock import LogClock
+from clawstream.stream.dating import Dating, capped
 from clawstream.stream.fold import Fold
 from clawstream.stream.log import Arrived, Commit, Place
 from clawstream.stream.rebuild import Note, read_note
+from clawstream.stream.records import digest_in
 from clawstream.stream.stage import Record, Stage
 from clawstream.stream.watermark import Watermark
+
+log = logging.getLogger(__name__)
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -39,7 +44,13 @@ class Share(Generic[S, C]):
     """One partition number of all topics of a stage, from when it is given to this worker until it is taken away."""
 
     def __init__(
-        self, stage: Stage[S, C], number: int, committed: Mapping[Place, Commit | None], begins: Mapping[Place, int]
+        self,
+        stage: Stage[S, C],
+        number: int,
+        committed: Mapping[Place, Commit | None],
+        begins: Mapping[Place, int],
+        *,
+        machine_ms: Callable[[], int],
     ) -> None:
         self.number = number
         self.places = tuple(Place(topic, number) for topic in stage.reads)
@@ -51,7 +62,10 @@ class Share(Generic[S, C]):
         self.fold = Fold(stage)
         self._stage = stage
         self._clock = LogClock(stage.reads)
+        self._dating = Dating(stage.reads)
+        self._machine_ms = machine_ms
         self._notes = {place: _note(committed[place], self.starts[place]) for place in self.places}
+        self._last = {place: {self.starts[place] - 1: note.last} for place, note in self._notes.items()}
         self._marks = {place: Watermark(start) for place, start in self.starts.items()}
         self._committed: dict[Place, tuple[int, int]] = {}  # offset, rebuild_from
         self._nothing_open = asyncio.Event()
@@ -70,10 +84,12 @@ class Share(Generic[S, C]):
     def forget(self) -> None:
         """Begin remembering anew."""
         self.fold = Fold(self._stage)
+        self._dating = Dating(self._stage.reads)
 
     def remember(self, records: Sequence[Record], at_s: float, *, unused: Callable[[Record], bool]) -> None:
         """Fold what was done before, in order, without writing or calling anything; leave out what is set aside."""
-        for record in records:
+        for found in records:
+            record = self._dated(found)
             if not unused(record):
                 # What the stage breaks on now is set aside when it is read live, or was.
                 with contextlib.suppress(Exception):
@@ -83,16 +99,20 @@ class Share(Generic[S, C]):
 
     def go_live(self, at_s: float) -> None:
         """All that was is remembered; what comes now is for real."""
-        clock_ms = max(note.clock_ms for note in self._notes.values())
+        clock_ms = capped(max(note.clock_ms for note in self._notes.values()), self._machine_ms())
         self._clock.resume(clock_ms, at_s)
         self._expire(clock_ms)
         self.live = True
 
-    def read(self, place: Place, record: Arrived, at_s: float) -> None:
-        """A record was read; it is open until `done`."""
+    def read(self, place: Place, found: Arrived, at_s: float) -> Arrived:
+        """Return the record that was read with the time that is believed; it is open until `done`."""
+        record = self._dated(found) if isinstance(found, Record) else found
         self._marks[place].read(record.offset)
+        digest = digest_in(record)
+        self._last[place][record.offset] = None if digest is None else digest.hex()
         self._see(record, at_s)
         self._nothing_open.clear()
+        return record
 
     def read_up_to(self, place: Place) -> int:
         """Return the offset of the partition's next record."""
@@ -119,7 +139,7 @@ class Share(Generic[S, C]):
         commits: dict[Place, Commit] = {}
         for place, mark in self._marks.items():
             offset = mark.committable
-            note = Note(self.fold.rebuild_from(place.topic, offset), now_ms or 0)
+            note = Note(self.fold.rebuild_from(place.topic, offset), now_ms or 0, self._last_before(place, offset))
             if self._committed.get(place) != (offset, note.rebuild_from):
                 commits[place] = Commit(offset, note.written())
         return commits
@@ -130,15 +150,31 @@ class Share(Generic[S, C]):
             if place in self._marks:
                 self._committed[place] = (commit.offset, read_note(commit.note, commit.offset).rebuild_from)
 
+    def _last_before(self, place: Place, offset: int) -> str | None:
+        """Return the digest of the last record that was read before `offset`; those before it are forgotten."""
+        digests = self._last[place]
+        before = max((at for at in digests if at < offset), default=None)
+        for at in [at for at in digests if before is not None and at < before]:
+            del digests[at]
+        return None if before is None else digests[before]
+
     def end(self) -> None:
         """The partition is not ours any more: what is under way for it is nobody's."""
         self.gone = True
         for task in self.tasks:
             task.cancel()
 
+    def _dated(self, record: Record) -> Record:
+        if self._stage.clock is not None:
+            return record
+        taken_ms, doubt = self._dating.date(record.topic, record.timestamp_ms, self._machine_ms())
+        if doubt is not None:
+            log.warning("stage=%s partition=%s-%d %s", self._stage.name, record.topic, self.number, doubt)
+        return record if taken_ms == record.timestamp_ms else record._replace(timestamp_ms=taken_ms)
+
     def _see(self, record: Arrived, at_s: float) -> None:
         if self._stage.clock is None:
-            self._clock.see(record.topic, record.timestamp_ms, at_s)
+            self._clock.see(record.topic, capped(record.timestamp_ms, self._machine_ms()), at_s)
         elif isinstance(record, Record) and (said_ms := self._stage.clock(record)) is not None:
             self._clock.see(record.topic, said_ms, at_s)
 

@@ -1,0 +1,55 @@
+"""Whether a log still has what was read of it. Pure.
+
+The one rule: a reader goes on where it stopped only on the log that it stopped on. Another log, or one that lost its
+end, would have new records below the place where it stopped, and they would be passed over in silence.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clawstream.errors import LogContradicted
+from clawstream.stream.log import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """A partition that is not as it was when it was read up to `offset`."""
+
+    place: Place
+    offset: int
+    end: int
+
+    def __str__(self) -> str:
+        found = f"ends at {self.end}" if self.end < self.offset else f"has another record at {self.offset - 1}"
+        return f"{self.place.topic} partition {self.place.partition} was read up to offset {self.offset} and {found}"
+
+
+def past_the_end(offsets: Mapping[Place, int], ends: Mapping[Place, int]) -> list[Place]:
+    """Return the partitions of which more was read than the log has."""
+    return [place for place, offset in offsets.items() if offset > ends.get(place, 0)]
+
+
+def contradictions(
+    offsets: Mapping[Place, int], ends: Mapping[Place, int], last: Mapping[Place, str], found: Mapping[Place, str]
+) -> list[Contradiction]:
+    """Return the partitions that are shorter than what was read of them, or whose `last` read record is another now.
+
+    Where a record is not `found` any more, being past its topic's retention, nothing is said of it.
+    """
+    cut = set(past_the_end(offsets, ends))
+    other = {place for place, digest in last.items() if found.get(place, digest) != digest}
+    return [
+        Contradiction(place=place, offset=offset, end=ends.get(place, 0))
+        for place, offset in offsets.items()
+        if place in cut | other
+    ]
+
+
+def refuse(reader: str, wrong: list[Contradiction], remedy: str) -> None:
+    """Raise LogContradicted where anything is."""
+    if wrong:
+        more = f", and {len(wrong) - 1} more partitions" if len(wrong) > 1 else ""
+        raise LogContradicted(
+            f"{reader}: {wrong[0]}{more}: this is not the log that {reader} read, or it has lost its end. Nothing was "
+            f"read: what was written there since would be passed over. Name the right broker and prefix; {remedy}"
+        )

@@ -1,0 +1,43 @@
+"""An audit counts answers that the turns stage passed over, whoever cut the log or kept it from them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Engine
+
+from clawstream.events import Event, TurnPaired, TurnsSettled
+from clawstream.stream.memory import MemoryBroker, MemoryLog
+from tests.projections import story
+from tests.projections.test_audit import audited, projected
+
+FIRST, SECOND, SIDE = story.EXCHANGES
+PAIRED = TurnPaired(session_id=story.SESSION, turn_id=story.FIRST, next_exchange_id=story.SECOND, next_state=(3,))
+SETTLED = TurnsSettled(session_id=story.SESSION, after_exchange_id=story.SIDE, done=False)
+LATER = replace(FIRST, session_id="another", exchange_id="another-1")
+
+
+@pytest.mark.parametrize(
+    ("events", "later", "without"),
+    [
+        ([FIRST, SECOND, SIDE, PAIRED], [], []),
+        ([FIRST], [], []),
+        ([SIDE], [LATER], []),
+        ([FIRST, SECOND, SIDE], [], [story.FIRST]),
+        ([FIRST, SECOND, PAIRED], [LATER], [story.SECOND]),
+        ([FIRST, SECOND, PAIRED, SETTLED], [LATER], []),
+    ],
+)
+async def test_an_answer_is_without_an_outcome_once_a_later_one_or_a_day_came_and_nobody_said_what_became_of_it(
+    emptied: Engine, migrated_url: str, events: Sequence[Event], later: Sequence[Event], without: Sequence[str]
+) -> None:
+    days = 20_000
+    log = MemoryLog(MemoryBroker(clock_ms=lambda: days * 86_400_000))
+    await log.append(events)
+    days += 2
+    await log.append(later)
+    await projected(emptied, log)
+    found = await audited(migrated_url, log)
+    assert found.ok
+    assert (found.answers_without_outcome, list(found.without_outcome)) == (len(without), without)
+    assert found.as_dict()["answers_without_outcome"] == len(without)
