@@ -125,6 +125,11 @@ class PolicySettings(Section):
     enable_thinking: bool | None = Field(None, description="for families that can think; none: the template's default")
     trust_tokenizer_code: bool = Field(False, description="run the model folder's Python tokenizer, as Kimi K2 has one")
 
+    @property
+    def is_named(self) -> bool:
+        """Whether it has an id of its own."""
+        return bool(self.id != type(self).model_fields["id"].default)
+
 
 class GatewaySettings(Section):
     """The HTTP gateway that clients talk to."""

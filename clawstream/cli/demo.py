@@ -49,9 +49,10 @@ def demo(
     log_to_stderr("demo", level=30)
     hide_torch()
     from clawstream.simulation.base import base_policy
-    from clawstream.simulation.demo import LEARNING_RATE, SCENARIO, TEMPERATURE, demonstrate
+    from clawstream.simulation.demo import SCENARIO, TEMPERATURE, demonstrate
     from clawstream.simulation.people import people_of
     from clawstream.simulation.plot import plot_scores
+    from clawstream.simulation.recipe import LEARNING_RATE
     from clawstream.simulation.run import Plan
 
     console = Console(stderr=True)

@@ -30,7 +30,7 @@ class Context:
         from clawstream.local.running import policy_of
 
         settings = self.settings()
-        if "id" in settings.policy.model_fields_set or settings.engine.model_path is not None:
+        if settings.policy.is_named or settings.engine.model_path is not None:
             return settings
         last = policy_of(settings.data_dir)
         if last is None:

@@ -20,6 +20,7 @@ from clawstream.config import JudgeSettings, Settings
 if TYPE_CHECKING:
     from clawstream.local.running import Addresses, PartState
     from clawstream.monitoring.judge import JudgeStanding
+    from clawstream.monitoring.policy import LearnedFrom
     from clawstream.monitoring.status import LogStatus, Status
 
 
@@ -171,7 +172,17 @@ def _policy(log: "LogStatus", now_ms: int) -> dict[str, str]:
         **rejected,
         **active,
         "samples waiting": f"{log.samples_waiting}{oldest}",
+        **_learned(log.learned_from),
         "trainer": "never heard of" if log.trainer is None else f"{log.trainer.what} {_ago(log.trainer.at_ms, now_ms)}",
+    }
+
+
+def _learned(told: "LearnedFrom | None") -> dict[str, str]:
+    if told is None or not told.samples:
+        return {}
+    return {
+        "learned from": f"{told.samples} samples: {told.with_feedback} with thumbs or scores, {told.judged} judged, "
+        f"{told.hinted} with a hint"
     }
 
 

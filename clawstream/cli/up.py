@@ -84,16 +84,20 @@ def _tiny_policy(settings: Settings, console: Console) -> Path:
 
 
 def as_tiny(settings: Settings, model_path: Path) -> Settings:
-    """Return the settings with a policy.id of the tiny policy's own, unless they name one.
+    """Return the settings with the tiny policy's own policy.id and learning rate, where they have the defaults.
 
-    So what is said to it is never trained into the model that is served next from the same data folder.
+    So what is said to it is never trained into the model that is served next from the same data folder, and it learns
+    as it does in the demonstration: by the rate of a large model it would not move.
     """
-    if "id" in settings.policy.model_fields_set:
-        return settings
     from clawstream.inference.bases import fingerprint
+    from clawstream.simulation.recipe import LEARNING_RATE
 
-    own = settings.policy.model_copy(update={"id": f"tiny-{fingerprint(model_path)[:8]}"})
-    return settings.model_copy(update={"policy": own})
+    policy, training = settings.policy, settings.training
+    if not policy.is_named:
+        policy = policy.model_copy(update={"id": f"tiny-{fingerprint(model_path)[:8]}"})
+    if training.learning_rate == type(training)().learning_rate:
+        training = training.model_copy(update={"learning_rate": LEARNING_RATE})
+    return settings.model_copy(update={"policy": policy, "training": training})
 
 
 async def _context_tokens(running: "Installation") -> int:

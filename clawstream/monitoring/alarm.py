@@ -5,6 +5,8 @@ a part that does nothing at all, `FEW` are enough.
 """
 
 from collections.abc import Iterable, Sequence
+from math import sqrt
+from statistics import linear_regression, mean
 from typing import NamedTuple
 
 from clawstream.events import StepRejected, StepTaken
@@ -12,7 +14,8 @@ from clawstream.monitoring.tallies import Tally
 
 STILL_SAMPLES = 128
 FEW = 4  # turns, votes or verdicts, which one person gives in minutes
-MOVED_REWARD = 0.1  # of a mean of -1 and 1, between the older and the newer half
+MOVES_SAMPLES = 512  # at most, over which rewards are looked at: what moves slowly does not show in fewer
+MOVED_REWARD = 0.1  # of a mean of -1 and 1, from the first to the last of them
 PLEASED_REWARD = 0.5  # whoever is so far need not move
 STILL_MS = 30 * 60_000  # a step of a large policy may take long
 Outcome = StepTaken | StepRejected
@@ -26,11 +29,11 @@ class Planned(NamedTuple):
     at_ms: int
 
 
-def recent(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return the newest outcomes, as few as have `STILL_SAMPLES` samples and can be compared; all, where fewer are."""
+def recent(outcomes: Sequence[Outcome], num_samples: int = MOVES_SAMPLES) -> list[Outcome]:
+    """Return the newest outcomes, as few as have so many samples and can be compared; all, where fewer are."""
     found: list[Outcome] = []
     for outcome in reversed(outcomes):
-        if len(found) > 1 and sum(one.num_samples for one in found) >= STILL_SAMPLES:
+        if len(found) > 1 and sum(one.num_samples for one in found) >= num_samples:
             break
         found.insert(0, outcome)
     return found
@@ -38,12 +41,11 @@ def recent(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 def standstill(outcomes: Sequence[Outcome]) -> str | None:
     """Return why so many samples moved nothing, in words for a person; None: something moved, or they are too few."""
-    last = recent(outcomes)
-    num_samples = sum(one.num_samples for one in last)
-    if num_samples < STILL_SAMPLES:
+    last = recent(outcomes, STILL_SAMPLES)
+    if _samples(last) < STILL_SAMPLES:
         return None
-    taken = [one for one in last if isinstance(one, StepTaken) and one.num_samples]  # a rollback has none
-    went_by = f"{num_samples} samples went by"
+    taken = _taken(last)
+    went_by = f"{_samples(last)} samples went by"
     if not taken:
         reason = next(one.reason for one in reversed(last) if isinstance(one, StepRejected))
         return f"{went_by} and every step was rejected, the last one because {reason}"
@@ -53,7 +55,16 @@ def standstill(outcomes: Sequence[Outcome]) -> str | None:
         return f"{went_by} and no token of them could be trained on: see samples refused, and training.method"
     if all(one.weights_changed_share == 0 for one in taken):
         return f"{went_by} and no weight changed: the learning rate is too small for the numbers that are published"
-    return _score_stands(taken, went_by)
+    moves = recent(outcomes)
+    return _score_stands(_taken(moves), f"{_samples(moves)} samples went by")
+
+
+def _samples(outcomes: Sequence[Outcome]) -> int:
+    return sum(one.num_samples for one in outcomes)
+
+
+def _taken(outcomes: Sequence[Outcome]) -> list[StepTaken]:
+    return [one for one in outcomes if isinstance(one, StepTaken) and one.num_samples]  # a rollback has none
 
 
 def unplanned(came_ms: Iterable[int], planned: Planned | None, now_ms: int) -> str | None:
@@ -101,13 +112,23 @@ def starved(hour: Tally, older: Tally, *, judged: bool = True) -> str | None:
 
 def _score_stands(taken: Sequence[StepTaken], went_by: str) -> str | None:
     rewards = [one.mean_reward for one in taken if one.mean_reward is not None]
-    half = len(rewards) // 2
-    if not half:
+    if len(rewards) < 2:
         return None
-    older, newer = sum(rewards[:half]) / half, sum(rewards[-half:]) / half
-    if newer >= PLEASED_REWARD or abs(newer - older) >= MOVED_REWARD:
+    newer = mean(rewards[-(len(rewards) // 2) :])
+    change, error = _change(rewards)
+    if newer >= PLEASED_REWARD or abs(change) >= MOVED_REWARD or change + error >= 2 * MOVED_REWARD:
         return None
     hinted = sum(one.num_hinted for one in taken)
     why = "none of them has a hint" if not hinted else f"{hinted} of them have a hint"
     rate = f"the learning rate is {taken[-1].learning_rate:.2g}"
     return f"{went_by} and the mean reward stands at {newer:.2f}: {why}, {rate}"
+
+
+def _change(rewards: Sequence[float]) -> tuple[float, float]:
+    """Return by how much the straight line through them rises from the first to the last, and its standard error."""
+    places = range(len(rewards))
+    slope, begin = linear_regression(places, rewards)
+    left = sum((reward - begin - slope * place) ** 2 for place, reward in zip(places, rewards, strict=True))
+    spread = sum((place - mean(places)) ** 2 for place in places)
+    error = sqrt(left / (len(rewards) - 2) / spread) if len(rewards) > 2 else 0.0
+    return slope * places[-1], error * places[-1]

@@ -32,6 +32,15 @@ class _Place(NamedTuple):
     sample_id: str
 
 
+class LearnedFrom(NamedTuple):
+    """What the samples of steps were told by; those of plans that name no turns have no part in it."""
+
+    samples: int = 0
+    with_feedback: int = 0  # a thumb, a score or a heuristic's
+    judged: int = 0  # by a model, with feedback or without
+    hinted: int = 0
+
+
 class PolicyBoard:
     """What the policy topic and the samples topic say so far of one policy.
 
@@ -51,6 +60,8 @@ class PolicyBoard:
         self.published_version: int | None = None  # the newest
         self.active_versions: dict[str, int] = {}  # by engine
         self._outcomes: list[Outcome] = []  # of the newest steps
+        self._told_by: dict[int, LearnedFrom] = {}  # of plans whose step is still to come, by version
+        self.learned_from = LearnedFrom()
         self.trainer: Seen | None = None  # None: the log says nothing of it
         self.rejected: StepRejected | None = None  # the newest step that was; None also once one was kept after it
 
@@ -92,8 +103,10 @@ class PolicyBoard:
                 self._see(f"version {event.policy_version} planned", record, in_step=True)
             case StepTaken(policy_id=self._policy_id):
                 self._see(f"version {event.policy_version} trained", record)
+                self._learned(event)
                 self._outcomes = recent([*self._outcomes, event])
             case StepRejected(policy_id=self._policy_id):
+                self._told_by.pop(event.policy_version, None)
                 self.rejected = event
                 self._see(f"version {event.policy_version} rejected", record)
                 self._outcomes = recent([*self._outcomes, event])
@@ -105,6 +118,17 @@ class PolicyBoard:
                 self.active_versions[event.engine] = event.policy_version
             case _:
                 pass
+
+    def _learned(self, step: StepTaken) -> None:
+        one = self._told_by.pop(step.policy_version, None)
+        if one is not None:
+            before = self.learned_from
+            self.learned_from = LearnedFrom(
+                before.samples + one.samples,
+                before.with_feedback + one.with_feedback,
+                before.judged + one.judged,
+                before.hinted + step.num_hinted,
+            )
 
     def _see(self, what: str, record: Record, *, in_step: bool = False) -> None:
         self.trainer = Seen(what, record.timestamp_ms, in_step)
@@ -133,6 +157,11 @@ class PolicyBoard:
     def _plan(self, plan: BatchPlanned, at_ms: int) -> None:
         if self._newest_plan is not None and plan.policy_version <= self._newest_plan.policy_version:
             return  # of two plans for a version the first counts
+        self._told_by[plan.policy_version] = LearnedFrom(
+            samples=len(plan.turns or ()),
+            with_feedback=sum(bool(turn.num_feedback) for turn in plan.turns or ()),
+            judged=sum(turn.judge != NOBODY for turn in plan.turns or ()),
+        )
         self._newest_plan = Planned(plan.policy_version, len(plan.sample_ids), at_ms)
         turns = [replace(turn, revision=None, num_feedback=None) for turn in plan.turns or ()]
         self._planned |= dict.fromkeys((*plan.sample_ids, *turns, *(turn.turn_id for turn in turns)))

@@ -16,7 +16,7 @@ from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable, TopicMismatch, TryLater
 from clawstream.events import VerdictReached
 from clawstream.monitoring.judge import JudgeStanding, by_votes
-from clawstream.monitoring.policy import PolicyBoard
+from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
 from clawstream.monitoring.reading import GROUP, SAMPLES_TOPIC, last_votes, read_policy, waiting_since
 from clawstream.monitoring.waiting import Due, Seen
 from clawstream.stream.connect import security_of
@@ -63,6 +63,7 @@ class LogStatus:
     samples_waiting: int
     oldest_waiting_at_ms: int | None  # when the broker appended it; None: none waits
     last_verdicts: tuple[Verdict, ...]  # the newest first
+    learned_from: LearnedFrom | None = None  # None: nothing was read
     trainer: Seen | None = None  # the last that the log says of it; None: nothing
     judge: JudgeStanding | None = None  # by its newest votes; None: there are none, or none is asked
 
@@ -143,6 +144,7 @@ async def read_log(
         samples_waiting=board.num_waiting,
         oldest_waiting_at_ms=board.oldest_ms,
         last_verdicts=await _last_verdicts(kafka_log),
+        learned_from=board.learned_from,
         trainer=board.trainer,
         judge=None if judge is None else by_votes(await last_votes(kafka_log), judge),
     )

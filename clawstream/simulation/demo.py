@@ -5,7 +5,6 @@ from clawstream.simulation.run import Lived, Plan, Tell, live
 
 SCENARIO = "student"
 TEMPERATURE = 0.8
-LEARNING_RATE = 2e-4
 
 
 async def demonstrate(plan: Plan, *, built_base_s: float | None, tell: Tell) -> Figures:

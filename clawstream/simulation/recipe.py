@@ -22,6 +22,7 @@ from clawstream.simulation.dialogues import Dialogue, Mix
 from clawstream.simulation.problems import Group, all_of
 
 _NUM_FINGERPRINTED = 500
+LEARNING_RATE = 2e-4  # at which people teach it, in the demonstration and under `clawstream up`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

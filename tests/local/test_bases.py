@@ -21,6 +21,7 @@ from clawstream.config import (
     PostgresSettings,
     Settings,
     dump,
+    load,
 )
 from clawstream.errors import OtherBase
 from clawstream.events import BaseNamed, Event
@@ -28,6 +29,7 @@ from clawstream.inference.bases import base_in, fingerprint
 from clawstream.local.bases import POLICY_TOPIC, name_base
 from clawstream.local.installation import installation
 from clawstream.local.running import policy_of, read_parts, settings_file
+from clawstream.simulation.recipe import LEARNING_RATE
 from clawstream.stream import admin
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.memory import MemoryLog
@@ -177,8 +179,14 @@ def test_the_policy_that_comes_without_a_model_has_an_id_and_a_folder_of_its_own
     assert own.policy.id == f"tiny-{fingerprint(tiny)[:8]}"
     assert own.checkpoints_dir != unsaid.checkpoints_dir
     assert own.policy.served_model == unsaid.policy.served_model
-    named = Settings(data_dir=tmp_path, policy=PolicySettings(id="mine"), environment=False)
-    assert as_tiny(named, tiny).policy.id == "mine"
+    assert own.training.learning_rate == LEARNING_RATE
+    config = tmp_path / "clawstream.toml"
+    config.write_text('environment = false\n[policy]\nid = "mine"\n[training]\nlearning_rate = 1e-4\n')
+    named = load(config)
+    as_named = as_tiny(named, tiny)
+    assert (as_named.policy, as_named.training) == (named.policy, named.training)
+    config.write_text('environment = false\n[policy]\nserved_model = "qwen3-4b"\n')
+    assert as_tiny(load(config), tiny).policy.id.startswith("tiny-")
 
 
 def test_commands_that_look_mean_the_policy_that_was_last_up_unless_one_is_named(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from clawstream.events import StepRejected, StepTaken
+from clawstream.events import NOBODY, PlannedTurn, StepRejected, StepTaken
 from clawstream.monitoring.alarm import STILL_MS, STILL_SAMPLES, standstill, starved
-from clawstream.monitoring.policy import PolicyBoard
+from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
 from clawstream.monitoring.tallies import Tally
 from clawstream.stream.stage import Record
 from tests.monitoring.said import POLICY, SAMPLES, plan, rejected, sample
@@ -51,6 +51,44 @@ def test_a_score_that_moves_or_is_good_is_no_alarm() -> None:
     moving = [steps(mean_reward=-0.5 + 0.1 * number)[number] for number in range(COUNT)]
     assert standstill(moving) is None
     assert standstill(steps(mean_reward=0.9)) is None
+
+
+THUMBS = [
+    -0.04, 0.13, -0.25, 0.0, 0.13, 0.0, 0.25, -0.13, 0.13, 0.25, 0.0, 0.13, 0.38, 0.13, 0.25, 0.38, 0.25, 0.33,
+]  # fmt: skip
+
+
+def test_what_moves_slowly_under_one_persons_thumbs_does_not_stand_still() -> None:
+    moving: list[StepTaken | StepRejected] = [
+        replace(STEP, policy_version=number, mean_reward=reward, num_hinted=0)
+        for number, reward in enumerate(THUMBS, 1)
+        if isinstance(STEP, StepTaken)
+    ]
+    assert [standstill(moving[:number]) for number in range(14, len(moving) + 1)] == [None] * 5
+    flat = [replace(one, mean_reward=0.06 * (-1) ** number) for number, one in enumerate(moving)]
+    assert "stands at" in (standstill(flat) or "")
+
+
+def test_what_was_learned_from_is_counted_thumbs_verdicts_and_hints() -> None:
+    board = PolicyBoard("policy")
+    turns = (("judge", 1), ("judge", None), (NOBODY, 2), (NOBODY, 1))
+    planned = replace(
+        plan(1, (), {}),
+        turns=tuple(
+            PlannedTurn(turn_id=str(n), judge=judge, prompt_version="1", num_feedback=feedback)
+            for n, (judge, feedback) in enumerate(turns)
+        ),
+    )
+    assert isinstance(STEP, StepTaken)
+    said = [
+        planned,
+        replace(STEP, policy_version=1, num_hinted=2),
+        replace(planned, policy_version=2),
+        rejected(2, "no"),
+    ]
+    for offset, event in enumerate(said):
+        board.learn(Record(topic=POLICY, partition=0, offset=offset, timestamp_ms=0, key="policy", event=event))
+    assert board.learned_from == LearnedFrom(samples=4, with_feedback=3, judged=2, hinted=2)
 
 
 def test_the_board_knows_only_its_own_policy_s_steps() -> None:
