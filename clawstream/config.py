@@ -338,7 +338,7 @@ class TrainingSettings(Section):
         "float32",
         description="of matrix products; weights, sums of their gradients, optimizer and log-softmax are float32",
     )
-    keep_checkpoints: int = Field(5, ge=1)
+    keep_checkpoints: int = Field(5, ge=1, description="newest versions that a rollback reaches, beside pinned ones")
     seed: int = 0
     threads: int | None = Field(None, ge=1, description="torch threads; none: torch's own choice")
     device: str | None = Field(None, description="torch's name for it; none: the first GPU, or the CPU where none is")

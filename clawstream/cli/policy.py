@@ -3,11 +3,11 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -20,10 +20,11 @@ from clawstream.config import KafkaSettings, Settings
 from clawstream.errors import OperatorError
 
 if TYPE_CHECKING:
-    from clawstream.events import Event
+    from clawstream.events import Event, RollbackAsked, VersionPinned
     from clawstream.monitoring.versions import Version
     from clawstream.stream.kafka import KafkaLog
 
+Asked = TypeVar("Asked", "RollbackAsked", "VersionPinned")
 policy = typer.Typer(help="The versions of the policy, and back to an earlier one.", no_args_is_help=True)
 _JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
 _VERSION = Annotated[int, typer.Argument(min=0, help="Its number; 0 is the base.")]
@@ -40,7 +41,13 @@ def register(app: typer.Typer) -> None:
 @policy.command("list")
 def list_versions(context: typer.Context, as_json: _JSON = False) -> None:
     """Show every version: what became of it and why, what it was trained on, and when."""
-    rows = [row(one) for one in _versions(_settings(context)).values()]
+    settings = _settings(context)
+    known, kept = _told(settings)
+    reached = None if settings.weights.url is not None else _reached(known)
+    rows = [
+        row(one) | {"reached": None if reached is None else one.version in reached, "pinned": one.version in kept}
+        for one in known.values()
+    ]
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -51,6 +58,7 @@ def list_versions(context: typer.Context, as_json: _JSON = False) -> None:
         names = ("version", "parent_version", "standing", "num_samples", "mean_reward")
         table.add_row(*(_shown(one[name]) for name in names), when, escape(one["why"] or ""))
     Console(width=None if Console().is_terminal else 200).print(table)
+    typer.echo(_reach(settings, reached, kept))
 
 
 @policy.command()
@@ -58,7 +66,7 @@ def show(context: typer.Context, version: _VERSION, as_json: _JSON = False) -> N
     """Show one version: the figures of its step, the samples of its plan, and the versions that it was made of."""
     from clawstream.monitoring.versions import ancestors
 
-    known = _versions(_settings(context))
+    known, _ = _told(_settings(context))
     one = _known(known, version)
     step = {} if one.step is None else asdict(one.step)
     told = row(one) | {
@@ -87,28 +95,18 @@ def rollback(context: typer.Context, version: _VERSION, as_json: _JSON = False) 
     their optimizer, under a number of its own. Nothing is stopped, and nothing that was said is taken back.
     """
     from clawstream.events import RollbackAsked
-    from clawstream.monitoring.versions import newest, versions
+    from clawstream.monitoring.versions import newest
 
     settings = _settings(context)
 
-    async def main(kafka: KafkaSettings) -> RollbackAsked:
-        from clawstream.stream.connect import connected
+    def asking(known: "dict[int, Version]", asked: "Sequence[Event]") -> RollbackAsked:
+        _refuse_gone(settings, known, version)
+        if version == newest(known):
+            raise OperatorError(f"version {version} is the newest: there is nothing to go back from")
+        number = _next_number(event for event in asked if isinstance(event, RollbackAsked))
+        return RollbackAsked(policy_id=settings.policy.id, number=number, to_version=version, asked_at_ms=_now_ms())
 
-        async with connected(kafka, client_id="policy") as log:
-            known = versions(await _read(log, POLICY_TOPIC), settings.policy.id)
-            _refuse_gone(_known(known, version), is_here=settings.weights.url is None)
-            if version == newest(known):
-                raise OperatorError(f"version {version} is the newest: there is nothing to go back from")
-            asked = [e for e in await _read(log, CONTROL_TOPIC) if isinstance(e, RollbackAsked)]
-            number = max((e.number for e in asked if e.policy_id == settings.policy.id), default=0) + 1
-            event = RollbackAsked(
-                policy_id=settings.policy.id, number=number, to_version=version, asked_at_ms=time.time_ns() // 1_000_000
-            )
-            await log.append([event])
-            return event
-
-    with broker(settings) as kafka:
-        event = asyncio.run(main(kafka))
+    event = _ask(settings, asking)
     if as_json:
         typer.echo(json.dumps(asdict(event)))
         return
@@ -116,6 +114,41 @@ def rollback(context: typer.Context, version: _VERSION, as_json: _JSON = False) 
         f"rollback {event.number} is asked for: the trainer's next version has the weights of version {version}. "
         "`clawstream policy list` shows it once it is published"
     )
+
+
+@policy.command()
+def pin(context: typer.Context, version: _VERSION, as_json: _JSON = False) -> None:
+    """Keep a version's weights for a rollback, however many come after it."""
+    _pin(context, version, as_json=as_json, pinned=True)
+    if not as_json:
+        typer.echo(f"version {version} is kept until `clawstream policy unpin {version}`; a rollback reaches it")
+
+
+@policy.command()
+def unpin(context: typer.Context, version: _VERSION, as_json: _JSON = False) -> None:
+    """Let a version's weights go once it is none of the newest ones."""
+    _pin(context, version, as_json=as_json, pinned=False)
+    if not as_json:
+        typer.echo(f"version {version} is kept no longer than others: while it is one of the newest")
+
+
+def _pin(context: typer.Context, version: int, *, as_json: bool, pinned: bool) -> None:
+    from clawstream.events import VersionPinned
+
+    settings = _settings(context)
+
+    def asking(known: "dict[int, Version]", asked: "Sequence[Event]") -> VersionPinned:
+        if pinned:
+            _refuse_gone(settings, known, version)
+        _known(known, version)
+        number = _next_number(event for event in asked if isinstance(event, VersionPinned))
+        return VersionPinned(
+            policy_id=settings.policy.id, number=number, policy_version=version, pinned=pinned, asked_at_ms=_now_ms()
+        )
+
+    event = _ask(settings, asking)
+    if as_json:
+        typer.echo(json.dumps(asdict(event)))
 
 
 def row(one: "Version") -> dict[str, Any]:
@@ -139,32 +172,86 @@ def _known(known: "dict[int, Version]", version: int) -> "Version":
     return known[version]
 
 
-def _refuse_gone(one: "Version", *, is_here: bool) -> None:
+def _refuse_gone(settings: Settings, known: "dict[int, Version]", version: int) -> None:
     """Refuse a version whose weights are nowhere; of one that lies on the trainer's machine the trainer says so."""
+    one = _known(known, version)
     if one.published is None:
         why = "" if one.why is None else f": {one.why}"
         raise OperatorError(f"version {one.version} is {one.standing.value}{why}. It has no weights to go back to")
-    if not is_here:
-        return
-    folder = Path(one.published.path)
-    if not folder.is_dir() or (one.published.manifest_sha256 is not None and not (folder / MANIFEST).exists()):
+    if settings.weights.url is None and not _is_there(one):
+        there = ", ".join(map(str, _reached(known))) or "none"
         raise OperatorError(
-            f"version {one.version} was published and is not on disk any more: {folder} is gone. "
-            "training.keep_checkpoints says how many are kept. Go back to a newer one, or restore it from a backup"
+            f"version {one.version} was published and is not on disk any more: {one.published.path} is gone. A "
+            f"rollback reaches the newest {settings.training.keep_checkpoints} versions (training.keep_checkpoints), "
+            "the base and those that were pinned in time (`clawstream policy pin VERSION`), which are: "
+            f"{there}. Go back to one of these, or restore it from a backup"
         )
 
 
-def _versions(settings: Settings) -> "dict[int, Version]":
-    from clawstream.monitoring.versions import versions
+def _is_there(one: "Version") -> bool:
+    if one.published is None:
+        return False
+    folder = Path(one.published.path)
+    return folder.is_dir() and (one.published.manifest_sha256 is None or (folder / MANIFEST).exists())
 
-    async def main(kafka: KafkaSettings) -> "Sequence[Event]":
-        from clawstream.stream.connect import connected
 
-        async with connected(kafka, client_id="policy") as log:
-            return await _read(log, POLICY_TOPIC)
+def _reached(known: "dict[int, Version]") -> list[int]:
+    """Return the versions that can be gone back to."""
+    return [number for number, one in known.items() if _is_there(one)]
+
+
+def _reach(settings: Settings, reached: "Sequence[int] | None", kept: frozenset[int]) -> str:
+    where = "what the trainer's machine has" if reached is None else ", ".join(map(str, reached)) or "none"
+    pins = ", ".join(map(str, sorted(kept))) or "none"
+    return (
+        f"A rollback reaches the newest {settings.training.keep_checkpoints} versions (training.keep_checkpoints), the "
+        f"base and what is pinned ({pins}): {where}. `clawstream policy pin VERSION` keeps one."
+    )
+
+
+def _told(settings: Settings) -> "tuple[dict[int, Version], frozenset[int]]":
+    """Return the policy's versions, and which of them are pinned."""
+    from clawstream.events import VersionPinned
+    from clawstream.events.control import pinned
 
     with broker(settings) as kafka:
-        return versions(asyncio.run(main(kafka)), settings.policy.id)
+        known, asked = asyncio.run(_both(settings, kafka))
+    return known, pinned(event for event in asked if isinstance(event, VersionPinned))
+
+
+def _ask(settings: Settings, asking: "Callable[[dict[int, Version], Sequence[Event]], Asked]") -> "Asked":
+    """Put on the log what `asking` makes of the policy's versions and of what was asked of it before."""
+
+    async def main(kafka: KafkaSettings) -> "Asked":
+        from clawstream.stream.connect import connected
+
+        event = asking(*await _both(settings, kafka))
+        async with connected(kafka, client_id="policy") as log:
+            await log.append([event])
+        return event
+
+    with broker(settings) as kafka:
+        return asyncio.run(main(kafka))
+
+
+async def _both(settings: Settings, kafka: KafkaSettings) -> "tuple[dict[int, Version], list[Event]]":
+    from clawstream.events import PolicyEvent
+    from clawstream.monitoring.versions import versions
+    from clawstream.stream.connect import connected
+
+    async with connected(kafka, client_id="policy") as log:
+        known = versions(await _read(log, POLICY_TOPIC), settings.policy.id)
+        asked = await _read(log, CONTROL_TOPIC)
+    mine = [event for event in asked if isinstance(event, PolicyEvent) and event.policy_id == settings.policy.id]
+    return known, list(mine)
+
+
+def _next_number(asked: "Iterable[RollbackAsked | VersionPinned]") -> int:
+    return max((event.number for event in asked), default=0) + 1
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 async def _read(log: "KafkaLog", topic: str) -> "list[Event]":

@@ -20,6 +20,7 @@ from clawstream.events.control import (
     ReplayStarted,
     RollbackAsked,
     SamplesPromoted,
+    VersionPinned,
     VotesFrom,
 )
 from clawstream.events.exchanges import (
@@ -118,6 +119,7 @@ EVENTS: tuple[type[Event], ...] = (
     ReplayEnded,
     SamplesPromoted,
     RollbackAsked,
+    VersionPinned,
 )
 
 __all__ = [
@@ -186,6 +188,7 @@ __all__ = [
     "TurnsSettled",
     "VerdictReached",
     "VerdictStatus",
+    "VersionPinned",
     "VersionSpan",
     "VoteCast",
     "VoteStatus",

@@ -99,6 +99,27 @@ class RollbackAsked(PolicyEvent):
     asked_at_ms: int  # since the epoch, UTC
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionPinned(PolicyEvent):
+    """A version's weights are kept for a rollback, however many come after it; or, not `pinned`, they need not be."""
+
+    IDENTITY: ClassVar = ("policy_id", "number")
+
+    number: int  # 1, 2, .. for each policy
+    policy_version: int
+    pinned: bool
+    asked_at_ms: int  # since the epoch, UTC
+
+
+def pinned(events: Iterable[VersionPinned]) -> frozenset[int]:
+    """Return the versions of a policy that are pinned; of two events with one number the first counts."""
+    first: dict[int, VersionPinned] = {}
+    for event in events:
+        first.setdefault(event.number, event)
+    newest = {event.policy_version: event.pinned for _, event in sorted(first.items())}
+    return frozenset(version for version, is_pinned in newest.items() if is_pinned)
+
+
 def promotions(events: Iterable[SamplesPromoted]) -> list[SamplesPromoted]:
     """Return what is promoted for a policy, the newest last, and without what was rolled back.
 

@@ -47,6 +47,7 @@ from clawstream.events import (
     TurnPaired,
     TurnsSettled,
     VerdictReached,
+    VersionPinned,
     VoteCast,
 )
 from clawstream.projections import tables
@@ -87,6 +88,7 @@ TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = MappingProxyType(
         ReplayEnded: (tables.replay_ends, None),
         SamplesPromoted: (tables.promotions, None),
         RollbackAsked: (tables.rollbacks, None),
+        VersionPinned: (tables.pins, None),
     }
 )
 

@@ -468,6 +468,16 @@ rollbacks = _facts(
     _must("asked_at_ms", BigInteger),
 )
 
+pins = _facts(
+    "pins",
+    CONTROL,
+    _must("policy_id", Text),
+    _must("number", BigInteger),
+    _must("policy_version", BigInteger),
+    _must("pinned", Boolean),
+    _must("asked_at_ms", BigInteger),
+)
+
 offsets = Table(
     "offsets",
     metadata,

@@ -36,6 +36,7 @@ from clawstream.events import (
     TurnPaired,
     TurnsSettled,
     VerdictReached,
+    VersionPinned,
     VoteCast,
 )
 from clawstream.stream.stage import Record
@@ -195,6 +196,9 @@ def _control(event: Event) -> str | None:
             return f"{event.policy_id} number {event.number}: {said}"
         case RollbackAsked():
             return f"{event.policy_id} number {event.number}: back to version {event.to_version}"
+        case VersionPinned():
+            said = "is kept" if event.pinned else "need not be kept"
+            return f"{event.policy_id} number {event.number}: version {event.policy_version} {said}"
     return None
 
 

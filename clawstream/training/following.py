@@ -12,7 +12,15 @@ from typing import Protocol
 
 from clawstream.config import Settings
 from clawstream.errors import ConfigError
-from clawstream.events import BatchPlanned, Event, GroupSettled, RefreshAsked, RollbackAsked, SamplesPromoted
+from clawstream.events import (
+    BatchPlanned,
+    Event,
+    GroupSettled,
+    RefreshAsked,
+    RollbackAsked,
+    SamplesPromoted,
+    VersionPinned,
+)
 from clawstream.events.control import promotions
 from clawstream.stream.log import Arrived, Place, Start, Undecodable
 from clawstream.stream.stage import DAY_MS
@@ -62,6 +70,7 @@ class Following:
         self._limits = limits
         self._promoted: list[SamplesPromoted] = []
         self.rollbacks: list[RollbackAsked] = []
+        self.pins: list[VersionPinned] = []
         self.replay: str | None = None  # whose samples are read; None: the live ones
         self.all_read = False  # of a replay that is read to its end
         self.arrived = asyncio.Event()
@@ -82,11 +91,12 @@ class Following:
         return standing[-1].replay if standing else None
 
     async def read_promotions(self, *, until_end: bool) -> None:
-        """Know which samples are promoted, and which version the policy is to be again."""
+        """Know which samples are promoted, which version the policy is to be again, and which ones are kept."""
         async for records in self._log.follow([CONTROL_TOPIC], "earliest", until_end=until_end):
             events = of_policy(records, self._settings.policy.id)
             self._promoted += [event for event in events if isinstance(event, SamplesPromoted)]
             self.rollbacks += [event for event in events if isinstance(event, RollbackAsked)]
+            self.pins += [event for event in events if isinstance(event, VersionPinned)]
             self.arrived.set()
 
     def turn_to(self, replay: str | None, *, executed_version: int) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from clawstream.config import Settings
 from clawstream.errors import ConfigError, SamplesGone, UnusableCheckpoint
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
+from clawstream.events.control import pinned
 from clawstream.training.base_folder import limits_of
 from clawstream.training.batches import Batch, Batcher, turn_of
 from clawstream.training.checkpoints import alone_on, folder_of, latest, prune, read
@@ -247,7 +248,7 @@ class _Loop:
             "step_taken version=%d samples=%d loss=%s grad_norm=%s step_ms=%d",
             checkpoint.version, len(samples), step.loss_nats, step.grad_norm, step.step_ms,
         )  # fmt: skip
-        needed = self._lived.needed(self.samples.rollbacks, checkpoint.version)
+        needed = self._lived.needed(self.samples.rollbacks, checkpoint.version) | pinned(self.samples.pins)
         prune(self._settings.checkpoints_dir, keep=self._settings.training.keep_checkpoints, needed=needed)
 
     async def _reject(self, plan: BatchPlanned, rejected: StepRejected) -> None:

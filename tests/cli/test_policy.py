@@ -90,3 +90,23 @@ def test_of_a_version_that_lies_on_the_trainer_s_machine_the_trainer_is_asked(co
     assert said(config, "rollback", "1")["to_version"] == 1
     with pytest.raises(OperatorError, match="rejected: it looped"):
         said(config, "rollback", "2")
+
+
+def test_how_far_a_rollback_reaches_is_said_in_the_list_and_where_one_is_refused(config: Path) -> None:
+    reached = {row["version"]: row["reached"] for row in said(config, "list")}
+    assert reached == {0: True, 1: False, 2: False, 3: True}
+    text = CliRunner().invoke(app, ["-c", str(config), "policy", "list"], catch_exceptions=False).stdout
+    assert "A rollback reaches the newest 5 versions (training.keep_checkpoints), the base and what is pinned" in text
+    with pytest.raises(OperatorError, match=r"pinned in time .* which are: 0, 3\."):
+        said(config, "rollback", "1")
+
+
+def test_a_version_is_pinned_until_it_is_unpinned_and_one_that_is_gone_can_not_be(config: Path) -> None:
+    for number, (command, kept) in enumerate((("pin", True), ("unpin", False), ("pin", True)), 1):
+        event = said(config, command, "3")
+        assert (event["number"], event["policy_version"], event["pinned"]) == (number, 3, kept)
+        assert [row["version"] for row in said(config, "list") if row["pinned"]] == ([3] if kept else [])
+    with pytest.raises(OperatorError, match="not on disk any more"):
+        said(config, "pin", "1")
+    with pytest.raises(OperatorError, match="there is no version 9"):
+        said(config, "unpin", "9")

@@ -3,7 +3,15 @@
 import shutil
 from pathlib import Path
 
-from clawstream.events import BatchPlanned, Event, PolicyPublished, RollbackAsked, StepRejected, StepTaken
+from clawstream.events import (
+    BatchPlanned,
+    Event,
+    PolicyPublished,
+    RollbackAsked,
+    StepRejected,
+    StepTaken,
+    VersionPinned,
+)
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.training.checkpoints import read
 from tests.training import tiny
@@ -149,3 +157,27 @@ async def test_a_rollback_is_none_of_the_updates_that_were_asked_for(base: Path,
     await log.append([asked(1, 1), *SAMPLES[9:]])
     events = await trained_until(log, settings(base, tmp_path, max_updates=4), 5)
     assert [len(plan.sample_ids) for plan in of(events, BatchPlanned)] == [3, 3, 3, 0, 3]
+
+
+def pin(number: int, version: int, *, is_kept: bool = True) -> VersionPinned:
+    return VersionPinned(policy_id="policy", number=number, policy_version=version, pinned=is_kept, asked_at_ms=0)
+
+
+async def test_a_pinned_version_is_kept_and_gone_back_to_and_an_unpinned_one_goes_with_the_others(
+    base: Path, tmp_path: Path
+) -> None:
+    log = MemoryLog(MemoryBroker())
+    chosen = settings(base, tmp_path, keep_checkpoints=1)
+    await log.append([*SAMPLES[:3], pin(1, 1)])
+    await trained_until(log, chosen, 1)
+    await log.append(SAMPLES[3:9])
+    await trained_until(log, chosen, 3)
+    assert sorted(folder.name for folder in chosen.checkpoints_dir.glob("v*")) == ["v000001", "v000003"]
+
+    await log.append([asked(1, 1)])
+    events = await trained_until(log, chosen, 4)
+    assert of(events, BatchPlanned)[-1].parent_version == 1
+
+    await log.append([pin(2, 1, is_kept=False), *SAMPLES[9:]])
+    await trained_until(log, chosen, 5)
+    assert sorted(folder.name for folder in chosen.checkpoints_dir.glob("v*")) == ["v000005"]
