@@ -3,38 +3,74 @@
 A port that was only looked up can be taken by anybody before the server gets there.
 """
 
+import errno
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from clawstream.errors import PartUnavailable
 
 HOST = "127.0.0.1"
+_LINUX = sys.platform == "linux"
 
 
 @contextmanager
 def reserved(port: int | None = None, *, setting: str | None = None) -> Iterator[int]:
     """Keep a free port, or `port`, from everybody but a server that binds with SO_REUSEADDR, as nearly all do.
 
-    Raises PartUnavailable where it can't be had, naming the `setting` that asks for it.
+    What a server left behind that ended a moment ago (connections in TIME_WAIT) keeps nobody out. Raises
+    PartUnavailable where the port can't be had, naming the `setting` that asks for it.
 
     Start the server within the block, and leave it once the server listens. Only Linux can share a port in that way;
     elsewhere the port is let go before the block runs.
     """
-    with socket.socket() as keeper:
+    with ExitStack() as kept:
         try:
-            keeper.bind((HOST, port or 0))
+            keeper = kept.enter_context(_bound(port or 0))
+            found: int = keeper.getsockname()[1]
+            if _LINUX:
+                kept.enter_context(_said(found))
         except OSError as error:
             named = "" if setting is None else f" ({setting})"
             raise PartUnavailable(
                 f"port {port} of {HOST}{named} can't be had: {error.strerror}. Nothing was started. "
                 "Stop what listens there, or choose another port"
             ) from error
-        found: int = keeper.getsockname()[1]
-        if sys.platform == "linux":
-            # Set after the bind: our own bind must not share a port that somebody else has.
-            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        else:
-            keeper.close()
+        if not _LINUX:
+            kept.close()
         yield found
+
+
+def _bound(port: int) -> socket.socket:
+    """Return a socket on the port that a server can share.
+
+    First as one that shares with nobody, so that it gets no port that somebody else has bound; only where that fails
+    over a port that was asked for by number, as one that a listener alone keeps out.
+    """
+    for sharing in (False, True):
+        keeper = socket.socket()
+        try:
+            if sharing or not _LINUX:
+                keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            keeper.bind((HOST, port))
+        except OSError as error:
+            keeper.close()
+            if sharing or error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        if _LINUX:
+            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return keeper
+    raise AssertionError("the second try returns or raises")
+
+
+def _said(port: int) -> socket.socket:
+    """Return what tells other reservations of this port that it is kept, which a socket that shares does not."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0clawstream-port-{port}")
+    except OSError:
+        name.close()
+        raise
+    return name

@@ -46,3 +46,19 @@ def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
         reserved(port, setting="engine.port"),
     ):
         pass
+
+
+def test_a_port_whose_server_ended_a_moment_ago_is_had_at_once() -> None:
+    server = socket.create_server((HOST, 0))
+    port = server.getsockname()[1]
+    client = socket.create_connection((HOST, port), timeout=5)
+    accepted, _ = server.accept()
+    accepted.close()  # who closes first keeps the connection for a minute, in TIME_WAIT
+    assert client.recv(1) == b""
+    client.close()
+    server.close()
+    with reserved(port) as again:
+        with socket.create_server((HOST, again)):
+            pass
+        with pytest.raises(PartUnavailable, match="can't be had"), reserved(port):
+            pass
