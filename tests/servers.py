@@ -17,6 +17,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from sqlalchemy.engine import make_url
 
 from clawstream.errors import PartUnavailable
+from clawstream.local.access import listeners
 from clawstream.local.kafka import EmbeddedKafka, answers, server_properties
 from clawstream.local.ports import reserved
 from clawstream.local.postgres import EmbeddedPostgres
@@ -38,7 +39,7 @@ def kafka(folder: Path) -> Iterator[str]:
         with _kafka_container() as bootstrap:
             yield bootstrap
     else:
-        with ended_without("Kafka"), EmbeddedKafka(folder) as broker:
+        with ended_without("Kafka"), EmbeddedKafka(folder, open_to_all=True) as broker:
             yield broker.bootstrap
 
 
@@ -122,7 +123,7 @@ def _kafka_container() -> Iterator[str]:
     host = container.get_docker_client().host()
     settings = dict(
         line.split("=", 1)
-        for line in server_properties("/tmp/kafka-logs", 9092, 9093).splitlines()
+        for line in server_properties("/tmp/kafka-logs", listeners(9092, 9093, None)).splitlines()
         if line and not line.startswith("#")
     )
     settings |= {

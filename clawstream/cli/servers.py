@@ -33,6 +33,7 @@ def broker(settings: Settings) -> Iterator[KafkaSettings]:
     if settings.kafka.bootstrap is not None:
         yield settings.kafka
         return
+    from clawstream.local.access import access_to
     from clawstream.local.kafka import EmbeddedKafka
     from clawstream.local.places import address_in
 
@@ -40,10 +41,10 @@ def broker(settings: Settings) -> Iterator[KafkaSettings]:
     _existing(folder, "log", "CLAWSTREAM_KAFKA")
     running = address_in(folder)
     if running is not None:
-        yield settings.kafka.model_copy(update={"bootstrap": running})
+        yield settings.kafka.model_copy(update=access_to(folder, running))
         return
     with EmbeddedKafka(folder, cache_dir=settings.cache_dir) as kafka:
-        yield settings.kafka.model_copy(update={"bootstrap": kafka.bootstrap})
+        yield settings.kafka.model_copy(update=kafka.access)
 
 
 def _existing(folder: Path, what: str, variable: str) -> None:

@@ -53,13 +53,16 @@ def status(
 
 
 async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
+    from clawstream.local.access import access_to
     from clawstream.local.places import address_in
     from clawstream.monitoring.reading import due_of
     from clawstream.monitoring.status import GROUPED, REFRESHING
     from clawstream.monitoring.status import status as asked
 
-    running = addresses.kafka if addresses is not None else address_in(settings.data_dir / "kafka")
-    kafka = settings.kafka.model_copy(update={"bootstrap": settings.kafka.bootstrap or running})
+    folder, kafka = settings.data_dir / "kafka", settings.kafka
+    running = addresses.kafka if addresses is not None else address_in(folder)
+    if kafka.bootstrap is None and running is not None:
+        kafka = kafka.model_copy(update=access_to(folder, running))
     monitor_url = None if addresses is None else addresses.monitor
     grouped = GROUPED if settings.training.method == "stepwise" else ()
     optional = (*(REFRESHING if settings.training.refreshes else ()), *grouped)

@@ -20,6 +20,7 @@ import aiohttp
 from clawstream.config import GatewaySettings, MonitorSettings, Settings, dump, inherited_environment
 from clawstream.local.bases import name_base
 from clawstream.local.kafka import EmbeddedKafka
+from clawstream.local.keeping import Server, keep
 from clawstream.local.places import write_private
 from clawstream.local.ports import HOST, reserved
 from clawstream.local.postgres import EmbeddedPostgres
@@ -33,7 +34,6 @@ from clawstream.stream.connect import connected, security_of
 log = logging.getLogger(__name__)
 
 Listening = TypeVar("Listening", GatewaySettings, MonitorSettings)
-Server = EmbeddedKafka | EmbeddedPostgres
 STAGES = ("turns", "judging", "heuristics", "samples", "refresh", "groups", "train", "weights", "project", "monitor")
 
 
@@ -71,6 +71,7 @@ async def installation(
         write_private(config, dump(_resolved(filled, addresses)))
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
+            _kept(embedded, say),  # for as long as a part runs
             Supervisor(filled.data_dir, environment=inherited_environment(), say=say) as supervisor,
         ):
             engine = [] if settings.engine.urls else _engines(config, http, addresses.engines)
@@ -81,11 +82,9 @@ async def installation(
                 supervisor.start([_part(name, config) for name in stages]),
                 supervisor.start([_part("gateway", config, http, f"{addresses.gateway}/readyz")]),
             )
-            watching = asyncio.create_task(_watch(embedded, supervisor))
             try:
                 yield Installation(settings=filled, addresses=addresses, supervisor=supervisor)
             finally:
-                watching.cancel()
                 say("stopping: the gateway first, then the stages, the engine and the servers")
 
 
@@ -101,18 +100,16 @@ def _elsewhere(settings: Settings) -> set[str]:
     return {stage for stage, is_absent in absent.items() if is_absent}
 
 
-async def _watch(embedded: Sequence[Server], supervisor: Supervisor) -> None:
-    """Tell the supervisor when a server of ours has ended: no part can do without it."""
-    while True:
-        for server in embedded:
-            status = server.exit_status()
-            if status is not None:
-                supervisor.lose(
-                    f"{type(server).__name__} ended with {status} (its log: {server.log}). Everything is stopped; what "
-                    "was acknowledged is kept in the data folder. Start again"
-                )
-                return
-        await asyncio.sleep(1.0)
+@contextlib.asynccontextmanager
+async def _kept(embedded: Sequence[Server], say: Callable[[str], None]) -> AsyncIterator[None]:
+    """Have each server of ours started again when it ends, for the length of the block."""
+    keeping = [asyncio.create_task(keep(server, say=say)) for server in embedded]
+    try:
+        yield
+    finally:
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
 
 
 async def _prepare(settings: Settings, addresses: Addresses, say: Callable[[str], None]) -> None:
@@ -137,7 +134,7 @@ def _with_servers(
             EmbeddedKafka(folder, fresh=fresh, port=kafka.port or None, cache_dir=settings.cache_dir)
         )
         embedded.append(broker)
-        kafka = kafka.model_copy(update={"bootstrap": broker.bootstrap})
+        kafka = kafka.model_copy(update=broker.access)
     if postgres.url is None:
         say("starting Postgres")
         own = servers.enter_context(EmbeddedPostgres(settings.data_dir / "postgres", fresh=fresh))

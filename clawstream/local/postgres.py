@@ -95,13 +95,19 @@ class EmbeddedPostgres:
             )
             try:
                 self._wait_until_ready(self._leash)
+                password = (self.data_dir / "password").read_text()
+                self._url = f"postgresql+psycopg://{USER}:{password}@{HOST}:{port}/postgres"
+                places.publish(self.data_dir, self._url)
             except BaseException:
                 self._leash.stop()
                 raise
-        password = (self.data_dir / "password").read_text()
-        self._url = f"postgresql+psycopg://{USER}:{password}@{HOST}:{port}/postgres"
-        places.publish(self.data_dir, self._url)
+        self._fresh, self._port = False, port
         return self
+
+    def restart(self) -> None:
+        """Start a server that ended on the same data and port; raises PartUnavailable as the first start does."""
+        self.__exit__(None, None, None)  # lets go of what is left of it
+        self.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._leash is not None:

@@ -232,7 +232,10 @@ class Supervisor:
 
     def _note(self, child: Child) -> None:
         child.since_ms = self._now_ms()
-        write_parts(self._folder, [_state(child) for child in self.children.values()])
+        try:
+            write_parts(self._folder, [_state(child) for child in self.children.values()])
+        except OSError as error:  # a full disk: parts run on, and who looks sees the state of before
+            log.warning("parts_not_written folder=%s why=%s", self._folder, error.strerror)
 
     def _words_on(self, child: Child, reason: str) -> str:
         return f"{child.part.name} {reason}. The end of its log:\n{self._tail(child.part.name)}"

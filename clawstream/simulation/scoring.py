@@ -6,6 +6,7 @@ problems that are asked for it stand in no log that anybody learns from.
 
 import asyncio
 import contextlib
+import json
 import sys
 import time
 import uuid
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+from pydantic import SecretStr
 
 from clawstream.config import KafkaSettings, Settings, dump, inherited_environment, load
 from clawstream.events import PolicyActivated
@@ -30,7 +32,7 @@ from clawstream.simulation.own import MAX_TOKENS, blended, lent
 from clawstream.simulation.programs import Scorer
 from clawstream.simulation.run import People
 from clawstream.stream import admin
-from clawstream.stream.connect import connected
+from clawstream.stream.connect import connected, security_of
 
 SEED = 0  # of the sampling: the same for all that are compared
 TEMPERATURE = 1.0
@@ -38,8 +40,7 @@ TEMPERATURE = 1.0
 _SETTINGS = """environment = false
 data_dir = {folder}
 [kafka]
-bootstrap = "{bootstrap}"
-[engine]
+{kafka}[engine]
 model_path = {model}
 urls = ["{engine}"]
 [gateway]
@@ -57,7 +58,7 @@ class Room:
     """Where checkpoints are asked, one after the other."""
 
     folder: Path
-    bootstrap: str
+    kafka: KafkaSettings
     problems: Path  # held out
     scorer: str  # the module that asks them
     own: Settings | None = None  # a person's, whose engines serve what is scored if they have an address
@@ -111,20 +112,20 @@ class Room:
             policy_id=policy_id, policy_version=version, engine=engine.url, adapter=name, pause_ms=0.0, num_bytes=0,
             activated_at_ms=int(time.time() * 1000),
         )  # fmt: skip
-        async with connected(KafkaSettings(bootstrap=self.bootstrap), client_id="scoring") as log:
+        async with connected(self.kafka, client_id="scoring") as log:
             await log.append([loaded])
 
     def _config(self, checkpoint: Path, engine: str, port: int, policy_id: str) -> Path:
         text = _SETTINGS.format(
             folder=_quoted(self.folder),
-            bootstrap=self.bootstrap,
+            kafka=_lines(self.kafka),
             model=_quoted(checkpoint),
             engine=engine,
             port=port,
             policy_id=policy_id,
         )
         written = self.folder / "scoring.toml"
-        written.write_text(text)
+        write_private(written, text)
         config = self.folder / "settings.json"
         write_private(config, dump(load(written) if self.own is None else blended(written, self.own)))
         return config
@@ -134,8 +135,9 @@ class Room:
 async def room(folder: Path, people: People, cache_dir: Path, *, own: Settings | None = None) -> AsyncIterator[Room]:
     """A place to score in, with a log of its own that is empty at first."""
     with EmbeddedKafka(folder / "kafka", fresh=True, cache_dir=cache_dir) as kafka:
-        await admin.apply(kafka.bootstrap)
-        yield Room(folder=folder, bootstrap=kafka.bootstrap, problems=people.scored, scorer=people.cast.scores, own=own)
+        access = KafkaSettings(**kafka.access)
+        await admin.apply(kafka.bootstrap, security=security_of(access))
+        yield Room(folder=folder, kafka=access, problems=people.scored, scorer=people.cast.scores, own=own)
 
 
 def _engine(checkpoint: Path, version: int, http: aiohttp.ClientSession, url: str) -> Part:
@@ -153,6 +155,15 @@ def _gateway(config: Path, http: aiohttp.ClientSession, port: int) -> Part:
         command=(sys.executable, "-m", "clawstream", "--config", str(config), "gateway"),
         missing=answers(http, f"http://{HOST}:{port}/readyz"),
     )
+
+
+def _lines(kafka: KafkaSettings) -> str:
+    """Return what is set of them, in TOML."""
+    plain = {
+        name: value.get_secret_value() if isinstance(value, SecretStr) else value
+        for name, value in kafka.model_dump(exclude_unset=True).items()
+    }
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in plain.items())
 
 
 def _quoted(path: Path) -> str:

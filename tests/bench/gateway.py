@@ -74,7 +74,7 @@ def _bench(folder: Path, names: Sequence[str]) -> Iterator["_Bench"]:
     program = load_program()
     model_path, vocabulary = make_words(folder)
     with contextlib.ExitStack() as stack:
-        kafka = stack.enter_context(EmbeddedKafka(folder / "kafka"))
+        kafka = stack.enter_context(EmbeddedKafka(folder / "kafka", open_to_all=True))
         asyncio.run(admin.apply(kafka.bootstrap))
         mock_url = stack.enter_context(mock_engine(program, vocabulary, folder))
         place = Place(folder=folder, mock_url=mock_url, bootstrap=kafka.bootstrap, model_path=model_path)

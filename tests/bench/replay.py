@@ -49,7 +49,7 @@ def replay(
     runs: Annotated[int, typer.Option(min=1)] = 2,
 ) -> None:
     """Recorded exchanges a second, with votes from the log, and the sha256 of the samples of each run."""
-    with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder) / "kafka") as kafka:
+    with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder) / "kafka", open_to_all=True) as kafka:
         place = Path(folder)
         figures: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "workers": workers}
         models = {"demo": (demo_model(place / "demo"), DEMO, exchanges)}

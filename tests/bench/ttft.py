@@ -74,7 +74,7 @@ async def _ttft(folder: Path, rounds: int) -> dict[str, float | int]:
     renderer = PromptRenderer.load(model_path, "qwen3", enable_thinking=False)
     model = AutoModelForCausalLM.from_pretrained(model_path).eval()
     with contextlib.ExitStack() as stack:
-        kafka = stack.enter_context(EmbeddedKafka(folder / "kafka"))
+        kafka = stack.enter_context(EmbeddedKafka(folder / "kafka", open_to_all=True))
         engine_port, gateway_port = stack.enter_context(reserved()), stack.enter_context(reserved())
         engine_url = stack.enter_context(cpu_engine(model_path, engine_port, "--threads", "1"))
         await admin.apply(kafka.bootstrap)

@@ -152,11 +152,11 @@ class Broker:
         """Serve, with all that was acknowledged before."""
         own = kafka.server_properties
 
-        def advertised(log_dir: str, port: int, controller_port: int) -> str:
+        def advertised(log_dir: str, ports: str) -> str:
             # Of two lines for one property the last counts.
-            return own(log_dir, port, controller_port) + f"advertised.listeners=PLAINTEXT://{self.bootstrap}\n"
+            return own(log_dir, ports) + f"advertised.listeners=PLAINTEXT://{self.bootstrap}\n"
 
-        server = EmbeddedKafka(self._folder)
+        server = EmbeddedKafka(self._folder, open_to_all=True)
         self._server = server
         with mock.patch.object(kafka, "server_properties", advertised):
             await asyncio.to_thread(server.__enter__)

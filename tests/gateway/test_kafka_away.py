@@ -35,7 +35,7 @@ def broker_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 def broker(broker_dir: Path) -> Iterator[EmbeddedKafka]:
     """A broker of the test's own, to be stopped at will."""
-    with EmbeddedKafka(broker_dir) as started:
+    with EmbeddedKafka(broker_dir, open_to_all=True) as started:
         yield started
 
 

@@ -1,6 +1,5 @@
-"""A server of our own that ends takes the installation down with words, since no part can do without it."""
+"""What an installation is made of: its ports, its engines, its stages, and when each part is ready."""
 
-import asyncio
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
@@ -18,30 +17,9 @@ from clawstream.config import (
 )
 from clawstream.errors import PartUnavailable
 from clawstream.local import installation
-from clawstream.local.installation import STAGES, _elsewhere, _engines, _watch, _with_ports
-from clawstream.local.kafka import EmbeddedKafka
+from clawstream.local.installation import STAGES, _elsewhere, _engines, _with_ports
 from clawstream.local.ports import reserved
 from clawstream.local.ready import answers
-from clawstream.local.supervisor import Supervisor
-
-
-class _Ended(EmbeddedKafka):
-    """A broker that was killed."""
-
-    def exit_status(self) -> int | None:
-        return 137
-
-
-async def test_a_broker_that_was_killed_is_named_with_its_status_and_its_log(tmp_path: Path) -> None:
-    supervisor = Supervisor(tmp_path, environment={}, say=lambda _: None)
-    broker = _Ended(tmp_path)
-
-    async with asyncio.timeout(5):
-        await _watch([broker], supervisor)
-
-    assert supervisor.failed.is_set()
-    assert "137" in supervisor.failure()
-    assert str(broker.log) in supervisor.failure()
 
 
 async def test_each_replica_is_an_engine_of_its_own_on_a_port_of_its_own(tmp_path: Path) -> None:

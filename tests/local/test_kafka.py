@@ -2,28 +2,39 @@
 
 import asyncio
 import signal
+import stat
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
+from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable
 from clawstream.local import jars, kafka, places
+from clawstream.local.access import access_to
 from clawstream.local.kafka import EmbeddedKafka, answers
 from clawstream.local.ports import HOST, reserved
+from clawstream.stream.client import Broker
+from clawstream.stream.connect import security_of
 
 MIB = 2**20
 OWNER = """
 import sys, time
 from pathlib import Path
 from clawstream.local.kafka import EmbeddedKafka
-with EmbeddedKafka(Path(sys.argv[1])) as broker:
+with EmbeddedKafka(Path(sys.argv[1]), open_to_all=True) as broker:
     print(broker.bootstrap, flush=True)
     time.sleep(60)
 """
@@ -84,23 +95,23 @@ def test_a_killed_owner_leaves_no_broker_and_its_records_are_kept_until_fresh_is
         owner.kill()
     assert psutil.wait_procs([broker], timeout=kafka.STOP_WITHIN_S + 2) == ([broker], [])
     assert not answers(bootstrap)
-    with EmbeddedKafka(folder) as again:
+    with EmbeddedKafka(folder, open_to_all=True) as again:
         assert places.address_in(folder) == again.bootstrap
         assert asyncio.run(read(again.bootstrap)) == record
     assert again.exit_status() == 128 + signal.SIGTERM
     assert places.address_in(folder) is None
-    with EmbeddedKafka(folder, fresh=True) as emptied:
+    with EmbeddedKafka(folder, fresh=True, open_to_all=True) as emptied:
         assert asyncio.run(topics(emptied.bootstrap)) == set()
 
 
 def test_a_broker_whose_port_is_taken_does_not_start(tmp_path: Path) -> None:
     with reserved() as port, pytest.raises(PartUnavailable, match=f"port {port}"):
-        EmbeddedKafka(tmp_path / "kafka", port=port).__enter__()
+        EmbeddedKafka(tmp_path / "kafka", port=port, open_to_all=True).__enter__()
 
 
 def test_a_broker_that_cannot_start_says_why_and_leaves_its_data(folder: Path) -> None:
     if not (folder / "data").is_dir():
-        with EmbeddedKafka(folder):
+        with EmbeddedKafka(folder, open_to_all=True):
             pass
     identity = folder / "data" / "meta.properties"
     whole = identity.read_text()
@@ -108,49 +119,121 @@ def test_a_broker_that_cannot_start_says_why_and_leaves_its_data(folder: Path) -
     with pytest.raises(
         PartUnavailable, match=r"(?s)exit status 1.*--fresh.*CLAWSTREAM_KAFKA.*kafka\.log.*Stored node id 2"
     ):
-        EmbeddedKafka(folder).__enter__()
+        EmbeddedKafka(folder, open_to_all=True).__enter__()
     identity.write_text(whole)
 
 
-@pytest.mark.parametrize("there", ["no java", "java, no maven"])
-def test_what_is_missing_is_named_with_the_three_remedies(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: str
-) -> None:
-    if there != "no java":
-        (tmp_path / "java").touch(mode=0o755)
+def test_a_broker_needs_no_java_and_no_maven_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PartUnavailable) as raised:
-        EmbeddedKafka(tmp_path / "kafka", cache_dir=tmp_path / "cache").__enter__()
-    said = str(raised.value)
-    assert ("`java` is not on PATH" if there == "no java" else "`mvn`") in said
-    assert all(remedy in said for remedy in ("Java 17 (or newer) and Maven", "CLAWSTREAM_KAFKA", "Docker"))
-    assert not (tmp_path / "kafka").exists()
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with EmbeddedKafka(tmp_path / "kafka", open_to_all=True) as broker:
+        assert answers(broker.bootstrap)
 
 
-def use_maven(monkeypatch: pytest.MonkeyPatch, folder: Path, jar: str) -> None:
-    """Put a program named mvn on PATH that notes its call and writes one file, as slowly as a shell does."""
-    maven = folder / "mvn"
-    maven.write_text(
-        "#!/bin/sh\nfor option; do case $option in -DoutputDirectory=*) to=${option#*=};; esac; done\n"
-        f'echo called >> {folder}/calls; mkdir "$to" && touch "$to/{jar}"\n'
-    )
-    maven.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+def test_a_java_of_ones_own_runs_where_it_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch(mode=0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert jars.java() == tmp_path / "bin" / "java"
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    with pytest.raises(PartUnavailable, match=r"JAVA_HOME is .*gone.*Nothing was started\. Unset JAVA_HOME"):
+        jars.java()
 
 
-def test_jars_of_a_broken_fetch_are_never_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use_maven(monkeypatch, tmp_path, "half.jar")
-    for _ in range(2):
-        with pytest.raises(PartUnavailable, match="Maven could not fetch"):
-            jars.broker_jars(tmp_path / "cache")
+@contextmanager
+def mirror(folder: Path, answer: Callable[[str], bytes | None]) -> Iterator[list[str]]:
+    """A repository on this machine, named in jgo's file in `folder`; yields the files that were asked for."""
+    asked: list[str] = []
+
+    class Repository(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = None if self.path.endswith(".sha1") else answer(self.path.rpartition("/")[2])
+            self.send_response(404 if content is None else 200)
+            self.send_header("content-length", str(len(content or b"")))
+            self.end_headers()
+            self.wfile.write(content or b"")
+            if not self.path.endswith(".sha1"):
+                asked.append(self.path.rpartition("/")[2])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer((HOST, 0), Repository) as server:
+        (folder / "jgo.conf").write_text(f"[repositories]\ncentral = http://{HOST}:{server.server_port}\n")
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_jar_that_is_not_the_pinned_one_is_never_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JGO_CONFIG_FILE", str(tmp_path / "jgo.conf"))
+    with mirror(tmp_path, lambda _: b"another jar"):
+        for _ in range(2):
+            with pytest.raises(PartUnavailable, match=r"came with SHA-256 .* is expected\. It was not kept"):
+                jars.broker_jars(tmp_path / "cache")
+    assert not [folder for folder in (tmp_path / "cache").iterdir() if folder.is_dir() and folder.suffix != ".partial"]
+
+
+def test_a_jar_that_cannot_be_had_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JGO_CONFIG_FILE", str(tmp_path / "jgo.conf"))
+    with (
+        mirror(tmp_path, lambda _: None),
+        pytest.raises(PartUnavailable, match=r"could not be fetched.*jgo\.conf.*CLAWSTREAM_KAFKA.*Docker"),
+    ):
+        jars.broker_jars(tmp_path / "cache")
 
 
 def test_many_that_want_the_jars_at_once_fetch_them_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use_maven(monkeypatch, tmp_path, "kafka_2.13.jar")
-    with ThreadPoolExecutor(4) as pool:
-        folders = set(pool.map(jars.broker_jars, [tmp_path / "cache"] * 4))
-    assert [[jar.name for jar in folder.iterdir()] for folder in folders] == [["kafka_2.13.jar"]]
-    assert (tmp_path / "calls").read_text() == "called\n"
+    whole = jars.broker_jars(places.cache_folder())
+    monkeypatch.setenv("JGO_CONFIG_FILE", str(tmp_path / "jgo.conf"))
+    with mirror(tmp_path, lambda name: (whole / name).read_bytes()) as asked, ThreadPoolExecutor(4) as pool:
+        (folder,) = set(pool.map(jars.broker_jars, [tmp_path / "cache"] * 4))
+    expected = sorted("{1}-{2}.jar".format(*jar.coordinates.split(":")) for jar in jars.pinned())
+    assert sorted(asked) == sorted(jar.name for jar in folder.iterdir()) == expected
+
+
+async def names_seen(access: dict[str, Any]) -> set[str]:
+    """Return the topics that a client with these settings sees."""
+    settings = KafkaSettings(**access)
+    assert settings.bootstrap is not None
+    broker = Broker(bootstrap=settings.bootstrap, client_id="test", security=security_of(settings))
+    admin = broker.admin()
+    try:
+        await admin.start()
+        return set(await admin.list_topics())
+    finally:
+        await admin.close()
+
+
+def test_only_who_can_read_its_folder_gets_into_a_broker(tmp_path: Path) -> None:
+    folder = tmp_path / "kafka"
+    with EmbeddedKafka(folder) as broker:
+        assert asyncio.run(names_seen(access_to(folder, broker.bootstrap))) == set()
+        wrong = broker.access | {"sasl_password": "another"}
+        with pytest.raises(KafkaError):
+            asyncio.run(names_seen(wrong))
+        with pytest.raises(KafkaError):
+            asyncio.run(names_seen({"bootstrap": broker.bootstrap}))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE((folder / name).stat().st_mode) for name in ("password", "server.properties")} == {0o600}
+
+
+def test_a_folder_from_before_there_was_a_password_gets_one_and_keeps_its_records(tmp_path: Path) -> None:
+    folder = tmp_path / "kafka"
+    with EmbeddedKafka(folder, open_to_all=True) as broker:
+        asyncio.run(write(broker.bootstrap, b"kept"))
+    (folder / "password").unlink()
+    with EmbeddedKafka(folder) as broker:
+        assert asyncio.run(names_seen(broker.access)) == {"kept"}
+        with pytest.raises(KafkaError):
+            asyncio.run(names_seen({"bootstrap": broker.bootstrap}))
+        address = broker.bootstrap
+    with EmbeddedKafka(folder, port=int(address.rpartition(":")[2])) as broker:
+        assert asyncio.run(names_seen(broker.access)) == {"kept"}
 
 
 def test_nothing_answers_where_nobody_listens() -> None:

@@ -83,7 +83,7 @@ async def test_a_member_whose_calls_take_longer_than_the_poll_interval_keeps_its
 
 
 async def test_a_broker_that_goes_away_is_noticed_and_what_waits_is_written_in_order(tmp_path: Path) -> None:
-    with EmbeddedKafka(tmp_path) as broker:
+    with EmbeddedKafka(tmp_path, open_to_all=True) as broker:
         await admin.apply(broker.bootstrap, partitions=1)
         async with KafkaLog.connect(broker.bootstrap, client_id="gateway") as log:
 

@@ -36,7 +36,7 @@ async def test_a_reader_that_waits_to_fetch_again_from_a_broker_that_is_away_is_
     fetching = logging.getLogger("aiokafka.consumer.fetcher")
     fetching.addHandler(handler)
     try:
-        with EmbeddedKafka(tmp_path / "kafka") as kafka:
+        with EmbeddedKafka(tmp_path / "kafka", open_to_all=True) as kafka:
             await admin.apply(kafka.bootstrap)
             broker = Broker(bootstrap=kafka.bootstrap, client_id="test", security=KafkaSecurity())
             consumer = broker.consumer(retry_backoff_ms=2000)

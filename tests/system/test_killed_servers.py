@@ -1,0 +1,138 @@
+"""Broker and database of an installation end, by a kill or a full disk, and every stage goes on where it was."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import openai
+import psutil
+import psycopg
+import pytest
+
+from clawstream.config import load
+from clawstream.local.installation import Installation, installation
+from tests.engine.tiny_model import make_model
+
+pytestmark = pytest.mark.timeout(400)
+SETTINGS = """
+environment = false
+data_dir = "{folder}"
+[engine]
+port = 0
+[gateway]
+port = 0
+default_max_tokens = 8
+[policy]
+renderer = "qwen3"
+enable_thinking = false
+[training]
+threads = 1
+[monitor]
+port = 0
+"""
+
+
+async def _say(running: Installation, session: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{running.addresses.gateway}/v1", api_key="none", max_retries=0) as client:
+        await client.chat.completions.create(
+            model="policy",
+            messages=[{"role": "user", "content": "What is 1 + 2?"}],
+            extra_headers={"X-Session-Id": session},
+        )
+
+
+def _sessions(running: Installation) -> set[str]:
+    url = running.addresses.postgres.replace("+psycopg", "")
+    try:
+        with psycopg.connect(url, connect_timeout=5) as connection:
+            return {str(session) for (session,) in connection.execute("SELECT session_id FROM exchanges")}
+    except psycopg.OperationalError:
+        return set()
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(150):
+        while not await asyncio.to_thread(holds):
+            await asyncio.sleep(0.2)
+
+
+def _servers() -> list[psutil.Process]:
+    """Return the broker and the database that this process started, through their watchers."""
+    below = psutil.Process().children(recursive=True)
+    parents = [process for process in below if any("watcher.py" in word for word in process.cmdline())]
+    return [server for watcher in parents for server in watcher.children()]
+
+
+async def test_what_is_said_before_and_after_both_servers_were_killed_becomes_rows(tmp_path: Path) -> None:
+    config, said = tmp_path / "clawstream.toml", list[str]()
+    config.write_text(SETTINGS.format(folder=tmp_path / "data"))
+    model = await asyncio.to_thread(make_model, tmp_path / "model")
+    async with installation(load(config), model_path=model, say=said.append) as running:
+        await _say(running, "before")
+        await _until(lambda: _sessions(running) == {"before"})
+        killed = _servers()
+        assert len(killed) == 2
+        for server in killed:
+            server.send_signal(signal.SIGKILL)
+        await _until(lambda: {"Kafka runs again", "Postgres runs again"} <= set(said))
+        await _say(running, "after")
+        await _until(lambda: _sessions(running) == {"before", "after"})
+        assert not running.supervisor.failed.is_set()
+        assert {child.failure for child in running.supervisor.children.values()} == {None}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own that a file can fill."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "none", str(folder)], check=True, timeout=10)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=10)
+
+
+def _fill(folder: Path) -> Path:
+    """Let the disk have no byte left but what a file holds; return it."""
+    filler = folder / "filler"
+    with filler.open("wb") as file, suppress(OSError):
+        while True:
+            file.write(bytes(2**16))
+            file.flush()
+    return filler
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a disk")
+async def test_a_full_disk_ends_nothing_for_good_and_all_goes_on_when_there_is_room(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    config, said = tmp_path / "clawstream.toml", list[str]()
+    config.write_text(SETTINGS.format(folder=small_disk / "data"))
+    model = await asyncio.to_thread(make_model, tmp_path / "model")
+    async with installation(load(config), model_path=model, say=said.append) as running:
+        await _say(running, "before")
+        await _until(lambda: _sessions(running) == {"before"})
+        filler = await asyncio.to_thread(_fill, small_disk)
+        async with asyncio.timeout(100):
+            while not any(" ended with " in words for words in said):
+                with suppress(openai.OpenAIError):
+                    await _say(running, "meanwhile")
+        assert not running.supervisor.failed.is_set()
+        filler.unlink()
+        ended = {words.partition(" ")[0] for words in said if " ended with " in words}
+        await _until(lambda: {f"{name} runs again" for name in ended} <= set(said))
+        await _until_said(running, "after")
+        await _until(lambda: {"before", "after"} <= _sessions(running))
+        assert not running.supervisor.failed.is_set()
+
+
+async def _until_said(running: Installation, session: str) -> None:
+    async with asyncio.timeout(100):
+        while True:
+            with suppress(openai.OpenAIError):
+                await _say(running, session)
+                return
+            await asyncio.sleep(0.5)
