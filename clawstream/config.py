@@ -614,15 +614,24 @@ def load(path: Path | None) -> Settings:
     Raises ConfigError naming the key, what was found and what is allowed.
     """
     values = {} if path is None else _read(path)
+    if values.get("environment") is not False:
+        _refuse_unknown_variables()
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        where = f"{path}: " if path else ""
-        problems = "; ".join(_problem(dict(item)) for item in error.errors())
-        raise ConfigError(f"{where}{problems}. Nothing was started.") from error
-    if settings.environment:
-        _refuse_unknown_variables()
+        problems = "; ".join(f"{_origin(item['loc'], path, values)}{_problem(dict(item))}" for item in error.errors())
+        raise ConfigError(f"{problems}. Nothing was started.") from error
     return settings
+
+
+def _origin(location: tuple[int | str, ...], path: Path | None, values: Mapping[str, Any]) -> str:
+    """Where the value was said: a variable, which overrides the file, or the file."""
+    names = [PREFIX + "__".join(map(str, location[:depth])).upper() for depth in (1, 2)] if location else []
+    if values.get("environment") is not False:
+        for name in os.environ:
+            if name.upper() in names:
+                return f"{name}: "
+    return f"{path}: " if path else ""
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ the exit code is 0, 2 for something that a person has to change, 3 where nothing
 a bug of ours.
 """
 
+import errno
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -32,6 +33,7 @@ from clawstream.cli import (
 )
 from clawstream.cli.process import Context
 from clawstream.errors import OperatorError, TryLater
+from clawstream.local.needs import how_to_install
 
 app = typer.Typer(
     name="clawstream",
@@ -90,7 +92,36 @@ def main() -> None:
         extra = _EXTRAS.get((error.name or "").split(".")[0])
         if extra is None:
             raise
-        _fail(f"this command needs {error.name}, which is not installed: pip install 'clawstream[{extra}]'")
+        _fail(f"this command needs {error.name}, which is not installed. {how_to_install(extra)}")
+    except (OSError, BaseExceptionGroup) as error:
+        why = _about_the_disk(error)
+        if why is None:
+            raise
+        _fail(why)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+
+
+def _about_the_disk(error: BaseException) -> str | None:
+    """Return what to do about a folder that takes nothing; None: the error is of another kind."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((why for each in error.exceptions if (why := _about_the_disk(each)) is not None), None)
+    if not isinstance(error, OSError):
+        return None
+    where = "a file" if error.filename is None else str(error.filename)
+    if error.errno in _FULL:
+        return (
+            f"{where} can't be written: {error.strerror}. What was acknowledged is kept, and all that ran is stopped. "
+            "Make room, and start again"
+        )
+    if error.errno in _CLOSED and error.filename is not None:
+        return (
+            f"{where} can't be written or read: {error.strerror}. All that ran is stopped. Let this user write there, "
+            "or name another folder (data_dir and cache_dir of the settings, CLAWSTREAM_DATA_DIR, CLAWSTREAM_CACHE_DIR)"
+        )
+    return None
 
 
 def _fail(why: str, exit_status: int = OperatorError.exit_status) -> NoReturn:

@@ -14,6 +14,8 @@ from rich.table import Table
 
 from clawstream.cli.process import Context, hide_torch, log_to_stderr
 from clawstream.cli.progress import shown
+from clawstream.config import Settings
+from clawstream.local.needs import refuse_what_is_missing
 
 if TYPE_CHECKING:
     from clawstream.simulation.figures import Figures
@@ -41,12 +43,12 @@ def demo(
 ) -> None:
     """Let simulated students talk to a tiny policy, and watch it learn what they want.
 
-    Takes about six minutes the first time (the tiny policy is built once) and three after that. Everything it wrote
-    stays in a folder of its own, to be queried with `clawstream sql`.
+    Takes about three minutes. Everything it wrote stays in a folder of its own, to be queried with `clawstream sql`.
     """
     assert isinstance(context.obj, Context)
     settings = context.obj.settings()
     log_to_stderr("demo", level=30)
+    refuse_what_is_missing(Settings(data_dir=settings.data_dir, cache_dir=settings.cache_dir, environment=False))
     hide_torch()
     from clawstream.simulation.base import base_policy
     from clawstream.simulation.demo import SCENARIO, TEMPERATURE, demonstrate
@@ -58,8 +60,6 @@ def demo(
     console = Console(stderr=True)
     folder = settings.data_dir / "demos" / f"{time.strftime('%Y%m%d-%H%M%S')}-{method.value}-seed{seed}"
     (folder / "logs").mkdir(parents=True)
-    started = time.perf_counter()
-    base, was_built = base_policy(settings.cache_dir)
     plan = Plan(
         people=people_of(SCENARIO, folder / "problems"),
         method=method.value,
@@ -68,13 +68,12 @@ def demo(
         score_every=score_every,
         temperature=TEMPERATURE,
         learning_rate=LEARNING_RATE,
-        base=base,
+        base=base_policy(settings.cache_dir),
         folder=folder,
         cache_dir=settings.cache_dir,
     )
-    built_base_s = time.perf_counter() - started if was_built else None
     with shown(console, updates) as tell:
-        figures = asyncio.run(demonstrate(plan, built_base_s=built_base_s, tell=partial(tell, "")))
+        figures = asyncio.run(demonstrate(plan, tell=partial(tell, "")))
     picture = plot or folder / "scores.png"
     plot_scores(figures, picture)
     written = json.dumps(figures.as_json(), indent=1)

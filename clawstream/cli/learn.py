@@ -13,11 +13,12 @@ from rich.markup import escape
 
 from clawstream.cli.process import Context, hide_torch, log_to_stderr
 from clawstream.cli.progress import shown
+from clawstream.config import Settings
 from clawstream.errors import ConfigError
+from clawstream.local.needs import refuse_what_is_missing
 from clawstream.locks import locked
 
 if TYPE_CHECKING:
-    from clawstream.config import Settings
     from clawstream.simulation.controls import Control
     from clawstream.simulation.grid import Cell
     from clawstream.simulation.learning import Grid
@@ -160,6 +161,8 @@ def learn(
             raise ConfigError(f"--seeds {seeds}: --real draws with one seed. Nothing was asked. Name one")
         compare(settings, before=before, after=after, count=requests, seed=first, json_file=json_file)
         return
+    needed = settings if base is Base.OWN else Settings(environment=False)
+    refuse_what_is_missing(needed.model_copy(update={"data_dir": settings.data_dir, "cache_dir": settings.cache_dir}))
     hide_torch()
     from clawstream.cli.learn_tables import show, tables
     from clawstream.simulation.casting import CASTS
@@ -257,7 +260,7 @@ def _built(settings: "Settings", base: Base) -> tuple[Path, str]:
 
     if base is Base.OWN:
         return settings.engine.base_policy, digest(settings)
-    policy, _ = base_policy(settings.cache_dir, base.value)
+    policy = base_policy(settings.cache_dir, base.value)
     return policy, policy.name
 
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 from clawstream.cli.process import Context, hide_torch, log_to_stderr, run_until_stopped
 from clawstream.config import GatewaySettings, Settings
 from clawstream.errors import ConfigError, PartUnavailable
+from clawstream.local.needs import refuse_what_is_missing
 
 if TYPE_CHECKING:
     from clawstream.local.installation import Installation
@@ -31,6 +32,7 @@ def up(
         from clawstream.judging.heuristics_stage import heuristic_named
 
         heuristic_named(settings.rewards.heuristic_function)
+    refuse_what_is_missing(settings)
     named_file = context.obj.config
     named = model or settings.engine.model_path
     model_path = _tiny_policy(settings, console) if named is None else checked_model(named)
@@ -80,7 +82,7 @@ def _tiny_policy(settings: Settings, console: Console) -> Path:
     from clawstream.simulation.base import base_policy
 
     console.print("no model is set (engine.model_path or --model): serving the tiny policy of `clawstream demo`")
-    return base_policy(settings.cache_dir)[0]
+    return base_policy(settings.cache_dir)
 
 
 def as_tiny(settings: Settings, model_path: Path) -> Settings:

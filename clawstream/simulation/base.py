@@ -1,18 +1,22 @@
-"""The tiny policy for whoever serves it: built by a process of its own, so that torch's memory is given back."""
+"""The tiny policy for whoever serves it: the package's own, or built by a process that gives torch's memory back."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 from clawstream.errors import PartUnavailable
+from clawstream.simulation import shipped
 from clawstream.simulation.recipe import RECIPES, place
 
 
-def base_policy(cache_dir: Path, base: str = "demo") -> tuple[Path, bool]:
-    """Return the folder of the policy by a recipe, and whether it had to be built now; its progress goes to stderr."""
+def base_policy(cache_dir: Path, base: str = "demo") -> Path:
+    """Return the folder of the policy by a recipe; where it has to be built, progress goes to stderr."""
     folder = place(cache_dir, RECIPES[base])
     if folder.is_dir():
-        return folder, False
+        return folder
+    if RECIPES[base].digest() == shipped.made_by():
+        shipped.unpack(folder)
+        return folder
     command = [sys.executable, "-m", "clawstream.simulation.policy", "--cache-dir", str(cache_dir), "--base", base]
     found = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if found.returncode != 0 or not folder.is_dir():
@@ -20,4 +24,4 @@ def base_policy(cache_dir: Path, base: str = "demo") -> tuple[Path, bool]:
             f"the tiny policy could not be built (exit code {found.returncode}; its words are above). "
             "Nothing was started"
         )
-    return folder, True
+    return folder

@@ -7,12 +7,12 @@ SCENARIO = "student"
 TEMPERATURE = 0.8
 
 
-async def demonstrate(plan: Plan, *, built_base_s: float | None, tell: Tell) -> Figures:
+async def demonstrate(plan: Plan, *, tell: Tell) -> Figures:
     """Run it, and return what was measured; raises PartUnavailable where `live` does."""
-    return _figures(plan, await live(plan, tell=tell), built_base_s=built_base_s)
+    return _figures(plan, await live(plan, tell=tell))
 
 
-def _figures(plan: Plan, lived: Lived, *, built_base_s: float | None) -> Figures:
+def _figures(plan: Plan, lived: Lived) -> Figures:
     steps, counts = lived.steps, lived.counts
     assert lived.ceiling is not None, "a demonstration is scored on the way"
     return Figures(
@@ -37,5 +37,4 @@ def _figures(plan: Plan, lived: Lived, *, built_base_s: float | None) -> Figures
         versions_behind_max=max(step.max_versions_behind for step in steps),
         peak_mb=lived.peak_mb,
         wall_s=lived.wall_s,
-        built_base_s=built_base_s,
     )

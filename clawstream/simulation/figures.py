@@ -68,7 +68,6 @@ class Figures:
     versions_behind_max: int
     peak_mb: float
     wall_s: float
-    built_base_s: float | None  # None: the base policy was in the cache
 
     def as_json(self) -> dict[str, Any]:
         """The figures under the names that `demo.json` has."""

@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from clawstream.simulation import tokenizer
+from clawstream.simulation import shipped, tokenizer
 from clawstream.simulation.recipe import RECIPES, Base, Lesson, Recipe, place
 
 log = logging.getLogger(__name__)
@@ -167,9 +167,14 @@ def _publish(draft: Path, folder: Path) -> None:
 def main(
     cache_dir: Annotated[Path, typer.Option(help="where policies are kept")],
     base: Annotated[Base, typer.Option(help="which one")] = "demo",
+    pack: Annotated[Path | None, typer.Option(help="put it here too, as the package ships it")] = None,
 ) -> None:
     """Build the simulated policy unless it is there already, and print its folder."""
-    sys.stdout.write(f"{ensure(cache_dir, RECIPES[base])}\n")
+    recipe = RECIPES[base]
+    folder = ensure(cache_dir, recipe)
+    if pack is not None:
+        shipped.pack(folder, pack, recipe=recipe.digest())
+    sys.stdout.write(f"{folder}\n")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ import typer
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled
-from clawstream.simulation import policy
-from clawstream.simulation.recipe import RECIPES
+from clawstream.simulation.base import base_policy
 from clawstream.training.trainer import Trainer
 from tests.bench.people import People
 from tests.bench.report import report
@@ -37,7 +36,7 @@ def gate(
 ) -> None:
     """Count false rejections, and faults caught."""
     torch.set_num_threads(1)
-    base = policy.ensure(Path(platformdirs.user_cache_dir("clawstream")), RECIPES["demo"])
+    base = base_policy(Path(platformdirs.user_cache_dir("clawstream")))
     rejected: list[str] = []
     caught: dict[str, list[int | None]] = {name: [] for name in (*FAULTS, "always +1")}
     shares: list[float] = []

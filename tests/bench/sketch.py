@@ -13,9 +13,8 @@ import typer
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
-from clawstream.simulation import policy
+from clawstream.simulation.base import base_policy
 from clawstream.simulation.problems import scored
-from clawstream.simulation.recipe import RECIPES
 from clawstream.training.trainer import Trainer
 from tests.bench.people import People
 from tests.bench.report import report
@@ -42,7 +41,7 @@ def sketch(
 ) -> None:
     """Train each method with each seed, and score it on the way; after the flip by what is wanted then."""
     torch.set_num_threads(1)
-    folder = policy.ensure(Path(platformdirs.user_cache_dir("clawstream")), RECIPES[base])
+    folder = base_policy(Path(platformdirs.user_cache_dir("clawstream")), base)
     rows = []
     for method in methods.split(","):
         settings = TrainingSettings(

@@ -236,4 +236,4 @@ def test_a_command_whose_extra_is_not_installed_names_it() -> None:
     )
 
     assert found.returncode == 2
-    assert "pip install 'clawstream[monitor]'" in found.stderr
+    assert f"pip install '{Path(__file__).parents[2]}[monitor]'" in found.stderr

