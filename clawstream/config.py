@@ -151,7 +151,9 @@ class GatewaySettings(Section):
     write_timeout_s: float = Field(30.0, gt=0, description="a client that reads nothing for so long is gone")
     default_turn_type: Literal["main", "side"] = "main"
     max_body_bytes: int = Field(8 * 2**20, ge=1024, le=8 * 2**20)
-    default_max_tokens: int = Field(1024, ge=1, description="where the client names no limit")
+    default_max_tokens: int | None = Field(
+        None, ge=1, description="where the client names no limit; unset: what the context leaves"
+    )
     default_temperature: float = Field(0.7, ge=0, le=2, description="where the client names none")
     heartbeat_s: float = Field(10.0, gt=0, description="between comments on a silent stream")
     ack_timeout_s: float = Field(

@@ -96,7 +96,7 @@ class _Text:
         shown = self.text
         if not ended and not self.stopped:
             shown = shown[: self._before_half_stop()].rstrip(HALF_CHARACTER)
-        limit = len(shown.rstrip())
+        limit = len(shown if self.stopped else shown.rstrip())
         new = self.text[self.num_sent : max(limit, self.num_sent)]
         self.num_sent += len(new)
         return new
@@ -107,6 +107,12 @@ class _Text:
             if self.text.endswith(stop[start:]):
                 self.text = self.text[: max(len(self.text) - len(stop) + start, self.num_sent)]
                 return
+
+    def keep_space(self, space: str) -> None:
+        """The text ends with this white space, which a stop string came after."""
+        shown = self.text.rstrip()
+        if len(shown) + len(space) >= self.num_sent:
+            self.text, self.stopped = shown + space, True
 
     def _before_half_stop(self) -> int:
         if self.num_sent == 0 and any(stop.lstrip().startswith(self.text) for stop in self.stops):
@@ -175,6 +181,9 @@ class AnswerStream:
             newest = self._content if self._content.text else self._reasoning
             if matched_stop is not None and matched_stop not in newest.text:
                 newest.drop_half_of(matched_stop)
+                before, _, _ = self.renderer.decode(self.ids).rpartition(matched_stop)
+                if newest.text and before.rstrip().endswith(newest.text.rstrip()):
+                    newest.keep_space(before[len(before.rstrip()) :])
         return self._release(ended=True)
 
     def _feed(self, piece: Sequence[int]) -> Delta | None:

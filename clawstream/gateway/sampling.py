@@ -15,7 +15,7 @@ def sampling_of(
     calls: str | None,
     num_prompt_tokens: int,
     context_length_tokens: int,
-    default_max_tokens: int,
+    default_max_tokens: int | None,
     default_temperature: float,
 ) -> Sampling:
     """Return how the answer is sampled; `calls` is the grammar of calls that it has to make. Raises BadRequest."""
@@ -33,7 +33,7 @@ def sampling_of(
                 param="tool_choice",
             )
         shaping = replace(shaping or Shaping(), ebnf=calls)
-    max_tokens = min(asked.max_tokens or default_max_tokens, room)
+    max_tokens = min(asked.max_tokens or default_max_tokens or room, room)
     if shaping is not None and shaping.min_new_tokens > max_tokens:
         raise BadRequest(
             f"min_tokens is {shaping.min_new_tokens}; the answer has at most {max_tokens} tokens. "

@@ -13,12 +13,14 @@ from typing import Any, Protocol
 import orjson
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from clawstream.inference.dialect import Call, Delta, GenerateBody, RequestRefused, read_body, write_delta
+from clawstream.inference.door import Door
 
 PAUSE_MODES = ("abort", "retract", "in_place")
 
@@ -113,7 +115,7 @@ def build_app(backend: Backend) -> Starlette:
         *(Route(path, handler) for path, handler in reads.items()),
         *(Route(path, handler, methods=["POST"]) for path, handler in commands.items()),
     ]
-    return Starlette(routes=routes)
+    return Starlette(routes=routes, middleware=[Middleware(Door)])
 
 
 class AppServer(uvicorn.Server):

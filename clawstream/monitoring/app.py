@@ -15,6 +15,7 @@ from aiohttp import web
 
 from clawstream.config import MonitorSettings, Settings
 from clawstream.errors import ConfigError, PartUnavailable
+from clawstream.inference.door import at_the_door
 from clawstream.monitoring.hosting import hosted
 from clawstream.monitoring.live import Live, Report, as_json
 from clawstream.monitoring.metrics import exposition
@@ -72,7 +73,7 @@ async def answering(
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    app = web.Application()
+    app = web.Application(middlewares=[at_the_door])
     app.add_routes([web.get("/windows", windows), web.get("/metrics", metrics), web.get("/healthz", healthz)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()

@@ -69,6 +69,7 @@ _LEARNED = """
         )
     ORDER BY policy_version, turn_id
 """
+_MAX_NEW_TOKENS = 1024  # of an answer, where gateway.default_max_tokens says nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +183,7 @@ class Answering:
     async def answer(self, prompt_ids: Sequence[int], *, temperature: float, seed: int) -> str:
         """Return what the version says to the prompt."""
         sampling = Sampling(
-            max_new_tokens=self._gateway.default_max_tokens,
+            max_new_tokens=self._gateway.default_max_tokens or _MAX_NEW_TOKENS,
             temperature=temperature,
             stop_token_ids=self._renderer.stop_token_ids,
             sampling_seed=seed,

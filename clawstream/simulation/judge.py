@@ -16,10 +16,12 @@ import orjson
 import typer
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from clawstream.inference.door import Door
 from clawstream.simulation.controls import Control, Replies, controlled
 from clawstream.simulation.opinions import HABITS, Judge
 from clawstream.simulation.step_opinions import StepJudge
@@ -47,7 +49,8 @@ class Service:
                 Route("/health", self.health),
                 Route("/v1/models", self.models),
                 Route("/v1/chat/completions", self.complete, methods=["POST"]),
-            ]
+            ],
+            middleware=[Middleware(Door)],
         )
 
     async def health(self, _request: Request) -> Response:

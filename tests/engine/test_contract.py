@@ -19,6 +19,7 @@ from tests.engine.asking import Answered, answer, asking, whole
 from tests.engine.conftest import Subject
 
 PROMPT = tuple(range(40, 60))
+JSON = {"Content-Type": "application/json"}
 WITHIN_S = 90  # two busy cores
 
 
@@ -178,7 +179,7 @@ async def test_parameter_that_an_engine_of_ours_does_not_implement_is_refused_by
 
 
 async def test_body_that_is_not_json_is_a_400(subject: Subject) -> None:
-    async with subject.session.post(subject.url + "/generate", data=b"{") as response:
+    async with subject.session.post(subject.url + "/generate", data=b"{", headers=JSON) as response:
         assert response.status == 400
 
 

@@ -92,6 +92,35 @@ def ask(
     return job, heard
 
 
+def test_nobody_waits_for_a_long_prompt(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_module, "IDLE_PREFILL_TOKENS", 256)
+    monkeypatch.setattr(core_module, "BUSY_PREFILL_TOKENS", 256)
+    long_job, _ = ask(core, [token % VOCABULARY for token in range(1900)], 1)
+    step(core)
+    assert 0 < long_job.num_computed < 1900
+    _, short = ask(core, [5, 6, 7], 3)
+    for _ in range(3):
+        step(core)
+    assert len(short.token_ids) == 3
+    before = long_job.num_computed
+    assert 256 < before < 1900
+    run(core)
+    assert long_job.finished
+
+
+def test_a_step_computes_few_tokens_of_what_is_already_long(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_module, "IDLE_PREFILL_PAIRS", 2**16)
+    job, heard = ask(core, [token % VOCABULARY for token in range(1900)], 1)
+    pieces = []
+    while not job.finished:
+        before = job.num_computed
+        step(core)
+        pieces.append((before, job.num_computed - before))
+    assert pieces[0] == (0, 256)
+    assert all(count * (past + count) <= 2**16 for past, count in pieces)
+    assert len(heard.token_ids) == 1
+
+
 def step(core: Core) -> None:
     for job, delta in core.step():
         job.sink.push(delta)

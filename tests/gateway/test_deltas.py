@@ -178,8 +178,8 @@ def test_characters_that_every_chunk_cuts_in_half_are_whole_in_the_end(renderer:
 
 def test_the_stop_string_that_is_whole_first_ends_the_answer(renderer: PromptRenderer) -> None:
     answer, deltas = stream(renderer, "1, 2, 3 STOP 4", [1], stop=("STOP", "3 STOP 4"))
-    assert answer.message()["content"] == "1, 2, 3"
-    assert "".join(delta.content for delta in deltas) == "1, 2, 3"
+    assert answer.message()["content"] == "1, 2, 3 "
+    assert "".join(delta.content for delta in deltas) == "1, 2, 3 "
     at_once, _ = feed(renderer, renderer.encode("1, 2, 3 STOP 4"), [100], stop=("STOP", "3 STOP 4"))
     assert at_once.message() == answer.message()
 
@@ -191,6 +191,28 @@ def test_a_stop_string_that_begins_unseen_is_still_cut(renderer: PromptRenderer,
         answer.feed([token])
     answer.finish(stop)
     assert answer.message()["content"] == ""
+
+
+@pytest.mark.parametrize("cuts", [[1], [3], [1000]])
+@pytest.mark.parametrize(
+    ("text", "stop", "shown"),
+    [
+        ("It is 4. \nEND of it", "END", "It is 4. \n"),
+        ("It is 4. \nMore", "\n", "It is 4. "),
+        ("It is  4.", " 4", "It is "),
+        ("It is\n\n\nUser: 4", "\nUser", "It is\n\n"),
+        ("It is 4.END", "END", "It is 4."),
+    ],
+)
+def test_a_stop_string_trims_no_white_space(
+    renderer: PromptRenderer, text: str, stop: str, shown: str, cuts: list[int]
+) -> None:
+    ids = renderer.encode(text[: text.index(stop) + len(stop)])
+    answer = AnswerStream(renderer=renderer, prompt_ids=(), options={}, exchange_id="e", stop=(stop,))
+    deltas = [answer.feed(ids[at : at + cuts[0]]) for at in range(0, len(ids), cuts[0])]
+    deltas.append(answer.finish(stop))
+    assert answer.message()["content"] == shown
+    assert "".join(delta.content for delta in deltas if delta is not None) == shown
 
 
 def test_an_empty_answer_is_an_empty_string(renderer: PromptRenderer) -> None:

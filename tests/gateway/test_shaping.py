@@ -96,6 +96,23 @@ def test_tools_whose_grammar_is_too_long_to_be_recorded_are_refused() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("asked", "default", "expected"), [(None, None, 90), (None, 20, 20), (None, 500, 90), (30, 20, 30), (500, 20, 90)]
+)
+def test_where_nobody_names_a_limit_an_answer_may_have_what_the_context_leaves(
+    asked: int | None, default: int | None, expected: int
+) -> None:
+    sampling = sampling_of(
+        read_request({"messages": QUESTION, "max_tokens": asked}).asked,
+        calls=None,
+        num_prompt_tokens=10,
+        context_length_tokens=100,
+        default_max_tokens=default,
+        default_temperature=0.7,
+    )
+    assert (sampling.max_tokens, sampling.temperature) == (expected, 0.7)
+
+
 async def test_an_answer_of_one_call_at_most_ends_with_it_and_is_the_policy_s_own(gateway: House) -> None:
     tools = [{"type": "function", "function": {"name": "exec", "parameters": {}}}]
     call = '<tool_call>\n{"name": "exec", "arguments": {}}\n</tool_call>'

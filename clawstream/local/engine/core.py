@@ -24,10 +24,33 @@ from clawstream.local.engine.shaping import shaped
 # Prompt tokens a step may compute: many when nobody waits for a token, few while others stream.
 IDLE_PREFILL_TOKENS = 8192
 BUSY_PREFILL_TOKENS = 512
+# And how many pairs of a token and one before it: in a long prompt these take the time, not the tokens.
+IDLE_PREFILL_PAIRS = 1 << 21
+BUSY_PREFILL_PAIRS = 1 << 19
+_LEAST_PIECE_TOKENS = 16  # so that a long prompt comes to its end beside ever new short ones
 # Logits of a prompt that is scored are kept below this many numbers (256 MB).
 _SCORED_LOGITS = 1 << 26
 
 Output = tuple[Job, Delta]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Budget:
+    """What a step may still compute of prompts."""
+
+    tokens: int
+    pairs: int
+
+    def piece(self, past: int, share: int) -> int:
+        """How many tokens behind `past` others fit into one of so many shares of what is left."""
+        half = past / 2
+        fits = int((half * half + max(self.pairs, 0) / share) ** 0.5 - half)
+        return max(min(fits, self.tokens // share), _LEAST_PIECE_TOKENS)
+
+    def take(self, past: int, count: int) -> None:
+        """So many tokens behind `past` others will be computed."""
+        self.tokens -= count
+        self.pairs -= count * (past + count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,23 +141,27 @@ class Core:
 
     def _plan(self) -> _Work:
         num_decoding = self._rows.arrange()
-        budget = BUSY_PREFILL_TOKENS if num_decoding else IDLE_PREFILL_TOKENS
+        budget = _Budget(
+            tokens=BUSY_PREFILL_TOKENS if num_decoding else IDLE_PREFILL_TOKENS,
+            pairs=BUSY_PREFILL_PAIRS if num_decoding else IDLE_PREFILL_PAIRS,
+        )
         filling: list[tuple[Job, int]] = []
-        for job in self._rows.jobs[num_decoding:]:
-            budget -= self._fill(job, budget, filling)
-        while budget > 0 and self._waiting and not self._rows.full:
+        # The shortest rest first, and half of what is left stays for those who come: nobody waits for a long prompt.
+        for job in sorted(self._rows.jobs[num_decoding:], key=lambda job: job.target - job.num_computed):
+            self._fill(job, budget, filling, share=2)
+        while budget.tokens > 0 and self._waiting and not self._rows.full:
             job = self._waiting.popleft()
             self._rows.admit(job)
-            budget -= self._fill(job, budget, filling)
+            self._fill(job, budget, filling, share=1)
         return _Work(decoding=self._rows.jobs[:num_decoding], filling=filling)
 
-    def _fill(self, job: Job, budget: int, filling: list[tuple[Job, int]]) -> int:
-        count = min(job.target - job.num_computed, budget)
+    def _fill(self, job: Job, budget: _Budget, filling: list[tuple[Job, int]], *, share: int) -> None:
+        count = min(job.target - job.num_computed, budget.piece(job.num_computed, share))
         if job.call.logprob_start is not None:
             count = min(count, max(16, _SCORED_LOGITS // self._model.vocab_size))
         if count > 0:
             filling.append((job, count))
-        return max(count, 0)
+            budget.take(job.num_computed, count)
 
     def _forward(self, work: _Work, jobs: Sequence[Job], counts: Sequence[int], keep: Sequence[int]) -> Tensor:
         tokens: list[int] = []
