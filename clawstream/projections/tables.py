@@ -544,3 +544,8 @@ commits = Table(
 
 FACTS = tuple(table for table in metadata.sorted_tables if "topic" in table.info)
 TOPICS = tuple(dict.fromkeys(table.info["topic"] for table in FACTS))
+VIEWS = (
+    "exchange_latency", "group_steps", "judge_agreement", "lineage", "newest_verdicts", "policy_report",
+    "refreshed_outcomes", "sample_revisions", "trajectories", "turn_scores",
+)  # fmt: skip
+RELATIONS = (*metadata.tables, *VIEWS, "alembic_version")  # all that people may read

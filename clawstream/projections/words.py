@@ -58,9 +58,20 @@ def line(event: Event) -> str:
     )
 
 
-def printable(text: str) -> str:
-    """Return `text` with what a terminal would obey, or can't show, written as an escape."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+def printable(text: str, *, kept: str = "") -> str:
+    """Return `text` with what a terminal would obey, or can't show, written as an escape; but for those in `kept`."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def printable_json(text: str) -> str:
+    """Return JSON of the same value as the JSON in `text`, which holds nothing that a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
 
 
 def as_dict(record: Record) -> dict[str, object]:

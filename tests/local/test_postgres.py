@@ -17,11 +17,12 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from sqlalchemy.engine import make_url
 
 from clawstream.errors import PartUnavailable
 from clawstream.local import places
 from clawstream.local.accounts import Identity, identity_for
-from clawstream.local.postgres import EmbeddedPostgres
+from clawstream.local.postgres import USER, EmbeddedPostgres
 
 OWNER = """
 import sys, time
@@ -61,6 +62,18 @@ def test_rows_are_kept_between_runs_until_fresh_is_asked_for(folder: Path) -> No
         assert connection.execute("SELECT count(*) FROM kept").fetchone() == (0,)
     with EmbeddedPostgres(folder, fresh=True) as server, connect(server.url) as connection:
         assert connection.execute("SELECT to_regclass('kept')").fetchone() == (None,)
+
+
+def test_the_account_of_its_url_is_no_superuser_and_owns_what_one_made(folder: Path) -> None:
+    with EmbeddedPostgres(folder) as server:
+        superuser = make_url(server.url).set(username=USER, password=(folder / "password").read_text())
+        with connect(superuser.render_as_string(hide_password=False)) as connection:
+            connection.execute("CREATE TABLE old (x text); CREATE VIEW seen AS SELECT x FROM old")
+            connection.execute("CREATE FUNCTION one(a int) RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    with EmbeddedPostgres(folder) as server, connect(server.url) as connection:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("COPY (SELECT 1) TO PROGRAM 'true'")
+        connection.execute("ALTER TABLE old ADD COLUMN y text; DROP VIEW seen; DROP TABLE old; DROP FUNCTION one(int)")
 
 
 def test_the_server_is_gone_when_the_block_ends_even_with_a_client_connected(folder: Path) -> None:

@@ -179,7 +179,7 @@ async def test_no_projector_writes_while_the_tables_change_places_and_readers_re
 
 async def test_who_may_read_the_tables_may_read_the_new_ones(live: Engine, told: MemoryLog) -> None:
     role = f"reader_{live.url.database}"
-    done(live, f"CREATE ROLE {role}", f"GRANT SELECT ON votes, lineage TO {role} WITH GRANT OPTION")
+    done(live, f"CREATE ROLE {role} ROLE CURRENT_USER", f"GRANT SELECT ON votes, lineage TO {role} WITH GRANT OPTION")
     try:
         await rebuilt(live, told)
         for relation in ("votes", "lineage"):

@@ -83,6 +83,43 @@ def test_markup_in_a_cell_is_text(migrated_url: str) -> None:
     assert "[bold]x[/bold]" in _printed(migrated_url, "SELECT '[bold]x[/bold]' AS said", Form.TABLE)
 
 
+HOSTILE = "a\rb\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202eb\nnext line"
+
+
+@pytest.mark.parametrize("form", Form)
+def test_nothing_that_is_printed_makes_a_terminal_do_anything(migrated_url: str, form: Form) -> None:
+    found = _printed(migrated_url, f'SELECT $c${HOSTILE}$c$ AS "{HOSTILE[:40]}", to_jsonb($c${HOSTILE}$c$::text)', form)
+    assert [char for char in found if not char.isprintable() and char != "\n"] == []
+    assert "next line" in found
+    if form is Form.JSON:
+        [row] = json.loads(found)
+        assert row["to_jsonb"] == HOSTILE
+
+
+def test_words_of_postgres_that_repeat_a_cell_make_a_terminal_do_nothing_either(migrated_url: str) -> None:
+    with pytest.raises(OperatorError) as refused:
+        _printed(migrated_url, f"SELECT lower($c${HOSTILE}$c$)::integer", Form.TABLE)
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t=", "\n=", "＝"])  # noqa: RUF001
+def test_no_cell_of_the_csv_is_a_formula_and_json_has_it_as_it_is(migrated_url: str, start: str) -> None:
+    said = f"{start}cmd|' /C calc'!A0"
+    query = f"SELECT $c${said}$c$ AS said"
+    assert list(csv.reader(io.StringIO(_printed(migrated_url, query, Form.CSV), newline=""))) == [
+        ["said"],
+        [f"'{said}"],
+    ]
+    assert json.loads(_printed(migrated_url, query, Form.JSON)) == [{"said": said}]
+
+
+def test_numbers_are_no_formulas(migrated_url: str) -> None:
+    found = _printed(
+        migrated_url, "SELECT -1 AS a, -0.5::float8 AS b, '-12.5e3' AS c, '+3' AS d, '-1+1' AS e", Form.CSV
+    )
+    assert found.splitlines()[1] == "-1,-0.5,-12.5e3,+3,'-1+1"
+
+
 def test_a_database_without_the_tables_is_refused(fresh_database_url: str) -> None:
     with pytest.raises(DatabaseMismatch, match="clawstream db upgrade"):
         _printed(fresh_database_url, "SELECT 1", Form.CSV)

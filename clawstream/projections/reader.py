@@ -1,0 +1,175 @@
+"""The account that looks: it may read clawstream's tables and views, and do nothing else on the server.
+
+A transaction that only reads is no fence for a superuser: COPY starts programs in it. So who looks logs in as another
+account, `<account>_reader`, whose password follows from that of the account which writes; `database.upgrade` makes it.
+A query can't leave it, as its session never was another's. Where it can't be had, the account that writes looks in a
+transaction that only reads, unless it has powers over the server that such a transaction leaves to it.
+"""
+
+import hashlib
+import logging
+from functools import cache
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from clawstream.errors import OperatorError
+from clawstream.projections.tables import RELATIONS
+
+STATEMENT_TIMEOUT = "10min"  # of the reader's own sessions; `clawstream sql` says less
+_SUFFIX = "_reader"
+_MOST_NAME_BYTES = 63
+POWERS = [
+    "pg_execute_server_program", "pg_read_server_files", "pg_write_server_files", "pg_signal_backend",
+    "pg_checkpoint", "pg_create_subscription", "pg_maintain",
+]  # fmt: skip
+_POWERFUL = text(
+    "SELECT rolname FROM pg_roles WHERE (rolsuper OR rolreplication OR rolname = ANY(:powers)) "
+    "AND pg_has_role(current_user, oid, 'MEMBER') ORDER BY NOT rolsuper, rolname LIMIT 1"
+)
+_MAY = text("SELECT coalesce(has_table_privilege(to_regclass('alembic_version'), :what), false)")
+_HIDDEN = text(
+    "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'v') "
+    "AND relname = ANY(:names) AND NOT has_table_privilege(:reader, oid, 'SELECT')"
+)
+_KNOWN = text("SELECT 1 FROM pg_roles WHERE rolname = :name")
+_IS_SUPERUSER = text("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
+_PLACE = text(
+    "SELECT current_database(), current_schema(), has_database_privilege(:reader, current_database(), 'CONNECT'), "
+    "has_schema_privilege(:reader, current_schema(), 'USAGE')"
+)
+
+_log = logging.getLogger(__name__)
+
+
+def address(url: str) -> URL:
+    """Return where the reader of the account in `url` logs in."""
+    writer = make_url(url)
+    account = (writer.username or "clawstream").encode()[: _MOST_NAME_BYTES - len(_SUFFIX)].decode(errors="ignore")
+    name = account + _SUFFIX
+    # Without a password the server knows accounts by other means, and the reader by the same.
+    password = None if writer.password is None else derived_password(str(writer.password), name)
+    return writer.set(username=name, password=password)
+
+
+def make(connection: Connection, url: str) -> bool:
+    """Let the reader of the account in `url` read all tables and views; False where that account may not make it.
+
+    The transaction of `connection` goes on in both cases.
+    """
+    reader = address(url)
+    assert reader.username is not None
+    try:
+        with connection.begin_nested():
+            if connection.execute(_KNOWN, {"name": reader.username}).first() is None:
+                _create(connection, reader)
+            _grant(connection, reader.username)
+    except (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
+        return make(connection, url)  # the upgrade of another database has made it meanwhile
+    except psycopg.errors.InsufficientPrivilege:
+        return False
+    return True
+
+
+def reading(alone: Engine, writer: Engine) -> Engine:
+    """Return the one of both to look with: `alone`, the reader's, made where it was not; else `writer`.
+
+    Raises OperatorError where that one has power over the server.
+    """
+    chosen = alone if _can_read(alone) or _made(writer, alone) else writer
+    with chosen.connect() as connection:
+        powerful = connection.execute(_POWERFUL, {"powers": POWERS}).scalar()
+    if powerful is not None:
+        raise OperatorError(
+            f"{chosen.url.username} can do what {powerful} can on the server of this database, so no query is run with "
+            f"it, and an account {alone.url.username} that reads alone can't be had. Nothing was asked. Let "
+            f"postgres.url name an account that is no superuser, or create {alone.url.username} with the password "
+            "that `clawstream db url --read-only` prints"
+        )
+    return chosen
+
+
+@cache
+def derived_password(password: str, name: str) -> str:
+    """Return the password of the account `name` that follows from another account's."""
+    # Slow on purpose: the result is given to people, who could try to guess the writer's password from it.
+    return hashlib.scrypt(password.encode(), salt=f"clawstream {name}".encode(), n=2**14, r=8, p=1)[:24].hex()
+
+
+def _can_read(alone: Engine) -> bool:
+    try:
+        with alone.connect() as connection:
+            return bool(connection.execute(_MAY, {"what": "SELECT"}).scalar())
+    except OperationalError:
+        return False  # that it is away is said of the writer
+
+
+def _made(writer: Engine, alone: Engine) -> bool:
+    """Make the reader, with the password that it is to have, and say whether it can read."""
+    url = writer.url.render_as_string(hide_password=False)
+    try:
+        with writer.begin() as connection:
+            if not connection.execute(_MAY, {"what": "INSERT"}).scalar():
+                return False  # it is a reader itself
+            make(connection, url)
+        if _can_read(alone):
+            return True
+        with writer.begin() as connection:  # it may be of an older password of the writer's
+            _set_password(connection, alone.url)
+    except (psycopg.Error, DBAPIError) as error:
+        _log.debug("state=reader_not_made reason=%r", str(error))
+    if _can_read(alone):
+        return True
+    _log.warning(
+        "there is no account %s that reads alone, and %s can't make it: the query runs as %s, in a transaction that "
+        "only reads. `clawstream db url --read-only` prints the password that it is to have",
+        alone.url.username, writer.url.username, writer.url.username,
+    )  # fmt: skip
+    return False
+
+
+def _create(connection: Connection, reader: URL) -> None:
+    name = sql.Identifier(reader.username or "")
+    for statement in (
+        "CREATE ROLE {} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS",
+        "ALTER ROLE {} SET default_transaction_read_only = on",
+        f"ALTER ROLE {{}} SET statement_timeout = '{STATEMENT_TIMEOUT}'",
+    ):
+        _driver(connection).execute(sql.SQL(statement).format(name))
+    if not connection.execute(_IS_SUPERUSER).scalar():  # so that it may end the reader's sessions
+        _driver(connection).execute(sql.SQL("GRANT {} TO CURRENT_USER").format(name))
+    _set_password(connection, reader)
+
+
+def _set_password(connection: Connection, reader: URL) -> None:
+    if reader.password is None:
+        return
+    driver, name = _driver(connection), reader.username or ""
+    # Scrambled here, so that no log of the server's has it.
+    scrambled = driver.pgconn.encrypt_password(str(reader.password).encode(), name.encode(), b"scram-sha-256")
+    driver.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(name), sql.Literal(scrambled.decode())))
+
+
+def _grant(connection: Connection, name: str) -> None:
+    """Give what is missing alone: a grant waits for those who have the table."""
+    driver, reader = _driver(connection), sql.Identifier(name)
+    database, schema, connects, uses = connection.execute(_PLACE, {"reader": name}).one()
+    names = {"reader": reader, "database": sql.Identifier(database), "schema": sql.Identifier(schema)}
+    if not connects:
+        driver.execute(sql.SQL("GRANT CONNECT ON DATABASE {database} TO {reader}").format(**names))
+    if not uses:
+        driver.execute(sql.SQL("GRANT USAGE ON SCHEMA {schema} TO {reader}").format(**names))
+    if schema != "public":
+        driver.execute(sql.SQL("ALTER ROLE {reader} IN DATABASE {database} SET search_path = {schema}").format(**names))
+    for relation in connection.execute(_HIDDEN, {"names": list(RELATIONS), "reader": name}).scalars():
+        whole = sql.Identifier(schema, relation)
+        driver.execute(sql.SQL("GRANT SELECT ON {} TO {reader}").format(whole, **names))
+
+
+def _driver(connection: Connection) -> "psycopg.Connection[tuple[object, ...]]":
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    return driver
