@@ -82,6 +82,7 @@ class PostgresSettings(Section):
     """The database."""
 
     url: SecretStr | None = Field(None, description="an SQLAlchemy URL; none: a database of our own is started")
+    port: int = Field(0, ge=0, le=65535, description="of the database that is started; 0: any free one")
 
 
 class EngineSettings(Section):

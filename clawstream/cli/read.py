@@ -83,7 +83,7 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where the files go.")],
     form: Annotated[Format, typer.Option("--format", help="What kind of files.")] = Format.JSONL,
 ) -> None:
-    """Write conversations, judgements and samples to files."""
+    """Write conversations, judgements, feedback, samples, steps and versions to files."""
     assert isinstance(context.obj, Context)
     from clawstream.projections.export import Form
     from clawstream.projections.export import export as write

@@ -27,6 +27,23 @@ def database(settings: Settings) -> Iterator[str]:
         yield postgres.url
 
 
+def database_address(settings: Settings) -> str:
+    """Return the URL of the database, configured or running; raises PartUnavailable where neither is."""
+    if settings.postgres.url is not None:
+        return settings.postgres.url.get_secret_value()
+    from clawstream.local.places import address_in
+
+    folder = settings.data_dir / "postgres"
+    _existing(folder, "database", "CLAWSTREAM_POSTGRES")
+    running = address_in(folder)
+    if running is None:
+        raise PartUnavailable(
+            f"the database in {folder} does not run, so it has no address. Start `clawstream up`; with postgres.port "
+            "set its address is the same at each start"
+        )
+    return running
+
+
 @contextmanager
 def broker(settings: Settings) -> Iterator[KafkaSettings]:
     """Yield where the broker is; an installation that is stopped has its own Kafka started for so long."""

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from clawstream.cli.process import Context
-from clawstream.cli.servers import broker, database
+from clawstream.cli.servers import broker, database, database_address
 from clawstream.config import Settings
 
 topics = typer.Typer(help="The topics as topics/*.yaml says; nothing else creates them.", no_args_is_help=True)
@@ -90,6 +90,29 @@ def upgrade(context: typer.Context) -> None:
     with database(_settings(context)) as url:
         revision = tables.upgrade(url)
     Console(stderr=True).print(f"the database is at revision {revision}")
+
+
+@db.command()
+def url(
+    context: typer.Context,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Of the account that can do nothing but read.")
+    ] = False,
+) -> None:
+    """Print where the database is, password and all, as psql and other tools take it."""
+    from clawstream.projections import database as tables
+
+    found = database_address(_settings(context))
+    typer.echo(tables.reader_url(found) if read_only else tables.for_tools(found))
+
+
+@db.command()
+def dictionary(context: typer.Context) -> None:
+    """Print what each table, view and column means, as Markdown."""
+    from clawstream.projections import database as tables
+
+    with database(_settings(context)) as found:
+        typer.echo(tables.page(found), nl=False)
 
 
 def config(

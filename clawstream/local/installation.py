@@ -137,9 +137,11 @@ def _with_servers(
         kafka = kafka.model_copy(update=broker.access)
     if postgres.url is None:
         say("starting Postgres")
-        own = servers.enter_context(EmbeddedPostgres(settings.data_dir / "postgres", fresh=fresh))
+        own = servers.enter_context(
+            EmbeddedPostgres(settings.data_dir / "postgres", fresh=fresh, port=postgres.port or None)
+        )
         embedded.append(own)
-        postgres = type(postgres).model_validate({"url": own.url})
+        postgres = type(postgres).model_validate({"url": own.url, "port": postgres.port})
     return settings.model_copy(update={"kafka": kafka, "postgres": postgres})
 
 

@@ -76,7 +76,10 @@ class EmbeddedPostgres:
         return self._url
 
     def __enter__(self) -> Self:
-        with places.claimed(self.data_dir, fresh=self._fresh) as claim, reserved(self._port) as port:
+        with (
+            places.claimed(self.data_dir, fresh=self._fresh) as claim,
+            reserved(self._port, setting="postgres.port") as port,
+        ):
             data = self.data_dir / _DATA
             if self.log.exists():
                 self.log.replace(self.log.with_suffix(".log.1"))

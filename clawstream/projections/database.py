@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from clawstream.errors import ConfigError, DatabaseMismatch, PartUnavailable
-from clawstream.projections import reader
+from clawstream.projections import dictionary, reader
 from clawstream.resources import folder
 
 CONNECT_TIMEOUT_S = 5
@@ -59,6 +59,7 @@ def upgrade(url: str, *, schema: str | None = None) -> str:
             config = _config()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+            dictionary.describe(connection)
             if schema is None:
                 reader.make(connection, url)
             return expected
@@ -102,6 +103,29 @@ def looking(url: str) -> Iterator[Engine]:
     finally:
         alone.dispose()
         writer.dispose()
+
+
+def reader_url(url: str) -> str:
+    """Return where the account that reads alone logs in; where it is not there and can't be made, that is logged."""
+    alone, writer = connect(reader.address(url).render_as_string(hide_password=False)), connect(url)
+    try:
+        check(writer)
+        reader.is_there(alone, writer)
+    finally:
+        alone.dispose()
+        writer.dispose()
+    return for_tools(alone.url.render_as_string(hide_password=False))
+
+
+def for_tools(url: str) -> str:
+    """Return `url` as psql and other tools read it, password and all."""
+    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False).replace(" ", "%20")
+
+
+def page(url: str) -> str:
+    """Return the data dictionary of the database; the errors are those of `looking`."""
+    with looking(url) as engine, engine.connect() as connection:
+        return dictionary.page(connection)
 
 
 def unreachable(engine: Engine, error: OperationalError) -> PartUnavailable:

@@ -1,4 +1,4 @@
-"""`clawstream export`: conversations, judgements and samples as files, all of one moment.
+"""`clawstream export`: what was said and what was learned from it as files, all of one moment.
 
 One record a line in <name>.jsonl, or a row in <name>.parquet, with the columns of the queries below. JSONL has texts as
 they were said; Parquet has them as stored, escaped as clawstream/projections/text.py says, since it holds UTF-8 only.
@@ -81,8 +81,56 @@ _SAMPLES = """
     FROM samples
     ORDER BY session_id, source_partition, source_offset
 """
+# A judgement needs a judge; who is taught by thumbs alone has these.
+_FEEDBACK = """
+    SELECT f.session_id, f.turn_id, f.feedback_id, f.source, f.key_name, f.score, f.text,
+        last_user_text(request_messages(f.turn_id)) AS request,
+        message_text(e.message) AS answer,
+        next_state_text(t.next_exchange_id, t.next_state) AS next_state,
+        sampled_by(e.versions) AS policy_versions,
+        to_timestamp(f.given_at_ms / 1000.0) AS given_at
+    FROM feedback AS f
+    LEFT JOIN exchanges AS e ON e.exchange_id = f.turn_id AND e.kind = 'completed'
+    LEFT JOIN turns AS t ON t.turn_id = f.turn_id
+    ORDER BY f.session_id, f.source_partition, f.source_offset
+"""
+_STEPS = """
+    SELECT s.policy_id, s.policy_version, b.parent_version, b.sample_ids, b.replay, b.rollback, b.seed, b.settings,
+        s.num_samples, s.num_hinted, s.num_rewarded, s.num_tokens, s.num_tokens_dropped, s.loss_nats,
+        s.kl_reference_nats, s.mean_gap_nats, s.mean_reward, s.clipped_share, s.grad_norm, s.learning_rate,
+        s.mean_versions_behind, s.max_versions_behind, s.step_ms, s.entropy_nats, s.behaviour_kl_nats,
+        s.mean_response_tokens, s.weights_changed_share, r.reason AS rejected_because,
+        to_timestamp(s.taken_at_ms / 1000.0) AS taken_at
+    FROM steps AS s
+    LEFT JOIN batches AS b USING (policy_id, policy_version)
+    LEFT JOIN rejections AS r
+        ON r.kind = 'step' AND r.policy_id = s.policy_id AND r.policy_version = s.policy_version
+    ORDER BY s.policy_id, s.policy_version, s.source_offset
+"""
+_VERSIONS = """
+    SELECT v.policy_id, v.policy_version, v.parent_version, p.path, p.adapter, p.manifest_sha256, p.num_bytes,
+        (
+            SELECT jsonb_agg(
+                jsonb_build_object('engine', a.engine, 'pause_ms', a.pause_ms, 'activated_at_ms', a.activated_at_ms)
+                ORDER BY a.source_offset
+            )
+            FROM activations AS a
+            WHERE a.policy_id = v.policy_id AND a.policy_version = v.policy_version
+        ) AS activations,
+        v.num_served, v.num_scored, v.mean_score::float8 AS mean_score, v.published_at
+    FROM policy_report AS v
+    LEFT JOIN policies AS p USING (policy_id, policy_version)
+    ORDER BY v.policy_id, v.policy_version
+"""
 QUERIES: Mapping[str, str] = MappingProxyType(
-    {"conversations": _CONVERSATIONS, "judgements": _JUDGEMENTS, "samples": _SAMPLES}
+    {
+        "conversations": _CONVERSATIONS,
+        "judgements": _JUDGEMENTS,
+        "feedback": _FEEDBACK,
+        "samples": _SAMPLES,
+        "steps": _STEPS,
+        "versions": _VERSIONS,
+    }
 )
 _ARROW: Mapping[str, pa.DataType] = MappingProxyType(
     {
@@ -95,7 +143,7 @@ _ARROW: Mapping[str, pa.DataType] = MappingProxyType(
     }
 )
 _ARROW_ITEMS: Mapping[str, pa.DataType] = MappingProxyType(
-    {"int2": pa.int8(), "int4": pa.int32(), "int8": pa.int64(), "float4": pa.float32()}
+    {"text": pa.string(), "int2": pa.int8(), "int4": pa.int32(), "int8": pa.int64(), "float4": pa.float32()}
 )
 _ESCAPE_NOTE = {b"clawstream.text": b"U+241B 'u' and four hex digits stand for that code point"}
 

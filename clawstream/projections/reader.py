@@ -79,7 +79,7 @@ def reading(alone: Engine, writer: Engine) -> Engine:
 
     Raises OperatorError where that one has power over the server.
     """
-    chosen = alone if _can_read(alone) or _made(writer, alone) else writer
+    chosen = alone if is_there(alone, writer) else writer
     with chosen.connect() as connection:
         powerful = connection.execute(_POWERFUL, {"powers": POWERS}).scalar()
     if powerful is not None:
@@ -90,6 +90,11 @@ def reading(alone: Engine, writer: Engine) -> Engine:
             "that `clawstream db url --read-only` prints"
         )
     return chosen
+
+
+def is_there(alone: Engine, writer: Engine) -> bool:
+    """Whether `alone`, the reader's, can read; it is made where it is not there, and that it can't be is logged."""
+    return _can_read(alone) or _made(writer, alone)
 
 
 @cache

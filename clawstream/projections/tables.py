@@ -1,4 +1,4 @@
-"""The tables, each fed by one topic; what a column means is said in clawstream/events, under the same name.
+"""The tables, each fed by one topic; what a column means is said in clawstream/projections/meanings.py.
 
 A fact's row stands under its event id, beside the place and the time at which the log holds it. No table refers to
 another: topics are read at different speeds, so joins live in the views. Text and JSON are stored as
@@ -25,6 +25,8 @@ from sqlalchemy import (
     Uuid,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, REAL
+
+from clawstream.projections import meanings
 
 EXCHANGES = "clawstream.exchanges.v1"
 TURNS = "clawstream.turns.v1"
@@ -544,8 +546,8 @@ commits = Table(
 
 FACTS = tuple(table for table in metadata.sorted_tables if "topic" in table.info)
 TOPICS = tuple(dict.fromkeys(table.info["topic"] for table in FACTS))
-VIEWS = (
-    "exchange_latency", "group_steps", "judge_agreement", "lineage", "newest_verdicts", "policy_report",
-    "refreshed_outcomes", "sample_revisions", "trajectories", "turn_scores",
-)  # fmt: skip
-RELATIONS = (*metadata.tables, *VIEWS, "alembic_version")  # all that people may read
+RELATIONS = tuple(dict.fromkeys((*metadata.tables, *meanings.RELATIONS)))  # all that people may read
+for table in metadata.tables.values():
+    table.comment = meanings.RELATIONS.get(table.name)
+    for column in table.columns:
+        column.comment = meanings.meaning(table.name, column.name)

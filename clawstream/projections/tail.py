@@ -2,14 +2,16 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, TextIO
 
 from clawstream.errors import OperatorError
 from clawstream.projections.words import as_dict, line, printable
-from clawstream.stream.log import Arrived, Start, Undecodable
+from clawstream.stream.log import Arrived, Place, Start, Undecodable
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import event_topics
 
@@ -20,10 +22,17 @@ _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 class FollowedLog(Protocol):
     """What tail needs of a log."""
 
-    def follow(
-        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
-    ) -> AsyncIterator[Sequence[Arrived]]:
+    def follow(self, topics: Sequence[str], start: Start = "earliest") -> AsyncIterator[Sequence[Arrived]]:
         """Yield what is on the topics and what comes."""
+
+    def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
+        """Yield each partition's records from the first offset up to and without the second, in order."""
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]:
+        """Return the offset that each partition's next record will have."""
+
+    async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[Place, int]:
+        """Return the first offset of each partition at `start`; the end where none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +72,57 @@ def start_ms(since: str, now_ms: int) -> int:
 
 
 async def tail(log: FollowedLog, what: Wanted, *, as_json: bool, out: TextIO) -> None:
-    """Print each record once, in order per partition, until cancelled or, with `until_end`, where the topic ends."""
-    async for arrivals in log.follow([what.topic], what.start, until_end=what.until_end):
+    """Print each record once until cancelled or, with `until_end`, where the topic ends.
+
+    What is there is printed in the order of time, what comes as it comes.
+    """
+    ends = await log.end_offsets([what.topic])
+    starts = await log.offsets_at([what.topic], what.start) if what.start != "latest" else ends
+    ranges = {place: (start, ends[place]) for place, start in starts.items() if start < ends[place]}
+    async with aclosing(in_time_order(log.replay(ranges), ranges)) as there:
+        async for arrived in there:
+            _show(arrived, what, as_json=as_json, out=out)
+    out.flush()
+    if what.until_end:
+        return
+    from_there = {(topic, partition): offset for (topic, partition), offset in ends.items()}
+    async for arrivals in log.follow([what.topic], from_there):
         for arrived in arrivals:
-            if isinstance(arrived, Undecodable):
-                _print(_undecodable(arrived, as_json), out)
-            elif what.session_id in (None, arrived.key):
-                _print(json.dumps(as_dict(arrived)) if as_json else as_line(arrived), out)
+            _show(arrived, what, as_json=as_json, out=out)
         out.flush()
+
+
+async def in_time_order(
+    batches: AsyncGenerator[Sequence[Arrived], None], ranges: Mapping[Place, tuple[int, int]]
+) -> AsyncGenerator[Arrived, None]:
+    """Yield what `batches` have of the ranges, those of one partition in their order, else the older one first.
+
+    What of a partition comes later than others' is waited for, so at worst all is held until the batches end.
+    """
+    held = {place: deque[Arrived]() for place in ranges}
+    pending = set(ranges)  # may still have an older one than all that are held
+    async with aclosing(batches):
+        async for arrivals in batches:
+            for arrived in arrivals:
+                place = Place(arrived.topic, arrived.partition)
+                held[place].append(arrived)
+                if arrived.offset + 1 >= ranges[place][1]:
+                    pending.discard(place)
+            while all(held[place] for place in pending) and any(held.values()):
+                yield _oldest(held)
+    while any(held.values()):
+        yield _oldest(held)
+
+
+def _oldest(held: Mapping[Place, deque[Arrived]]) -> Arrived:
+    return min((queue for queue in held.values() if queue), key=lambda queue: queue[0].timestamp_ms).popleft()
+
+
+def _show(arrived: Arrived, what: Wanted, *, as_json: bool, out: TextIO) -> None:
+    if isinstance(arrived, Undecodable):
+        _print(_undecodable(arrived, as_json), out)
+    elif what.session_id in (None, arrived.key):
+        _print(json.dumps(as_dict(arrived)) if as_json else as_line(arrived), out)
 
 
 def as_line(record: Record) -> str:

@@ -1,5 +1,6 @@
 """A database with the tables in it, shared by the tests of this folder, and emptied for each that writes."""
 
+import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -15,7 +16,7 @@ from tests.projections import logs, reading
 @pytest.fixture(scope="session")
 def migrated_url(postgres_url: str) -> Iterator[str]:
     """SQLAlchemy URL of a database with the tables."""
-    with servers.database(postgres_url, "test_projections") as url:
+    with servers.database(postgres_url, f"test_{uuid.uuid4().hex[:12]}") as url:
         database.upgrade(url)
         yield url
 

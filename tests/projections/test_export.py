@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine
 
-from clawstream.events import ExchangeCompleted, RequestDelta, TurnType
+from clawstream.events import ExchangeCompleted, FeedbackGiven, FeedbackSource, RequestDelta, TurnType
 from clawstream.projections.export import Form, export
 from tests.projections import logs, story
 from tests.projections.reading import write_all
 
-NAMES = ("conversations", "judgements", "samples")
+NAMES = ("conversations", "judgements", "feedback", "samples", "steps", "versions")
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def _jsonl(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("told")
 def test_a_conversation_is_exported_once_whole_and_ready_to_train_on(migrated_url: str, tmp_path: Path) -> None:
-    assert export(migrated_url, tmp_path, form=Form.JSONL) == {"conversations": 1, "judgements": 1, "samples": 1}
+    counts = export(migrated_url, tmp_path, form=Form.JSONL)
+    assert (counts["conversations"], counts["judgements"], counts["samples"]) == (1, 1, 1)
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.jsonl" for name in NAMES}
     [conversation] = _jsonl(tmp_path / "conversations.jsonl")
     said = (story.SYSTEM, story.QUESTION, story.ANSWER, story.COMPLAINT, story.BLOCK, story.SECOND_ANSWER)
@@ -58,9 +59,38 @@ def test_parquet_has_the_same_records_as_jsonl(migrated_url: str, tmp_path: Path
             assert row.keys() == record.keys()
             for key, value in record.items():
                 found = row[key]
-                if key in ("messages", "tools", "votes", "versions"):
-                    found = json.loads(found)
+                if key in ("messages", "tools", "votes", "versions", "settings", "activations"):
+                    found = None if found is None else json.loads(found)
                 assert found == value or key.endswith("_at"), key
+
+
+def test_thumbs_alone_are_exported_with_the_answer_that_they_are_about(
+    emptied: Engine, migrated_url: str, tmp_path: Path
+) -> None:
+    thumb = FeedbackGiven(
+        session_id=story.SESSION, feedback_id="f", turn_id=story.FIRST, key_name="me", source=FeedbackSource.PERSON,
+        score=-1.0, text="too long", given_at_ms=1_763_647_200_000,
+    )  # fmt: skip
+    write_all(emptied, logs.records([*story.EXCHANGES, thumb]))
+    assert export(migrated_url, tmp_path, form=Form.JSONL)["judgements"] == 0
+    [found] = _jsonl(tmp_path / "feedback.jsonl")
+    assert (found["turn_id"], found["source"], found["score"], found["text"]) == (story.FIRST, "person", -1, "too long")
+    assert found["answer"] == json.loads(story.ANSWER)["content"]
+    assert found["request"] == json.loads(story.QUESTION)["content"]
+    assert found["given_at"].startswith("2025-11-20")
+
+
+@pytest.mark.usefixtures("told")
+def test_a_step_has_its_samples_and_a_version_its_engines(migrated_url: str, tmp_path: Path) -> None:
+    export(migrated_url, tmp_path, form=Form.JSONL)
+    [step] = _jsonl(tmp_path / "steps.jsonl")
+    [sample] = _jsonl(tmp_path / "samples.jsonl")
+    assert step["sample_ids"] == [sample["sample_id"], "elsewhere"]
+    assert (step["policy_version"], step["loss_nats"], step["mean_reward"]) == (1, 0.25, -1)
+    base, version = _jsonl(tmp_path / "versions.jsonl")
+    assert (base["policy_version"], base["activations"]) == (0, None)
+    assert (version["policy_version"], version["parent_version"]) == (1, 0)
+    assert [taken["pause_ms"] for taken in version["activations"]] == [21]
 
 
 def test_what_postgres_can_not_hold_is_itself_again_in_jsonl(

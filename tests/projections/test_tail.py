@@ -1,17 +1,22 @@
 """Events are shown as people read them, whatever they say."""
 
+import asyncio
 import io
 import json
 import time
+from collections.abc import AsyncGenerator, Sequence
+from random import Random
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from clawstream.errors import OperatorError
 from clawstream.events import Event
-from clawstream.projections.tail import as_line, start_ms, tail, wanted
+from clawstream.projections.tail import as_line, in_time_order, start_ms, tail, wanted
 from clawstream.projections.words import MAX_WORDS, as_dict, line
 from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.log import Arrived, Place, Raw, Undecodable
 from tests.projections import logs, story
 
 NOW_MS = 1_763_647_200_000
@@ -81,6 +86,70 @@ async def test_tail_shows_one_sessions_records_and_ends_where_the_topic_ends(log
         assert len(lines) == len(story.EXCHANGES)
         assert all(story.SESSION in shown for shown in lines)
     assert json.loads(lines[0])["event"]["message"] == json.loads(story.ANSWER)
+
+
+async def test_what_is_there_is_shown_in_the_order_of_time_over_all_partitions(log: KafkaLog) -> None:
+    said = [logs.example(type(story.EXCHANGES[0]), exchange_id=f"x{n}", session_id=f"s{n % 5}") for n in range(20)]
+    for event in said:
+        await log.append([event])
+    out = io.StringIO()
+    await tail(
+        log, wanted("exchanges", session_id=None, since="1h", until_end=True, now_ms=_now_ms()), as_json=True, out=out
+    )
+    shown = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert len({one["partition"] for one in shown}) > 1
+    times = [one["timestamp_ms"] for one in shown]
+    assert times == sorted(times)
+    assert {one["event"]["exchange_id"] for one in shown} == {event.exchange_id for event in said}
+
+
+async def test_after_what_is_there_comes_what_comes_and_nothing_twice(log: KafkaLog) -> None:
+    first, second = (logs.example(type(story.EXCHANGES[0]), exchange_id=name, session_id=name) for name in "ab")
+    await log.append([first])
+    out = io.StringIO()
+    what = wanted("exchanges", session_id=None, since="1h", until_end=False, now_ms=_now_ms())
+    showing = asyncio.create_task(tail(log, what, as_json=True, out=out))
+    try:
+        async with asyncio.timeout(60):
+            while not out.getvalue():
+                await asyncio.sleep(0.02)
+            await log.append([second])
+            while len(out.getvalue().splitlines()) < 2:
+                await asyncio.sleep(0.02)
+    finally:
+        showing.cancel()
+        await asyncio.gather(showing, return_exceptions=True)
+    assert [json.loads(line)["event"]["exchange_id"] for line in out.getvalue().splitlines()] == ["a", "b"]
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=3), st.randoms(use_true_random=False))
+async def test_whatever_comes_first_each_partition_keeps_its_order_and_the_older_goes_first(
+    times: list[list[int]], random: Random
+) -> None:
+    queues = [
+        [
+            Undecodable(
+                raw=Raw(topic="t", partition=p, offset=n, timestamp_ms=ms, key=None, value=None, headers=()), reason=""
+            )
+            for n, ms in enumerate(sorted(some))
+        ]
+        for p, some in enumerate(times)
+    ]
+    ranges = {Place("t", p): (0, len(queue)) for p, queue in enumerate(queues) if queue}
+
+    async def batches() -> AsyncGenerator[Sequence[Arrived], None]:
+        left = [list(queue) for queue in queues if queue]
+        while left:
+            queue = random.choice(left)
+            size = random.randint(1, len(queue))
+            yield queue[:size]
+            del queue[:size]
+            left = [some for some in left if some]
+
+    found = [arrived async for arrived in in_time_order(batches(), ranges)]
+    assert [arrived.timestamp_ms for arrived in found] == sorted(ms for some in times for ms in some)
+    for p, queue in enumerate(queues):
+        assert [arrived for arrived in found if arrived.partition == p] == queue
 
 
 def _now_ms() -> int:

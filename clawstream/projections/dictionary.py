@@ -1,0 +1,78 @@
+"""The words of meanings.py in the database, as comments, and the page that is made of what is there."""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Connection, text
+
+from clawstream.projections import meanings
+from clawstream.projections.tables import RELATIONS
+
+_KINDS = {"r": "TABLE", "v": "VIEW"}
+_FOUND = text("""
+    SELECT relname, relkind::text, obj_description(c.oid, 'pg_class'),
+        attname, format_type(atttypid, atttypmod), col_description(c.oid, attnum)
+    FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+    WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'v') AND relname = ANY(:relations)
+        AND attnum > 0 AND NOT attisdropped
+    ORDER BY relkind DESC, relname, attnum
+""")
+_HEAD = """# Data dictionary
+
+What stands in the database. The same words are comments there, so that SQL tools show them (`\\d+ exchanges` in psql).
+How to get in: [inspect.md](inspect.md#with-other-tools). NULL is a value of its own, never a zero. Texts and JSON are
+stored with U+241B, a small u and four hex digits for the few characters that Postgres can't hold.
+
+Printed by `clawstream db dictionary`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    relation: str
+    kind: str
+    said_of_relation: str | None
+    name: str
+    type: str
+    said: str | None
+
+
+def describe(connection: Connection) -> None:
+    """Let each table, view and column of the current schema have its comment."""
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    statements = []
+    for relation, columns in groupby(_columns(connection), lambda column: column.relation):
+        found = list(columns)
+        if found[0].said_of_relation != meanings.RELATIONS.get(relation):
+            words = sql.Literal(meanings.RELATIONS.get(relation))
+            statements.append(
+                sql.SQL(f"COMMENT ON {_KINDS[found[0].kind]} {{}} IS {{}}").format(sql.Identifier(relation), words)
+            )
+        for column in found:
+            meaning = meanings.meaning(relation, column.name)
+            if column.said != meaning:
+                name = sql.Identifier(relation, column.name)
+                statements.append(sql.SQL("COMMENT ON COLUMN {} IS {}").format(name, sql.Literal(meaning)))
+    if statements:
+        driver.execute(sql.SQL("; ").join(statements))
+
+
+def page(connection: Connection) -> str:
+    """Return what there is in the current schema as Markdown, in the words of its comments."""
+    parts = [_HEAD]
+    for kind, title in (("v", "Views"), ("r", "Tables")):
+        parts.append(f"\n## {title}\n")
+        of_kind = [column for column in _columns(connection) if column.kind == kind]
+        for relation, columns in groupby(of_kind, lambda column: column.relation):
+            found = list(columns)
+            parts.append(f"\n### `{relation}`\n\nA row is {found[0].said_of_relation or '(not said)'}.\n\n")
+            parts.append("| column | type | |\n|---|---|---|\n")
+            parts += [f"| `{column.name}` | {column.type} | {column.said or ''} |\n" for column in found]
+    return "".join(parts)
+
+
+def _columns(connection: Connection) -> list[_Column]:
+    return [_Column(*row) for row in connection.execute(_FOUND, {"relations": list(RELATIONS)})]
