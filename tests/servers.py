@@ -82,7 +82,13 @@ def database(url: str, name: str) -> Iterator[str]:
         yield address.set(database=name).render_as_string(hide_password=False)
     finally:
         with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+            # Not with FORCE: where this account is no superuser, that is refused while autovacuum is at work there.
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = %s AND pg_has_role(usesysid, 'USAGE')",
+                (name,),
+            )
+            connection.execute(f'DROP DATABASE "{name}"')
 
 
 @contextmanager

@@ -36,6 +36,7 @@ RELATIONS: Mapping[str, str] = MappingProxyType(
         "replay_ends": "a replay that ended, and what came of it",
         "promotions": "samples of a replay that a policy is to learn from, or a way back from that",
         "rollbacks": "a wish to go back to an earlier version",
+        "pins": "a wish to keep a version's weights, or to keep them no longer",
         # The projector's books.
         "offsets": "a partition, and how far it was read",
         "chain_blocks": "a part of a partition's hash chain, for the audit",
@@ -248,6 +249,7 @@ _POLICIES = {
     "undoes": "number of the promotion that is taken back; NULL: none",
     "promoted_at_ms": "when, ms since the epoch",
     "to_version": "the version to go back to",
+    "pinned": "whether it is to be kept from then on",
 }
 _BOOKS = {
     "epoch": "counts the projectors that owned the partition; the newest alone may write",
