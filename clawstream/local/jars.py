@@ -28,7 +28,7 @@ KAFKA_REMEDIES = (
 )
 _MIRROR = (
     "A mirror of Maven's repository is named in ~/.config/jgo.conf: `central = URL` under `[repositories]`; a proxy "
-    "in the variable HTTPS_PROXY"
+    "in the variable HTTPS_PROXY, and authorities of your own in REQUESTS_CA_BUNDLE"
 )
 
 
