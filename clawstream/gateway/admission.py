@@ -31,6 +31,7 @@ from clawstream.gateway.profiles import Named, name_request
 from clawstream.gateway.prompting import PromptMaker
 from clawstream.gateway.recorder import Recorder
 from clawstream.gateway.refusal import BadRequest, TooLong, to_json
+from clawstream.gateway.sampled import SampledTokens
 from clawstream.gateway.sampling import of_the_policy, sampling_of
 from clawstream.gateway.sessions import SessionIndex
 from clawstream.gateway.wire import ChatRequest, parse_body, scope_of, truthy
@@ -65,6 +66,7 @@ class Exchange:
     policy_version: int  # that its engine was known to serve when it came
     session_done: bool
     traceparent: str | None
+    sampled: SampledTokens | None  # whose log-probs the client asked for; None: it did not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,7 @@ class Admission:
             policy_version=place.version,
             session_done=named.session_done,
             traceparent=trace.group(0) if trace else None,
+            sampled=None if chat.asked.top_logprobs is None else SampledTokens(self.renderer),
         )
 
     async def count_tokens(self, body: Mapping[str, Any], read: Read, caller: Caller) -> int:

@@ -216,6 +216,8 @@ class _Answering:
                 if chunk.token_ids and patience.when() is not None:
                     patience.reschedule(None)
                 self.capture.add(chunk, self.admission.now_ms())
+                if self.exchange.sampled is not None:
+                    self.exchange.sampled.add(chunk)
                 delta = self.answer.feed(chunk.token_ids)
                 if delta is not None:
                     await self.outlet.delta(delta)
@@ -306,6 +308,7 @@ class _Answering:
             extra_key=place.extra_key,
             rid=rid,
             lora_name=place.adapter,
+            top_logprobs_num=self.exchange.chat.asked.top_logprobs or 0,
         )
 
     def _count_tokens(self) -> Usage:

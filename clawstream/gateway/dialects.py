@@ -56,9 +56,9 @@ class ChatCompletions:
             created_s=accepted.received_at_ms // 1000,
             policy_version=exchange.policy_version,
         )
-        return (
-            StreamOutlet(send, reply, include_usage=asked.include_usage) if asked.stream else PlainOutlet(send, reply)
-        )
+        if asked.stream:
+            return StreamOutlet(send, reply, include_usage=asked.include_usage, sampled=exchange.sampled)
+        return PlainOutlet(send, reply, exchange.sampled)
 
     async def refuse(self, send: Send, refused: BadRequest) -> None:
         """Send OpenAI's error object."""

@@ -13,6 +13,7 @@ from clawstream.events import FinishReason
 from clawstream.gateway.deltas import Delta
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.replies import KEEP_ALIVE, Reply, Usage, error_headers, stream_error
+from clawstream.gateway.sampled import SampledTokens
 
 
 class Outlet(Protocol):
@@ -67,7 +68,8 @@ class EventStream:
 class StreamOutlet:
     """Server-sent events, each as soon as it is known."""
 
-    def __init__(self, send: Send, reply: Reply, *, include_usage: bool) -> None:
+    def __init__(self, send: Send, reply: Reply, *, include_usage: bool, sampled: SampledTokens | None = None) -> None:
+        self._sampled = sampled
         self._send = send
         self._reply = reply
         self._include_usage = include_usage
@@ -81,11 +83,12 @@ class StreamOutlet:
 
     async def delta(self, delta: Delta) -> None:
         """Send a chunk; the first one has the role."""
-        if not (self._role or delta.reasoning or delta.tool_calls):
+        logprobs = None if self._sampled is None else self._sampled.take()
+        if not (self._role or delta.reasoning or delta.tool_calls or logprobs):
             await self._events.write(self._reply.text_chunk(delta.content))
             return
         content, self._role = self._role | (delta.as_dict() or {"content": ""}), {}
-        await self._events.write(self._reply.chunk(content))
+        await self._events.write(self._reply.chunk(content, logprobs))
 
     async def keep_alive(self, every_s: float) -> None:
         """Send a comment whenever nothing was sent for `every_s`."""
@@ -100,7 +103,8 @@ class StreamOutlet:
     ) -> None:
         """Send how the answer ended, its usage where that was asked for, and the end of the stream."""
         begun = self._reply.chunk(self._role | {"content": ""}) if self._role else b""
-        ending = self._reply.ending(reason, usage if self._include_usage else None)
+        logprobs = None if self._sampled is None else self._sampled.take()
+        ending = self._reply.ending(reason, usage if self._include_usage else None, logprobs)
         await self._events.write(begun + ending, more=False)
 
     async def fail(self, refused: BadRequest) -> None:
@@ -127,9 +131,10 @@ class WholeOutlet:
 class PlainOutlet(WholeOutlet):
     """One JSON body at the end."""
 
-    def __init__(self, send: Send, reply: Reply) -> None:
+    def __init__(self, send: Send, reply: Reply, sampled: SampledTokens | None = None) -> None:
         self._send = send
         self._reply = reply
+        self._sampled = sampled
 
     async def finish(
         self,
@@ -139,7 +144,8 @@ class PlainOutlet(WholeOutlet):
         matched_stop: str | None,  # noqa: ARG002  # OpenAI's clients are not told which
     ) -> None:
         """Send the completion."""
-        body = self._reply.whole(message, reason, usage)
+        logprobs = None if self._sampled is None else self._sampled.take()
+        body = self._reply.whole(message, reason, usage, logprobs)
         await send_whole(self._send, 200, self._reply.headers(stream=False), body)
 
     async def fail(self, refused: BadRequest) -> None:

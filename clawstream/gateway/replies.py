@@ -58,26 +58,34 @@ class Reply:
         """Return the response headers."""
         return reply_headers(self.session_id, self.policy_version, stream=stream)
 
-    def chunk(self, delta: dict[str, Any]) -> bytes:
+    def chunk(self, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> bytes:
         """Return the event of a delta."""
+        if logprobs is not None:
+            return self._prefix + to_json(delta) + b',"logprobs":' + to_json(logprobs) + b',"finish_reason":null}]}\n\n'
         return self._prefix + to_json(delta) + self._suffix
 
     def text_chunk(self, content: str) -> bytes:
         """Return the event of a delta that is content alone, as most are."""
         return self._prefix + b'{"content":' + to_json(content) + b"}" + self._suffix
 
-    def ending(self, finish_reason: FinishReason, usage: Usage | None) -> bytes:
+    def ending(self, finish_reason: FinishReason, usage: Usage | None, logprobs: dict[str, Any] | None = None) -> bytes:
         """Return the events that end the stream; with `usage` where the client wants it."""
         frame = self._frame("chat.completion.chunk")
-        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish_reason.value}
-        events = b"data: " + orjson.dumps(frame | {"choices": [choice]}) + b"\n\n"
+        choice = {"index": 0, "delta": {}, "logprobs": logprobs, "finish_reason": finish_reason.value}
+        events = b"data: " + to_json(frame | {"choices": [choice]}) + b"\n\n"
         if usage is not None:
             events += b"data: " + orjson.dumps(frame | {"choices": [], "usage": usage.as_dict()}) + b"\n\n"
         return events + DONE
 
-    def whole(self, message: dict[str, Any], finish_reason: FinishReason, usage: Usage) -> bytes:
+    def whole(
+        self,
+        message: dict[str, Any],
+        finish_reason: FinishReason,
+        usage: Usage,
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
         """Return the body of a plain answer."""
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason.value}
+        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": finish_reason.value}
         return to_json(self._frame("chat.completion") | {"choices": [choice], "usage": usage.as_dict()})
 
     def _frame(self, kind: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from clawstream.gateway.conversations import Recall, Recalled
 from clawstream.gateway.fields import items, kind, mapping, text
-from clawstream.gateway.refusal import BadRequest
+from clawstream.gateway.refusal import BadRequest, unsupported
 from clawstream.gateway.responses_items import OURS, read_items
 from clawstream.gateway.responses_tools import read_choice, read_tools
 from clawstream.gateway.wire import ChatRequest, read_request, truthy
@@ -56,13 +56,14 @@ def read_responses(body: Mapping[str, Any], ends_session: bool, recall: Recall) 
     include = items(body.get("include"), "include")
     if not all(isinstance(wanted, str) for wanted in include):
         raise BadRequest("include is not a list of strings.", param="include")
+    if _LOGPROBS in include:
+        raise unsupported("include", include, f"{_LOGPROBS} left out; /v1/chat/completions has logprobs")
     found = {
         "max_completion_tokens": body.get("max_output_tokens"),
         "tools": tools,
         "tool_choice": read_choice(body.get("tool_choice")) if tools else None,
         "response_format": _response_format(body),
         "verbosity": text(mapping(body, "text"), "verbosity"),
-        "logprobs": _LOGPROBS in include,
     }
     kept = {key: value for key, value in body.items() if key not in _RENAMED | _NOT_RECORDED | _NOT_THERE}
     said = {key: value for key, value in found.items() if value}

@@ -27,11 +27,12 @@ _HOW_TO_SEND = frozenset({"stream", "stream_options"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAY_SHOW = {"user": SHOWN_BY_THE_USER, "tool": SHOWN_BY_A_TOOL}  # pictures, by role
 MAX_STOPS = 16
+_MAX_TOP_LOGPROBS = 20
 _DIGITS_OF_64_BITS = 20  # with a sign
 _MAX_LENIENT_BYTES = 2 * 2**20
 _MAX_OPENED = 300_000  # brackets and braces, also within strings: to count them takes 10 ms, to read them a second
 _LEFT_OUT = (
-    *("logprobs", "top_logprobs", "audio", "functions", "function_call", "ignore_eos", "stop_token_ids"),
+    *("audio", "functions", "function_call", "ignore_eos", "stop_token_ids"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
 )
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -50,6 +51,7 @@ class Asked:
     seed: int | None
     stop: tuple[str, ...]
     shaping: Shaping | None
+    top_logprobs: int | None  # how many likeliest tokens beside each token's log-prob; None: no log-probs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +259,17 @@ def _asked(body: Mapping[str, Any]) -> Asked:
         seed=integer(body, "seed", low=-(2**63), high=2**63 - 1),
         stop=_stop(body.get("stop")),
         shaping=read_shaping(body),
+        top_logprobs=_top_logprobs(body),
     )
+
+
+def _top_logprobs(body: Mapping[str, Any]) -> int | None:
+    number = integer(body, "top_logprobs", low=0, high=_MAX_TOP_LOGPROBS)
+    if boolean(body, "logprobs"):
+        return number or 0
+    if number:
+        raise BadRequest(f"top_logprobs is {number} without logprobs; send logprobs true.", param="top_logprobs")
+    return None
 
 
 def _stop(found: object) -> tuple[str, ...]:

@@ -116,6 +116,8 @@ def write_request(request: GenerateRequest, *, stream: bool) -> dict[str, object
         "return_logprob": True,
         "stream": stream,
     }
+    if request.top_logprobs_num:
+        body["top_logprobs_num"] = request.top_logprobs_num
     optional = {"rid": request.rid, "extra_key": request.extra_key, "lora_path": request.lora_name}
     return body | {key: value for key, value in optional.items() if value is not None}
 
@@ -330,7 +332,17 @@ def read_chunk(element: Mapping[str, Any]) -> Chunk:
         finish,
         () if finish is None else _spans(meta.get("weight_versions") or ()),
         sampled,
+        _top(meta.get("output_top_logprobs") or (), len(token_ids)),
     )
+
+
+def _top(
+    written: Sequence[Sequence[Sequence[Any]] | None], num_tokens: int
+) -> tuple[tuple[tuple[float, int], ...], ...]:
+    """Return the likeliest tokens at each place; nothing where they are not those of the chunk's tokens."""
+    if len(written) != num_tokens:
+        return ()
+    return tuple(tuple((float(entry[0]), int(entry[1])) for entry in one or ()) for one in written)
 
 
 def _spans(written: Iterable[Mapping[str, Any]]) -> tuple[VersionSpan, ...]:
@@ -357,6 +369,7 @@ def _joined(first: Chunk, rest: Sequence[Chunk]) -> Chunk:
     return rest[-1]._replace(
         token_ids=tuple([token for chunk in (first, *rest) for token in chunk.token_ids]),
         logprobs_nats=tuple([value for chunk in (first, *rest) for value in chunk.logprobs_nats]),
+        top_logprobs=tuple([top for chunk in (first, *rest) for top in chunk.top_logprobs]),
     )
 
 

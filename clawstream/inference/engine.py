@@ -80,6 +80,7 @@ class GenerateRequest:
     extra_key: str | None = None
     rid: str | None = None
     lora_name: str | None = None
+    top_logprobs_num: int = 0  # likeliest tokens at each place of the answer
 
 
 class VersionSpan(NamedTuple):
@@ -104,6 +105,7 @@ class Chunk(NamedTuple):
     finish: Finish | None = None
     weight_versions: tuple[VersionSpan, ...] = ()
     num_sampled: int | None = None
+    top_logprobs: tuple[tuple[tuple[float, int], ...], ...] = ()  # of each token, where they were asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
