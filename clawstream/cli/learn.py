@@ -244,7 +244,7 @@ async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple
     from clawstream.simulation.casting import CASTS
 
     console = Console(stderr=True)
-    reference = await grid.reference(flips=cells[0].flip_after is not None)
+    reference = await grid.reference(flips=cells[0].flip_after is not None, say=console.print)
     for what, of in (("scores", reference), ("by the wishes after the flip scores", reference.flipped)):
         if of is not None:
             console.print(f"the base {what} {of.baseline.score:.2f}, with the hint {of.ceiling.score:.2f}")

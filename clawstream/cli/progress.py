@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 if TYPE_CHECKING:
     from clawstream.simulation.run import Progress as Step
@@ -20,16 +21,23 @@ def shown(console: Console, updates: int, unit: str = "updates") -> "Iterator[Te
     if not console.is_terminal:
         yield Lines(updates, unit)
         return
-    with Progress(
+    with Progress(*columns(unit), console=console, expand=True) as bars:
+        yield Bars(bars, updates)
+
+
+def columns(unit: str) -> list[ProgressColumn]:
+    """Return what is shown of each run; where the line is too short, its phase and counts at the end are cut."""
+    return [
         TextColumn("[bold]{task.description}"),
-        BarColumn(),
         TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"),
         TextColumn("score {task.fields[score]}"),
-        TextColumn("{task.fields[requests]} requests, {task.fields[rate]:.0f} tokens/s"),
         TimeElapsedColumn(),
-        console=console,
-    ) as bars:
-        yield Bars(bars, updates)
+        BarColumn(bar_width=10),
+        TextColumn(
+            "{task.fields[phase]}, {task.fields[requests]} requests, {task.fields[rate]:.0f} tokens/s",
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        ),
+    ]
 
 
 class Bars:
@@ -43,7 +51,7 @@ class Bars:
         """Show `step`."""
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(
-                _named(name, "starting"), total=self._updates, score="-", requests=0, rate=0.0
+                name, total=self._updates, phase="starting", score="-", requests=0, rate=0.0
             )
         fields = {
             "score": None if step.score is None else f"{step.score:.2f}",
@@ -51,8 +59,7 @@ class Bars:
             "rate": step.tokens_per_s,
         }
         known: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-        description = _named(name, step.phase)
-        self._bars.update(self._tasks[name], description=description, completed=step.update, **known)
+        self._bars.update(self._tasks[name], completed=step.update, phase=step.phase, **known)
 
 
 class Lines:

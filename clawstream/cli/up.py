@@ -1,6 +1,7 @@
 """`clawstream up`: every part of one installation, until Ctrl-C."""
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +11,14 @@ from rich.markup import escape
 
 from clawstream.cli.process import Context, hide_torch, log_to_stderr, run_until_stopped
 from clawstream.config import GatewaySettings, Settings
-from clawstream.errors import ConfigError, PartUnavailable
+from clawstream.errors import ConfigError, OperatorError, PartUnavailable, TryLater
 from clawstream.local.needs import refuse_what_is_missing
 
 if TYPE_CHECKING:
     from clawstream.local.installation import Installation
     from clawstream.local.supervisor import Supervisor
+
+TOLD_AGAIN_S = 5.0  # once the broker was away
 
 
 def up(
@@ -65,11 +68,13 @@ async def serve_until_stopped(
 
     async with installation(settings, model_path=model_path, say=console.print, fresh=fresh) as running:
         _greet(console, running, model_path, await _context_tokens(running), config, await _test_vote(settings))
+        telling = asyncio.create_task(tell_versions(console, running.settings))
         supervisors = [running.supervisor, *([beside] if beside is not None else [])]
         waits = [asyncio.create_task(event.wait()) for event in (stop, *(one.failed for one in supervisors))]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        for task in (*waits, telling):
+            task.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
         for supervisor in supervisors:
             if supervisor.failed.is_set() and not stop.is_set():
                 raise PartUnavailable(supervisor.failure())
@@ -110,6 +115,25 @@ async def _context_tokens(running: "Installation") -> int:
 
     async with aiohttp.ClientSession() as session:
         return (await SglangEngine(session, running.addresses.engines[0]).server_info()).context_length_tokens
+
+
+async def tell_versions(console: Console, settings: Settings) -> None:
+    """Say of each version from now on that it is served, or why it is not; never returns."""
+    from clawstream.cli.told_versions import Told
+    from clawstream.stream.connect import connected
+    from clawstream.stream.stage import Record
+
+    told = Told(settings.policy.id)
+    while True:
+        try:
+            async with connected(settings.kafka, client_id="up") as log:
+                async for records in log.follow(["clawstream.policy.v1"], "latest"):
+                    for record in records:
+                        if isinstance(record, Record) and (line := told.line(record.event)) is not None:
+                            console.print(escape(line), soft_wrap=True)
+        except (TryLater, OperatorError) as error:
+            logging.getLogger(__name__).warning("versions=unread reason=%s", error)
+        await asyncio.sleep(TOLD_AGAIN_S)
 
 
 async def _test_vote(settings: Settings) -> str | None:

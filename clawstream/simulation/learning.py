@@ -39,20 +39,23 @@ class Grid:
         self._folder, self._people, self._base, self._cache_dir = folder, people, base, cache_dir
         self._base_sha, self._own = base_sha, own
 
-    async def reference(self, *, flips: bool = False) -> Reference:
+    async def reference(self, *, flips: bool = False, say: Callable[[str], None] = lambda _: None) -> Reference:
         """Return how the base does as it is and with each person's hint; scored once for all cells on it."""
-        found = await self._reference("reference", self._people.scored)
-        return replace(found, flipped=await self._reference("flipped", self._people.scored_flipped)) if flips else found
+        found = await self._reference("reference", self._people.scored, say)
+        if not flips:
+            return found
+        return replace(found, flipped=await self._reference("flipped", self._people.scored_flipped, say))
 
-    async def _reference(self, kind: str, problems: Path) -> Reference:
+    async def _reference(self, kind: str, problems: Path, say: Callable[[str], None]) -> Reference:
         kept = self._folder / f"{kind}-{self._people.scenario}-{self._people.sha}-{self._base_sha}.json"
         found = _read(kept, _reference_of)
         if found is None:
             async with room(self._folder / "scoring", self._people, self._cache_dir, own=self._own) as place:
                 asking = replace(place, problems=problems)
-                baseline, ceiling = [
-                    await asking.score(self._base, 0, base=self._base, hinted=hinted) for hinted in (False, True)
-                ]
+                say("scoring the base; that takes a minute or two, and it is kept")
+                baseline = await asking.score(self._base, 0, base=self._base, hinted=False)
+                say(f"the base scores {baseline.score:.2f}; scoring it with the hint in its prompt")
+                ceiling = await asking.score(self._base, 0, base=self._base, hinted=True)
                 found = Reference(baseline=baseline, ceiling=ceiling)
             kept.write_text(json.dumps(asdict(found), indent=1))
         return found

@@ -48,8 +48,14 @@ def plot_curves(
     curves: Sequence[Curve], reference: Reference, title: str, path: Path, *, unit: str = "updates"
 ) -> None:
     """Write a PNG with the mean score of each method and control, by what a run counts and by interactions."""
-    plt = _pyplot()
-    figure, both = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained", sharey=True)
+    figure = curves_figure(curves, reference, title, unit=unit)
+    figure.savefig(path, dpi=150)
+    _pyplot().close(figure)
+
+
+def curves_figure(curves: Sequence[Curve], reference: Reference, title: str, *, unit: str) -> Any:
+    """Return it as a figure of matplotlib, whose legend stands below the lines; the caller closes it."""
+    figure, both = _pyplot().subplots(1, 2, figsize=(12, 4.8), layout="constrained", sharey=True)
     colours = dict(zip(dict.fromkeys(curve.method for curve in curves), cycle(COLOURS), strict=False))
     for axes, label in zip(both, (unit, "answers that were got (mean over seeds)"), strict=True):
         by_update = label == unit
@@ -80,10 +86,12 @@ def plot_curves(
         )  # fmt: skip
     both[0].set_ylabel("score; dashed: the base with the hint in its prompt")
     both[0].xaxis.get_major_locator().set_params(integer=True)
-    both[0].legend(frameon=False, fontsize=9)
+    handles, labels = both[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(4, len(labels)) or 1, frameon=False, fontsize=9
+    )
     figure.suptitle(title)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
 def _ceilings(reference: Reference, start: float, flip: float, end: float) -> list[tuple[float, float, float]]:

@@ -103,7 +103,10 @@ async def test_the_base_is_scored_by_both_wishes_where_they_flip_and_each_is_kep
 
     monkeypatch.setattr(learning, "room", room)
     (tmp_path / "grid").mkdir()
-    plain, flips = await grid.reference(), await grid.reference(flips=True)
+    words: list[str] = []
+    plain, flips = await grid.reference(say=words.append), await grid.reference(flips=True)
+    assert words[0].startswith("scoring the base")
+    assert words[1] == f"the base scores {plain.baseline.score:.2f}; scoring it with the hint in its prompt"
 
     assert asked == ["scored.jsonl"] * 2 + ["scored-flipped.jsonl"] * 2
     assert plain == Reference(baseline=a_score(0, 0.5), ceiling=a_score(0, 0.8))
