@@ -5,7 +5,8 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,28 @@ class Context:
         if last is None:
             return settings
         return settings.model_copy(update={"policy": settings.policy.model_copy(update={"id": last})})
+
+
+@asynccontextmanager
+async def pulse(file: Path, every_s: float = 10.0) -> AsyncIterator[None]:
+    """Within, the file's time is no older than that while the event loop turns; without a folder there is none."""
+
+    async def beat() -> None:
+        with suppress(OSError):
+            while True:
+                _touch(file)
+                await asyncio.sleep(every_s)
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
+
+
+def _touch(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
 
 
 def log_to_stderr(stage: str, *, level: int = logging.INFO) -> None:

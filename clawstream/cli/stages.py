@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clawstream.cli.process import Context, hide_torch, leave_what_is_loaded, log_to_stderr, run_until_stopped
+from clawstream.cli.process import Context, hide_torch, leave_what_is_loaded, log_to_stderr, pulse, run_until_stopped
 from clawstream.cli.servers import broker
 from clawstream.config import Settings
 from clawstream.errors import ConfigError
@@ -328,7 +328,10 @@ def _with_log(settings: Settings, client_id: str, main: Callable[["KafkaLog", as
     from clawstream.stream.connect import connected
 
     async def connected_main(stop: asyncio.Event) -> None:
-        async with connected(settings.kafka, client_id=client_id) as log:
+        async with (
+            pulse(settings.data_dir / "alive" / client_id),
+            connected(settings.kafka, client_id=client_id) as log,
+        ):
             await main(log, stop)
 
     run_until_stopped(connected_main)

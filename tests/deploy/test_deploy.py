@@ -229,8 +229,11 @@ def test_our_pods_run_commands_that_there_are_and_see_no_variables_of_kubernetes
 
 
 def test_the_settings_of_kubernetes_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    secret = yaml.safe_load((DEPLOY / "kubernetes" / "secret.example.yaml").read_text())["stringData"]
-    for name, value in secret.items():
+    given = {"CLAWSTREAM_KAFKA__SASL_USERNAME": "turns", "CLAWSTREAM_KAFKA__SASL_PASSWORD": "password"}
+    for secret in yaml.safe_load_all((DEPLOY / "kubernetes" / "secret.example.yaml").read_text()):
+        if secret["metadata"]["name"] != "clawstream-postgres":  # Postgres's image has names of its own
+            given |= {name: value for name, value in secret["stringData"].items() if name.startswith("CLAWSTREAM_")}
+    for name, value in given.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="change-me"):
         load(DEPLOY / "kubernetes" / "clawstream.toml")
@@ -241,6 +244,7 @@ def test_the_settings_of_kubernetes_are_settings(monkeypatch: pytest.MonkeyPatch
     )
     assert len(settings.engine.urls) == engine["spec"]["replicas"]
     assert settings.postgres.url is not None
+    assert (settings.kafka.security_protocol, settings.kafka.sasl_username) == ("SASL_SSL", "turns")
 
 
 def test_workers_are_scaled_by_the_lag_of_their_own_group_on_a_topic_that_they_read() -> None:
