@@ -98,7 +98,7 @@ async def test_a_stop_string_ends_the_answer_and_is_not_shown(gateway: House) ->
     gateway.say("one two three four")
     response = await gateway.chat(stream=True, stop=["three", "four"])
     exchange = await gateway.exchange()
-    assert (response.text, response.finish_reasons) == ("one two", ["stop"])
+    assert (response.text, response.finish_reasons) == ("one two ", ["stop"])
     assert gateway.renderer.decode(exchange.output_ids) == "one two three"
 
 
