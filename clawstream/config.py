@@ -250,6 +250,10 @@ class SamplesSettings(Section):
         "log-probs too), or the gateway samples main turns from the whole distribution whatever the client asks, and "
         "refuses grammars",
     )
+    interrupted: bool = Field(
+        False,
+        description="train on answers that people stopped, as far as they had got them; they are judged in any case",
+    )
 
 
 class RewardsSettings(Section):

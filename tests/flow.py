@@ -213,13 +213,16 @@ class Flow:
         *,
         judged: bool = True,
         grouped: bool = False,
+        interrupted: bool = False,
         anew: Policy | None = None,
         answers_per_hint: int = 1,
     ) -> None:
         self.log = Log()
         self.judge = judge or Oracle()
         settings = settings or JudgeSettings(votes=3)
-        rules = Rules(renderer or Letters(), off_distribution, weights, judged=judged, grouped=grouped)
+        rules = Rules(
+            renderer or Letters(), off_distribution, weights, judged=judged, grouped=grouped, interrupted=interrupted
+        )
         self._rules = rules
         samples = _taught(rules, teacher)
         stages: list[Stage[Any, Any]] = [

@@ -58,6 +58,9 @@ def tokens(text: bytes) -> tuple[int, ...]:
     return tuple(text)
 
 
+_SAMPLING = Sampling(temperature=0.7, top_p=1.0, top_k=None, max_tokens=64, seed=None, stop=())
+
+
 class Letters:
     """A template that writes a prompt as its messages, byte for byte, and goes on from any answer but an empty one."""
 
@@ -119,7 +122,7 @@ class Session:
             request=delta,
             request_sha256=hashlib.sha256(b"".join(raw(messages)) + options).hexdigest(),
             retry_count=None,
-            sampling=Sampling(temperature=0.7, top_p=1.0, top_k=None, max_tokens=64, seed=None, stop=()),
+            sampling=_SAMPLING,
             policy_id="policy",
             versions=(VersionSpan(policy_version=self.policy_version, num_tokens=len(output_ids)),),
             message=json.dumps(message).encode(),
@@ -140,7 +143,11 @@ class Session:
         self.answers.append(answered(reversed(messages), json.loads(options), message, output_ids))
         return exchange
 
-    def fail(self, messages: Sequence[Mapping[str, Any]]) -> ExchangeFailed:
+    def fail(
+        self, messages: Sequence[Mapping[str, Any]], got: str | None = None, *, num_unsent: int = 0
+    ) -> ExchangeFailed:
+        """The client goes away; where it got something, more was sampled that it was not sent."""
+        sampled = () if got is None else self.sampled(got) + (0,) * num_unsent
         exchange_id, delta, received_at_ms, _ = self._next(messages, b'{"model":"policy"}')
         exchange = ExchangeFailed(
             session_id=self.session_id,
@@ -154,9 +161,14 @@ class Session:
             status=None,
             detail="the client closed the connection",
             policy_id="policy",
-            output_ids=(),
+            output_ids=sampled,
             received_at_ms=received_at_ms,
             finished_at_ms=received_at_ms + 500,
+            message=None if got is None else json.dumps(assistant(got)).encode(),
+            num_sent_tokens=None if got is None else len(sampled) - num_unsent,
+            output_logprobs=None if got is None else (-0.5,) * len(sampled),
+            versions=None if got is None else (VersionSpan(policy_version=3, num_tokens=len(sampled)),),
+            sampling=None if got is None else _SAMPLING,
         )
         self.written.append(exchange)
         return exchange

@@ -134,7 +134,15 @@ def samples(context: typer.Context) -> None:
 
         asks = Asks(teacher_name(teacher.model, teacher.url))
     judged, grouped = settings.judge.url is not None, settings.training.method == "stepwise"
-    rules = Rules(renderer, off_distribution, weights, judged=judged, asks=asks, grouped=grouped)
+    rules = Rules(
+        renderer,
+        off_distribution,
+        weights,
+        judged=judged,
+        asks=asks,
+        grouped=grouped,
+        interrupted=settings.samples.interrupted,
+    )
     stage = samples_stage(rules, retain_ms=round(settings.rewards.heard_for_days * DAY_MS))
     if asks is None:
         _run_stage(settings, stage)

@@ -166,6 +166,16 @@ class ExchangeFailed(SessionEvent):
     output_ids: TokenIds  # what had been sampled by then
     received_at_ms: int
     finished_at_ms: int
+    message: bytes | None = None  # of the answer what was sent to a client that went away, as JSON; None: nothing
+    num_sent_tokens: int | None = None  # of output_ids: those that it was sent; None: not said, as are the next three
+    output_logprobs: LogProbs | None = None  # one per output id, at the sampling temperature
+    versions: tuple[VersionSpan, ...] | None = None  # in output order; None also where weights changed meanwhile
+    sampling: Sampling | None = None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it is an answer of which its client got a part, so that a person may react to it."""
+        return self.message is not None and self.turn_type is TurnType.MAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

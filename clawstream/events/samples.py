@@ -18,6 +18,7 @@ class RefusalReason(StrEnum):
     TRUNCATED = "truncated"  # the answer ran into max_tokens
     LOOPING = "looping"  # the answer ends in the same tokens over and over
     MISALIGNED = "misaligned"  # token ids and log-probs differ in number, or every log-prob is missing
+    INTERRUPTED = "interrupted"  # its client left; such answers are not to be trained on, or no version is known
     OFF_DISTRIBUTION = "off_distribution"  # sampled greedily, from the likeliest tokens alone, or shaped
     PROMPT_UNKNOWN = "prompt_unknown"  # an exchange that the prompt refers to is not known any more
     HINT_UNRENDERABLE = "hint_unrenderable"  # the hinted prompt can't be rendered or is too long

@@ -20,6 +20,8 @@ class OrphanReason(StrEnum):
 class TurnPaired(SessionEvent):
     """The answer of exchange `turn_id` came back in the history of `next_exchange_id`: it was delivered.
 
+    An interrupted one was delivered in part, and the history goes on after what it was an answer to; it may show what
+    the client got, or leave it out.
     The next state is the messages at `next_state` in that request: one reply of the user, or the results of all
     parallel tool calls; a client's own blocks are left out.
     """
@@ -29,6 +31,7 @@ class TurnPaired(SessionEvent):
     turn_id: str
     next_exchange_id: str
     next_state: tuple[int, ...]  # indices into the whole request's messages, ascending, not empty
+    interrupted: bool | None = False  # None: not said, as no such answer was paired then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

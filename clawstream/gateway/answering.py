@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass, field
 from enum import StrEnum
 from time import perf_counter
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -26,6 +27,7 @@ from clawstream.gateway.refusal import BadRequest, to_json
 from clawstream.gateway.replies import Usage
 from clawstream.gateway.responses import conversation_of
 from clawstream.gateway.served import Place, ServedEngine, StaleCache
+from clawstream.inference.adapters import policy_version
 from clawstream.inference.behaviour import finish_reason
 from clawstream.inference.echoes import answered
 from clawstream.inference.engine import EngineRefused, FinishKind, GenerateRequest, as_recorded
@@ -112,6 +114,7 @@ class _Answering:
     outlet: Outlet
     started: float  # perf_counter, when the request came
     capture: Capture = field(default_factory=Capture)
+    place: Place | None = None  # where it was asked last
     answer: AnswerStream = field(init=False)
     adapter_version: int | None = None  # of the adapter that it is asked of; None: the weights themselves
 
@@ -184,7 +187,7 @@ class _Answering:
 
     async def _ask(self, place: Place, rid: str, deadline: float) -> _Failure | None:
         """Ask one engine; what it samples goes out from its first token on."""
-        self.capture, self.adapter_version = Capture(), place.adapter_version
+        self.capture, self.place, self.adapter_version = Capture(), place, place.adapter_version
         try:
             async with asyncio.timeout_at(deadline) as patience:
                 with self.admission.engines.asked(self.exchange.accepted.session_id, place, patience):
@@ -223,6 +226,7 @@ class _Answering:
                     await self.outlet.delta(delta)
                 elif chunk.token_ids:
                     await self.outlet.begin()
+                self.capture.num_sent_tokens = self.answer.num_sent_tokens or self.capture.num_sent_tokens
 
     async def _refused(self, place: Place, error: EngineRefused) -> _Failure:
         """Return what is to be said of a refusal; of one for an adapter that is gone, that the next may be asked."""
@@ -290,7 +294,14 @@ class _Answering:
                 accepted.session_id,
                 self.exchange.whole,
                 lambda request: self.capture.failed(
-                    accepted, request, reason, failure.detail, now_ms, status=failure.status
+                    accepted,
+                    request,
+                    reason,
+                    failure.detail,
+                    now_ms,
+                    status=failure.status,
+                    message=self._shown() if reason is FailureReason.CLIENT_GONE else None,
+                    version=self._version(),
                 ),
                 traceparent=self.exchange.traceparent,
             )
@@ -298,6 +309,22 @@ class _Answering:
             LOG.warning("exchange=%s state=unrecorded reason=%s", accepted.exchange_id, error)
         else:
             self.admission.owners.learn((recorded,))
+
+    def _shown(self) -> dict[str, Any] | None:
+        """What a client that went away was sent of the answer; None: nothing, or it waited for the whole."""
+        message = self.answer.message()
+        said = message["content"] or message.get("tool_calls")
+        return message if said and self.exchange.chat.asked.stream else None
+
+    def _version(self) -> int | None:
+        """The version that sampled all so far; None where it can't be told without the engine's last word.
+
+        What is sent under a name was sampled by those weights or older ones, and what was asked of a place by its
+        weights or newer ones.
+        """
+        if self.place is None or {policy_version(name) for name in self.capture.named} != {self.place.weights}:
+            return None
+        return self.place.version
 
     def _request(self, place: Place, rid: str) -> GenerateRequest:
         return GenerateRequest(

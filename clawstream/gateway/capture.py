@@ -15,6 +15,7 @@ from clawstream.events import (
     RequestDelta,
     Sampling,
     TurnType,
+    VersionSpan,
     float32,
 )
 from clawstream.gateway.grouped import Grouped
@@ -55,11 +56,15 @@ class Capture:
     cached_tokens: int | None = None
     finish: Finish | None = None
     first_token_at_ms: int | None = None
+    num_sent_tokens: int = 0  # whose text the client was sent
+    named: set[str | None] = field(default_factory=set)  # weights that chunks with tokens were sent under
 
     def add(self, chunk: Chunk, now_ms: int) -> None:
         """Take in what the engine sampled by `now_ms`."""
         if chunk.token_ids and self.first_token_at_ms is None:
             self.first_token_at_ms = now_ms
+        if chunk.token_ids:
+            self.named.add(chunk.weight_version)
         self.token_ids += chunk.token_ids
         self.logprobs_nats += chunk.logprobs_nats
         self.prompt_tokens = self.prompt_tokens if chunk.prompt_tokens is None else chunk.prompt_tokens
@@ -119,8 +124,16 @@ class Capture:
         now_ms: int,
         *,
         status: int | None = None,
+        message: dict[str, Any] | None = None,
+        version: int | None = None,
     ) -> ExchangeFailed:
-        """Return the event of an answer that the client did not get to its end."""
+        """Return the event of an answer that the client did not get to its end.
+
+        `message` is what it got, if that is known; `version` sampled all of it, None where that is not known.
+        """
+        sent = message is not None
+        known = sent and version is not None
+        spans = (VersionSpan(policy_version=version or 0, num_tokens=len(self.token_ids)),) if known else None
         return ExchangeFailed(
             session_id=accepted.session_id,
             exchange_id=accepted.exchange_id,
@@ -136,4 +149,9 @@ class Capture:
             output_ids=tuple(self.token_ids),
             received_at_ms=accepted.received_at_ms,
             finished_at_ms=now_ms,
+            message=None if message is None else to_json(message),
+            num_sent_tokens=self.num_sent_tokens if sent else None,
+            output_logprobs=float32(self.logprobs_nats) if sent else None,
+            versions=spans,
+            sampling=accepted.sampling if sent else None,
         )

@@ -149,6 +149,7 @@ class AnswerStream:
     _place: _Place = _Place.UNKNOWN
     _num_calls_sent: int = 0
     _num_shown: int = 0  # tokens whose text the fields hold, while the place is known
+    _num_read: int = 0  # tokens that are read into the fields, whether they show anything or not
     _context: str = ""  # text of the last of them: some tokenizers decode a token by the one before
     _marked_at: int = 0  # tokens up to the last marker
     _read_again_at: int = 0
@@ -164,6 +165,13 @@ class AnswerStream:
     def stopped(self) -> bool:
         """Whether a stop string came; nothing is shown after it."""
         return self._content.stopped or self._reasoning.stopped
+
+    @property
+    def num_sent_tokens(self) -> int | None:
+        """Of how many tokens all that they show was released; None while some of it is held."""
+        held = self._content.num_sent < len(self._content.text) or self._reasoning.num_sent < len(self._reasoning.text)
+        calling = self._place is _Place.TOOLS or self._num_calls_sent < len(self.tool_calls)
+        return None if held or calling else self._num_read
 
     def feed(self, token_ids: Sequence[int]) -> Delta | None:
         """Return what the client sees of the new tokens; None: nothing yet."""
@@ -215,6 +223,7 @@ class AnswerStream:
     def _read(self, *, ended: bool) -> None:
         """Read the whole answer anew, and find out where plain tokens go from here."""
         parsed = self._parse(len(self.ids), ended=ended)
+        self._num_read = len(self.ids)
         content_grew = self._content.read(parsed.content)
         reasoning_grew = self._reasoning.read(parsed.reasoning)
         if content_grew or reasoning_grew:
@@ -263,6 +272,7 @@ class AnswerStream:
         shown = self._reasoning if self._thinking else self._content
         start = len(shown.text)
         shown.text += self._new_text()
+        self._num_read = self._num_shown
         if any(shown.text.find(mark, max(start - len(mark) + 1, 0)) >= 0 for mark in self.renderer.text_marks):
             self._read(ended=False)
 

@@ -92,7 +92,9 @@ def _ask(session: Session, judging: Judging) -> tuple[Session, list[Ballot]]:
     """Return the session with every look taken that can be, and the ballots for them."""
     ballots: list[Ballot] = []
     for look in _looks(session):
-        needed = (look.turn.next_exchange_id, look.in_view_of.next_exchange_id)
+        needed = [look.turn.next_exchange_id, look.in_view_of.next_exchange_id]
+        if look.turn.interrupted:
+            needed.append(look.turn.turn_id)
         if (look.turn.turn_id, look.revision) in session.asked or any(id_ not in session.requests for id_ in needed):
             continue
         session = replace(session, asked=session.asked | {(look.turn.turn_id, look.revision)})
@@ -136,7 +138,7 @@ def _ballots(session: Session, look: _Look, judging: Judging) -> Iterable[Ballot
 
 
 def _questions(session: Session, look: _Look, judging: Judging) -> list[tuple[Question, Prompt]]:
-    case = _case(look.turn, _messages(session, look.turn.next_exchange_id))
+    case = _case(session, look.turn)
     if look.revision == FIRST_LOOK:
         return [
             (Question.SCORE, score_prompt(case, judging.section_tokens)),
@@ -150,15 +152,19 @@ def _messages(session: Session, exchange_id: str) -> tuple[Message, ...]:
     return tuple(parse(raw) for raw in rebuild(exchange_id, session.requests).messages)
 
 
-def _case(turn: TurnPaired, messages: tuple[Message, ...]) -> Case:
-    """Return the turn as the request that shows it tells it: what came before the echo, the echo, and what followed."""
+def _case(session: Session, turn: TurnPaired) -> Case:
+    """Return the turn as the request that shows it tells it: what came before the echo, the echo, and what followed.
+
+    Of an interrupted answer that request may show nothing: it is told as the client got it.
+    """
+    messages = _messages(session, turn.next_exchange_id)
+    followed = tuple(messages[index] for index in turn.next_state)
+    if turn.interrupted:
+        answer = parse(session.parts[turn.turn_id])
+        return Case(request=_messages(session, turn.turn_id), answer=answer, next_state=followed, interrupted=True)
     before = range(turn.next_state[0])
     echo = max(index for index in before if role_of(messages[index]) == "assistant")
-    return Case(
-        request=messages[:echo],
-        answer=messages[echo],
-        next_state=tuple(messages[index] for index in turn.next_state),
-    )
+    return Case(request=messages[:echo], answer=messages[echo], next_state=followed)
 
 
 def _seed(turn_id: str, question: Question, revision: int, number: int) -> int:
@@ -176,6 +182,9 @@ def _rest(session: Session) -> Session:
     order = list(session.requests)
     return Session(
         requests=MappingProxyType({id_: session.requests[id_] for id_ in order[order.index(end) + 1 :]}),
+        parts=MappingProxyType(
+            {id_: part for id_, part in session.parts.items() if id_ in order[order.index(end) + 1 :]}
+        ),
         votes=MappingProxyType({box: cast for box, cast in session.votes.items() if box.turn_id not in session.turns}),
         verdicts=MappingProxyType({key: said for key, said in session.verdicts.items() if key[0] not in session.turns}),
         hints=MappingProxyType({key: said for key, said in session.hints.items() if key[0] not in session.turns}),

@@ -35,6 +35,7 @@ class Turn:
     answer: Message
     tool_calls: tuple[ToolCall, ...]  # of the answer
     next_state: tuple[Message, ...]  # what followed: a reply of the user, or the results of the calls; not empty
+    interrupted: bool = False  # the answer is what the client got of it before it went away
 
 
 class Heuristic(NamedTuple):
@@ -49,6 +50,7 @@ class Shown(NamedTuple):
 
     delta: RequestDelta
     at_ms: int
+    part: bytes | None = None  # of the answer, where the client went away
 
 
 class Watched(NamedTuple):
@@ -64,6 +66,8 @@ class Due(NamedTuple):
     paired: TurnPaired
     messages: tuple[bytes, ...]  # of the request that shows it
     at_ms: int  # when that came
+    asked: tuple[bytes, ...] = ()  # of an interrupted answer: its own request,
+    part: bytes | None = None  # and what there was of it
 
 
 class Follows(NamedTuple):
@@ -78,7 +82,8 @@ def observe(session: Watched | None, event: Event) -> Follows:
     known = session or Watched()
     match event:
         case ExchangeCompleted() | ExchangeFailed():
-            shown = Shown(replace(event.request, kept_tokens=0, token_ids=()), event.received_at_ms)
+            part = event.message if isinstance(event, ExchangeFailed) else None
+            shown = Shown(replace(event.request, kept_tokens=0, token_ids=()), event.received_at_ms, part)
             known = known._replace(requests=MappingProxyType({**known.requests, event.exchange_id: shown}))
         case TurnPaired():
             known = known._replace(waiting=MappingProxyType({**known.waiting, event.turn_id: event}))
@@ -86,7 +91,7 @@ def observe(session: Watched | None, event: Event) -> Follows:
             return Follows(None, [])  # what comes next is a session of its own, and whole
         case _:
             return Follows(session, [])
-    complete = [turn for turn in known.waiting.values() if turn.next_exchange_id in known.requests]
+    complete = [turn for turn in known.waiting.values() if _is_known(turn, known.requests)]
     left = {turn_id: turn for turn_id, turn in known.waiting.items() if turn not in complete}
     due = [_due(turn, known.requests) for turn in complete]
     return Follows(known._replace(waiting=MappingProxyType(left)), due)
@@ -97,15 +102,21 @@ def _newest(session: Watched) -> str | None:
 
 
 def _due(turn: TurnPaired, requests: Mapping[str, Shown]) -> Due:
-    request = rebuild(turn.next_exchange_id, {id_: shown.delta for id_, shown in requests.items()})
-    return Due(turn, tuple(request.messages), requests[turn.next_exchange_id].at_ms)
+    deltas = {id_: shown.delta for id_, shown in requests.items()}
+    due = Due(turn, rebuild(turn.next_exchange_id, deltas).messages, requests[turn.next_exchange_id].at_ms)
+    if not turn.interrupted:
+        return due
+    return due._replace(asked=rebuild(turn.turn_id, deltas).messages, part=requests[turn.turn_id].part)
+
+
+def _is_known(turn: TurnPaired, requests: Mapping[str, Shown]) -> bool:
+    return turn.next_exchange_id in requests and (not turn.interrupted or turn.turn_id in requests)
 
 
 def feedback(due: Due, heuristic: Heuristic) -> FeedbackGiven | None:
     """Return what `heuristic` makes of a turn; None: it has no opinion. Raises UnusableEvent where it is at fault."""
     turn = due.paired
-    messages = copy.deepcopy(tuple(map(parse, due.messages)))  # what `parse` returns is shared
-    score = _score(heuristic, turn.turn_id, _turn(turn, messages))
+    score = _score(heuristic, turn.turn_id, _turn(due))
     if score is None:
         return None
     return FeedbackGiven(
@@ -120,13 +131,23 @@ def feedback(due: Due, heuristic: Heuristic) -> FeedbackGiven | None:
     )
 
 
-def _turn(turn: TurnPaired, messages: tuple[Message, ...]) -> Turn:
-    echo = max(index for index in range(turn.next_state[0]) if role_of(messages[index]) == "assistant")
+def _turn(due: Due) -> Turn:
+    def own(raw: tuple[bytes, ...]) -> tuple[Message, ...]:
+        return copy.deepcopy(tuple(map(parse, raw)))  # what `parse` returns is shared
+
+    messages = own(due.messages)
+    followed = tuple(messages[index] for index in due.paired.next_state)
+    if due.part is not None:
+        [answer], asked = own((due.part,)), own(due.asked)
+    else:
+        echo = max(index for index in range(due.paired.next_state[0]) if role_of(messages[index]) == "assistant")
+        answer, asked = messages[echo], messages[:echo]
     return Turn(
-        messages=messages[:echo],
-        answer=messages[echo],
-        tool_calls=tool_calls_of(messages[echo]),
-        next_state=tuple(messages[index] for index in turn.next_state),
+        messages=asked,
+        answer=answer,
+        tool_calls=tool_calls_of(answer),
+        next_state=followed,
+        interrupted=due.part is not None,
     )
 
 

@@ -40,6 +40,7 @@ class Session:
     """What judging knows of a session; of two facts with one identity the first counts."""
 
     requests: Mapping[str, RequestDelta] = field(default_factory=lambda: MappingProxyType({}))  # without tokens
+    parts: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))  # of interrupted answers
     turns: Mapping[str, TurnPaired] = field(default_factory=lambda: MappingProxyType({}))  # in topic order
     asked: frozenset[tuple[str, int]] = frozenset()  # turn and revision
     votes: Mapping[Box, Mapping[int, VoteCast]] = field(default_factory=lambda: MappingProxyType({}))  # by ballot
@@ -57,7 +58,11 @@ def learn(session: Session, event: Event, *, judge: str, prompt_version: str) ->
         case ExchangeCompleted() | ExchangeFailed():
             delta = replace(event.request, kept_tokens=0, token_ids=())
             requests = _with(session.requests, event.exchange_id, delta)
-            return session if requests is session.requests else replace(session, requests=requests)
+            if requests is session.requests:
+                return session
+            part = event.message if isinstance(event, ExchangeFailed) else None
+            parts = session.parts if part is None else _with(session.parts, event.exchange_id, part)
+            return replace(session, requests=requests, parts=parts)
         case TurnPaired():
             turns = _with(session.turns, event.turn_id, event)
             return session if turns is session.turns else replace(session, turns=turns)

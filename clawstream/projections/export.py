@@ -68,7 +68,7 @@ _JUDGEMENTS = """
         ) AS votes,
         v.log_time AS judged_at
     FROM turn_scores AS v
-    LEFT JOIN exchanges AS e ON e.exchange_id = v.turn_id AND e.kind = 'completed'
+    LEFT JOIN exchanges AS e ON e.exchange_id = v.turn_id AND e.message IS NOT NULL
     LEFT JOIN turns AS t ON t.turn_id = v.turn_id
     ORDER BY v.session_id, v.log_time, v.turn_id, v.revision, v.judge
 """

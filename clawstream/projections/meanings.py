@@ -89,6 +89,8 @@ _CONVERSATIONS = {
     "sampling": "how the answer's tokens were sampled",
     "versions": "which policy version sampled how many tokens, in their order",
     "message": "the answer, as it was sent",
+    "exchanges.message": "the answer, as it was sent; of one that its client left what was sent by then; NULL: nothing",
+    "num_sent_tokens": "of output_ids those that a client was sent before it left; NULL: not said",
     "output_ids": "token ids of the answer as sampled, the stop token included",
     "output_logprobs": "a log-prob for each, at the sampling temperature",
     "finish_reason": "why the answer ended: stop, length, tool_calls",
@@ -117,6 +119,7 @@ _CONVERSATIONS = {
     "next_exchange_id": "the exchange whose request has the answer, or not, in its history",
     "next_state": "what came after the answer, as text",
     "turns.next_state": "places of the next state's messages in the whole request; next_state_text has their text",
+    "interrupted": "whether the client left before the answer's end, so that it got a part; NULL: not said",
     "done": "whether the client ended the session; else it was idle",
 }
 _JUDGING = {

@@ -127,6 +127,7 @@ exchanges = _session_facts(
     _may("group_id", Text),
     _may("group_size", BigInteger),
     _may("step_index", BigInteger),
+    _may("num_sent_tokens", BigInteger),
     Index("exchanges_by_exchange_id", "exchange_id", "kind"),
     Index("exchanges_in_log_order", "source_partition", "source_offset"),
 )
@@ -165,6 +166,7 @@ turns = _session_facts(
     _must("next_exchange_id", Text),
     _may("next_state", _TOKENS),
     _may("reason", Text),
+    _may("interrupted", Boolean),
     Index("turns_by_turn", "turn_id"),
 )
 

@@ -95,7 +95,8 @@ def _exchange(event: Event) -> str | None:
             side = "" if event.turn_type == "main" else f"{event.turn_type.value} "
             return f"{side}v{versions} {len(event.output_ids)} tokens {event.finish_reason.value}: {said}"
         case ExchangeFailed():
-            return f"{event.reason.value}: {_short(event.detail)}; asked {_last_said(event.request.messages)}"
+            got = "" if event.message is None else f" -> {_said(event.message)}, cut off"
+            return f"{event.reason.value}: {_short(event.detail)}; asked {_last_said(event.request.messages)}{got}"
         case SessionDone():
             return f"done after exchange {event.after_exchange_id}"
         case SessionIdle():
@@ -106,7 +107,9 @@ def _exchange(event: Event) -> str | None:
 def _turn(event: Event) -> str | None:
     match event:
         case TurnPaired():
-            return f"turn {event.turn_id} is followed by messages {list(event.next_state)} of {event.next_exchange_id}"
+            cut = " (interrupted)" if event.interrupted else ""
+            shown = f"messages {list(event.next_state)} of {event.next_exchange_id}"
+            return f"turn {event.turn_id}{cut} is followed by {shown}"
         case TurnOrphaned():
             return f"turn {event.turn_id} has no next state: {event.reason.value} by {event.next_exchange_id}"
         case TurnsSettled():

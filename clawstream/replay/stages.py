@@ -29,7 +29,7 @@ def hosted(
     asks = None if started.teacher is None else Asks(started.teacher, waits=False)
     rules = Rules(
         renderer, started.off_distribution, started.reward_weights or RewardWeights(), asks=asks,
-        grouped=settings.training.method == "stepwise",
+        grouped=settings.training.method == "stepwise", interrupted=settings.samples.interrupted,
     )  # fmt: skip
     scored_by = [] if started.heuristic_function is None else [heuristic_named(started.heuristic_function)]
     asking = None

@@ -70,7 +70,8 @@ class Rules(NamedTuple):
     """How samples are made; `off_distribution` None: such answers are like any others.
 
     Where nothing is `judged`, feedback waits for no judge. `asks` None: the trainer is the teacher. `grouped`: steps of
-    groups are trained on by their attempts' outcomes, and have samples whatever is said of them alone.
+    groups are trained on by their attempts' outcomes, and have samples whatever is said of them alone. `interrupted`:
+    of answers that their clients left, what was sent by then is trained on.
     """
 
     renderer: Renderer
@@ -79,6 +80,7 @@ class Rules(NamedTuple):
     judged: bool = True
     asks: Asks | None = None
     grouped: bool = False
+    interrupted: bool = False
 
 
 class Follows(NamedTuple):
@@ -258,6 +260,8 @@ def _join(session: Session, key: Judged, rules: Rules) -> _Joined:
     if hint is None and judged is None and not opinions.num_changes and needless:
         reason = RefusalReason.FLOOR_UNDECIDED if floor else RefusalReason.NO_SIGNAL
         return _Joined(_refused(session_id, None if floor else key.turn_id, key, reason), session.recalled)
+    if answer.interrupted and not (rules.interrupted and answer.exchange.versions):
+        return _Joined(_refused(session_id, key.turn_id, key, RefusalReason.INTERRUPTED), session.recalled)
     total = reward_of(parts_of(judged, opinions), rules.weights)
     without_hint = judged is not None or bool(opinions.num_changes)
     if rules.off_distribution is not None and not answer.exchange.sampling.of_the_policy:

@@ -28,6 +28,7 @@ from clawstream.events import (
 from clawstream.events.floor import Mark, Over, is_over, marked
 from clawstream.inference.continuing import Continued
 from clawstream.inference.echoes import Answered
+from clawstream.samples.interrupted import as_far_as_sent
 from clawstream.samples.rewards import Opinions, heard
 
 _K = TypeVar("_K")
@@ -60,6 +61,7 @@ class Answer(NamedTuple):
     exchange: ExchangeCompleted
     era: int
     num_earlier_turns: int
+    interrupted: bool = False  # it is what the client got
 
 
 class Recalled(NamedTuple):
@@ -205,10 +207,13 @@ def _learn_exchange(session: Session, event: ExchangeCompleted | ExchangeFailed)
     if requests is session.requests:
         return session
     session = session._replace(requests=requests)
-    if isinstance(event, ExchangeFailed) or event.turn_type is TurnType.SIDE:
+    exchange = as_far_as_sent(event) if isinstance(event, ExchangeFailed) else event
+    if exchange is None or exchange.turn_type is TurnType.SIDE:
         return session
-    before = {answer.exchange.request_sha256 for answer in session.answers.values() if answer.era == session.era}
-    answer = Answer(event, session.era, len(before - {event.request_sha256}))
+    whole = (answer for answer in session.answers.values() if answer.era == session.era and not answer.interrupted)
+    before = {answer.exchange.request_sha256 for answer in whole}
+    earlier = len(before - {exchange.request_sha256})
+    answer = Answer(exchange, session.era, earlier, isinstance(event, ExchangeFailed))
     return session._replace(answers=_with(session.answers, event.exchange_id, answer))
 
 

@@ -47,7 +47,7 @@ WITH corrections AS (
     JOIN samples AS s ON s.sample_id = planned.sample_id AND (s.total_reward < 0 OR s.hint IS NOT NULL)
         AND s.refreshed_id IS NULL
     JOIN turns AS t ON t.turn_id = s.turn_id AND t.kind = 'paired'
-    JOIN exchanges AS e ON e.exchange_id = t.next_exchange_id AND e.kind = 'completed'
+    JOIN exchanges AS e ON e.exchange_id = t.next_exchange_id
 ), answers AS (
     SELECT (SELECT min(version) FROM unnest(sampled_by(versions)) AS sampling (version)) AS version, first_token_at_ms
     FROM exchanges

@@ -24,6 +24,7 @@ from clawstream.events import (
     SampleAssembled,
     SampleRefused,
     StepTaken,
+    TurnPaired,
 )
 
 Plain = Mapping[str, Any]  # a record's fields as Avro has them
@@ -70,6 +71,7 @@ UPCASTERS: Upcasters = MappingProxyType(
         (ExchangeCompleted, 2): unsaid("group_id", "group_size", "step_index"),
         (ExchangeCompleted, 3): _unshaped,
         (ExchangeFailed, 1): unsaid("key_name"),
+        (ExchangeFailed, 2): unsaid("message", "num_sent_tokens", "output_logprobs", "versions", "sampling"),
         (FeedbackGiven, 1): unsaid("key_name"),
         (HintAbsent, 1): unsaid("num_offered"),
         (PolicyActivated, 1): unsaid("adapter"),
@@ -82,6 +84,7 @@ UPCASTERS: Upcasters = MappingProxyType(
         (SampleAssembled, 2): _rewarded_by_the_judge,
         (SampleAssembled, 3): _unshaped,
         (SampleRefused, 1): unsaid("refreshed_id"),
+        (TurnPaired, 1): unsaid("interrupted"),
         (StepTaken, 1): unsaid("entropy_nats", "behaviour_kl_nats", "mean_response_tokens", "weights_changed_share"),
     }
 )

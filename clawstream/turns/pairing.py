@@ -23,7 +23,7 @@ from clawstream.events import (
 )
 from clawstream.events.conversation import parse, same_answer
 from clawstream.events.history import rebuild
-from clawstream.turns.echo import Displaced, Echo, Missing, look, next_state
+from clawstream.turns.echo import Displaced, Echo, Missing, look, look_behind, next_state
 
 MAX_PENDING = 32  # only asking the same again and again gets there; the oldest answer is then given up
 
@@ -36,6 +36,7 @@ class Pending:
     asked: tuple[bytes, ...] | None  # the request's messages; None: an exchange they refer to is not known
     answer: bytes
     finished_at_ms: int
+    interrupted: bool = False  # the client got no more of it than `answer`
 
 
 class Session(NamedTuple):
@@ -57,8 +58,8 @@ def observe(
     """Return the session with `arrived` in it, and the fate of each pending answer that `arrived` shows.
 
     An exchange seen before changes nothing. A side turn is remembered only as a parent of later requests, and so is a
-    failed one, once it has shown what its history shows. A main request that rests on an unknown one shows nothing, and
-    its answer is pending like any other.
+    failed one, once it has shown what its history shows, unless its client got a part of the answer. A main request
+    that rests on an unknown one shows nothing, and its answer is pending like any other.
     """
     if session is not None and arrived.exchange_id in session.requests:
         return session, []
@@ -70,17 +71,36 @@ def observe(
     except UnusableExchange:
         messages = None
     fates = {} if messages is None else _fates(session, arrived, messages)
-    paired = {item.turn_id: item.answer for item in session.pending if isinstance(fates.get(item.turn_id), TurnPaired)}
+    paired = {
+        item.turn_id: item.answer
+        for item in session.pending
+        if not item.interrupted and isinstance(fates.get(item.turn_id), TurnPaired)
+    }
     left = tuple(item for item in session.pending if item.turn_id not in fates)
     session = session._replace(pending=left, paired=MappingProxyType({**session.paired, **paired}))
-    if isinstance(arrived, ExchangeFailed):
+    asked = _pending(arrived, messages)
+    if asked is None:
         return session, [*fates.values()]
-    asked = Pending(
-        turn_id=arrived.exchange_id, asked=messages, answer=arrived.message, finished_at_ms=arrived.finished_at_ms
-    )
     given_up = [_orphan(item, arrived, OrphanReason.REGENERATED) for item in left[: 1 - MAX_PENDING]]
     kept = (*left[1 - MAX_PENDING :], asked)
     return session._replace(pending=kept, answered=True), [*fates.values(), *given_up]
+
+
+def _pending(arrived: ExchangeCompleted | ExchangeFailed, asked: tuple[bytes, ...] | None) -> Pending | None:
+    """Return what there is to be reacted to, if anything; a part needs a request that is known."""
+    if isinstance(arrived, ExchangeCompleted):
+        return Pending(
+            turn_id=arrived.exchange_id, asked=asked, answer=arrived.message, finished_at_ms=arrived.finished_at_ms
+        )
+    if arrived.message is None or asked is None:
+        return None
+    return Pending(
+        turn_id=arrived.exchange_id,
+        asked=asked,
+        answer=arrived.message,
+        finished_at_ms=arrived.received_at_ms,  # a client that went away may ask before that is noticed
+        interrupted=True,
+    )
 
 
 def _remember(session: Session | None, arrived: ExchangeCompleted | ExchangeFailed, at_ms: int) -> Session:
@@ -111,6 +131,7 @@ def _fates(
                     turn_id=item.turn_id,
                     next_exchange_id=arrived.exchange_id,
                     next_state=state,
+                    interrupted=item.interrupted,
                 )
             continue
         reason = _reason(finding, number, claims)
@@ -122,6 +143,8 @@ def _fates(
 
 def _finding(session: Session, item: Pending, messages: Sequence[bytes]) -> Echo | Displaced | Missing | None:
     """Return what the request shows of the answer; where another's echo stands in full, it shows that alone."""
+    if item.interrupted and item.asked is not None:
+        return look_behind(item.asked, item.answer, messages)
     found = look(item.asked, item.answer, messages)
     if isinstance(found, Echo) and not found.exact and _is_of_another(session, messages, found.index):
         return Missing(OrphanReason.EDITED)

@@ -17,6 +17,7 @@ from clawstream.events import (
     FeedbackGiven,
     PolicyActivated,
     SessionDone,
+    VersionSpan,
 )
 from clawstream.inference.scripted import Fault
 from clawstream.stream.log import Sealed
@@ -277,7 +278,26 @@ async def test_what_a_gone_client_was_sent_is_recorded_with_its_failure(gateway:
         await answer.content.readuntil(b'"content":"x"')
     (failed,) = await gateway.recorded(ExchangeFailed)
     assert 0 < len(failed.output_ids) < 500
+    assert failed.message is not None
+    assert failed.num_sent_tokens is not None
+    got = json.loads(failed.message)["content"]
+    assert gateway.renderer.decode(failed.output_ids[: failed.num_sent_tokens]) == got
+    assert "x" <= got <= "x" * 500
+    assert failed.output_logprobs is not None
+    assert len(failed.output_logprobs) == len(failed.output_ids)
+    assert failed.versions == (VersionSpan(policy_version=0, num_tokens=len(failed.output_ids)),)
+    assert failed.sampling is not None
     assert await gateway.recorded(ExchangeCompleted, at_least=0) == []
+
+
+async def test_a_gone_client_that_waited_for_the_whole_was_sent_nothing(gateway: House) -> None:
+    gateway.say("x" * 500)
+    gateway.engine.token_delay_s = 0.01
+    asking = asyncio.create_task(gateway.chat())
+    await until(gateway.generating)
+    asking.cancel()
+    (failed,) = await gateway.recorded(ExchangeFailed)
+    assert (failed.message, failed.versions, failed.sampling) == (None, None, None)
 
 
 async def test_an_engine_that_dies_in_mid_answer_is_an_error_in_the_stream(gateway: House) -> None:

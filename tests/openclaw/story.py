@@ -80,8 +80,9 @@ SESSIONS = {
     "memory flush": (Asked(line=FLUSHED, side=True),),
     "summary": (Asked(line=SUMMED_UP, side=True),),
 }
-# What must stand in each next state; an answer that is not here is pending when the story ends.
-NEXT_STATES = {
+# What must stand in each next state; an answer that is not here is pending when the story ends. None: of the answer
+# that was stopped.
+NEXT_STATES: dict[tuple[str, Line | None], tuple[str, ...]] = {
     ("s1", FIVE): ("Wrong, please show the steps.",),
     ("s1", STEPS): ("Thank you.",),
     ("s2", LOOKING): ("first-3", "second-4"),
@@ -89,6 +90,7 @@ NEXT_STATES = {
     ("s2", READING): ("xylophone",),
     ("s2", READ): ("Good, that is it.",),
     ("s3", TRIED): ("Please talk for long.",),
+    ("s3", None): ("<turn_aborted>", "What happened?"),
     ("s4", DELEGATING): ('"status": "accepted"',),
     ("s4", UNDER_WAY): ("A background task completed",),
     ("s4", REPORTED): ("Thank you.",),
@@ -100,4 +102,4 @@ NEXT_STATES = {
     ("main", USED): ("Thank you.",),
 }
 # None: where OpenClaw drops, joins or sums up messages, an answer's echo is found all the same.
-ORPHANS: dict[tuple[str, Line], str] = {}
+ORPHANS: dict[tuple[str, Line | None], str] = {}

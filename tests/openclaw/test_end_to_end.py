@@ -43,7 +43,7 @@ def name(session_id: str, part: list[Exchange]) -> str:
 
 def said(exchange: Exchange) -> story.Asked:
     """The exchange as the story tells it."""
-    if exchange.answer is None:
+    if exchange.reason is not None or exchange.answer is None:
         return story.Asked(reason=exchange.reason)
     calls = exchange.answer.get("tool_calls") or ()
     answer = (
@@ -108,7 +108,7 @@ def test_after_a_first_turn_the_engine_prefills_what_is_new(played: Played, exch
         seen: list[tuple[int, ...]] = []
         for before, now in pairwise(part):
             seen.append((*before.token_ids, *before.output_ids))
-            if before.answer is None or not goes_on(before, now):
+            if before.reason is not None or not goes_on(before, now):
                 continue
             cached = max(num_common(now.token_ids, one) for one in seen) // PAGE_TOKENS * PAGE_TOKENS
             prefilled, new = len(now.token_ids) - cached, num_new(played, before, now)

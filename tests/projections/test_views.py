@@ -16,6 +16,7 @@ from clawstream.events import (
     AnswerRefreshed,
     BatchPlanned,
     ExchangeCompleted,
+    ExchangeFailed,
     GroupSettled,
     PlannedTurn,
     PolicyRejected,
@@ -28,6 +29,8 @@ from clawstream.events import (
     StepDropReason,
     StepRejected,
     TrajectoryLate,
+    TurnPaired,
+    TurnType,
     VersionSpan,
 )
 from clawstream.events.history import Parent, WholeRequest, history, shorten
@@ -302,3 +305,31 @@ def test_the_latency_of_a_row_is_the_commit_after_the_answer(told: Engine) -> No
     rows = _rows(told, "SELECT row_ms FROM exchange_latency")
     assert len(rows) == len(story.EXCHANGES)
     assert all(row["row_ms"] > 0 for row in rows)
+
+
+def test_a_session_shows_an_answer_that_was_stopped_with_what_was_sent_of_it(emptied: Engine) -> None:
+    stopped = logs.example(
+        ExchangeFailed,
+        session_id=story.SESSION,
+        exchange_id="stopped",
+        turn_type=TurnType.MAIN,
+        request=story.EXCHANGES[0].request,
+        message=story.message("assistant", "and so on and"),
+    )
+    unsent = replace(stopped, exchange_id="unsent", message=None)
+    paired = TurnPaired(
+        session_id=story.SESSION,
+        turn_id="stopped",
+        next_exchange_id=story.SECOND,
+        next_state=(3,),
+        interrupted=True,
+    )
+    write_all(emptied, logs.records((story.EXCHANGES[0], stopped, unsent, story.EXCHANGES[1], paired)))
+    rows = _rows(
+        emptied, "SELECT turn_id, answer, next_state, pairing, interrupted FROM trajectories ORDER BY position"
+    )
+    assert [tuple(row.values()) for row in rows] == [
+        (story.FIRST, "**5**", None, None, False),
+        ("stopped", "and so on and", "user: No bold, please.", "paired", True),
+        (story.SECOND, "5", None, None, False),
+    ]

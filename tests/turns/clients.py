@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.sessions import Json, Session, assistant, user
 
-Trick = Literal["plain", "instructed", "unknown_tool", "lost", "helper", "compacted"]
-TRICKS: tuple[Trick, ...] = ("plain", "instructed", "unknown_tool", "lost", "helper", "compacted")
+Trick = Literal["plain", "instructed", "unknown_tool", "lost", "helper", "compacted", "interrupted"]
+TRICKS: tuple[Trick, ...] = ("plain", "instructed", "unknown_tool", "lost", "helper", "compacted", "interrupted")
 INSTRUCTION = user("The previous attempt did not produce a user-visible answer. Continue from the current state.")
 REPORT = user("A background task completed. Use this result to reply to the user in your normal assistant voice.")
 SUMMARY = (
@@ -43,10 +43,12 @@ class Client:
     sent: dict[str, list[_Known]] = field(default_factory=dict)  # by exchange
     echoed: set[str] = field(default_factory=set)
     summed: bool = False
+    stopped: str | None = None  # the answer that the next words are about, as it was interrupted
+    reacted: dict[str, str] = field(default_factory=dict)  # interrupted answers, by the request that shows it
 
     def take(self, step: Step) -> None:
         """Say the words, and record the answer."""
-        if step.trick == "compacted" and len(self.known) > step.kept:
+        if step.trick == "compacted" and len(self.known) > step.kept and self.stopped is None:
             self.known, self.summed = self.known[len(self.known) - step.kept :], True
         self.known.append(_Known(user(step.words), None))
         transient: list[_Known] = []
@@ -57,12 +59,15 @@ class Client:
             result: Json = {"role": "tool", "tool_call_id": "c1", "content": "Tool frob not found"}
             transient = [_Known(calling, asked), _Known(result, None)]
         if step.trick in ("instructed", "helper"):
+            self._ask([], assistant(""))
             transient = [_Known(INSTRUCTION if step.trick == "instructed" else REPORT, None)]
-        asked = self._ask(transient, assistant(step.answer))
-        if step.trick != "lost":
+        asked = self._ask(transient, assistant(step.answer), gone=step.trick == "interrupted")
+        if step.trick == "interrupted":
+            self.stopped = asked
+        elif step.trick != "lost":
             self.known.append(_Known(assistant(step.answer), asked))
 
-    def _ask(self, transient: list[_Known], answer: Json) -> str:
+    def _ask(self, transient: list[_Known], answer: Json, *, gone: bool = False) -> str:
         history = [*self.known, *transient]
         messages = [_Known(user(SUMMARY), None), *history] if self.summed else history
         joined: list[_Known] = []
@@ -73,13 +78,18 @@ class Client:
             else:
                 joined.append(known)
         joined.append(messages[-1])  # what is new stands by itself until it was answered
-        exchange = self.session.ask([known.message for known in joined], answer)
+        sent = [known.message for known in joined]
+        exchange = self.session.fail(sent, answer["content"]) if gone else self.session.ask(sent, answer)
+        if self.stopped is not None:
+            self.reacted[exchange.exchange_id], self.stopped = self.stopped, None
         self.sent[exchange.exchange_id] = joined
         self.echoed |= {known.answered_by for known in joined[:-1] if known.answered_by is not None}
         return exchange.exchange_id
 
     def answered_before(self, exchange_id: str, index: int) -> str | None:
-        """The exchange whose answer stands last before a message of a request."""
+        """The exchange whose answer stands last before a message of a request, or was stopped there."""
+        if index >= len(self.sent[exchange_id]) - 2 and exchange_id in self.reacted:
+            return self.reacted[exchange_id]
         said = [known for known in self.sent[exchange_id][:index] if known.message["role"] == "assistant"]
         return said[-1].answered_by if said else None
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.events import Event, ExchangeCompleted, TurnOrphaned, TurnPaired
+from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, OrphanReason, TurnOrphaned, TurnPaired
 from clawstream.events.conversation import role_of, text_of, written_in
 from clawstream.turns.pairing import Session as State
 from clawstream.turns.stage import step
@@ -39,7 +39,8 @@ def played(taken: list[Step]) -> tuple[Client, list[TurnPaired]]:
 @given(steps(st.uuids().map(str), st.uuids().map(str)))
 def test_every_answer_whose_echo_stands_in_a_history_is_paired(taken: list[Step]) -> None:
     client, paired = played(taken)
-    assert {turn.turn_id for turn in paired} == client.echoed
+    assert {turn.turn_id for turn in paired} == client.echoed | set(client.reacted.values())
+    assert {turn.turn_id for turn in paired if turn.interrupted} == set(client.reacted.values())
 
 
 @given(steps(FEW, FEW) | steps(NUMBERS, FEW) | steps(FEW, NUMBERS))
@@ -58,14 +59,17 @@ def recorded_session(name: str) -> tuple[Session, dict[str, list[Json]]]:
         history = history[: one["kept"]] + one["new"]
         messages = [recorded.SYSTEM, *(recorded.BLOCK if isinstance(said, str) else said for said in history)]
         gone = one.get("gone", False)
-        asked[(session.fail(messages) if gone else session.ask(messages, one["answer"])).exchange_id] = messages
+        answer = one["answer"]
+        exchange = session.fail(messages, answer["content"]) if gone else session.ask(messages, answer)
+        asked[exchange.exchange_id] = messages
     return session, asked
 
 
 def reactions(name: str) -> list[tuple[str, str]]:
     """What was paired: the answer, and who said what to it."""
     session, asked = recorded_session(name)
-    answers = {event.exchange_id: event.message for event in session.written if isinstance(event, ExchangeCompleted)}
+    exchanges = [event for event in session.written if isinstance(event, ExchangeCompleted | ExchangeFailed)]
+    answers = {event.exchange_id: event.message or b"" for event in exchanges}
     return [
         (
             said(json.loads(answers[turn.turn_id])),
@@ -87,6 +91,7 @@ def said(message: Json) -> str:
 REACTIONS = {
     "abort": [
         ("Answer 1.", "person: Please talk for long."),
+        ("word0 word1", "person: That is wrong, shorter."),
         ("word0 word1 word2 word3", "person: Thanks."),
         ("Answer 4.", "person: More."),
     ],
@@ -110,6 +115,7 @@ REACTIONS = {
     ],
     "stop": [
         ("Answer 25.", "person: Please talk for long."),
+        ("word0 word1", "person: That is wrong, shorter."),
         ("word0 word1 word2 word3", "person: Thanks."),
     ],
     "steer": [
@@ -131,6 +137,7 @@ REACTIONS = {
     ],
     "interrupt": [
         ("Answer 46.", "person: Please talk for long."),
+        ("word0 word1", "person: That is wrong, shorter."),
         ("word0 word1 word2 word3", "person: Thanks."),
         ("Answer 49.", "person: More."),
     ],
@@ -236,3 +243,67 @@ def test_what_follows_an_answer_ends_where_the_failed_request_ended_that_shows_i
     session.ask([*shown, user("That is wrong, shorter.")], "Sorry.")
     [turn] = [event for event in fates(session.written) if isinstance(event, TurnPaired)]
     assert (turn.turn_id, turn.next_exchange_id, turn.next_state) == (first.exchange_id, failed.exchange_id, (2,))
+
+
+ASKED = [user("hello"), assistant("hi"), user("Please talk for long.")]
+ABORTED = user("<turn_aborted>\nThe previous turn was interrupted.\n</turn_aborted>")
+WRONG = user("That is wrong, shorter.")
+
+
+@pytest.mark.parametrize(
+    ("history", "next_state"),
+    [
+        ([*ASKED, WRONG], (3,)),
+        ([*ASKED, recorded.BLOCK, WRONG], (4,)),
+        ([*ASKED, ABORTED, WRONG, recorded.BLOCK], (3, 4)),
+        ([*ASKED, assistant("and so"), WRONG], (4,)),
+        ([*ASKED, assistant("and so on and [stopped]"), WRONG], (4,)),
+    ],
+)
+def test_the_reaction_to_an_interrupted_answer_is_its_own(history: list[Json], next_state: tuple[int, ...]) -> None:
+    session = Session()
+    first = session.ask(ASKED[:1], "hi")
+    stopped = session.fail([*ASKED, recorded.BLOCK], "and so on and")
+    session.ask(history, "Sorry.")
+    paired = [event for event in fates(session.written) if isinstance(event, TurnPaired)]
+    assert [(turn.turn_id, turn.next_state, turn.interrupted) for turn in paired] == [
+        (first.exchange_id, (2,), False),
+        (stopped.exchange_id, next_state, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("history", "reason"),
+    [
+        ([*ASKED, assistant("something else"), WRONG], OrphanReason.EDITED),
+        ([ASKED[0], ASKED[1], recorded.parts("Please talk for long.", "That is wrong.")], OrphanReason.EDITED),
+        ([user("anew")], OrphanReason.RESET),
+    ],
+)
+def test_an_interrupted_answer_without_a_reaction_to_it_alone_is_an_orphan(
+    history: list[Json], reason: OrphanReason
+) -> None:
+    session = Session()
+    stopped = session.fail(ASKED, "and so on")
+    session.ask(history, "Sorry.")
+    [orphan] = fates(session.written)
+    assert isinstance(orphan, TurnOrphaned)
+    assert (orphan.turn_id, orphan.reason) == (stopped.exchange_id, reason)
+
+
+def test_of_an_answer_that_was_cut_off_and_then_given_whole_the_whole_one_is_paired() -> None:
+    session = Session()
+    cut = session.fail(ASKED, "and so")
+    whole = session.ask(ASKED, "and so on")
+    session.ask([*ASKED, assistant("and so on"), WRONG], "Sorry.")
+    found = [
+        (type(event), event.turn_id) for event in fates(session.written) if isinstance(event, TurnPaired | TurnOrphaned)
+    ]
+    assert found == [(TurnOrphaned, cut.exchange_id), (TurnPaired, whole.exchange_id)]
+
+
+def test_a_failed_request_that_showed_nothing_has_no_reaction() -> None:
+    session = Session()
+    session.fail(ASKED)
+    session.ask([*ASKED, WRONG], "Sorry.")
+    assert fates(session.written) == []
