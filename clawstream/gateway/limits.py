@@ -1,6 +1,7 @@
 """How much may be asked: by one key, by the minute and at once, and by all together. Pure; time is an argument.
 
-The one rule: what is let in is let out again exactly once, so that after everybody has left nothing is in flight.
+The one rule: what is let in is let out again exactly once, so that after everybody has left nothing is in flight. A
+request is in flight once its body is whole: one that is still on its way keeps nobody else out but its own key.
 """
 
 import math
@@ -11,6 +12,8 @@ from clawstream.gateway.keys import Allowance, Caller
 from clawstream.gateway.refusal import BadRequest
 
 AGAIN_AFTER_S = 1
+_SHARES = 4  # of the gateway's room; one key has one, unless it is the only key
+_ARRIVING = 4  # bodies on their way and requests in flight, for each of the latter that there may be
 _MINUTE_S = 60.0
 
 
@@ -45,34 +48,28 @@ class Rate:
 
 
 class Limits:
-    """What is in flight, and what each key has asked lately."""
+    """What is here and in flight, and what each key has asked lately."""
 
     def __init__(self, defaults: Allowance, max_in_flight: int) -> None:
         self._defaults = defaults
         self._max_in_flight = max_in_flight
-        self._in_flight: Counter[str | None] = Counter()
+        self._here: Counter[str | None] = Counter()
+        self.in_flight = 0  # requests that were let in with their bodies, and have not left
         self._buckets: dict[str | None, Bucket] = {}
 
-    @property
-    def in_flight(self) -> int:
-        """Requests that were let in and have not left."""
-        return self._in_flight.total()
+    def enter(self, caller: Caller, now_s: float, *, num_keys: int = 1) -> Rate | None:
+        """The request is here, and counts against its key; return the key's rate, None where it has no limit.
 
-    def enter(self, caller: Caller, now_s: float) -> Rate | None:
-        """The request is in flight, and counts against its key; return the key's rate, None where it has no limit.
-
-        Raises TooMuch, and then it is not.
+        Of several keys each has a share of the gateway's room, where nothing else is said. Raises TooMuch, and then it
+        is not here.
         """
-        if self.in_flight >= self._max_in_flight:
-            raise TooMuch(
-                "gateway",
-                f"The gateway answers {self._max_in_flight} requests already, which is its limit "
-                "(gateway.max_in_flight); nothing was generated. Try again.",
-                status=503,
-                retry_after_s=AGAIN_AFTER_S,
-            )
+        if self._here.total() >= self._max_in_flight * _ARRIVING:
+            raise self._full()
+        self._check_room()
         at_once = caller.allowance.max_concurrent or self._defaults.max_concurrent
-        if at_once is not None and self._in_flight[caller.name] >= at_once:
+        if at_once is None and num_keys > 1:
+            at_once = max(1, self._max_in_flight // _SHARES)
+        if at_once is not None and self._here[caller.name] >= at_once:
             raise TooMuch(
                 "key_concurrency",
                 f"This key has {at_once} requests in flight, which is its limit; nothing was generated. Wait for one "
@@ -81,15 +78,34 @@ class Limits:
                 retry_after_s=AGAIN_AFTER_S,
             )
         rate = self._take(caller, now_s)
-        self._in_flight[caller.name] += 1
+        self._here[caller.name] += 1
         return rate
 
-    def leave(self, caller: Caller) -> None:
-        """The request that `enter` let in is over."""
-        assert self._in_flight[caller.name] > 0
-        self._in_flight[caller.name] -= 1
-        if not self._in_flight[caller.name]:
-            del self._in_flight[caller.name]
+    def begin(self) -> None:
+        """A request that `enter` let in has its body, and is in flight. Raises TooMuch, and then it is not."""
+        self._check_room()
+        self.in_flight += 1
+
+    def leave(self, caller: Caller, *, begun: bool) -> None:
+        """The request that `enter` let in is over; `begun`: it was in flight."""
+        assert self._here[caller.name] > 0
+        self._here[caller.name] -= 1
+        self.in_flight -= begun
+        if not self._here[caller.name]:
+            del self._here[caller.name]
+
+    def _check_room(self) -> None:
+        if self.in_flight >= self._max_in_flight:
+            raise self._full()
+
+    def _full(self) -> "TooMuch":
+        return TooMuch(
+            "gateway",
+            f"The gateway answers {self._max_in_flight} requests already, or has as many bodies on their way as it "
+            "reads, which is its limit (gateway.max_in_flight); nothing was generated. Try again.",
+            status=503,
+            retry_after_s=AGAIN_AFTER_S,
+        )
 
     def _take(self, caller: Caller, now_s: float) -> Rate | None:
         per_minute = caller.allowance.requests_per_minute or self._defaults.requests_per_minute

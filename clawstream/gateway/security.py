@@ -73,18 +73,38 @@ class Guard:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 caller = self.caller(read_headers(scope))
-                rate = self.limits.enter(caller, self.now_s())
+                rate = self.limits.enter(caller, self.now_s(), num_keys=self._num_keys())
             except BadRequest as refused:
                 self.metrics.requests.labels("refused" if refused.status < 500 else "unavailable").inc()
                 await refuse(self._telling(send, refused), refused)
                 return
+            begun = False
+
+            async def receiving() -> Message:
+                nonlocal begun
+                message = await receive()
+                if not begun and message["type"] == "http.request" and not message.get("more_body", False):
+                    self._begin()
+                    begun = True
+                return message
+
             try:
                 scope[CALLER] = caller
-                await endpoint(scope, receive, send if rate is None else with_headers(send, rate))
+                await endpoint(scope, receiving, send if rate is None else with_headers(send, rate))
             finally:
-                self.limits.leave(caller)
+                self.limits.leave(caller, begun=begun)
 
         return guarded
+
+    def _num_keys(self) -> int:
+        return len(self.keys.ring().in_force) + (self.default_key is not None)
+
+    def _begin(self) -> None:
+        try:
+            self.limits.begin()
+        except TooMuch as refused:
+            self.metrics.limited.labels(refused.limit).inc()
+            raise
 
     def _telling(self, send: Send, refused: BadRequest) -> Send:
         if not isinstance(refused, TooMuch):

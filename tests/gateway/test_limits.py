@@ -25,14 +25,48 @@ def limits(*, at_once: int | None = None, per_minute: int | None = None, in_flig
     return Limits(Allowance(max_concurrent=at_once, requests_per_minute=per_minute), in_flight)
 
 
+def begun(found: Limits, caller: Caller) -> Rate | None:
+    """Let a request in with its body."""
+    rate = found.enter(caller, 0.0)
+    found.begin()
+    return rate
+
+
 def test_without_limits_everybody_gets_in_up_to_the_gateways_own() -> None:
     found = limits(in_flight=3)
-    assert [found.enter(ANNA, 0.0) for _ in range(3)] == [None, None, None]
+    assert [begun(found, ANNA) for _ in range(3)] == [None, None, None]
     with pytest.raises(TooMuch, match="max_in_flight") as error:
         found.enter(BEN, 0.0)
     assert (error.value.status, error.value.limit, error.value.retry_after_s) == (503, "gateway", 1)
-    found.leave(ANNA)
-    found.enter(BEN, 0.0)
+    found.leave(ANNA, begun=True)
+    begun(found, BEN)
+
+
+def test_bodies_on_their_way_take_no_room_and_are_bounded_all_the_same() -> None:
+    found = limits(in_flight=2)
+    for _ in range(7):
+        found.enter(ANNA, 0.0)
+    begun(found, BEN)
+    with pytest.raises(TooMuch, match="bodies on their way"):
+        found.enter(BEN, 0.0)
+    found.begin()
+    with pytest.raises(TooMuch) as error:
+        found.begin()
+    assert (error.value.status, found.in_flight) == (503, 2)
+
+
+def test_of_several_keys_none_has_more_than_its_share_unless_the_settings_say_so() -> None:
+    found = limits(in_flight=8)
+    for _ in range(2):
+        found.enter(ANNA, 0.0, num_keys=2)
+    with pytest.raises(TooMuch) as error:
+        found.enter(ANNA, 0.0, num_keys=2)
+    assert (error.value.status, error.value.limit) == (429, "key_concurrency")
+    found.enter(BEN, 0.0, num_keys=2)
+    found.enter(ANNA, 0.0, num_keys=1)
+    more = Caller(name="more", allowance=Allowance(max_concurrent=5))
+    for _ in range(5):
+        found.enter(more, 0.0, num_keys=2)
 
 
 def test_one_key_at_its_limit_holds_no_other_up() -> None:
@@ -80,7 +114,7 @@ def test_what_is_refused_costs_nothing() -> None:
     for _ in range(9):
         with pytest.raises(TooMuch):
             found.enter(ANNA, 0.0)
-    found.leave(ANNA)
+    found.leave(ANNA, begun=False)
     found.enter(ANNA, 0.0)
 
 
@@ -110,16 +144,17 @@ def test_after_everybody_has_left_nothing_is_in_flight(steps: list[tuple[bool, C
         if comes:
             try:
                 found.enter(caller, at_s)
+                found.begin()
             except TooMuch:
                 continue
             inside[caller] += 1
         elif inside[caller]:
-            found.leave(caller)
+            found.leave(caller, begun=True)
             inside[caller] -= 1
         assert found.in_flight == inside.total() <= 6
         assert max(inside.values(), default=0) <= 3
     for caller in inside.elements():
-        found.leave(caller)
+        found.leave(caller, begun=True)
     assert found.in_flight == 0
 
 

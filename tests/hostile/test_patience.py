@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +17,8 @@ import psutil
 import pytest
 
 from clawstream.events import ExchangeFailed, FailureReason
+from clawstream.gateway.key_file import add_key
+from clawstream.gateway.keys import Allowance
 from clawstream.inference.scripted import Answer
 from tests.gateway.house import House, house, until
 from tests.hostile.raw import Wire, post, question, wire
@@ -66,6 +68,38 @@ async def test_a_byte_now_and_then_does_not_keep_a_request_open(tokenizer_folder
         said = await connection.said()
         dripping.cancel()
     assert (said.statuses, said.closed) == ([408], True)
+
+
+async def test_one_keys_half_sent_bodies_keep_nobody_else_out(tokenizer_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    mine, theirs = (add_key(path, name, Allowance()).encode() for name in ("anna", "ben"))
+    half = HEAD + b"x-api-key: %b\r\ncontent-length: 1000\r\n\r\n{"
+    async with house(tokenizer_folder, keys_file=path, max_in_flight=8) as gateway, AsyncExitStack() as stack:
+        halves = [await stack.enter_async_context(wire(gateway.url)) for _ in range(20)]
+        for connection in halves:
+            await connection.write(half % theirs)
+        refused = [asyncio.create_task(connection.said(answers=1)) for connection in halves]
+
+        async def all_but_a_share() -> bool:
+            return sum(task.done() for task in refused) == 18
+
+        await until(all_but_a_share)
+        answers = [await gateway.chat(headers={"x-api-key": mine.decode()}) for _ in range(3)]
+        waiting = await gateway.chat(headers={"x-api-key": theirs.decode()})
+        statuses = [task.result().statuses for task in refused if task.done()]
+        for task in refused:
+            task.cancel()
+    assert statuses == [[429]] * 18
+    assert [answer.status for answer in answers] == [200, 200, 200]
+    assert waiting.status == 429
+
+
+async def test_without_keys_half_sent_bodies_keep_nobody_out(tokenizer_folder: Path) -> None:
+    async with house(tokenizer_folder, max_in_flight=8) as gateway, AsyncExitStack() as stack:
+        for _ in range(20):
+            connection = await stack.enter_async_context(wire(gateway.url))
+            await connection.write(HEAD + b"content-length: 1000\r\n\r\n{")
+        assert [(await gateway.chat()).status for _ in range(3)] == [200, 200, 200]
 
 
 async def test_a_stream_that_is_silent_for_long_is_not_idle(tokenizer_folder: Path) -> None:
