@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import orjson
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from clawstream.config import LOOPBACK
 from clawstream.gateway.admission import Admission
 from clawstream.gateway.answering import Endpoint
 from clawstream.gateway.anthropic_replies import error_body
@@ -33,6 +35,8 @@ from clawstream.gateway.routes import (
 )
 from clawstream.gateway.security import Guard
 
+Page = Callable[[Request], Awaitable[Response]]
+
 
 def build_app(admission: Admission, guard: Guard) -> ASGIApp:
     """Return the routes; those that answer go around Starlette."""
@@ -42,9 +46,10 @@ def build_app(admission: Admission, guard: Guard) -> ASGIApp:
             Route(MODELS_PATH, pages.models),
             Route(f"{MODELS_PATH}/{{model:path}}", pages.model),
             Route("/healthz", pages.healthz),
-            Route("/readyz", pages.readyz),
-            Route("/metrics", pages.metrics),
-            Route("/openapi.json", pages.openapi),
+            Route("/healthz/ready", pages.ready),
+            Route("/readyz", pages.inside(pages.readyz)),
+            Route("/metrics", pages.inside(pages.metrics)),
+            Route("/openapi.json", pages.inside(pages.openapi)),
         ],
         exception_handlers={404: _not_found, 405: _not_allowed},
     )
@@ -95,6 +100,16 @@ class _Pages:
         self._guard = guard
         self._since_s = int(time.time())
         self._openapi = openapi_json()
+        self._here_alone = admission.settings.host in LOOPBACK  # only this machine's programs come
+
+    def inside(self, page: Page) -> Page:
+        """Return the page; where the gateway listens to the network, for who shows a key."""
+
+        async def shown(request: Request) -> Response:
+            refusal = None if self._here_alone else self._refusal(request)
+            return refusal or await page(request)
+
+        return shown
 
     async def models(self, request: Request) -> Response:
         refusal, model = self._refusal(request), self._model(request)
@@ -112,12 +127,15 @@ class _Pages:
     async def healthz(self, _request: Request) -> Response:
         return _json({"ok": True})
 
+    async def ready(self, _request: Request) -> Response:
+        """For probes, which have no key: whether it serves, and not what is missing."""
+        ready = self._ready(self._parts())
+        return _json({"ready": ready}, 200 if ready else 503)
+
     async def readyz(self, _request: Request) -> Response:
         parts = self._parts()
         missing = [{"part": part.name, "problem": part.problem} for part in parts if part.problem is not None]
-        # One engine is enough to serve; that another one is away is said all the same.
-        ready = any(engine.problem is None for engine in self._admission.engines.all)
-        ready = ready and not any(part.needed and part.problem is not None for part in parts)
+        ready = self._ready(parts)
         content = {"ready": ready, "missing": missing, "parts": [part.name for part in parts], "spool": self._spool()}
         return _json(content, 200 if ready else 503)
 
@@ -137,6 +155,11 @@ class _Pages:
         metrics.spool_damaged_bytes.set(self._admission.delivery.damaged_bytes)
         metrics.spool_oldest_s.set(spool["oldest_s"] or 0)
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _ready(self, parts: list[_Part]) -> bool:
+        # One engine is enough to serve; that another one is away is said all the same.
+        answers = any(engine.problem is None for engine in self._admission.engines.all)
+        return answers and not any(part.needed and part.problem is not None for part in parts)
 
     def _parts(self) -> list[_Part]:
         engines = [

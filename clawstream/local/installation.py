@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from clawstream.config import GatewaySettings, MonitorSettings, Settings, dump, inherited_environment
+from clawstream.config import LOOPBACK, GatewaySettings, MonitorSettings, Settings, dump, inherited_environment
 from clawstream.local.bases import name_base
 from clawstream.local.kafka import EmbeddedKafka
 from clawstream.local.keeping import Server, keep
@@ -80,12 +80,17 @@ async def installation(
             await asyncio.gather(
                 supervisor.start([*engine, *extra_parts]),
                 supervisor.start([_part(name, config) for name in stages]),
-                supervisor.start([_part("gateway", config, http, f"{addresses.gateway}/readyz")]),
+                supervisor.start([_part("gateway", config, http, f"{addresses.gateway}{_ready_page(settings)}")]),
             )
             try:
                 yield Installation(settings=filled, addresses=addresses, supervisor=supervisor)
             finally:
                 say("stopping: the gateway first, then the stages, the engine and the servers")
+
+
+def _ready_page(settings: Settings) -> str:
+    """Return the page that says whether the gateway serves; the one that says why not takes a key from elsewhere."""
+    return "/readyz" if settings.gateway.host in LOOPBACK else "/healthz/ready"
 
 
 def _elsewhere(settings: Settings) -> set[str]:

@@ -111,7 +111,7 @@ class House:
 
     async def ready(self) -> bool:
         """Whether nothing is missing."""
-        return (await self.get("/readyz"))[0] == 200
+        return (await self.get("/healthz/ready"))[0] == 200
 
     async def generating(self) -> bool:
         """Whether the engine has a request."""

@@ -188,9 +188,10 @@ POSSIBLE = {
     "/v1/models": PAGE | statuses("security"),
     "/v1/models/{model}": PAGE | statuses("security") | {"404"},
     "/healthz": PAGE,
-    "/readyz": PAGE | {"503"},
-    "/metrics": PAGE,
-    "/openapi.json": PAGE,
+    "/healthz/ready": PAGE | {"503"},
+    "/readyz": PAGE | statuses("security") | {"503"},
+    "/metrics": PAGE | statuses("security"),
+    "/openapi.json": PAGE | statuses("security"),
 }
 
 

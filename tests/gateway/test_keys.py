@@ -326,3 +326,27 @@ async def test_without_keys_the_cache_is_everybodys(tokenizer_folder: Path) -> N
     async with house(tokenizer_folder) as gateway:
         await gateway.chat()
         assert [call.request.extra_key for call in gateway.engine.calls] == ["policy:0"]
+
+
+@pytest.mark.parametrize("page", ["/metrics", "/readyz", "/openapi.json"])
+async def test_what_tells_of_the_inside_takes_a_key_where_the_gateway_listens_to_the_network(
+    tokenizer_folder: Path, path: Path, page: str
+) -> None:
+    key = add_key(path, "anna", NONE)
+    async with house(tokenizer_folder, host="0.0.0.0", keys_file=path) as gateway:
+        shown = [await gateway.get(page, headers=headers) for headers in ({}, bearer("wrong"), bearer(key))]
+    async with house(tokenizer_folder, keys_file=path) as gateway:
+        here = await gateway.get(page)
+    assert [status for status, _ in (*shown, here)] == [401, 401, 200, 200]
+    assert "invalid_request_error" in shown[0][1]
+
+
+async def test_probes_need_no_key_and_learn_nothing_but_whether_it_serves(tokenizer_folder: Path, path: Path) -> None:
+    add_key(path, "anna", NONE)
+    async with house(tokenizer_folder, host="0.0.0.0", keys_file=path) as gateway:
+        assert [await gateway.get(page) for page in ("/healthz", "/healthz/ready")] == [
+            (200, '{"ok":true}'),
+            (200, '{"ready":true}'),
+        ]
+    async with house(tokenizer_folder, engine_urls=["http://127.0.0.1:9"]) as gateway:
+        assert await gateway.get("/healthz/ready") == (503, '{"ready":false}')
