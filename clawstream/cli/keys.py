@@ -1,6 +1,7 @@
 """`clawstream keys`: who may ask the gateway. A key is shown once; the file keeps its hash."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from clawstream.cli.process import Context
 
 keys = typer.Typer(help="The keys by which clients ask the gateway, each with a name.", no_args_is_help=True)
+_YES = Annotated[bool, typer.Option("--yes", help="Don't ask on a terminal.")]
 _JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
@@ -25,13 +27,23 @@ def add(
     name: Annotated[str, typer.Argument(help="Whose key it is; it stands in the audit trail.")],
     max_concurrent: Annotated[int | None, typer.Option(min=1, help="Requests in flight.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
+    yes: _YES = False,
     as_json: _JSON = False,
 ) -> None:
-    """Make a key and print it, this once; a running gateway knows it within 2 s."""
-    from clawstream.gateway.key_file import add_key
+    """Make a key and print it, this once; a running gateway knows it within 2 s.
+
+    From the first key on nobody is served without one.
+    """
+    from clawstream.gateway.key_file import add_key, read_keys
     from clawstream.gateway.keys import Allowance
 
     path = _file(context)
+    if not read_keys(path).in_force and not _has_default(context):
+        _say_before(
+            "this is the first key: from now on who shows none gets a 401, on this machine too (the way back: "
+            "clawstream keys revoke, then clawstream keys open)",
+            yes=yes,
+        )
     allowance = Allowance(max_concurrent=max_concurrent, requests_per_minute=requests_per_minute)
     shown = add_key(path, name, allowance)
     typer.echo(json.dumps({"name": name, "key": shown}) if as_json else shown)
@@ -68,14 +80,48 @@ def list_keys(context: typer.Context, as_json: _JSON = False) -> None:
 
 
 @keys.command()
-def revoke(context: typer.Context, name: Annotated[str, typer.Argument()], as_json: _JSON = False) -> None:
+def revoke(
+    context: typer.Context, name: Annotated[str, typer.Argument()], yes: _YES = False, as_json: _JSON = False
+) -> None:
     """Let a key open nothing any more; a running gateway knows it within 2 s."""
-    from clawstream.gateway.key_file import revoke_key
+    from clawstream.gateway.key_file import read_keys, revoke_key
 
-    revoke_key(_file(context), name)
+    path = _file(context)
+    if [key.name for key in read_keys(path).in_force] == [name] and not _has_default(context):
+        _say_before(
+            "this is the last key: from now on everybody gets a 401, with a key or without (clawstream keys add NAME "
+            "lets somebody in, clawstream keys open all programs of this machine)",
+            yes=yes,
+        )
+    revoke_key(path, name)
     if as_json:
         typer.echo(json.dumps({"name": name, "revoked": True}))
     Console(stderr=True).print(f"the key of {name} is revoked")
+
+
+@keys.command("open")
+def open_to_this_machine(context: typer.Context) -> None:
+    """Let programs of this machine in without a key again, once all keys are revoked; a running gateway knows in 2 s.
+
+    A gateway that listens to the network stays shut, and the next key that is added shuts this one.
+    """
+    from clawstream.gateway.key_file import open_door
+
+    open_door(_file(context))
+    shut = " (but not while gateway.api_key is set)" if _has_default(context) else ""
+    Console(stderr=True).print(f"programs of this machine need no key any more{shut}", soft_wrap=True)
+
+
+def _say_before(words: str, *, yes: bool) -> None:
+    """Say what will follow; on a terminal, go on only with a yes."""
+    Console(stderr=True).print(words, soft_wrap=True)
+    if not yes and sys.stdin.isatty():
+        typer.confirm("go on?", abort=True, err=True)
+
+
+def _has_default(context: typer.Context) -> bool:
+    assert isinstance(context.obj, Context)
+    return context.obj.settings().gateway.api_key is not None
 
 
 def _file(context: typer.Context) -> Path:

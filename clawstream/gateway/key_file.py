@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from clawstream.errors import ConfigError
-from clawstream.gateway.keys import PREFIX, Allowance, Key, KeyRing, read_ring, sha256, write_ring
+from clawstream.gateway.keys import PREFIX, Allowance, Key, KeyRing, mend, read_ring, sha256, write_ring
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
@@ -34,13 +34,21 @@ def revoke_key(path: Path, name: str) -> None:
         _write(path, read_keys(path).without(name, revoked_at=_now()))
 
 
+def open_door(path: Path) -> None:
+    """Programs of this machine need no key any more, until one is added. Raises ConfigError while one is in force."""
+    with _changing(path):
+        _write(path, read_keys(path).opened())
+
+
 def read_keys(path: Path) -> KeyRing:
     """Return what the file says; none there: no keys. Raises ConfigError."""
     try:
         text = path.read_text()
     except FileNotFoundError:
         return KeyRing()
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text ({error}). {mend(str(path))}") from error
+    except OSError as error:
         raise ConfigError(f"{path} can't be read ({error}). Mend it, or set gateway.keys_file") from error
     return read_ring(text, str(path))
 
@@ -57,13 +65,16 @@ class WatchedKeys:
         self._looked_at_s = now_s()
         self._stamp = self._look()
         self._ring = read_keys(path)
-        self._in_use = bool(self._ring.keys)
+        self._in_use = bool(self._ring.keys) and not self._ring.open
         if self._stamp is not None and stat.S_IMODE(path.stat().st_mode) & 0o077:
             LOG.warning("keys=%s state=readable_by_others do=chmod 600", path)
 
     @property
     def in_use(self) -> bool:
-        """Whether the file has had keys since the start: then nobody gets in without one, even if all are gone."""
+        """Whether the file has had keys since the start: then nobody gets in without one, even if all are gone.
+
+        Only the word of a person who opens the door changes that (`open_door`).
+        """
         self.ring()
         return self._in_use
 
@@ -91,7 +102,7 @@ class WatchedKeys:
         except ConfigError as error:
             LOG.warning("keys=unchanged reason=%s", error)
             return
-        self._in_use = self._in_use or bool(self._ring.keys)
+        self._in_use = (self._in_use or bool(self._ring.keys)) and not self._ring.open
         LOG.info(
             "keys=read in_force=%d revoked=%d",
             len(self._ring.in_force),

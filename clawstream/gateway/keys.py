@@ -7,6 +7,7 @@ random bits: nobody can try them all, so a slow hash or a salt would cost every 
 import hashlib
 import hmac
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -51,6 +52,7 @@ class KeyRing:
     """All keys there ever were; frozen, a change gives another ring."""
 
     keys: tuple[Key, ...] = ()
+    open: bool = False  # a person said that programs of this machine need no key any more
 
     @property
     def in_force(self) -> tuple[Key, ...]:
@@ -88,6 +90,13 @@ class KeyRing:
             )
         return KeyRing(tuple(replace(key, revoked_at=revoked_at) if key.name == name else key for key in self.keys))
 
+    def opened(self) -> "KeyRing":
+        """Return the ring under which programs of this machine need no key. Raises ConfigError."""
+        if self.in_force:
+            names = ", ".join(key.name for key in self.in_force)
+            raise ConfigError(f"keys are in force ({names}); nothing was changed. Revoke them first")
+        return replace(self, open=True)
+
 
 def sha256(shown: str) -> str:
     """Return what is kept of a key, as hexadecimal digits."""
@@ -119,23 +128,33 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     keys: list[_Written]
+    open: bool = False
 
 
 def read_ring(text: str, where: str) -> KeyRing:
     """Return the ring that a file says. Raises ConfigError, without a word of what the file holds."""
     try:
-        written = _File.model_validate_json(text).keys
+        written = _File.model_validate_json(text)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise ConfigError(
-            f"{where} is no file of keys ({problems}). Mend it, or make it anew: clawstream keys add"
-        ) from None
-    return KeyRing(tuple(_key(one) for one in written))
+        raise ConfigError(f"{where} is no file of keys ({problems}). {mend(where)}") from None
+    return KeyRing(tuple(_key(one) for one in written.keys), open=written.open)
+
+
+def mend(where: str) -> str:
+    """Return what to do about a file that can't be read as keys."""
+    quoted = shlex.quote(where)
+    return (
+        f"Nothing was changed. Mend it, or put it aside and give everybody a new key: mv {quoted} "
+        f"{shlex.quote(where + '.broken')} && clawstream keys add NAME. Until then a gateway that runs keeps the keys "
+        "that it has read"
+    )
 
 
 def write_ring(ring: KeyRing) -> str:
     """Return the text of the file, which `read_ring` reads."""
-    return _File(keys=[_written(key) for key in ring.keys]).model_dump_json(indent=1, exclude_none=True) + "\n"
+    file = _File(keys=[_written(key) for key in ring.keys], open=ring.open)
+    return file.model_dump_json(indent=1, exclude_none=True, exclude_defaults=True) + "\n"
 
 
 def _key(one: _Written) -> Key:

@@ -29,6 +29,7 @@ class Guard:
     default_key: Key | None
     limits: Limits
     metrics: Metrics
+    here_alone: bool = True  # it listens to this machine's programs alone
     now_s: Callable[[], float] = time.monotonic
 
     @classmethod
@@ -41,11 +42,12 @@ class Guard:
         allowance = Allowance(
             max_concurrent=settings.max_concurrent_per_key, requests_per_minute=settings.requests_per_minute_per_key
         )
-        return cls(keys, default, Limits(allowance, settings.max_in_flight), metrics)
+        limits = Limits(allowance, settings.max_in_flight)
+        return cls(keys, default, limits, metrics, here_alone=settings.host in LOOPBACK)
 
     def caller(self, headers: dict[str, str]) -> Caller:
         """Return who asks; where no keys are in use, every program here may. Raises BadRequest (401, 403)."""
-        if self.default_key is None and not self.keys.in_use:
+        if self.default_key is None and self.here_alone and not self.keys.in_use:
             _refuse_foreign_pages(headers.get("origin"))
             return Caller(name=None)
         shown = shown_key(headers)

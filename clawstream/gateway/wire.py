@@ -28,6 +28,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAY_SHOW = {"user": SHOWN_BY_THE_USER, "tool": SHOWN_BY_A_TOOL}  # pictures, by role
 MAX_STOPS = 16
 _MAX_TOP_LOGPROBS = 20
+_MAX_STOP_CHARACTERS = 1024  # it is recorded a second time, beside the request that it stands in
 _DIGITS_OF_64_BITS = 20  # with a sign
 _MAX_LENIENT_BYTES = 2 * 2**20
 _MAX_OPENED = 300_000  # brackets and braces, also within strings: to count them takes 10 ms, to read them a second
@@ -276,6 +277,9 @@ def _stop(found: object) -> tuple[str, ...]:
     stops = [found] if isinstance(found, str) else found if isinstance(found, list) else [] if found is None else None
     if stops is None or len(stops) > MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
         raise BadRequest(f"stop is {kind(found)}; expected up to {MAX_STOPS} strings, none empty.", param="stop")
+    if (longest := max(map(len, stops), default=0)) > _MAX_STOP_CHARACTERS:
+        shown = f"stop holds a string of {longest} characters"
+        raise BadRequest(f"{shown}; expected at most {_MAX_STOP_CHARACTERS}.", param="stop")
     if any(HALF.search(stop) for stop in stops):
         raise BadRequest("stop holds half a character (a lone surrogate); no answer can contain it.", param="stop")
     return tuple(stops)

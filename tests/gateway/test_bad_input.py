@@ -12,6 +12,8 @@ from clawstream.config import EngineSettings, GatewaySettings, Settings
 from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.events import ExchangeCompleted, ExchangeFailed
 from clawstream.gateway.app import serve
+from clawstream.gateway.refusal import BadRequest
+from clawstream.gateway.wire import read_request
 from clawstream.stream.memory import MemoryLog
 from tests.gateway.house import QUESTION, House, house
 
@@ -193,3 +195,10 @@ async def test_a_model_folder_without_a_tokenizer_is_said_by_name(tmp_path: Path
     settings = Settings(engine=EngineSettings(urls=("http://127.0.0.1:9",), model_path=tmp_path))
     with pytest.raises(ConfigError, match=str(tmp_path)):
         await serve(settings, MemoryLog(), stop=asyncio.Event())
+
+
+def test_stop_strings_that_no_record_would_hold_beside_their_request_are_refused() -> None:
+    with pytest.raises(BadRequest, match="a string of 400000 characters; expected at most 1024") as error:
+        read_request({"messages": QUESTION, "stop": ["x" * 400_000] * 16})
+    assert (error.value.status, error.value.param) == (400, "stop")
+    assert len(read_request({"messages": QUESTION, "stop": ["x" * 1024] * 16}).asked.stop) == 16

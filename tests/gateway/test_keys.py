@@ -3,8 +3,12 @@
 import asyncio
 import json
 import logging
+import re
+import shlex
 import stat
+import subprocess
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,8 +22,11 @@ from clawstream.errors import ConfigError
 from clawstream.events import ExchangeCompleted
 from clawstream.gateway import key_file
 from clawstream.gateway.app import serve
-from clawstream.gateway.key_file import LOOK_EVERY_S, WatchedKeys, add_key, read_keys, revoke_key
+from clawstream.gateway.key_file import LOOK_EVERY_S, WatchedKeys, add_key, open_door, read_keys, revoke_key
 from clawstream.gateway.keys import Allowance, Caller, KeyRing, read_ring, shown_key, write_ring
+from clawstream.gateway.metrics import Metrics
+from clawstream.gateway.refusal import BadRequest
+from clawstream.gateway.security import Guard
 from clawstream.stream.memory import MemoryLog
 from tests.gateway.house import QUESTION, house, until
 from tests.sessions import user
@@ -283,13 +290,95 @@ def test_the_keys_are_in_the_data_folder_unless_the_settings_say_otherwise(tmp_p
     assert elsewhere.keys_file == tmp_path / "k"
 
 
-def test_the_command_shows_a_key_once_on_stdout_and_never_again(tmp_path: Path) -> None:
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
     settings = tmp_path / "clawstream.toml"
     settings.write_text(f'environment = false\ndata_dir = "{tmp_path}"\n')
+    return lambda *arguments: CliRunner().invoke(app, ["-c", str(settings), "keys", *arguments])
 
-    def run(*arguments: str) -> Result:
-        return CliRunner().invoke(app, ["-c", str(settings), "keys", *arguments])
 
+def test_the_first_key_and_the_last_say_before_whom_they_lock_out_and_how_to_go_back(run: Run) -> None:
+    first, second = run("add", "anna"), run("add", "ben")
+    last_but_one, last = run("revoke", "ben"), run("revoke", "anna")
+    assert "the first key: from now on who shows none gets a 401" in first.stderr
+    assert "clawstream keys open" in first.stderr
+    assert "first key" not in second.stderr
+    assert "last key" not in last_but_one.stderr
+    assert "the last key: from now on everybody gets a 401" in last.stderr
+    assert "clawstream keys open" in last.stderr
+    assert len(first.stdout.splitlines()) == 1
+
+
+def test_the_door_is_opened_only_when_no_key_is_in_force(run: Run, tmp_path: Path) -> None:
+    run("add", "anna")
+    refused = run("open")
+    assert isinstance(refused.exception, ConfigError)
+    assert "keys are in force (anna)" in str(refused.exception)
+    run("revoke", "anna")
+    assert run("open").exit_code == 0
+    assert [key.name for key in read_keys(tmp_path / "keys.json").keys] == ["anna"]
+
+
+@pytest.mark.parametrize("broken", [b"{", b"\xff\xfe", b'{"keys": [{"name": "a"}]}'])
+def test_the_mend_that_the_message_of_a_broken_file_gives_mends_it(tmp_path: Path, broken: bytes) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    path = folder / "keys.json"
+    path.write_bytes(broken)
+    with pytest.raises(ConfigError) as said:
+        add_key(path, "anna", NONE)
+    found = re.search(r"(mv .*) && clawstream keys add NAME", str(said.value))
+    assert found is not None
+    subprocess.run(shlex.split(found[1]), check=True)
+    key = add_key(path, "anna", NONE)
+    assert read_keys(path).holder(key) == Caller(name="anna")
+    assert (folder / "keys.json.broken").read_bytes() == broken
+
+
+async def test_revoking_all_keys_shuts_the_door_and_opening_it_lets_this_machine_in_again(
+    tokenizer_folder: Path, path: Path
+) -> None:
+    anna = add_key(path, "anna", NONE)
+    async with house(tokenizer_folder, keys_file=path) as gateway:
+
+        async def becomes(status: int) -> None:
+            async def found() -> bool:
+                return (await gateway.chat()).status == status
+
+            await until(found)
+
+        revoke_key(path, "anna")
+
+        async def refused() -> bool:
+            return (await gateway.chat(headers=bearer(anna))).status == 401
+
+        await until(refused)
+        await becomes(401)
+        open_door(path)
+        await becomes(200)
+        assert (await gateway.chat(headers={"Origin": "http://evil.example"})).status == 403
+        add_key(path, "ben", NONE)
+        await becomes(401)
+
+
+def test_an_open_door_is_none_to_the_network(path: Path) -> None:
+    add_key(path, "anna", NONE)
+    revoke_key(path, "anna")
+    open_door(path)
+    keys = WatchedKeys(path)
+    assert not keys.in_use
+    here, everywhere = (
+        Guard.of(GatewaySettings(host=host, keys_file=path), keys, Metrics()) for host in ("127.0.0.1", "0.0.0.0")
+    )
+    assert here.caller({}) == Caller(name=None)
+    with pytest.raises(BadRequest, match="No API key"):
+        everywhere.caller({})
+
+
+def test_the_command_shows_a_key_once_on_stdout_and_never_again(run: Run, tmp_path: Path) -> None:
     added = run("add", "anna", "--max-concurrent", "4")
     key = added.stdout.strip()
     as_json = json.loads(run("add", "ben", "--json").stdout)
