@@ -46,7 +46,7 @@ _INSTRUCTION = re.compile(
 )
 # What a person tells the client and no model.
 _COMMAND = re.compile(r"\A/(?:compact|context|model|new|queue|reset|status|stop|think|usage|verbose)(?: [^\n]*)?\Z")
-# What it reports of the world; the last is Claude Code's.
+# What it reports of the world; the last is Claude Code's, those before it are Codex's.
 _REPORT = re.compile(
     r"\A(?:"
     r"<turn_aborted>"
@@ -57,6 +57,10 @@ _REPORT = re.compile(
     r"|\[OpenClaw room event\]"
     r"|The conversation history before this point was compacted into the following summary:"
     r"|The following is a summary of a branch that this conversation came back from:"
+    r"|<environment_context>"
+    r"|# AGENTS\.md instructions"
+    r"|<user_shell_command>"
+    r"|Another language model started to solve this problem and produced a summary of its thinking process\."
     r"|\[Request interrupted by user(?: for tool use)?\]"
     r")"
 )

@@ -45,8 +45,8 @@ class TooLong(BadRequest):
 
     def __init__(self, found: str, context_length_tokens: int, *, prompt_tokens: int | None = None) -> None:
         super().__init__(
-            f"This model's maximum context length is {context_length_tokens} tokens, the answer included. However, "
-            f"{found}. Shorten the conversation.",
+            f"This model's maximum context length is {context_length_tokens} tokens, the answer included. Input "
+            f"tokens exceed the configured limit: {found}. Shorten the conversation.",
             code="context_length_exceeded",
             param="messages",
         )

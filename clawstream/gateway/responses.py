@@ -11,6 +11,7 @@ histories. What has no place in that form is refused by its own name, or listed 
 Source: OpenAI's published Responses API, as the `openai` package 2.8.0 has it, and requests of Codex 0.169.0.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -61,12 +62,13 @@ def read_responses(body: Mapping[str, Any], ends_session: bool, recall: Recall) 
     found = {
         "max_completion_tokens": body.get("max_output_tokens"),
         "tools": tools,
-        "tool_choice": read_choice(body.get("tool_choice")) if tools else None,
         "response_format": _response_format(body),
         "verbosity": text(mapping(body, "text"), "verbosity"),
     }
     kept = {key: value for key, value in body.items() if key not in _RENAMED | _NOT_RECORDED | _NOT_THERE}
     said = {key: value for key, value in found.items() if value}
+    if body.get("tool_choice") is not None:
+        said["tool_choice"] = read_choice(body["tool_choice"])
     translated = {TRANSLATED: {INSTRUCTED: bool(instructions), **known}}
     chat = read_request(kept | said | translated | {"messages": messages}, ends_session)
     if previous is None or chat.session_id is not None:
@@ -108,8 +110,18 @@ def _instructions(found: object) -> list[dict[str, Any]]:
 
 
 def _response_format(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    shape = mapping(mapping(body, "text"), "format")
-    if shape.get("type") != "json_schema":
-        return dict(shape) if shape.get("type") != "text" else None
+    asked = mapping(body, "text")
+    shape = mapping(asked, "format")
+    wanted = shape.get("type")
+    if wanted == "text" or asked.get("format") is None:
+        return None
+    if wanted == "json_object":
+        return {"type": wanted}
+    if wanted != "json_schema":
+        raise BadRequest(
+            f"text.format.type is {json.dumps(wanted)[:50]}; expected text, json_object or json_schema.",
+            code="unsupported_value",
+            param="text.format",
+        )
     said = {key: shape.get(key) for key in ("name", "description", "schema", "strict")}
     return {"type": "json_schema", "json_schema": {key: value for key, value in said.items() if value is not None}}

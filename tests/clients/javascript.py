@@ -15,15 +15,24 @@ INSTALLED_WITHIN_S = 240
 ANSWERS_WITHIN_S = 30.0
 
 
-def installed(package: str, version: str) -> Path:
-    """A folder of modules that holds the package."""
+def installed(package: str, version: str, *others: str) -> Path:
+    """A folder of modules that holds the package, and `others`, which are NAME@VERSION."""
     folder = Path(platformdirs.user_cache_dir("clawstream")) / "npm" / f"{package}-{version}"
     modules = folder / "node_modules"
     folder.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(folder / "lock"):
         if not (folder / "done").exists():
             shutil.rmtree(modules, ignore_errors=True)
-            command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), f"{package}@{version}"]
+            command = [
+                "npm",
+                "install",
+                "--no-audit",
+                "--no-fund",
+                "--prefix",
+                str(folder),
+                f"{package}@{version}",
+                *others,
+            ]
             subprocess.run(command, check=True, timeout=INSTALLED_WITHIN_S, capture_output=True)
             (folder / "done").touch()
     return modules

@@ -3,7 +3,10 @@
 import json
 from typing import Any
 
+import pytest
+
 from clawstream.events import TurnType
+from clawstream.events.authors import Author, Written, written
 from clawstream.gateway.profiles import Named, name_request
 from clawstream.gateway.responses import read_responses
 
@@ -71,3 +74,16 @@ def test_what_it_asks_for_itself_is_a_side_turn() -> None:
     compaction = HEADERS | {"x-codex-turn-metadata": metadata(request_kind="compaction")}
     assert named(compaction).turn_type is TurnType.SIDE
     assert named(HEADERS | {"x-codex-turn-metadata": "no json"}).turn_type is TurnType.MAIN
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# AGENTS.md instructions for /work\n\n<INSTRUCTIONS>\nAlways be kind.\n\n</INSTRUCTIONS>",
+        "<environment_context>\n  <cwd>/work</cwd>\n  <shell>bash</shell>\n</environment_context>",
+        "<turn_aborted>\nThe user interrupted the previous turn on purpose.\n</turn_aborted>",
+        "Another language model started to solve this problem and produced a summary of its thinking process. You also",
+    ],
+)
+def test_what_it_writes_in_the_user_s_place_is_the_environment_s(text: str) -> None:
+    assert written(text) == Written(Author.ENVIRONMENT, text)

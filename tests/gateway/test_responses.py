@@ -144,6 +144,8 @@ def test_structured_output_is_the_same_grammar_as_in_chat_completions() -> None:
         ({"input": [{"role": "tool", "content": "x"}]}, r'input\[0\].role is "tool"'),
         ({"input": [CALL | {"call_id": None}]}, r"input\[0\].call_id is missing"),
         ({"input": "Hi", "tools": [{"type": "web_search"}]}, r'tools\[0\] is a "web_search" tool'),
+        ({"input": "Hi", "text": {"format": {}}}, "text.format.type is null"),
+        ({"input": "Hi", "tool_choice": {}}, "tool_choice"),
         ({"input": "Hi", "background": True}, "background is not supported"),
         ({"input": "Hi", "conversation": "conv_1"}, "conversation is not supported"),
         ({"input": "Hi", "truncation": "auto"}, "truncation is not supported"),

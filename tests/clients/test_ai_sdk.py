@@ -1,0 +1,37 @@
+"""The AI SDK of npm at the gateway, by each of its providers: chat, stream, tools, a schema, an error."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from clawstream.events import ExchangeCompleted
+from tests.clients import javascript
+from tests.clients.conftest import SAID, TOTAL
+from tests.clients.turns import paired
+from tests.gateway.house import House
+
+pytestmark = pytest.mark.node
+CLIENT = Path(__file__).with_name("ai_sdk.cjs")
+OTHERS = ("@ai-sdk/openai@3.0.141", "@ai-sdk/anthropic@3.0.140", "zod@4.6.7")
+
+
+@pytest.fixture(scope="session")
+def modules() -> Path:
+    """The packages, fetched once."""
+    return javascript.installed("ai", "6.0.326", *OTHERS)
+
+
+@pytest.mark.parametrize("provider", ["responses", "chat", "anthropic"])
+async def test_each_provider_is_answered_and_its_tool_round_is_paired(
+    roomy: House, modules: Path, provider: str
+) -> None:
+    seen = await javascript.run(CLIENT, provider, roomy.url, modules=modules)
+    shaped = {} if provider == "anthropic" else {"structured": TOTAL}
+    error = {"name": "AI_APICallError", "status": 400}
+    assert seen == {"chat": SAID, "stream": SAID, "tool": SAID, "second": SAID, "error": error, **shaped}
+    exchanges = await roomy.recorded(ExchangeCompleted, at_least=5)
+    sessions = Counter(exchange.session_id for exchange in exchanges)
+    asked = [exchange for exchange in exchanges if sessions[exchange.session_id] > 1]
+    assert [len(turn.next_state) for turn in paired(asked)] == [1, 1]
+    assert [exchange.num_spliced for exchange in asked] == [0, 1, 2]
