@@ -252,9 +252,12 @@ async def _teach(
                 async with asyncio.TaskGroup() as tasks:
                     if plan.patient:
                         tasks.create_task(rounds.batches(target, cast, students, watch, log))
-                    await watch.until_served(target)
+                    await watch.until_served(_free_until(plan, target))
                 await students.pause()
                 await rounds.quiet(cast, watch, log)
+                if watch.updates < target:
+                    await rounds.batches(target, cast, students, watch, log)
+                    await watch.until_served(target)
                 reached = watch.updates
                 if plan.score_every is not None:
                     scores.append(replace(await scorer.score(watch.activated), update=reached))
@@ -277,7 +280,17 @@ async def _teach(
 def _next_stop(plan: Plan, reached: int) -> int:
     """After which update people are stopped next: for a score, for a flip, or for good."""
     flips = () if plan.flip_after is None or plan.flip_after <= reached else (plan.flip_after,)
-    return min(plan.updates, reached + (plan.score_every or plan.updates), *flips)
+    every = plan.score_every or plan.updates
+    return min(plan.updates, (reached // every + 1) * every, *flips)
+
+
+def _free_until(plan: Plan, target: int) -> int:
+    """Until which update people ask on while weights are trained.
+
+    By when an update is served they have said enough for the next one, so before a score the last one is asked for
+    batch by batch.
+    """
+    return target if plan.patient or plan.score_every is None else target - 1
 
 
 async def _tick(watch: Watch, students: Students, scores: Sequence[Score], tell: Tell) -> None:

@@ -13,7 +13,7 @@ import pytest
 from clawstream.errors import PartUnavailable
 from clawstream.simulation import rounds, run
 from clawstream.simulation.controls import Control
-from clawstream.simulation.run import People, Plan, _judge, _next_stop, _settings, _teach
+from clawstream.simulation.run import People, Plan, _free_until, _judge, _next_stop, _settings, _teach
 
 PEOPLE = People(scenario="all", hint_share=0.5, asked=Path("a"), scored=Path("b"), scored_flipped=Path("c"))
 PLAN = Plan(
@@ -28,7 +28,7 @@ PLAN = Plan(
         (None, None, [88]),
         (64, None, [64, 88]),
         (None, 40, [40, 80, 88]),
-        (64, 40, [40, 64, 88]),
+        (64, 40, [40, 64, 80, 88]),
     ],
 )
 def test_people_are_stopped_for_each_score_for_the_flip_and_at_the_end(
@@ -40,6 +40,14 @@ def test_people_are_stopped_for_each_score_for_the_flip_and_at_the_end(
         found.append(_next_stop(plan, found[-1]))
 
     assert found[1:] == stops
+
+
+def test_a_score_is_taken_at_the_update_that_was_asked_for_though_one_was_passed() -> None:
+    plan = replace(PLAN, updates=16, score_every=4)
+    assert [_next_stop(plan, reached) for reached in (0, 4, 5, 8, 13)] == [4, 8, 8, 12, 16]
+    assert [_free_until(plan, target) for target in (4, 16)] == [3, 15]
+    assert _free_until(replace(plan, patient=True), 4) == 4
+    assert _free_until(replace(plan, score_every=None), 16) == 16
 
 
 def test_the_teacher_is_the_plan_s_and_without_one_that_of_the_settings(tmp_path: Path) -> None:
