@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import time
 from enum import StrEnum
 from functools import partial
@@ -127,4 +128,8 @@ def _what_next(console: Console, folder: Path, picture: Path) -> None:
     words = f"\nPlot: {picture}\nThe run's log, database and weights stay in {folder}. Three queries to try:"
     console.print(words, soft_wrap=True)  # a path that is cut can't be copied
     for query in QUERIES:
-        console.print(f'  {COMMAND} -c {folder / "clawstream.toml"} sql "{query}"', soft_wrap=True, highlight=False)
+        console.print(
+            f'  {COMMAND} -c {shlex.quote(str(folder / "clawstream.toml"))} sql "{query}"',
+            soft_wrap=True,
+            highlight=False,
+        )

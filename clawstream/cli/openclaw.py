@@ -49,25 +49,21 @@ def connect(
 
     gateway = _provider(context.obj.settings(), name=provider, url=url, key=key)
     file = _File.found()
-    before, now = file.connection()
-    base = now if before is None else config.disconnect(before.first, before.written, now)
-    changed = config.connect(base, gateway)
-    text = config.render(changed)
-    if config.parse(file.text, str(file.path)) == changed and before is not None:
+    before = file.connection()
+    base = file.text if before is None else config.disconnect(before.first_text or "", before.written_text, file.text)
+    text = config.connect(base, gateway)
+    if before is not None and config.parse(text, "") == config.parse(file.text, ""):
         _say(f"{file.path} is connected to {gateway.base_url} already; nothing to do")
         return
     typer.echo(config.diff(file.text, text, str(file.path)), nl=False)
     if (warning := config.too_few(gateway.context_tokens)) is not None:
         _say(warning)
-    for agent in config.agents_of_their_own_mind(changed):
+    for agent in config.agents_of_their_own_mind(config.parse(text, str(file.path))):
         _say(f"agent {agent} names a model of its own (agents.entries.{agent}.model) and keeps it")
-    if not config.is_plain_json(file.text):
-        _say("comments and JSON5 spelling don't survive in openclaw.json; the backup has them, and so has disconnect")
     if not write:
         _say("nothing was changed: add --write")
         return
-    edited = before is not None and config.render(base) != config.render(before.first)
-    file.keep(first=file.text if before is None else config.render(base) if edited else None, written=text)
+    file.keep(first=base if before is None or before.was_edited(base) else None, written=text)
     _say(f"{file.path} is connected to {gateway.base_url}; `clawstream openclaw disconnect` undoes it")
 
 
@@ -77,18 +73,23 @@ def disconnect() -> None:
     from clawstream.cli import openclaw_config as config
 
     file = _File.found()
-    before, now = file.connection()
+    before = file.connection()
     if before is None:
         _say(f"{file.path} is not connected; nothing to do")
         return
     untouched = file.text == before.written_text
-    restored = config.disconnect(before.first, before.written, now)
-    text = before.first_text if untouched else config.render(restored)
+    first = before.first_text or ""
+    text = before.first_text if untouched else config.disconnect(first, before.written_text, file.text)
     typer.echo(config.diff(file.text, text or "", str(file.path)), nl=False)
-    for keys in () if untouched else config.kept_by_person(before.first, before.written, now):
+    for keys in () if untouched else config.kept_by_person(first, before.written_text, file.text):
         _say(f"{keys} was edited since and stays as it is")
-    file.let_go(text)
-    _say(f"{file.path} is as it was" if untouched else f"{file.path} is as it was, with what was edited since")
+    file.let_go(text, keep_backup=not untouched)
+    if untouched:
+        _say(f"{file.path} is as it was")
+        return
+    _say(f"{file.path} is as it was, with what was edited since")
+    if file.backup.exists():
+        _say(f"{file.backup} is the file before it was connected; remove it when you miss nothing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +98,12 @@ class _Before:
 
     first_text: str | None
     written_text: str
-    first: dict[str, object]
-    written: dict[str, object]
+
+    def was_edited(self, base: str) -> bool:
+        """Whether the file without the connection, `base`, is another than the one before it."""
+        from clawstream.cli.openclaw_config import parse
+
+        return parse(base, "openclaw.json") != parse(self.first_text or "", "its backup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,37 +126,44 @@ class _File:
     def record(self) -> Path:
         return self.path.with_name(f"{self.path.name}.clawstream")
 
-    def connection(self) -> tuple[_Before | None, dict[str, object]]:
-        """Return the connection there is, and what the file says now."""
+    def connection(self) -> _Before | None:
+        """Return the connection there is; raises ConfigError where one of the files can't be read as JSON5."""
         from clawstream.cli.openclaw_config import parse
 
-        now = parse(self.text, str(self.path))
+        parse(self.text, str(self.path))
         written, first = _read(self.record), _read(self.backup)
         if written is None:
-            return None, now
-        return _Before(
-            first_text=first,
-            written_text=written,
-            first=parse(first or "", str(self.backup)),
-            written=parse(written, str(self.record)),
-        ), now
+            return None
+        parse(first or "", str(self.backup))
+        parse(written, str(self.record))
+        return _Before(first_text=first, written_text=written)
 
     def keep(self, *, first: str | None, written: str) -> None:
         """Write the file; `first` is the new backup, None where the one there is (or none) is right."""
         mode = self.path.stat().st_mode & 0o777 if self.path.exists() else 0o600
+        if first is not None:
+            self._put_aside_unless(first)
         if first is not None and (self.path.exists() or first):
             _replace(self.backup, first, mode)
         _replace(self.record, written, mode)
         _replace(self.path, written, mode)
 
-    def let_go(self, text: str | None) -> None:
+    def let_go(self, text: str | None, *, keep_backup: bool) -> None:
         """Let the file say `text`, or be gone; forget the connection."""
         if text is None:
             self.path.unlink(missing_ok=True)
         else:
             _replace(self.path, text, self.path.stat().st_mode & 0o777 if self.path.exists() else 0o600)
         self.record.unlink()
-        self.backup.unlink(missing_ok=True)
+        if not keep_backup:
+            self.backup.unlink(missing_ok=True)
+
+    def _put_aside_unless(self, first: str) -> None:
+        """Give a backup of an earlier connection, which says something else, a name of its own."""
+        if self.record.exists() or _read(self.backup) in (None, first):
+            return
+        names = (self.backup.with_name(f"{self.backup.name}.{number}") for number in range(1, 1000))
+        self.backup.rename(next(name for name in names if not name.exists()))
 
 
 def openclaw_json(environment: Mapping[str, str]) -> Path:
@@ -186,17 +198,21 @@ def _provider(settings: "Settings", *, name: str, url: str | None, key: str | No
     base_url = base_url if base_url.endswith("/v1") else f"{base_url}/v1"
     own = gateway.api_key.get_secret_value() if gateway.api_key is not None else _NO_KEY
     api_key, model = key or own, settings.policy.served_model
+    context_tokens, thinks = _served(base_url, api_key, model)
     return Provider(
-        name=name, base_url=base_url, api_key=api_key, model=model, context_tokens=_context(base_url, api_key, model)
+        name=name, base_url=base_url, api_key=api_key, model=model, context_tokens=context_tokens, thinks=thinks
     )
 
 
-def _context(base_url: str, api_key: str, model: str) -> int:
-    """Return the context of the model that the gateway serves, in tokens; where it does not answer, a guess."""
+def _served(base_url: str, api_key: str, model: str) -> tuple[int, bool]:
+    """Return the model's context in tokens, and whether it thinks; where the gateway does not answer, a guess."""
     request = urllib.request.Request(f"{base_url}/models", headers={"Authorization": f"Bearer {api_key}"})  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=_ANSWERS_WITHIN_S) as response:  # noqa: S310
-            served = {one["id"]: one.get("max_model_len") for one in json.load(response)["data"]}
+            served = {
+                one["id"]: (one.get("max_model_len"), one.get("reasoning") is True)
+                for one in json.load(response)["data"]
+            }
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
@@ -207,18 +223,20 @@ def _context(base_url: str, api_key: str, model: str) -> int:
                     "--key (`clawstream keys add NAME` makes one)"
                 ) from error
         _say(f"{base_url}/models does not answer ({error}); contextWindow is set to {_DEFAULT_CONTEXT_TOKENS}")
-        return _DEFAULT_CONTEXT_TOKENS
+        return _DEFAULT_CONTEXT_TOKENS, False
     if model not in served:
         raise ConfigError(
             f"{base_url} serves {', '.join(map(str, served)) or 'no model'}, not {model!r} (policy.served_model). "
             "Nothing was changed. Name the gateway of these settings with --url, or its settings with --config"
         )
-    return int(served[model] or _DEFAULT_CONTEXT_TOKENS)
+    context_tokens, thinks = served[model]
+    return int(context_tokens or _DEFAULT_CONTEXT_TOKENS), thinks
 
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8", newline="") as file:  # as it is, whatever ends its lines
+            return file.read()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -1,21 +1,18 @@
 """What connecting OpenClaw changes in its configuration, and what undoing it changes back. Pure.
 
 Two keys change: the provider's entry, and the primary model of all agents. Each is undone as a whole, and only while it
-still says what we wrote: what a person has changed since is theirs, and stays.
-
-OpenClaw reads JSON5 and writes plain JSON, without comments; so do we.
+still says what we wrote: what a person has changed since is theirs, and stays. The rest of the text stays as it is
+written, comments and all.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import unified_diff
 from typing import Any
 
-import json5
-
+from clawstream.cli import json5_text
 from clawstream.errors import ConfigError
 
 Config = dict[str, Any]
@@ -26,12 +23,7 @@ _MODEL: Keys = ("agents", "defaults", "model")
 _MAX_ANSWER_TOKENS = 8192
 _ABSENT = object()
 _FEWEST_CONTEXT_TOKENS = 32_768
-_SECRETS = r"(?:key|token|password|passphrase|secret|authorization|credential|cookie)s?"
-_SECRET = re.compile(rf"{_SECRETS}$", re.IGNORECASE)
-_IN_COMMENT = re.compile(rf"({_SECRETS}[\"']?\s*[:=]\s*)([^\n]+)", re.IGNORECASE)
-_PIECE = re.compile(
-    r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[{}\[\]:,]|\s+|[^\s{}\[\]:,"'/]+|.""", re.DOTALL
-)
+_SECRET = re.compile(r"(?:key|token|password|passphrase|secret|authorization|credential|cookie)s?$", re.IGNORECASE)
 _MARK = re.compile(r"\0[0-9a-f]{64}\0")
 
 
@@ -44,13 +36,14 @@ class Provider:
     api_key: str
     model: str
     context_tokens: int
+    thinks: bool = False  # its answers begin with what it thought
 
     def entry(self) -> Config:
         """The provider's entry in openclaw.json."""
         model = {
             "id": self.model,
             "name": self.model,
-            "reasoning": False,
+            "reasoning": self.thinks,
             "input": ["text"],
             "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
             "contextWindow": self.context_tokens,
@@ -62,7 +55,7 @@ class Provider:
 def parse(text: str, where: str) -> Config:
     """Return the configuration in `text`, JSON5. Raises ConfigError naming `where`."""
     try:
-        found = json5.loads(text) if text.strip() else {}
+        found = json5_text.read(text) if _pieces_beside_comments(text) else {}
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON5 ({error}). Nothing was changed. Mend it first") from error
     if not isinstance(found, dict):
@@ -70,46 +63,49 @@ def parse(text: str, where: str) -> Config:
     return found
 
 
-def render(config: Config) -> str:
-    """Return the file that says `config`, in plain JSON, keys in their order."""
-    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-
-
-def is_plain_json(text: str) -> bool:
-    """Whether nothing but layout is lost when `text` is rendered anew: no comments, nothing that only JSON5 has."""
-    try:
-        json.loads(text)
-    except ValueError:
-        return not text.strip()
-    return True
-
-
-def connect(config: Config, provider: Provider) -> Config:
-    """Return `config` with the provider in it, and its model as the primary one of all agents.
+def connect(text: str, provider: Provider) -> str:
+    """Return the file with the provider in it, and its model as the primary one of all agents.
 
     Keys that an entry of that name has and ours has not are kept. Raises ConfigError where the way is blocked.
     """
+    config = parse(text, "openclaw.json")
+    text = text if _pieces_beside_comments(text) else f"{text}{{}}\n"
     entry = _get(config, (*_PROVIDERS, provider.name))
-    kept = entry if isinstance(entry, dict) else {}
-    config = _put(config, (*_PROVIDERS, provider.name), kept | provider.entry())
     plain = isinstance(_get(config, _MODEL), str)
-    return _put(config, _MODEL if plain else (*_MODEL, "primary"), f"{provider.name}/{provider.model}")
+    for keys, value in (
+        ((*_PROVIDERS, provider.name), (entry if isinstance(entry, dict) else {}) | provider.entry()),
+        (_MODEL if plain else (*_MODEL, "primary"), f"{provider.name}/{provider.model}"),
+    ):
+        _refuse_blocked(config, keys)
+        if not _same(_get(config, keys), value):
+            text = json5_text.put(text, keys, value)
+    return text
 
 
-def disconnect(before: Config, written: Config, now: Config) -> Config:
-    """Return `now` without what connecting changed from `before` to `written`, where it still stands as written."""
-    for keys in _changed(before, written):
-        if _same(_get(now, keys), _get(written, keys)):
-            now = _restore(now, keys, before)
+def disconnect(before: str, written: str, now: str) -> str:
+    """Return the file `now` without what connecting changed from `before` to `written`, where that still stands."""
+    first, ours = parse(before, "before"), parse(written, "written")
+    for keys in _changed(first, ours):
+        if not _same(_get(parse(now, "openclaw.json"), keys), _get(ours, keys)):
+            continue
+        was = json5_text.value_text(before, keys) if _get(first, keys) is not _ABSENT else None
+        if was is not None:
+            now = json5_text.put_text(now, keys, was)
+            continue
+        now = json5_text.taken_out(now, keys)
+        for above in (keys[:depth] for depth in range(len(keys) - 1, 0, -1)):
+            if _get(first, above) is _ABSENT and json5_text.is_empty_object(now, above):
+                now = json5_text.taken_out(now, above)
     return now
 
 
-def kept_by_person(before: Config, written: Config, now: Config) -> tuple[str, ...]:
+def kept_by_person(before: str, written: str, now: str) -> tuple[str, ...]:
     """Return the keys that connecting changed and a person has changed since, dotted."""
+    first, ours, found = (parse(text, "openclaw.json") for text in (before, written, now))
     return tuple(
         ".".join(keys)
-        for keys in _changed(before, written)
-        if _get(now, keys) is not _ABSENT and not _same(_get(now, keys), _get(written, keys))
+        for keys in _changed(first, ours)
+        if _get(found, keys) is not _ABSENT and not _same(_get(found, keys), _get(ours, keys))
     )
 
 
@@ -143,14 +139,14 @@ def too_few(context_tokens: int) -> str | None:
 def _hidden(text: str) -> str:
     """Return the JSON5 in `text` with each string under a secret's key replaced by a mark: equal ones by equal marks.
 
-    Of a comment that names one, the rest of the line is hidden: it may be an old key.
+    So is what a comment says: it may be an old key.
     """
     out: list[str] = []
     around: list[tuple[str, bool]] = []  # each bracket that is open, and whether it stands under a secret's key
     key, secret, is_value = "", False, False
-    for piece in (match[0] for match in _PIECE.finditer(text)):
+    for piece in (match[0] for match in json5_text.PIECE.finditer(text)):
         if piece.startswith(("//", "/*")):
-            out.append(_IN_COMMENT.sub(lambda found: found[1] + _mark(found[2]), piece))
+            out.append(piece[:2] + _mark(piece))
             continue
         if piece in ("{", "["):
             around.append((piece, secret))
@@ -188,32 +184,19 @@ def _get(config: object, keys: Keys) -> Any:
     return config
 
 
-def _put(config: Mapping[str, Any], keys: Keys, value: object, above: Keys = ()) -> Config:
-    key, *rest = keys
-    if not rest:
-        return {**config, key: value}
-    inner = config.get(key, {})
-    if not isinstance(inner, dict):
-        raise ConfigError(
-            f"openclaw.json: {'.'.join((*above, key))} is {type(inner).__name__}, not an object. Nothing was changed. "
-            "Mend it first"
-        )
-    return {**config, key: _put(inner, tuple(rest), value, (*above, key))}
+def _refuse_blocked(config: Config, keys: Keys) -> None:
+    for depth in range(1, len(keys)):
+        inner = _get(config, keys[:depth])
+        if inner is not _ABSENT and not isinstance(inner, dict):
+            raise ConfigError(
+                f"openclaw.json: {'.'.join(keys[:depth])} is {type(inner).__name__}, not an object. Nothing was "
+                "changed. Mend it first"
+            )
 
 
-def _restore(config: Config, keys: Keys, before: object) -> Config:
-    """Return `config` with `keys` as in `before`; objects that are then empty and were not there go too."""
-    key, *rest = keys
-    earlier = before.get(key, _ABSENT) if isinstance(before, dict) else _ABSENT
-    if not rest:
-        value = earlier
-    else:
-        value = _restore(config[key], tuple(rest), earlier)
-        if not value and earlier is _ABSENT:
-            value = _ABSENT
-    if value is _ABSENT:
-        return {name: item for name, item in config.items() if name != key}
-    return {**config, key: value}
+def _pieces_beside_comments(text: str) -> bool:
+    pieces = (match[0] for match in json5_text.PIECE.finditer(text))
+    return any(not piece.isspace() and not piece.startswith(("//", "/*")) for piece in pieces)
 
 
 def _same(one: object, other: object) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -185,7 +186,6 @@ def _greet(
 
 def connecting(settings: Settings, url: str, config: Path | None) -> str:
     """Return the command that lets OpenClaw talk to the gateway at `url`, which runs by the file `config`."""
-    named = "" if config is None else f" -c {config}"
+    named = "" if config is None else f" -c {shlex.quote(str(config))}"
     elsewhere = "" if settings.gateway.port == GatewaySettings().port else f" --url {url}"
-    key = "" if settings.gateway.api_key is None else " --key KEY"
-    return f"clawstream{named} openclaw connect --write{elsewhere}{key}"
+    return f"clawstream{named} openclaw connect --write{elsewhere}"

@@ -10,10 +10,10 @@ def asks_as_anthropic(headers: Mapping[str, str]) -> bool:
     return "anthropic-version" in headers
 
 
-def openai_model(model: str, since_s: int, context_length_tokens: int | None) -> dict[str, Any]:
-    """Return OpenAI's model object, with its context as SGLang and vLLM tell it."""
+def openai_model(model: str, since_s: int, context_length_tokens: int | None, *, thinks: bool) -> dict[str, Any]:
+    """Return OpenAI's model object, with its context as SGLang and vLLM tell it, and whether it thinks."""
     told = {"id": model, "object": "model", "created": since_s, "owned_by": "clawstream"}
-    return told | {"max_model_len": context_length_tokens}
+    return told | {"max_model_len": context_length_tokens, "reasoning": thinks}
 
 
 def anthropic_model(model: str, since_s: int) -> dict[str, Any]:

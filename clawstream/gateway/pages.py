@@ -185,7 +185,8 @@ class _Pages:
         served = self._admission.policy.served_model
         if asks_as_anthropic(request.headers):
             return anthropic_model(served, self._since_s)
-        return openai_model(served, self._since_s, min(known) if known else None)
+        context = min(known) if known else None
+        return openai_model(served, self._since_s, context, thinks=self._admission.renderer.thinks)
 
     def _refusal(self, request: Request) -> Response | None:
         try:

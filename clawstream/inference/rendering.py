@@ -35,6 +35,7 @@ _REMEMBERED = frozenset(
 )
 HALF_CHARACTER = "\ufffd"  # what bytes are shown as that are no character, or not yet
 _THINKING_MARKS = ("<think>", "</think>")
+_THOUGHTS = ("<think>", "[THINK]", "<seed:think>", "◁think▷")
 _LLAMA_MARKS = ("<|python_tag|>", "<|start_header_id|>", "<|end_header_id|>")
 _HARMONY_DATE = "2025-08-05"  # GPT-OSS's own day: with today's a prompt would have other ids tomorrow
 _PROMPT_TAIL_TOKENS = 256  # enough to hold any family's generation prompt
@@ -84,6 +85,8 @@ class PromptRenderer:
         self._bytes_add_up = fast is not None and isinstance(fast.decoder, ByteLevel)
         self._pieces: dict[int, str | None] = {}  # at most as many as the vocabulary has
         self._config = config
+        template = tokenizer.chat_template
+        self._template_text = template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
         self._marked = RememberingTokenizer(tokenizer) if config.name in _REMEMBERED else tokenizer
         self._plain = RememberingTokenizer(PlainText(tokenizer)) if config.name in _REMEMBERED else tokenizer
         self._variants: dict[bytes, _Template] = {}
@@ -188,6 +191,13 @@ class PromptRenderer:
         if mark is None or (mark and ends is None):
             raise UnrenderableRequest(f"the {self.family} template marks no call's end; leave parallel_tool_calls out")
         return self.stop_token_ids if ends is None else (*self.stop_token_ids, ends)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model's answers may begin with what it thought, as its own template shows them."""
+        if getattr(self._config, "enable_thinking", None) is False:
+            return False
+        return self.family == "gpt-oss" or any(mark in self._template_text for mark in _THOUGHTS)
 
     @property
     def bridges(self) -> bool:

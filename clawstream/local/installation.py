@@ -26,7 +26,7 @@ from clawstream.local.ports import HOST, reserved
 from clawstream.local.postgres import EmbeddedPostgres
 from clawstream.local.ready import answers
 from clawstream.local.running import Addresses, alone_on, announced, settings_file
-from clawstream.local.supervisor import Part, Supervisor
+from clawstream.local.supervisor import Part, Patience, Supervisor
 from clawstream.projections import database
 from clawstream.stream import admin
 from clawstream.stream.connect import connected, security_of
@@ -72,7 +72,9 @@ async def installation(
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
             _kept(embedded, say),  # for as long as a part runs
-            Supervisor(filled.data_dir, environment=inherited_environment(), say=say) as supervisor,
+            Supervisor(
+                filled.data_dir, environment=inherited_environment(), say=say, patience=patience(settings)
+            ) as supervisor,
         ):
             engine = [] if settings.engine.urls else _engines(config, http, addresses.engines)
             stages = [name for name in STAGES if name not in _elsewhere(settings)]
@@ -91,6 +93,12 @@ async def installation(
 def _ready_page(settings: Settings) -> str:
     """Return the page that says whether the gateway serves; the one that says why not takes a key from elsewhere."""
     return "/readyz" if settings.gateway.host in LOOPBACK else "/healthz/ready"
+
+
+def patience(settings: Settings) -> Patience:
+    """Return how long parts are waited for: the gateway is ready once an engine is, and a large one loads for long."""
+    usual = Patience()
+    return replace(usual, ready_within_s=max(usual.ready_within_s, settings.engine.loads_within_s))
 
 
 def _elsewhere(settings: Settings) -> set[str]:

@@ -13,6 +13,8 @@ from clawstream.cli.progress import shown
 from clawstream.cli.up import connecting
 from clawstream.config import EngineSettings, GatewaySettings, Settings, dump, load
 from clawstream.errors import ConfigError, TryLater
+from clawstream.local.installation import patience
+from clawstream.local.supervisor import Patience
 from clawstream.simulation.run import Progress
 
 
@@ -193,9 +195,15 @@ def test_the_command_that_connects_openclaw_is_named_as_it_has_to_be_typed() -> 
     here = Settings(environment=False)
     assert connecting(here, "http://127.0.0.1:30000", None) == "clawstream openclaw connect --write"
     moved = Settings(environment=False, gateway={"port": 1, "api_key": "k"})
-    assert connecting(moved, "http://127.0.0.1:1", Path("a.toml")) == (
-        "clawstream -c a.toml openclaw connect --write --url http://127.0.0.1:1 --key KEY"
+    assert connecting(moved, "http://127.0.0.1:1", Path("my settings/a.toml")) == (
+        "clawstream -c 'my settings/a.toml' openclaw connect --write --url http://127.0.0.1:1"
     )
+
+
+def test_up_waits_as_long_as_an_engine_may_load() -> None:
+    for loads_within_s, waited_s in ((600, 600), (5, Patience().ready_within_s)):
+        settings = Settings(environment=False, engine={"loads_within_s": loads_within_s})
+        assert patience(settings).ready_within_s == waited_s
 
 
 def test_a_file_can_shut_the_environment_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from clawstream.cli import app, openclaw
+from clawstream.cli import app, openclaw, openclaw_config
 from clawstream.cli.openclaw import openclaw_json
-from clawstream.cli.openclaw_config import Config, Provider, connect, diff, disconnect, parse, render, too_few
+from clawstream.cli.openclaw_config import Config, Provider, diff, parse, too_few
 from clawstream.errors import ConfigError
 from tests.engine.tiny_model import make_tokenizer
 from tests.gateway.house import house, until
@@ -45,6 +46,18 @@ def configs(draw: st.DrawFn) -> Config:
             model = st.text() | st.fixed_dictionaries({}, optional={"primary": st.text(), "fallbacks": values})
             config["agents"]["defaults"] = draw(anything) | {"model": draw(model)}
     return config
+
+
+def render(config: Config) -> str:
+    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+
+
+def connect(config: Config, provider: Provider) -> Config:
+    return parse(openclaw_config.connect(render(config), provider), "")
+
+
+def disconnect(before: Config, written: Config, now: Config) -> Config:
+    return parse(openclaw_config.disconnect(render(before), render(written), render(now)), "")
 
 
 def primary(config: Config) -> Any:
@@ -172,9 +185,8 @@ def test_without_write_the_change_is_shown_and_nothing_is_changed(run: Run, file
     file.write_text(COMMENTED)
     found = run("connect")
     assert found.exit_code == 0
-    assert '+        "primary": "clawstream/policy"' in found.stdout
+    assert '+  agents: { defaults: { model: { primary: "clawstream/policy" }, }, },' in found.stdout
     assert "s3cret" not in found.output
-    assert "comments" in found.stderr
     assert (file.read_text(), [one.name for one in file.parent.iterdir()]) == (COMMENTED, ["openclaw.json"])
 
 
@@ -184,7 +196,8 @@ def test_disconnecting_brings_an_untouched_file_back_byte_for_byte(run: Run, fil
     file.chmod(0o640)
     assert run("connect", "--write").exit_code == 0
     written = file.read_text()
-    assert json.loads(written)["models"]["providers"]["clawstream"]["apiKey"] == "s3cret"
+    assert parse(written, "")["models"]["providers"]["clawstream"]["apiKey"] == "s3cret"
+    assert written.startswith("// mine\n")
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert file.with_name("openclaw.json.before-clawstream").read_text() == COMMENTED
     again = run("connect", "--write")
@@ -210,21 +223,85 @@ def test_edits_outlive_another_connection_and_its_end(run: Run, file: Path) -> N
     file.parent.mkdir()
     file.write_text(COMMENTED)
     run("connect", "--write", "--url", "http://a")
-    file.write_text(render(json.loads(file.read_text()) | {"env": {"A": "1"}}))
+    file.write_text(file.read_text().replace("// mine\n{", "// mine\n{\n  env: { A: '1' }, // by hand"))
     run("connect", "--write", "--url", "http://b")
-    assert json.loads(file.read_text())["models"]["providers"]["clawstream"]["baseUrl"] == "http://b/v1"
+    assert parse(file.read_text(), "")["models"]["providers"]["clawstream"]["baseUrl"] == "http://b/v1"
     assert run("disconnect").exit_code == 0
-    assert json.loads(file.read_text()) == parse(COMMENTED, "") | {"env": {"A": "1"}}
+    assert file.read_text() == COMMENTED.replace("{\n", "{\n  env: { A: '1' }, // by hand\n", 1)
 
 
-def test_an_edit_since_connecting_outlives_disconnecting(run: Run, file: Path) -> None:
+def test_after_an_edit_by_hand_only_our_change_is_undone_and_comments_and_the_backup_stay(run: Run, file: Path) -> None:
     file.parent.mkdir()
     file.write_text(COMMENTED)
     run("connect", "--write")
-    file.write_text(render(json.loads(file.read_text()) | {"env": {"A": "1"}}))
-    assert run("disconnect").exit_code == 0
-    assert json.loads(file.read_text()) == parse(COMMENTED, "") | {"env": {"A": "1"}}
-    assert [one.name for one in file.parent.iterdir()] == ["openclaw.json"]
+    file.write_text(file.read_text().replace("// mine\n{", "// mine\n{\n  env: { A: '1' }, // by hand"))
+    found = run("disconnect")
+    assert found.exit_code == 0
+    assert file.read_text() == COMMENTED.replace("{\n", "{\n  env: { A: '1' }, // by hand\n", 1)
+    backup = file.with_name("openclaw.json.before-clawstream")
+    assert backup.read_text() == COMMENTED
+    assert str(backup) in found.stderr
+    assert not file.with_name("openclaw.json.clawstream").exists()
+
+
+def test_a_backup_that_was_kept_is_not_overwritten_by_the_next_connection(run: Run, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text(COMMENTED)
+    run("connect", "--write")
+    file.write_text(render(parse(file.read_text(), "") | {"env": {"A": "1"}}))  # as OpenClaw writes it: no comments
+    run("disconnect")
+    assert parse(file.read_text(), "") == parse(COMMENTED, "") | {"env": {"A": "1"}}
+    run("connect", "--write")
+    run("disconnect")
+    assert file.with_name("openclaw.json.before-clawstream.1").read_text() == COMMENTED
+    assert not file.with_name("openclaw.json.before-clawstream").exists()
+
+
+ODD = """// first
+{ // after the brace
+  /* before */ "models": { providers: { /* none of ours */ } /* after */ }, // behind
+  list: [1, {a: ["}", '{', ], }, "// no comment"],
+  'agents': {
+    defaults: {
+      // which one
+      model: 'openai/gpt', // this one
+    },
+  }
+}
+// last
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [COMMENTED, ODD, ODD.replace("\n", "\r\n"), "", "// nothing\n", "{}", "{a:1}", "{a:1,}"]
+)
+def test_all_but_the_layout_stays_when_connecting_and_comes_back_when_disconnecting(text: str) -> None:
+    written = openclaw_config.connect(text, OURS)
+    assert primary(parse(written, "")) == "claw/policy"
+    for comment in re.findall(r"//[^\n]*|/\*.*?\*/", text):
+        assert comment in written
+    found = openclaw_config.disconnect(text, written, written)
+    assert "".join(found.split()) == "".join((text if "{" in text else f"{text}{{}}").split())
+
+
+@given(config=configs(), name=st.sampled_from(["x", "env"]), layout=st.sampled_from([None, 0, 3]))
+def test_whatever_its_layout_a_file_is_itself_again(config: Config, name: str, layout: int | None) -> None:
+    text = json.dumps(config | {name: {}}, indent=layout)
+    written = openclaw_config.connect(text, OURS)
+    assert parse(openclaw_config.disconnect(text, written, written), "") == parse(text, "")
+
+
+def test_what_a_comment_says_is_never_shown(run: Run, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text("{\n  // was sk-abcdef before\n  /* and\n sk-ghijkl */\n  a: 1, // my key: 'sk-mnopqr'\n}\n")
+    found = run("connect")
+    assert "clawstream/policy" in found.stdout
+    assert "sk-" not in found.output
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_openclaw_is_told_whether_the_model_thinks(thinks: bool) -> None:
+    assert replace(OURS, thinks=thinks).entry()["models"][0]["reasoning"] is thinks
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -264,6 +341,7 @@ async def test_the_gateway_says_how_long_its_context_is_and_has_to_serve_the_mod
         (model,) = written["models"]["providers"]["clawstream"]["models"]
         _, listed = await gateway.get("/v1/models")
         assert model["contextWindow"] == json.loads(listed)["data"][0]["max_model_len"] != 32_768
+        assert model["reasoning"] is json.loads(listed)["data"][0]["reasoning"]
         monkeypatch.setenv("CLAWSTREAM_POLICY__SERVED_MODEL", "another")
         refused = await asyncio.to_thread(run, "connect", "--url", gateway.url)
     assert isinstance(refused.exception, ConfigError)
