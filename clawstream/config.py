@@ -71,11 +71,17 @@ class KafkaSettings(Section):
         pattern=r"^[A-Za-z0-9._-]+$",
         description="names this process among those of its stage; after a restart it has its partitions back at once",
     )
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
-    sasl_username: str | None = None
-    sasl_password: SecretStr | None = None
-    ca_file: Path | None = None
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="how the broker is reached; a broker of our own says so itself"
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = Field(
+        None, description="how the account proves itself, with the SASL protocols"
+    )
+    sasl_username: str | None = Field(None, description="the account at the broker, with the SASL protocols")
+    sasl_password: SecretStr | None = Field(None, description="of that account")
+    ca_file: Path | None = Field(
+        None, description="PEM of who signed the broker's certificate; none: the system's authorities"
+    )
 
 
 class PostgresSettings(Section):
@@ -135,8 +141,8 @@ class PolicySettings(Section):
 class GatewaySettings(Section):
     """The HTTP gateway that clients talk to."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(30000, ge=0, le=65535)
+    host: str = Field("127.0.0.1", description="the address that it listens on; any but this machine's own wants a key")
+    port: int = Field(30000, ge=0, le=65535, description="that it listens on; 0: any free one")
     api_key: SecretStr | None = Field(None, description="a key named default; without any only this machine is served")
     keys_file: Path | None = Field(None, description="of `clawstream keys`; none: keys.json in the data folder")
     max_concurrent_per_key: int | None = Field(None, ge=1, description="requests in flight; none: no limit")
@@ -150,8 +156,10 @@ class GatewaySettings(Section):
     )
     idle_timeout_s: float = Field(60.0, gt=0, description="of a connection between requests")
     write_timeout_s: float = Field(30.0, gt=0, description="a client that reads nothing for so long is gone")
-    default_turn_type: Literal["main", "side"] = "main"
-    max_body_bytes: int = Field(8 * 2**20, ge=1024, le=8 * 2**20)
+    default_turn_type: Literal["main", "side"] = Field(
+        "main", description="where the client names none; side turns are recorded and never trained on"
+    )
+    max_body_bytes: int = Field(8 * 2**20, ge=1024, le=8 * 2**20, description="of a request; a longer one is a 413")
     default_max_tokens: int | None = Field(
         None, ge=1, description="where the client names no limit; unset: what the context leaves"
     )
@@ -162,7 +170,9 @@ class GatewaySettings(Section):
     )
     spool_bytes: int = Field(2**30, ge=2**16, description="may wait on disk for Kafka; beyond them requests are a 503")
     index_window_s: int = Field(86_400, ge=0, description="how far back sessions are read from the log at start")
-    first_token_timeout_s: float = Field(300.0, gt=0)
+    first_token_timeout_s: float = Field(
+        300.0, gt=0, description="how long an engine may take to an answer's first token; then the request fails"
+    )
 
     @model_validator(mode="after")
     def _a_key_guards_other_addresses(self) -> "GatewaySettings":
@@ -194,18 +204,18 @@ class JudgeSettings(Section):
     """The judges: any OpenAI-compatible endpoint."""
 
     url: str | None = Field(None, description="base URL ending in /v1; none: nothing is judged")
-    model: str = "judge"
-    api_key: SecretStr | None = None
+    model: str = Field("judge", description="the name by which the endpoint knows it, on the log too")
+    api_key: SecretStr | None = Field(None, description="of the endpoint, if it asks for one")
     votes: int = Field(3, ge=1, le=15, description="per question and turn")
     quorum: int | None = Field(None, ge=1, description="readable votes that a verdict needs; none: a majority of votes")
     hint_quorum: int | None = Field(
         None, ge=1, description="votes that must offer a hint, or there is none; 1: any; none: a majority of votes"
     )
-    temperature: float = Field(0.6, ge=0, le=2)
-    max_tokens: int = Field(1024, ge=16)
+    temperature: float = Field(0.6, ge=0, le=2, description="at which votes are sampled")
+    max_tokens: int = Field(1024, ge=16, description="of a vote, its reasoning included")
     section_tokens: int = Field(2000, ge=64, description="of request, answer and next state each in a judge's prompt")
-    calls_at_once: int = Field(64, ge=1)
-    call_timeout_s: float = Field(60.0, gt=0)
+    calls_at_once: int = Field(64, ge=1, description="to the endpoint, by each judging process")
+    call_timeout_s: float = Field(60.0, gt=0, description="for one vote; then it is asked for again until deadline_s")
     deadline_s: float = Field(600.0, gt=0, description="after which a vote that did not arrive is recorded as failed")
 
     @model_validator(mode="after")
@@ -229,7 +239,7 @@ class TeacherSettings(Section):
 
     url: str | None = Field(None, description='where training.teacher_scores = "engine" has hints weighed')
     model: str = Field("teacher", description="names it on the log, with its address")
-    api_key: SecretStr | None = None
+    api_key: SecretStr | None = Field(None, description="of the engine, if it asks for one")
     calls_at_once: int = Field(8, ge=1, description="each is a prompt that it reads whole")
     call_timeout_s: float = Field(120.0, gt=0, description="for its score and the policy's engine's")
     deadline_s: float = Field(600.0, gt=0, description="after which a hint that was not scored is not learned from")
@@ -260,9 +270,9 @@ class RewardsSettings(Section):
     """How much each source counts in a sample's reward: the weighted sum of those that said something, -1 to 1."""
 
     judge: float = Field(1.0, ge=0, description="0: it is recorded alone, as with all four")
-    person: float = Field(1.0, ge=0)
-    environment: float = Field(1.0, ge=0)
-    heuristic: float = Field(1.0, ge=0)
+    person: float = Field(1.0, ge=0, description="of thumbs and scores that people give")
+    environment: float = Field(1.0, ge=0, description="of outcomes that environments report")
+    heuristic: float = Field(1.0, ge=0, description="of heuristic_function's scores")
     heard_for_days: float = Field(
         7.0,
         ge=1,
@@ -284,7 +294,7 @@ class RewardsSettings(Section):
 class TrainingSettings(Section):
     """Micro-batches and losses: docs/training.md."""
 
-    batch_samples: int = Field(16, ge=1)
+    batch_samples: int = Field(16, ge=1, description="a step is taken on so many, or on fewer after max_wait_s")
     max_wait_s: float = Field(3600.0, gt=0, description="since the oldest waiting sample; then a smaller batch fires")
     group_wait_s: float = Field(
         1800.0, gt=0, description="after a group's first attempt ended, for the others to end and for outcomes"
@@ -299,38 +309,63 @@ class TrainingSettings(Section):
         1, ge=1, le=64, description="the turn's own among them; the policy gives the others unseen"
     )
     max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
-    method: Literal["combined", "binary", "opd", "topk", "stepwise"] = "combined"
-    loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
-    w_binary: float = Field(1.0, ge=0)
-    w_opd: float = Field(1.0, ge=0)
+    method: Literal["combined", "binary", "opd", "topk", "stepwise"] = Field(
+        "combined",
+        description="what is learned from: verdicts and hints, verdicts, hints (two ways), or steps of agents",
+    )
+    loss: Literal["ppo", "importance_sampling", "cispo"] = Field(
+        "ppo", description="how advantages act: clipped, unclipped, or with the ratio alone clipped"
+    )
+    w_binary: float = Field(1.0, ge=0, description="weight of the reward in an advantage; 0: rewards teach nothing")
+    w_opd: float = Field(1.0, ge=0, description="weight of the hint in an advantage; 0: hints teach nothing")
     w_topk: float | None = Field(
         None,
         ge=0,
         description="combined: of the divergence from the teacher's topk_tokens likeliest, always forward; none: 1, or "
         "0 where there is no such divergence",
     )
-    gap_clip_nats: float = Field(5.0, gt=0)
-    gap_mask_nats: float = -0.1
-    baseline: Literal["zero", "running"] = "zero"
-    clip_low: float = Field(0.2, gt=0)
-    clip_high: float = Field(0.28, gt=0)
-    importance_cap: float = Field(2.0, gt=0)
-    kl: float = Field(0.02, ge=0)
+    gap_clip_nats: float = Field(
+        5.0, gt=0, description="a token's gap between teacher and policy counts up to this, both ways"
+    )
+    gap_mask_nats: float = Field(
+        -0.1, description="a bad reward beside a hint falls on tokens whose gap is below this alone"
+    )
+    baseline: Literal["zero", "running"] = Field(
+        "zero", description="taken off each reward: nothing, or the mean of the last 256"
+    )
+    clip_low: float = Field(0.2, gt=0, description="how far below 1 a token's ratio of policies still counts")
+    clip_high: float = Field(0.28, gt=0, description="how far above 1 a token's ratio of policies still counts")
+    importance_cap: float = Field(2.0, gt=0, description="a token of an older version counts at most so many times")
+    kl: float = Field(
+        0.02, ge=0, description="weight of the divergence from the base that holds the policy back; 0: none"
+    )
     topk_tokens: int = Field(50, ge=1, description="of the teacher, at each place; all others are one more")
-    topk_divergence: Literal["reverse", "forward"] = "reverse"
+    topk_divergence: Literal["reverse", "forward"] = Field(
+        "reverse", description="of policy and teacher, with method = topk: policy first (reverse) or teacher first"
+    )
     epochs: int = Field(1, ge=1, description="passes over each batch")
     minibatches: int = Field(1, ge=1, description="optimizer steps a pass, where there are so many samples")
-    average: Literal["sequence", "token"] = "sequence"
-    teacher: Literal["reference", "ema", "current"] = "reference"
+    average: Literal["sequence", "token"] = Field(
+        "sequence", description="over answers first, so that short ones count alike, or over all tokens"
+    )
+    teacher: Literal["reference", "ema", "current"] = Field(
+        "reference",
+        description="whose weights weigh hints: the base, a moving average of the policy, or the policy itself",
+    )
     teacher_scores: Literal["trainer", "engine"] = Field(
         "trainer", description="engine: teacher.url and engine.urls weigh the hints, and `teacher` says nothing"
     )
-    ema_decay: float = Field(0.99, gt=0, lt=1)
-    ratio_to: Literal["old", "sampled"] = "old"
+    ema_decay: float = Field(
+        0.99, gt=0, lt=1, description="with teacher = ema: how much of the average stays at each step"
+    )
+    ratio_to: Literal["old", "sampled"] = Field(
+        "old",
+        description="what the clip is measured from: the weights before the step, or those that sampled the token",
+    )
     learning_rate: float = Field(1e-5, ge=0, description="0: every version is the base, a control")
     constant_updates: int = Field(8, ge=1, description="after these the rate falls with the inverse square root")
-    weight_decay: float = Field(0.1, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
+    weight_decay: float = Field(0.1, ge=0, description="of AdamW")
+    max_grad_norm: float = Field(1.0, gt=0, description="a longer gradient is cut to this")
     gate: bool = Field(True, description="a step that does harm is not published; its samples are used up by it")
     gate_kl_nats: float = Field(0.1, gt=0, description="a token; a step that moves the policy by more does harm")
     lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
@@ -346,7 +381,7 @@ class TrainingSettings(Section):
         description="of matrix products; weights, sums of their gradients, optimizer and log-softmax are float32",
     )
     keep_checkpoints: int = Field(5, ge=1, description="newest versions that a rollback reaches, beside pinned ones")
-    seed: int = 0
+    seed: int = Field(0, description="of the order of samples in a step, and of an adapter's first weights")
     threads: int | None = Field(None, ge=1, description="torch threads; none: torch's own choice")
     device: str | None = Field(None, description="torch's name for it; none: the first GPU, or the CPU where none is")
     save_dir: Path | None = Field(None, description="where versions are kept; none: in the data folder")
@@ -472,7 +507,9 @@ class WeightsSettings(Section):
     offer_port: int | None = Field(
         None, ge=0, le=65535, description="where the trainer offers its versions' files; none: engines see its disk"
     )
-    offer_host: str = "127.0.0.1"
+    offer_host: str = Field(
+        "127.0.0.1", description="the address of offer_port; any but this machine's own wants weights.api_key"
+    )
     url: str | None = Field(
         None,
         description="of the trainer that offers them, and `up` starts none; none: versions lie where they were written",
@@ -503,8 +540,8 @@ class WeightsSettings(Section):
 class MonitorSettings(Section):
     """The live windows; they are for this machine, behind no key."""
 
-    host: Literal["127.0.0.1", "::1", "localhost"] = "127.0.0.1"
-    port: int = Field(30066, ge=0, le=65535)
+    host: Literal["127.0.0.1", "::1", "localhost"] = Field("127.0.0.1", description="the address that it listens on")
+    port: int = Field(30066, ge=0, le=65535, description="that it listens on; 0: any free one")
 
 
 class _Environment(EnvSettingsSource):
@@ -530,8 +567,14 @@ class Settings(BaseSettings):
     )
 
     environment: bool = Field(True, description="whether CLAWSTREAM_* variables override what stands here")
-    data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("clawstream")))
-    cache_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("clawstream")))
+    data_dir: Path = Field(
+        default_factory=lambda: Path(platformdirs.user_data_dir("clawstream")),
+        description="where the log, the rows, keys and versions of this machine lie",
+    )
+    cache_dir: Path = Field(
+        default_factory=lambda: Path(platformdirs.user_cache_dir("clawstream")),
+        description="where what can be fetched or made again lies",
+    )
     kafka: KafkaSettings = KafkaSettings()
     postgres: PostgresSettings = PostgresSettings()
     engine: EngineSettings = EngineSettings()

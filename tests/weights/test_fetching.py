@@ -137,7 +137,7 @@ async def test_a_broken_connection_goes_on_where_it_broke(tmp_path: Path, cut_at
 
     with pytest.MonkeyPatch.context() as patch:
         application = web.Application
-        patch.setattr(web, "Application", lambda: application(middlewares=[listening]))
+        patch.setattr(web, "Application", lambda *, middlewares=(): application(middlewares=[listening, *middlewares]))
         async with fetching(tmp_path / "theirs", tmp_path / "ours") as fetcher:
             await fetcher.bring(version)
     assert ("model.safetensors", f"bytes={cut_at}-" if cut_at else None) in asked
