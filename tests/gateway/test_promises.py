@@ -218,7 +218,7 @@ async def test_a_full_spool_is_said_before_anything_is_generated(tokenizer_folde
     log = GatedLog()
     async with house(tokenizer_folder, log=log, spool_bytes=2**16) as gateway:
         log.away = True
-        gateway.say("x" * 2000)
+        gateway.say("x" * 1000)
         answered = [await gateway.chat(session_id=f"s{number}") for number in range(40)]
         generated = len(gateway.engine.calls)
         status, told = await gateway.get("/readyz")
