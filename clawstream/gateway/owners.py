@@ -30,9 +30,10 @@ KEEP_EVERY_S = 1.0
 _NOTE_EVERY_MS = 60_000  # how far the log was read, where nobody new was answered
 _CLOCKS_DIFFER_MS = 3_600_000  # at most, the broker's and ours
 _HASH_BYTES = 16
+_AS_BYTES = ("utf-8", "surrogatepass")  # whatever a record says, it is kept
 _VERSION = 1
 _SCHEMA = (
-    "CREATE TABLE keys (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+    "CREATE TABLE keys (id INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE)",
     "CREATE TABLE owners (session BLOB PRIMARY KEY, key_id INTEGER NOT NULL, at_ms INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE log (read_to_ms INTEGER NOT NULL)",
     f"PRAGMA user_version = {_VERSION}",
@@ -105,7 +106,7 @@ class Owners:
             ) from error
         if found is None and not self.whole:
             raise TryLater(f"whose session {session_id} is is still being read from the log")
-        return None if found is None else str(found[0])
+        return None if found is None else bytes(found[0]).decode(*_AS_BYTES)
 
     def is_open_to(self, session_id: str, key_name: str | None) -> bool:
         """Return whether the session is the key's or nobody's, and no other key is being answered in it.
@@ -188,9 +189,9 @@ class Owners:
         """Put these into the file, and how far it has the log. In the writer's thread; raises TryLater."""
         try:
             with closing(sqlite3.connect(self._path)) as file, file:
-                names = {(claim.key_name,) for claim in claims}
+                names = {(claim.key_name.encode(*_AS_BYTES),) for claim in claims}
                 file.executemany("INSERT OR IGNORE INTO keys (name) VALUES (?)", names)
-                file.executemany(_CLAIM, ((claim.session, claim.at_ms, claim.key_name) for claim in claims))
+                file.executemany(_CLAIM, ((c.session, c.at_ms, c.key_name.encode(*_AS_BYTES)) for c in claims))
                 if read_to_ms is not None:
                     file.execute("DELETE FROM log")
                     file.execute("INSERT INTO log VALUES (?)", (read_to_ms,))
@@ -204,7 +205,7 @@ class Owners:
 
 def hashed(session_id: str) -> bytes:
     """Return what the file knows a session by."""
-    return hashlib.blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
+    return hashlib.blake2b(session_id.encode(*_AS_BYTES), digest_size=_HASH_BYTES).digest()
 
 
 def _opened(path: Path) -> sqlite3.Connection:
