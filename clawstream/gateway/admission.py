@@ -41,6 +41,7 @@ from clawstream.inference.rendering import PromptRenderer
 CALLER = "clawstream.caller"  # where in the scope the guard says who asks
 RETRY_AFTER_S = 2
 MAX_RECORDED_BYTES = 8 * 2**20  # what a record of the log holds
+_OWN_BYTES = 4096  # of a record, for its names, times and ids
 _TOKEN_BYTES = 4
 _MAX_TOKEN_BYTES = 64  # on average; a text has 2 to 6 bytes a token
 _DISCARDED_BYTES = 64 * 2**20
@@ -130,7 +131,7 @@ class Admission:
             raise unavailable(f"The engine is away ({self.engines.problem()}); nothing was generated. Try again.")
         prompt = await self._render(chat, session_id, place.engine.context_length_tokens)
         prompt_ids = prompt.token_ids
-        num_bytes = sum(map(len, chat.messages_json)) + len(chat.options_json)
+        num_bytes = sum(map(len, chat.messages_json)) + len(chat.options_json) + _OWN_BYTES
         if num_bytes + _TOKEN_BYTES * len(prompt_ids) > MAX_RECORDED_BYTES:
             raise _too_large(f"{num_bytes} bytes and {len(prompt_ids)} prompt tokens", MAX_RECORDED_BYTES)
         trace = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))

@@ -60,13 +60,14 @@ def read_responses(body: Mapping[str, Any], ends_session: bool, recall: Recall) 
     if _LOGPROBS in include:
         raise unsupported("include", include, f"{_LOGPROBS} left out; /v1/chat/completions has logprobs")
     found = {
-        "max_completion_tokens": body.get("max_output_tokens"),
         "tools": tools,
         "response_format": _response_format(body),
         "verbosity": text(mapping(body, "text"), "verbosity"),
     }
     kept = {key: value for key, value in body.items() if key not in _RENAMED | _NOT_RECORDED | _NOT_THERE}
     said = {key: value for key, value in found.items() if value}
+    if body.get("max_output_tokens") is not None:
+        said["max_completion_tokens"] = body["max_output_tokens"]
     if body.get("tool_choice") is not None:
         said["tool_choice"] = read_choice(body["tool_choice"])
     translated = {TRANSLATED: {INSTRUCTED: bool(instructions), **known}}

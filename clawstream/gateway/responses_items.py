@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clawstream.gateway.conversations import Recall
-from clawstream.gateway.fields import items, kind
+from clawstream.gateway.fields import items, kind, text
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.responses_tools import custom_arguments, flat_name
 from clawstream.gateway.thoughts import SEALED, opened
@@ -54,7 +54,7 @@ class _Reading:
 
     def read(self, item: Item, where: str) -> None:
         """Take one item in. Raises BadRequest."""
-        named = item.get("type") or ("message" if "role" in item else None)
+        named = "message" if item.get("type") is None and "role" in item else item.get("type")
         if named == "message":
             self._message(item, where)
         elif named == "reasoning":
@@ -184,8 +184,8 @@ def _output(item: Item, where: str) -> str | list[dict[str, Any]]:
 
 def _thought(item: Item, where: str) -> str:
     """Return what a reasoning item says; only its writer can read one that is encrypted by another."""
-    sealed = item.get("encrypted_content")
-    if isinstance(sealed, str) and sealed.startswith(SEALED):
+    sealed = text(item, "encrypted_content")
+    if sealed is not None and sealed.startswith(SEALED):
         return opened(sealed, f"{where}.encrypted_content")
     for key in ("content", "summary"):
         pieces = items(item.get(key), f"{where}.{key}")

@@ -104,7 +104,7 @@ async def test_usage_comes_last_where_it_is_asked_for(gateway: House, client: op
 @pytest.mark.parametrize("stream", [True, False])
 async def test_each_refusal_is_the_sdk_s_exception(gateway: House, client: openai.AsyncOpenAI, stream: bool) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
-        await ask(client, HELLO, stream=stream, tool_choice="required")
+        await ask(client, HELLO, stream=stream, tool_choice={"type": "allowed_tools"})
     assert (bad.value.code, bad.value.param) == ("unsupported_value", "tool_choice")
     with pytest.raises(openai.NotFoundError) as missing:
         await client.chat.completions.create(model="gpt", messages=HELLO)

@@ -1,7 +1,8 @@
 """What the description says in words alone, for schemathesis: bodies are made to hold to it, whatever else they break.
 
-They ask for the model that is served, one grammar at most and tokens that there are; the size of a group and the index
-of a step come with the group's name; and for /v1/messages, results come before text and the last message is no answer.
+They ask for the model that is served, one grammar at most, tokens that there are, and for likeliest tokens beside
+log-probs alone; the size of a group and the index of a step come with the group's name; and for /v1/messages, results
+come before text and the last message is no answer. Reasoning for /v1/responses is not encrypted by another model.
 """
 
 from typing import Any
@@ -23,6 +24,8 @@ def map_case(context: schemathesis.HookContext, case: Any) -> Any:  # noqa: ARG0
         case.body = {**_shaping(case.body), **_model(case.body)}
         if case.operation.path.startswith("/v1/messages"):
             case.body |= _messages(case.body)
+        if case.operation.path == "/v1/responses" and isinstance(case.body.get("input"), list):
+            case.body["input"] = [_readable(item) for item in case.body["input"]]
     return case
 
 
@@ -40,8 +43,10 @@ def _shaping(body: dict[str, Any]) -> dict[str, Any]:
         if isinstance(body.get(name), _GRAMMARS)
     ]
     kept = {key: value for key, value in body.items() if key not in grammars[1:]}
-    if type(kept.get("min_tokens")) is int and kept["min_tokens"] > 0:
+    if type(kept.get("min_tokens")) in (int, float) and kept["min_tokens"] > 0:
         kept["min_tokens"] = 0 if grammars else 1
+    if kept.get("logprobs") is not True and kept.get("top_logprobs") in range(1, 21):
+        kept["top_logprobs"] = 0
     if isinstance(kept.get("logit_bias"), dict):
         kept["logit_bias"] = {_small(token): bias for token, bias in kept["logit_bias"].items()}
     return kept
@@ -58,6 +63,13 @@ def _messages(body: dict[str, Any]) -> dict[str, Any]:
     if isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant":
         messages.append({"role": "user", "content": "Go on."})
     return {"messages": messages}
+
+
+def _readable(item: Any) -> Any:
+    """The item without reasoning that another model encrypted."""
+    if not isinstance(item, dict) or not isinstance(item.get("encrypted_content"), str):
+        return item
+    return {**item, "encrypted_content": None}
 
 
 def _results_first(message: Any) -> Any:

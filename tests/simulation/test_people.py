@@ -271,7 +271,7 @@ def _ours(name: str, seen: set[str]) -> set[str]:
     source = Path(clawstream.simulation.__file__).with_name(f"{name}.py").read_text()
     seen.add(name)
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("clawstream"):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("clawstream.simulation"):
             continue
         parent, _, module = (node.module or "").rpartition(".")
         found = {alias.name for alias in node.names} if parent == "clawstream" else {module}

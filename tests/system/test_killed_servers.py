@@ -60,11 +60,12 @@ async def _until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.2)
 
 
-def _servers() -> list[psutil.Process]:
-    """Return the broker and the database that this process started, through their watchers."""
+def _servers(folder: Path) -> list[psutil.Process]:
+    """Return the broker and the database whose data is in `folder`, which this process started through watchers."""
     below = psutil.Process().children(recursive=True)
     parents = [process for process in below if any("watcher.py" in word for word in process.cmdline())]
-    return [server for watcher in parents for server in watcher.children()]
+    servers = [server for watcher in parents for server in watcher.children()]
+    return [server for server in servers if any(str(folder) in word for word in (server.cwd(), *server.cmdline()))]
 
 
 async def test_what_is_said_before_and_after_both_servers_were_killed_becomes_rows(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ async def test_what_is_said_before_and_after_both_servers_were_killed_becomes_ro
     async with installation(load(config), model_path=model, say=said.append) as running:
         await _say(running, "before")
         await _until(lambda: _sessions(running) == {"before"})
-        killed = _servers()
+        killed = _servers(tmp_path)
         assert len(killed) == 2
         for server in killed:
             server.send_signal(signal.SIGKILL)
