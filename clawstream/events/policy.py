@@ -15,12 +15,12 @@ from clawstream.events.base import PolicyEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseNamed(PolicyEvent):
-    """The model that the policy begins with; of each hash the first one on the log counts, and no other base is taken.
+    """A part found no base named, and names its own; of each hash the first on the log counts, and no other is taken.
 
     A part that has no weights to look at names the tokenizer alone.
     """
 
-    IDENTITY: ClassVar = ("policy_id", "model_sha256", "tokenizer_sha256")
+    IDENTITY: ClassVar = ("policy_id", "path", "model_sha256", "tokenizer_sha256", "named_at_ms")
 
     path: str  # where it lay
     model_sha256: str | None  # of its weights and config.json; None: no weights were there
