@@ -4,12 +4,12 @@ It is ready when it lists itself as a broker that takes requests, and not before
 """
 
 import base64
+import secrets
 import shutil
 import socket
 import struct
 import subprocess
 import time
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -128,8 +128,7 @@ class EmbeddedKafka:
         shutil.rmtree(self.data_dir / _NEW_DATA, ignore_errors=True)
         settings, password = self.data_dir / "format.properties", new_password()
         places.write_private(settings, server_properties(_NEW_DATA, listeners(9092, 9093, None)))  # not listened on
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        words = ["kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", settings.name]
+        words = ["kafka.tools.StorageTool", "format", "--cluster-id", new_cluster_id(), "--config", settings.name]
         _run(command, [*words, "--add-scram", credential(password)], self.data_dir, "could not be formatted")
         settings.unlink()
         keep_password(self.data_dir, password)
@@ -162,6 +161,11 @@ class EmbeddedKafka:
             "If that data may go, start with --fresh; or set CLAWSTREAM_KAFKA to the host:port of another broker. "
             f"The end of its log, {self.log}:\n{leash.last_words()}"
         )
+
+
+def new_cluster_id() -> str:
+    """16 bytes in base64, 15 of them random: one that begins with "-" is an option to Kafka's tools, so none does."""
+    return base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
 
 
 def server_properties(log_dir: str, ports: str) -> str:

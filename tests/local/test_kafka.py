@@ -40,6 +40,12 @@ with EmbeddedKafka(Path(sys.argv[1]), open_to_all=True) as broker:
 """
 
 
+def test_no_cluster_id_is_an_option_to_kafkas_tools() -> None:
+    ids = {kafka.new_cluster_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert not [cluster_id for cluster_id in ids if cluster_id.startswith("-")]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A broker's folder that the tests of this file use one after another."""

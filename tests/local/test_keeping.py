@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -42,6 +43,10 @@ def rows(url: str) -> object:
         return connection.execute("SELECT count(*) FROM kept").fetchone()
 
 
+def is_said(said: list[str], words: str, times: int) -> bool:
+    return said.count(words) == times
+
+
 async def test_a_database_that_was_killed_is_back_at_its_address_with_its_rows(tmp_path: Path) -> None:
     said: list[str] = []
     with EmbeddedPostgres(tmp_path / "postgres", fresh=True) as server:
@@ -51,7 +56,7 @@ async def test_a_database_that_was_killed_is_back_at_its_address_with_its_rows(t
         keeping = asyncio.create_task(keep(server, say=said.append, patience=SOON))
         for times in (1, 2):
             kill(server)
-            await until(lambda times=times: said.count("Postgres runs again") == times)  # type: ignore[misc]
+            await until(partial(is_said, said, "Postgres runs again", times))
             assert (server.url, rows(url)) == (url, (0,))
         keeping.cancel()
     assert f"Postgres ended with 137: starting it again on its data (its log: {server.log})" in said
