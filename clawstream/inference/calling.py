@@ -46,20 +46,17 @@ def wants_one_call(options: Mapping[str, Any]) -> bool:
     return options.get("parallel_tool_calls") is False
 
 
-def call_grammar(form: str | None, options: Mapping[str, Any], *, thinks: bool) -> str | None:
-    """Return the EBNF that an answer has to follow; None: it has to make no call.
+def call_grammar(form: str | None, options: Mapping[str, Any], *, thinks: bool) -> str:
+    """Return the EBNF that an answer has to follow which has to make a call.
 
     `thinks` says that the prompt has opened a thought, which comes first. Raises ValueError where no grammar writes
     calls of that `form`.
     """
-    functions = functions_to_call(options)
-    if not functions:
-        return None
     family = _FORMS.get(form or "")
     if family is None:
         raise ValueError("its calls are marked by tokens that no grammar can name; leave tool_choice at auto")
     try:
-        return _grammar(family, functions, options, thinks=thinks)
+        return _grammar(family, functions_to_call(options), options, thinks=thinks)
     except RecursionError as error:
         raise ValueError("a tool's schema is nested too deeply; leave tool_choice at auto") from error
 

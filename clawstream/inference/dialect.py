@@ -323,16 +323,17 @@ def read_chunk(element: Mapping[str, Any]) -> Chunk:
     sampled = meta.get("completion_tokens")
     if sampled is not None and type(sampled) is not int:
         raise ValueError(f"completion_tokens is {str(sampled)[:100]}, expected an integer")
+    top = meta.get("output_top_logprobs")
     return Chunk(
         token_ids,
         tuple([pair[0] for pair in pairs]) if pairs else (None,) * len(token_ids),
         meta.get("prompt_tokens"),
         meta.get("cached_tokens"),
-        read_version(meta.get("weight_version")),
+        meta.get("weight_version"),
         finish,
         () if finish is None else _spans(meta.get("weight_versions") or ()),
         sampled,
-        _top(meta.get("output_top_logprobs") or (), len(token_ids)),
+        _top(top, len(token_ids)) if top else (),
     )
 
 

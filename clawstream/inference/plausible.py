@@ -25,15 +25,18 @@ class Plausible:
 
     def take(self, chunk: Chunk) -> None:
         """Take the next chunk; raises ValueError where it can't be."""
+        limit = self._num_token_ids
         for token in chunk.token_ids:
-            if type(token) is not int or not 0 <= token < self._num_token_ids:
-                _wrong("token id", token, f"an integer from 0 to {self._num_token_ids - 1}")
+            if type(token) is not int or not 0 <= token < limit:
+                _wrong("token id", token, f"an integer from 0 to {limit - 1}")
         for value in chunk.logprobs_nats:
-            if value is not None:
+            # Spelled out for the usual one: this is done for every token that anybody is sent.
+            if value is not None and not (type(value) is float and _LEAST_NATS <= value <= 0.0):
                 check_logprob(value)
         self.num_tokens += len(chunk.token_ids)
         if self.num_tokens > self._most_tokens:
             raise ValueError(f"{self.num_tokens} tokens, expected at most the {self._most_tokens} that were asked for")
+        read_version(chunk.weight_version)
         _check_count("prompt_tokens", chunk.prompt_tokens, self._prompt_tokens)
         # A request that made room for others finds its own tokens cached when it goes on.
         _check_count("cached_tokens", chunk.cached_tokens, self._prompt_tokens + self._most_tokens)

@@ -173,6 +173,8 @@ class PromptRenderer:
 
         Raises UnrenderableRequest for a family whose calls no grammar writes.
         """
+        if not functions_to_call(options):
+            return None
         thinks = self.decode(prompt_ids[-_PROMPT_TAIL_TOKENS:]).rstrip().endswith(_THINKING_MARKS[0])
         try:
             return call_grammar(self._call_form, options, thinks=thinks)
