@@ -145,15 +145,17 @@ def blocks(
         yield _verdicts(found.log, now_ms)
     if found.monitor is not None:
         yield _monitor(found.monitor)
-    for alarm in _alarms(found):
+    for alarm in _alarms(found, "alarm"):
         yield f"[red]learning stands still:[/] {escape(alarm)}"
+    for alarm in _alarms(found, "clock_alarm")[:1]:  # the figures of both differ by what came between
+        yield f"[red]the broker's clock is wrong:[/] {escape(alarm)}"
     for problem in found.problems:
         yield f"[yellow]not known:[/] {escape(problem)}"
 
 
-def _alarms(found: "Status") -> list[str]:
-    """Return why learning stands still, as the log and the monitor say it, each reason once."""
-    said = (None if found.log is None else found.log.alarm, (found.monitor or {}).get("alarm"))
+def _alarms(found: "Status", name: str) -> list[str]:
+    """Return an alarm as the log and the monitor say it, each reason once."""
+    said = (None if found.log is None else getattr(found.log, name), (found.monitor or {}).get(name))
     return list(dict.fromkeys(alarm for alarm in said if alarm is not None))
 
 

@@ -47,7 +47,14 @@ async def serve(settings: Settings, *, stop: asyncio.Event) -> None:
     )
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     async with (
-        hosted(broker, TOPICS, live.receive, group=GROUP, prefix=kafka.prefix, folder=folder) as ended,
+        hosted(
+            broker,
+            TOPICS,
+            lambda found: live.receive(found, _now_ms()),
+            group=GROUP,
+            prefix=kafka.prefix,
+            folder=folder,
+        ) as ended,
         answering(settings.monitor, live.report),
     ):
         stopped = asyncio.create_task(stop.wait())
@@ -62,7 +69,7 @@ async def answering(
     settings: MonitorSettings, report: Callable[[int], Report], now_ms: Callable[[], int] | None = None
 ) -> AsyncIterator[int]:
     """Answer requests for the length of the block; yield the port."""
-    clock = now_ms or (lambda: int(time.time() * 1000))
+    clock = now_ms or _now_ms
 
     async def windows(_: web.Request) -> web.Response:
         return web.Response(body=orjson.dumps(as_json(report(clock()))), content_type="application/json")
@@ -101,6 +108,10 @@ async def _starts(broker: Broker, prefix: str, kafka_log: KafkaLog, board: Polic
     """Return where to read from: an hour ago, and the samples from the first that no batch has used up."""
     await read_policy(kafka_log, board)
     waiting = await waiting_since(kafka_log, board)
-    hour_ago_ms = int(time.time() * 1000) - KEPT_MINUTES * MINUTE_MS
+    hour_ago_ms = _now_ms() - KEPT_MINUTES * MINUTE_MS
     starts = await offsets_at(broker, prefix, await kafka_log.begin_offsets(TOPICS), hour_ago_ms)
     return {place: min(start, waiting.get(place, start)) for place, start in starts.items()}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

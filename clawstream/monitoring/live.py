@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clawstream.monitoring.alarm import starved
+from clawstream.monitoring.clock import Believed, BrokerClock
+from clawstream.monitoring.clock import alarm as clock_alarm
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.tallies import Tally
 from clawstream.monitoring.windows import MINUTE_MS, Window, Windows, total
@@ -42,6 +44,8 @@ class Report:
     samples_waiting: int
     oldest_waiting_s: float | None  # None: no sample waits
     alarm: str | None  # why learning stands still; None: it does not
+    clock_off_ms: int | None  # how far the broker's clock is ahead, or behind where negative; None: nothing tells
+    clock_alarm: str | None  # that it is wrong; None: nothing says so
     hour: Stretch
     minutes: tuple[Stretch, ...]  # in order; the last one is not over
 
@@ -53,10 +57,13 @@ class Live:
         self._windows = Windows()
         self._judged = judged
         self._board = board
+        self._clock, self._believed = BrokerClock(), Believed()
         self._unread = dict(unread)  # partition -> where it ended when reading began
 
-    def receive(self, arrived: Arrived) -> None:
-        """Take one record in."""
+    def receive(self, found: Arrived, now_ms: int) -> None:
+        """Take in one record that was read at `now_ms`."""
+        self._clock.learn(found)
+        arrived = self._believed.dated(found, now_ms)
         place = (arrived.topic, arrived.partition)
         if arrived.offset + 1 >= self._unread.get(place, 0):
             self._unread.pop(place, None)
@@ -69,6 +76,7 @@ class Live:
         oldest_ms = self._board.oldest_ms
         start_ms = windows[0].start_ms
         of_hour = total(windows)
+        off_ms = self._clock.off_ms(now_ms)
         return Report(
             at_ms=now_ms,
             rebuilt=not self._unread,
@@ -78,6 +86,8 @@ class Live:
             oldest_waiting_s=None if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000,
             alarm=self._board.alarm(now_ms)
             or starved(of_hour, total(windows[:-JUDGED_WITHIN_MINUTES]), judged=self._judged),
+            clock_off_ms=off_ms,
+            clock_alarm=clock_alarm(off_ms),
             hour=Stretch(start_ms=start_ms, seconds=(now_ms - start_ms) / 1000, tally=of_hour),
             minutes=tuple(_minute(window, now_ms) for window in windows),
         )

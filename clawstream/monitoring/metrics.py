@@ -72,6 +72,8 @@ class _Told(Collector):
         yield _family("policy_published_version", "The newest", (), {(): report.published_version})
         stands_still: Values = {(): int(report.alarm is not None)}
         yield _family("learning_stands_still", "1 where it does; /windows says why", (), stands_still)
+        off_s: Values = {(): None if report.clock_off_ms is None else report.clock_off_ms / 1000}
+        yield _family("broker_clock_off_seconds", "Ahead, or behind where negative; 0 where it is believed", (), off_s)
         active: Values = {(engine,): version for engine, version in report.active_versions.items()}
         yield _family("policy_active_version", "What each engine serves", ("engine",), active)
         yield _family("monitor_rebuilt", "1 once the last hour was read", (), {(): int(report.rebuilt)})

@@ -1,18 +1,25 @@
 """What the monitor and the status read of the log, and from where."""
 
+import time
+
 from clawstream.config import TrainingSettings
+from clawstream.monitoring.clock import Believed
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.waiting import Due
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.stage import Record
 
 GROUP = "monitor"
+EXCHANGES_TOPIC = "clawstream.exchanges.v1"
 POLICY_TOPIC = "clawstream.policy.v1"
 SAMPLES_TOPIC = "clawstream.samples.v1"
 VOTES_TOPIC = "clawstream.votes.v1"
 NUM_VOTES = 20  # of each partition, by which the judge is known
+NUM_EXCHANGES = (
+    3  # of each partition, of which the newest says what the broker's clock is; ends of sessions lie between
+)
 TOPICS = (
-    "clawstream.exchanges.v1",
+    EXCHANGES_TOPIC,
     "clawstream.turns.v1",
     VOTES_TOPIC,
     "clawstream.verdicts.v1",
@@ -29,20 +36,21 @@ def due_of(training: TrainingSettings) -> Due | None:
     return Due(batch_samples=training.batch_samples, max_wait_ms=round(training.max_wait_s * 1000))
 
 
-async def last_votes(kafka_log: KafkaLog) -> list[Record]:
-    """Return the newest votes of each partition."""
-    begins = await kafka_log.begin_offsets([VOTES_TOPIC])
-    ends = await kafka_log.end_offsets([VOTES_TOPIC])
-    ranges = {place: (max(begins[place], end - NUM_VOTES), end) for place, end in ends.items()}
+async def newest_records(kafka_log: KafkaLog, topic: str, most: int) -> list[Record]:
+    """Return the newest records of each partition, at most so many."""
+    begins = await kafka_log.begin_offsets([topic])
+    ends = await kafka_log.end_offsets([topic])
+    ranges = {place: (max(begins[place], end - most), end) for place, end in ends.items()}
     return [record async for records in kafka_log.replay(ranges) for record in records if isinstance(record, Record)]
 
 
 async def read_policy(kafka_log: KafkaLog, board: PolicyBoard) -> None:
     """Let `board` know all that the policy topic says by now."""
+    believed = Believed()
     async for records in kafka_log.follow([POLICY_TOPIC], "earliest", until_end=True):
         for record in records:
             if isinstance(record, Record):
-                board.learn(record)
+                board.learn(believed.dated(record, time.time_ns() // 1_000_000))
 
 
 async def waiting_since(kafka_log: KafkaLog, board: PolicyBoard) -> dict[tuple[str, int], int]:

@@ -15,9 +15,21 @@ import aiohttp
 from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable, TopicMismatch, TryLater
 from clawstream.events import VerdictReached
+from clawstream.monitoring.clock import Believed, BrokerClock
+from clawstream.monitoring.clock import alarm as clock_alarm
 from clawstream.monitoring.judge import JudgeStanding, by_votes
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
-from clawstream.monitoring.reading import GROUP, SAMPLES_TOPIC, last_votes, read_policy, waiting_since
+from clawstream.monitoring.reading import (
+    EXCHANGES_TOPIC,
+    GROUP,
+    NUM_EXCHANGES,
+    NUM_VOTES,
+    SAMPLES_TOPIC,
+    VOTES_TOPIC,
+    newest_records,
+    read_policy,
+    waiting_since,
+)
 from clawstream.monitoring.waiting import Due, Seen
 from clawstream.stream.connect import security_of
 from clawstream.stream.kafka import KafkaLog
@@ -66,6 +78,7 @@ class LogStatus:
     learned_from: LearnedFrom | None = None  # None: nothing was read
     trainer: Seen | None = None  # the last that the log says of it; None: nothing
     judge: JudgeStanding | None = None  # by its newest votes; None: there are none, or none is asked
+    clock_alarm: str | None = None  # that the broker's clock is wrong; None: nothing says so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,31 +142,29 @@ async def read_log(
 ) -> LogStatus:
     """Return what the log says by now; `board` knows nothing yet."""
     await read_policy(kafka_log, board)
-    starts = await waiting_since(kafka_log, board)
+    starts, believed = await waiting_since(kafka_log, board), Believed()
     async for records in kafka_log.follow([SAMPLES_TOPIC], starts, until_end=True):
         for record in records:
             if isinstance(record, Record):
-                board.learn(record)
+                board.learn(believed.dated(record, _now_ms()))
     return LogStatus(
         lag_records={stage: await kafka_log.lag(stage) for stage in (*STAGES, *optional)},
         published_version=board.published_version,
         active_versions=dict(board.active_versions),
         rejected_version=None if board.rejected is None else board.rejected.policy_version,
         rejected_because=None if board.rejected is None else board.rejected.reason,
-        alarm=board.alarm(time.time_ns() // 1_000_000),
+        alarm=board.alarm(_now_ms()),
         samples_waiting=board.num_waiting,
         oldest_waiting_at_ms=board.oldest_ms,
         last_verdicts=await _last_verdicts(kafka_log),
         learned_from=board.learned_from,
         trainer=board.trainer,
-        judge=None if judge is None else by_votes(await last_votes(kafka_log), judge),
+        judge=None if judge is None else by_votes(await newest_records(kafka_log, VOTES_TOPIC, NUM_VOTES), judge),
+        clock_alarm=await _clock_alarm(kafka_log),
     )
 
 
 async def _last_verdicts(kafka_log: KafkaLog) -> tuple[Verdict, ...]:
-    begins = await kafka_log.begin_offsets([VERDICTS_TOPIC])
-    ends = await kafka_log.end_offsets([VERDICTS_TOPIC])
-    ranges = {place: (max(begins[place], end - NUM_VERDICTS), end) for place, end in ends.items()}
     found = [
         Verdict(
             at_ms=record.timestamp_ms,
@@ -162,11 +173,17 @@ async def _last_verdicts(kafka_log: KafkaLog) -> tuple[Verdict, ...]:
             status=record.event.status.value,
             score=record.event.score,
         )
-        async for records in kafka_log.replay(ranges)
-        for record in records
-        if isinstance(record, Record) and isinstance(record.event, VerdictReached)
+        for record in await newest_records(kafka_log, VERDICTS_TOPIC, NUM_VERDICTS)
+        if isinstance(record.event, VerdictReached)
     ]
     return tuple(sorted(found, key=lambda verdict: verdict.at_ms, reverse=True)[:NUM_VERDICTS])
+
+
+async def _clock_alarm(kafka_log: KafkaLog) -> str | None:
+    clock = BrokerClock()
+    for record in await newest_records(kafka_log, EXCHANGES_TOPIC, NUM_EXCHANGES):
+        clock.learn(record)
+    return clock_alarm(clock.off_ms(_now_ms()))
 
 
 async def _monitor(url: str | None, problems: list[str]) -> Mapping[str, Any] | None:
@@ -186,3 +203,7 @@ async def _monitor(url: str | None, problems: list[str]) -> Mapping[str, Any] | 
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         problems.append(f"the monitor at {url} does not answer ({type(error).__name__} {error})")
         return None
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

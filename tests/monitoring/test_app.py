@@ -1,9 +1,10 @@
 """The monitor on a real broker: what it shows is what is on the log, again after each start."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import aiohttp
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from clawstream.config import KafkaSettings, MonitorSettings, Settings
 from clawstream.errors import ConfigError, PartUnavailable
@@ -20,13 +22,15 @@ from clawstream.monitoring.app import answering, serve
 from clawstream.monitoring.live import Live
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.reading import TOPICS
+from clawstream.monitoring.status import status
 from clawstream.stream import admin
 from clawstream.stream.client import Broker, KafkaSecurity
 from clawstream.stream.kafka import KafkaLog
 from clawstream.stream.positions import offsets_at, set_group
+from clawstream.stream.stage import DAY_MS
 from clawstream.stream.topics import all_topics
 from tests.monitoring.said import VOTES, activated, plan, published, sample, verdict, vote
-from tests.sessions import Session, user
+from tests.sessions import EXCHANGES, Session, user
 
 WITHIN_S = 40.0
 
@@ -56,6 +60,30 @@ class Site:
         found = {name for name in await client.list_topics() if name.startswith(self.prefix)}
         await client.close()
         return found
+
+    async def let_writers_date(self) -> None:
+        """The topic's records have the times that writers give them, as if those were the broker's clock."""
+        resource = ConfigResource(
+            ConfigResourceType.TOPIC,
+            self.prefix + EXCHANGES,
+            configs={"message.timestamp.type": "CreateTime", "message.timestamp.after.max.ms": str(30 * DAY_MS)},
+        )
+        client = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+        await client.start()
+        try:
+            await client.alter_configs([resource])
+        finally:
+            await client.close()
+
+    async def write_dated(self, number: int, off_ms: int) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        exchange = replace(Session(f"session-{number}").ask([user("hi")], "hello"), finished_at_ms=now_ms)
+        sealed = self.log.seal(exchange)
+        async with AIOKafkaProducer(bootstrap_servers=self.bootstrap) as producer:
+            await producer.send_and_wait(
+                self.prefix + EXCHANGES, sealed.value, sealed.key,
+                partition=0, timestamp_ms=now_ms + off_ms, headers=list(sealed.headers),
+            )  # fmt: skip
 
     async def write_garbage(self, value: bytes | None) -> None:
         async with AIOKafkaProducer(bootstrap_servers=self.bootstrap) as producer:
@@ -146,6 +174,28 @@ async def test_the_monitor_shows_the_last_hour_follows_what_comes_and_creates_no
         assert again["hour"]["votes"] == hour["votes"]
         assert again["samples_waiting"] == 2
         assert again["active_versions"] == {"http://engine": 1}
+
+
+async def test_a_brokers_clock_that_is_wrong_is_an_alarm_of_monitor_and_status_until_it_is_right(site: Site) -> None:
+    await site.let_writers_date()
+    kafka = site.settings.kafka
+
+    async def alarms(ask: Callable[[str], Any], off_ms: int) -> dict[str, Any]:
+        told = await until(
+            ask, lambda told: told["clock_off_ms"] is not None and (told["clock_off_ms"] > 0) == (off_ms > 0)
+        )
+        found = await status(kafka, policy_id="policy", optional=(), monitor_url=None)
+        assert found.log is not None, found.problems
+        assert (found.log.clock_alarm is None) == (told["clock_alarm"] is None)
+        return told
+
+    async with monitoring(site.settings) as ask:
+        for number, off_ms in enumerate((0, 3 * DAY_MS, 0)):
+            await site.write_dated(number, off_ms)
+            told = await alarms(ask, off_ms)
+            assert ("259,200 s ahead" in str(told["clock_alarm"])) == (off_ms > 0)
+        assert told["hour"]["exchanges"] == {"completed": 3}
+        assert "clawstream_broker_clock_off_seconds 0.0" in await ask("/metrics")
 
 
 async def test_a_group_that_somebody_reads_in_is_refused_by_name(site: Site) -> None:

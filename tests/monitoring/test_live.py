@@ -1,5 +1,7 @@
 """The report: what is absent is null, for programs and for Prometheus alike."""
 
+from dataclasses import replace
+
 import orjson
 
 from clawstream.monitoring.alarm import STILL_MS, STILL_SAMPLES
@@ -7,7 +9,7 @@ from clawstream.monitoring.live import Live, as_json
 from clawstream.monitoring.metrics import exposition
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.windows import MINUTE_MS
-from clawstream.stream.stage import Record
+from clawstream.stream.stage import DAY_MS, Record
 from tests.monitoring.said import POLICY, SAMPLES, activated, sample, verdict
 from tests.sessions import EXCHANGES, VERDICTS, Session, record, user
 
@@ -17,7 +19,7 @@ NOON_MS = 1_800_000_000_000 // MINUTE_MS * MINUTE_MS
 def live(*records: Record, unread: dict[tuple[str, int], int] | None = None) -> Live:
     told = Live(PolicyBoard("policy"), unread or {})
     for one in records:
-        told.receive(one)
+        told.receive(one, NOON_MS)
     return told
 
 
@@ -51,7 +53,7 @@ def test_the_hour_is_rebuilt_once_every_partition_was_read_to_where_it_ended() -
     steps = [record(sample("a"), SAMPLES, 0), record(verdict("a", 1), VERDICTS, 0), record(sample("b"), SAMPLES, 1)]
     rebuilt = []
     for one in steps:
-        told.receive(one)
+        told.receive(one, NOON_MS)
         rebuilt.append(told.report(NOON_MS).rebuilt)
     assert rebuilt == [False, False, True]
 
@@ -59,6 +61,14 @@ def test_the_hour_is_rebuilt_once_every_partition_was_read_to_where_it_ended() -
 def test_a_sample_that_was_written_twice_waits_once() -> None:
     told = live(record(sample("a"), SAMPLES, 0, NOON_MS), record(sample("a"), SAMPLES, 1, NOON_MS))
     assert told.report(NOON_MS).samples_waiting == 1
+
+
+def test_while_the_brokers_clock_is_wrong_the_windows_go_on_by_this_machines() -> None:
+    told, days_ms = live(), 3 * DAY_MS
+    for number, off_ms in enumerate((0, days_ms, days_ms, 0, -days_ms)):
+        exchange = replace(Session(str(number)).ask([user("hi")], "hello"), finished_at_ms=NOON_MS)
+        told.receive(record(exchange, EXCHANGES, number, NOON_MS + off_ms), NOON_MS + number)
+    assert told.report(NOON_MS + 5).minutes[-1].tally.exchanges == {"completed": 5}
 
 
 def test_prometheus_gets_the_last_whole_minute_and_the_hour_and_no_line_for_what_is_absent() -> None:

@@ -16,6 +16,7 @@ from clawstream.config import KafkaSettings
 from clawstream.events import VoteStatus
 from clawstream.local.ports import reserved
 from clawstream.local.running import Addresses, PartState
+from clawstream.monitoring.clock import alarm
 from clawstream.monitoring.live import Live, as_json
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.status import GROUPED, REFRESHING, LogStatus, Status, Verdict, read_log, status
@@ -68,6 +69,16 @@ def test_a_person_sees_parts_addresses_lags_policy_verdicts_and_windows() -> Non
         assert words in text
     for words in ("ann", "t-1", "decided", "-1", "last minute", "5 s ago", "1 min ago"):
         assert words in text
+
+
+def test_a_broker_whose_clock_is_wrong_is_an_alarm_of_its_own_said_once() -> None:
+    assert FOUND.log is not None
+    assert FOUND.monitor is not None
+    assert "clock is wrong" not in seen(ADDRESSES, PARTS, FOUND)
+    log, monitor = replace(FOUND.log, clock_alarm=alarm(3_000_000)), {**FOUND.monitor, "clock_alarm": alarm(3_001_000)}
+    for found in (Status(log=log, monitor=monitor), Status(log=log, monitor=None), Status(log=None, monitor=monitor)):
+        assert seen(ADDRESSES, PARTS, found).count("the broker's clock is wrong: the newest exchanges are dated") == 1
+        assert "3,00" in json.dumps(plain(Path("/data"), ADDRESSES, PARTS, found))
 
 
 def test_the_database_password_is_never_shown() -> None:
