@@ -122,7 +122,9 @@ class Admission:
             self._refuse_another_key(named.session_id, caller.name)
             return Farewell(session_id=named.session_id, model=model)
         chat = replace(chat, scope=scope_of(chat.options, caller.name))
-        session_id, client = self._session(named, chat)
+        trace = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+        trace_id = trace.group(1) if trace else None
+        session_id, client = self._session(named, chat, trace_id)
         self._refuse_unrecordable(session_id)
         if client != "new":
             self._refuse_another_key(session_id, caller.name)
@@ -134,7 +136,6 @@ class Admission:
         num_bytes = sum(map(len, chat.messages_json)) + len(chat.options_json) + _OWN_BYTES
         if num_bytes + _TOKEN_BYTES * len(prompt_ids) > MAX_RECORDED_BYTES:
             raise _too_large(f"{num_bytes} bytes and {len(prompt_ids)} prompt tokens", MAX_RECORDED_BYTES)
-        trace = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
         accepted = Accepted(
             exchange_id=str(uuid.uuid4()),
             session_id=session_id,
@@ -148,7 +149,7 @@ class Admission:
             num_spliced=prompt.num_spliced,
             sampling=self._sampling(chat, named.turn_type, prompt_ids, place.engine.context_length_tokens),
             policy_id=self.policy.id,
-            trace_id=trace.group(1) if trace else None,
+            trace_id=trace_id,
             received_at_ms=received_at_ms,
         )
         if client != "new":  # another key may have begun it while this was rendered
@@ -190,12 +191,12 @@ class Admission:
             )
         return served
 
-    def _session(self, named: Named, chat: ChatRequest) -> tuple[str, str]:
+    def _session(self, named: Named, chat: ChatRequest, trace_id: str | None) -> tuple[str, str]:
         """Return the session's id and who named it."""
         session_id, client = named.session_id, named.client
         if session_id is None or client is None:
             retried = bool(named.retry_count)
-            session_id = self.sessions.find(chat.messages, chat.scope, retried=retried)
+            session_id = self.sessions.find(chat.messages, chat.scope, retried=retried, trace_id=trace_id)
             client = "history"
             if session_id is None:
                 if any(message.get("role") == "assistant" for message in chat.messages):

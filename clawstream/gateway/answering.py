@@ -267,7 +267,13 @@ class _Answering:
         self.admission.owners.learn((recorded,))
         chat = self.exchange.chat
         self.admission.sessions.answered(
-            chat.messages, message, chat.scope, accepted.session_id, accepted.exchange_id, now_ms
+            chat.messages,
+            message,
+            chat.scope,
+            accepted.session_id,
+            accepted.exchange_id,
+            now_ms,
+            accepted.trace_id,
         )
         before = conversation_of(chat.messages_json, chat.options)
         if before is not None:

@@ -154,7 +154,9 @@ class Learning:
         self.known[event.exchange_id] = request
         scope = scope_of(options, event.key_name)
         self._index.asked(messages, scope, event.session_id, event.received_at_ms)
-        self._index.answered(messages, answer, scope, event.session_id, event.exchange_id, event.finished_at_ms)
+        self._index.answered(
+            messages, answer, scope, event.session_id, event.exchange_id, event.finished_at_ms, event.trace_id
+        )
         if event.policy_id == self._policy_id:
             sampled = answered(reversed(messages), options, answer, event.output_ids)
             self._answers.answered(event.session_id, sampled, event.finished_at_ms)

@@ -18,10 +18,14 @@ from clawstream.inference.service import AppServer, Cut, Generation, Outcome, bu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the script says to a prompt; without log-probs they come from `token_logprob`."""
+    """What the script says to a prompt; without log-probs they come from `token_logprob`.
+
+    After `stall_after_tokens` it says no more, and its client has to go.
+    """
 
     token_ids: Sequence[int]
     logprobs_nats: Sequence[float] | None = None
+    stall_after_tokens: int | None = None
 
 
 Script = Callable[[Sequence[int]], Answer]
@@ -174,6 +178,7 @@ class _Speech:
         self._woken = asyncio.Event()
         self._over = False
         answer = backend.script(call.request.input_ids)
+        self._stall_after_tokens = answer.stall_after_tokens
         self._rest: Iterator[tuple[int, float]] = iter(self._timed(answer))
 
     def _timed(self, answer: Answer) -> list[tuple[int, float]]:
@@ -193,7 +198,7 @@ class _Speech:
         await self._turn()
         if self._aborted is not None:
             return self._delta(None, {"type": "abort", "message": self._aborted})
-        if self._cut_after_tokens is not None and len(self._said) >= self._cut_after_tokens:
+        if self._is_past(self._cut_after_tokens):
             self._backend.forget(self._call.rid, self)
             raise Cut
         pair = next(self._rest, None)
@@ -206,9 +211,12 @@ class _Speech:
     async def _turn(self) -> None:
         """It is time for the next token, or the request was aborted."""
         await asyncio.sleep(self._backend.token_delay_s)
-        while not self._backend.flowing and self._aborted is None:
+        while self._aborted is None and (not self._backend.flowing or self._is_past(self._stall_after_tokens)):
             self._woken.clear()
             await self._woken.wait()
+
+    def _is_past(self, num_tokens: int | None) -> bool:
+        return num_tokens is not None and len(self._said) >= num_tokens
 
     def wake(self) -> None:
         """The speech looks again whether it may go on."""

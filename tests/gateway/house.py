@@ -133,6 +133,7 @@ async def house(
     data_dir: Path | None = None,
     fsync: Fsync = os.fsync,
     samples: SamplesSettings | None = None,
+    context_length_tokens: int = 2048,
     **gateway: Any,
 ) -> AsyncIterator[House]:
     """A gateway with these settings, answering `say`; `engine_urls` in place of the scripted engine.
@@ -144,6 +145,7 @@ async def house(
         script=lambda _prompt: Answer(token_ids=()),
         decode=renderer.decode,
         eos_token_ids=frozenset(renderer.stop_token_ids),
+        context_length_tokens=context_length_tokens,
     )
     log = MemoryLog() if log is None else log
     async with AsyncExitStack() as stack:

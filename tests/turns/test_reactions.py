@@ -1,21 +1,19 @@
 """A reaction is paired with the answer that it is about, whatever the client did to its history meanwhile."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, OrphanReason, TurnOrphaned, TurnPaired
-from clawstream.events.conversation import role_of, text_of, written_in
 from clawstream.turns.pairing import Session as State
 from clawstream.turns.stage import step
 from tests import recorded
+from tests.openclaw import recording
 from tests.sessions import Json, Session, assistant, record, user
 from tests.turns.clients import INSTRUCTION, REPORT, SUMMARY, Client, Step, steps
 
-RECORDED = Path(__file__).parents[1] / "openclaw" / "recorded_sessions.json"
 NUMBERS = st.integers(0, 10**9).map(str)
 FEW = st.sampled_from(["ok", "yes"])
 
@@ -53,130 +51,32 @@ def test_no_answer_is_paired_with_a_reaction_to_another_though_they_say_the_same
 
 def recorded_session(name: str) -> tuple[Session, dict[str, list[Json]]]:
     """A session of a real OpenClaw, as a gateway records it, and its requests by exchange."""
-    session, asked = Session(name), {}
-    history: list[Json | str] = []
-    for one in json.loads(RECORDED.read_text())[name]:
-        history = history[: one["kept"]] + one["new"]
-        messages = [recorded.SYSTEM, *(recorded.BLOCK if isinstance(said, str) else said for said in history)]
-        gone = one.get("gone", False)
-        answer = one["answer"]
-        exchange = session.fail(messages, answer["content"]) if gone else session.ask(messages, answer)
-        asked[exchange.exchange_id] = messages
-    return session, asked
+    played, asked = Session(name), {}
+    for one in recording.session(name):
+        exchange = (
+            played.fail(one.messages, one.answer["content"]) if one.gone else played.ask(one.messages, one.answer)
+        )
+        asked[exchange.exchange_id] = one.messages
+    return played, asked
 
 
 def reactions(name: str) -> list[tuple[str, str]]:
     """What was paired: the answer, and who said what to it."""
-    session, asked = recorded_session(name)
-    exchanges = [event for event in session.written if isinstance(event, ExchangeCompleted | ExchangeFailed)]
+    played, asked = recorded_session(name)
+    exchanges = [event for event in played.written if isinstance(event, ExchangeCompleted | ExchangeFailed)]
     answers = {event.exchange_id: event.message or b"" for event in exchanges}
     return [
-        (
-            said(json.loads(answers[turn.turn_id])),
-            " / ".join(said(asked[turn.next_exchange_id][i]) for i in turn.next_state),
-        )
-        for turn in fates(session.written)
+        recording.reaction(turn, json.loads(answers[turn.turn_id]), asked[turn.next_exchange_id])
+        for turn in fates(played.written)
         if isinstance(turn, TurnPaired)
     ]
 
 
-def said(message: Json) -> str:
-    if role_of(message) == "user":
-        return " ".join(f"{piece.author}: {piece.text}" for piece in written_in(message))[:60]
-    called = [call["function"]["name"] for call in message.get("tool_calls") or ()]
-    return text_of(message)[:60] or f"calls {', '.join(called)}"
-
-
-# What people, tools and helpers said to the answers of a real OpenClaw 2026.9.6, session by session.
-REACTIONS = {
-    "abort": [
-        ("Answer 1.", "person: Please talk for long."),
-        ("word0 word1", "person: That is wrong, shorter."),
-        ("word0 word1 word2 word3", "person: Thanks."),
-        ("Answer 4.", "person: More."),
-    ],
-    "unknown_tool": [
-        ("calls frobnicate", "Tool frobnicate not found"),
-        ("Frob 8.", "person: That is wrong."),
-        ("Answer 9.", "person: More."),
-    ],
-    "empty": [
-        ("Answer 12.", "person: That is wrong."),
-        ("Answer 13.", "person: More."),
-    ],
-    "thinking_only": [
-        ("Answer 16.", "person: That is wrong."),
-        ("Answer 17.", "person: More."),
-    ],
-    "settled_tools": [
-        ("calls exec", "sett-2"),
-        ("Answer 22.", "person: That is wrong."),
-        ("Answer 23.", "person: More."),
-    ],
-    "stop": [
-        ("Answer 25.", "person: Please talk for long."),
-        ("word0 word1", "person: That is wrong, shorter."),
-        ("word0 word1 word2 word3", "person: Thanks."),
-    ],
-    "steer": [
-        ("calls exec", "slow-2done / person: And do it in blue. / person: And in red."),
-        ("Answer 31.", "person: Thanks."),
-        ("Answer 32.", "person: More."),
-    ],
-    "collect": [
-        ("calls exec", "slow-2done"),
-        ("Answer 36.", "person: And do it in blue.\n\nAnd in red."),
-        ("Answer 37.", "person: Thanks.\n\nMore."),
-    ],
-    "followup": [
-        ("calls exec", "slow-2done"),
-        ("Answer 41.", "person: And do it in blue."),
-        ("Answer 42.", "person: And in red."),
-        ("Answer 43.", "person: Thanks."),
-        ("Answer 44.", "person: More."),
-    ],
-    "interrupt": [
-        ("Answer 46.", "person: Please talk for long."),
-        ("word0 word1", "person: That is wrong, shorter."),
-        ("word0 word1 word2 word3", "person: Thanks."),
-        ("Answer 49.", "person: More."),
-    ],
-    "steer_text": [
-        ("Answer 51.", "person: Please talk for long."),
-        ("word0 word1 word2 word3", "person: Stop that, shorter."),
-        ("Answer 53.", "person: Thanks."),
-        ("Answer 54.", "person: More."),
-    ],
-    "delegate": [
-        ("calls tool_call", '{\n  "tool": {\n    "id": "openclaw:core:sessions_spawn",\n    '),
-        ("Answer 58.", "environment: A background task completed. Use this result to"),
-        ("Answer 60.", "person: That is wrong."),
-        ("Answer 61.", "person: More."),
-    ],
-    "compact": [
-        ("Answer 63.", "person: Two."),
-        ("Answer 64.", "person: Three."),
-        ("Answer 65.", "person: Four."),
-        ("Answer 67.", "person: Five."),
-        ("Answer 68.", "person: Six."),
-    ],
-    "compacted_by_itself": [
-        ("Answer 70.", "person: Two many words"),
-        ("Answer 71.", "person: Three."),
-        ("Answer 72.", "person: Four many words"),
-        ("Answer 73.", "person: Five."),
-        ("Answer 74.", "person: Six other words"),
-    ],
-}
-# Of the answers to the newest request of a session nobody knows yet; an answer that says nothing is never shown.
-UNSHOWN = {"empty": 1, "thinking_only": 1, "settled_tools": 1}
-
-
-@pytest.mark.parametrize("name", REACTIONS)
+@pytest.mark.parametrize("name", recording.REACTIONS)
 def test_in_a_session_of_a_real_openclaw_each_reaction_is_paired_with_its_answer(name: str) -> None:
-    assert reactions(name) == REACTIONS[name]
+    assert reactions(name) == recording.REACTIONS[name]
     orphans = [event for event in fates(recorded_session(name)[0].written) if isinstance(event, TurnOrphaned)]
-    assert len(orphans) == UNSHOWN.get(name, 0)
+    assert len(orphans) == recording.UNSHOWN.get(name, 0)
 
 
 def pairs(*asked: tuple[list[Json], Json | str]) -> list[tuple[int, tuple[int, ...]]]:
