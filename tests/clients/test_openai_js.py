@@ -55,10 +55,11 @@ async def test_each_refusal_is_the_sdk_s_error(gateway: House, modules: Path) ->
     gateway.engine.faults.append(Fault(status=503, message="busy"))
     found = (await seen(gateway, modules, "refusals"))["seen"]
     assert [(error["name"], error["status"], error["code"]) for error in found] == [
-        ("BadRequestError", 400, "unsupported_value"),
+        ("BadRequestError", 400, None),
         ("NotFoundError", 404, "model_not_found"),
         ("InternalServerError", 503, "service_unavailable"),
     ]
+    assert "tool_choice" in found[0]["message"]
     assert "busy" in found[2]["message"]
 
 
