@@ -121,6 +121,23 @@ def test_a_step_computes_few_tokens_of_what_is_already_long(core: Core, monkeypa
     assert len(heard.token_ids) == 1
 
 
+def test_between_two_tokens_of_others_a_long_prompt_is_read_in_smaller_pieces(
+    core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_module, "BUSY_PREFILL_TOKENS", 64)
+    monkeypatch.setattr(core_module, "BUSY_PREFILL_PAIRS", 2**15)
+    _, heard = ask(core, [5, 6, 7], 200)
+    step(core)
+    job, _ = ask(core, [token % VOCABULARY for token in range(1900)], 1)
+    while not job.finished:
+        before, said = job.num_computed, len(heard.token_ids)
+        step(core)
+        count = job.num_computed - before
+        assert count <= 64
+        assert count * (before + count) <= 2**15
+        assert len(heard.token_ids) == said + 1
+
+
 def step(core: Core) -> None:
     for job, delta in core.step():
         job.sink.push(delta)

@@ -17,6 +17,7 @@ from clawstream.events import ExchangeCompleted, ExchangeFailed, FeedbackGiven
 from clawstream.gateway.key_file import add_key
 from clawstream.gateway.keys import Allowance
 from clawstream.gateway.owners import Claim, Owners, hashed
+from clawstream.inference.scripted import Fault
 from clawstream.stream.log import Raw, Start
 from clawstream.stream.memory import MemoryLog
 from clawstream.stream.stage import Record
@@ -191,6 +192,28 @@ async def test_two_keys_that_begin_one_session_at_once_do_not_share_it(
         await until(answered)
         late = await gateway.chat(headers=ben)
     assert (meanwhile.status, late.status) == (403, 403)
+
+
+async def test_who_got_a_part_of_an_answer_owns_the_session(tokenizer_folder: Path, keys: dict[str, Any]) -> None:
+    async with house(tokenizer_folder, keys_file=keys["keys_file"]) as gateway:
+        gateway.engine.faults.append(Fault(cut_after_tokens=3))
+        await gateway.chat(headers=keys["anna"], stream=True)
+        [failed] = await gateway.recorded(ExchangeFailed)
+        statuses = [(await gateway.chat(headers=keys[name])).status for name in ("ben", "anna")]
+    assert (len(failed.output_ids) > 0, statuses) == (True, [403, 200])
+
+
+async def test_an_owner_that_a_killed_gateway_had_no_time_to_keep_is_read_from_the_log(
+    tokenizer_folder: Path, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    log = MemoryLog()
+    house_of: dict[str, Any] = {"log": log, "data_dir": tmp_path, "keys_file": keys["keys_file"]}
+    async with house(tokenizer_folder, **house_of):
+        pass  # its file has all of the log up to here
+    await log.append([exchange("s", "anna")])
+    async with house(tokenizer_folder, **house_of) as gateway:
+        statuses = [(await gateway.chat(headers=keys[name])).status for name in ("ben", "anna")]
+    assert statuses == [403, 200]
 
 
 class Unread(MemoryLog):
