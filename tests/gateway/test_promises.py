@@ -294,9 +294,14 @@ async def test_a_gone_client_that_waited_for_the_whole_was_sent_nothing(gateway:
     gateway.say("x" * 500)
     gateway.engine.token_delay_s = 0.01
     asking = asyncio.create_task(gateway.chat())
-    await until(gateway.generating)
+
+    async def has_tokens() -> bool:
+        return "clawstream_ttft_seconds_count 1.0" in (await gateway.get("/metrics"))[1]
+
+    await until(has_tokens)
     asking.cancel()
     (failed,) = await gateway.recorded(ExchangeFailed)
+    assert len(failed.output_ids) > 0
     assert (failed.message, failed.versions, failed.sampling) == (None, None, None)
 
 
@@ -308,6 +313,7 @@ async def test_an_engine_that_dies_in_mid_answer_is_an_error_in_the_stream(gatew
     assert "engine failed" in response.events[-1]["error"]["message"]
     assert (response.finish_reasons, response.done) == ([], False)
     assert (failed.reason, len(failed.output_ids)) == (FailureReason.ENGINE_FAILED, 3)
+    assert not failed.is_interrupted
 
 
 @pytest.mark.parametrize(("status", "expected"), [(400, 400), (422, 422), (503, 503), (500, 503)])

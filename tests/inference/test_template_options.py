@@ -7,6 +7,7 @@ import pytest
 
 from clawstream.errors import UnrenderableRequest
 from clawstream.inference.rendering import PromptRenderer
+from clawstream.inference.template_options import template_options
 from tests.engine.tiny_model import make_tokenizer
 
 TEMPLATE = (
@@ -100,6 +101,7 @@ def test_a_switch_for_thinking_is_left_out_where_the_template_has_none(
     renderer: PromptRenderer, tmp_path: Path
 ) -> None:
     assert prompt(renderer, {"enable_thinking": False}) == "Hi"
+    assert template_options({"enable_thinking": False, "effort": 1}, frozenset({"effort"})) == {"effort": 1}
     thinks = made(tmp_path, "{{ messages[0].content }}{% if enable_thinking %}<think>{% endif %}")
     assert [prompt(thinks, {"enable_thinking": on}) for on in (True, False)] == ["Hi<think>", "Hi"]
 

@@ -121,6 +121,16 @@ def test_an_answer_that_the_summary_replaced_is_an_orphan() -> None:
     assert [type(event) for event in fates(session.written)] == [TurnOrphaned]
 
 
+def test_a_question_that_is_asked_again_behind_a_summary_decides_nothing_of_its_first_answer() -> None:
+    session = Session()
+    first = session.ask([user("a"), assistant("x"), user("b")], "done")
+    session.fail([user(SUMMARY), user("b")])
+    session.ask([user(SUMMARY), user("b"), assistant("done"), user("wrong")], "sorry")
+    [turn] = fates(session.written)
+    assert isinstance(turn, TurnPaired)
+    assert (turn.turn_id, turn.next_state) == (first.exchange_id, (3,))
+
+
 def test_where_old_words_stand_behind_a_summary_they_are_not_the_new_answer() -> None:
     asked = [user("a"), assistant("done"), user("b")]
     assert pairs((asked, "done"), ([user(SUMMARY), assistant("done"), user("c")], "sorry")) == []
