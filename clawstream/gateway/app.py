@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import aiohttp
 import uvicorn
@@ -53,6 +54,8 @@ DRAIN_S = 30.0  # how long running answers may go on after the signal to stop
 class GatewayLog(SealedLog, Follows, Protocol):
     """The parts of a log that the gateway uses."""
 
+    cluster_id: str | None  # whose data it is; None: its broker does not say
+
 
 async def serve(
     settings: Settings,
@@ -73,7 +76,7 @@ async def serve(
     async with (
         engine_session(settings.engine) as session,
         _spool(settings, fsync) as spool,
-        _owners(settings) as owners,
+        _owners(settings, log.cluster_id) as owners,
     ):
         delivery = Delivery(log, spool, ack_timeout_s=settings.gateway.ack_timeout_s, metrics=metrics, now_ms=epoch_ms)
         admission = Admission(
@@ -134,9 +137,10 @@ async def _done_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> 
 
 
 @asynccontextmanager
-async def _owners(settings: Settings) -> AsyncIterator[Owners]:
+async def _owners(settings: Settings, cluster_id: str | None) -> AsyncIterator[Owners]:
     """Have the owners of this log's sessions; all that is known is kept afterwards."""
-    with Owners.opened(settings.data_dir / OWNERS, f"{settings.kafka.prefix}sessions", epoch_ms) as owners:
+    of_cluster = "" if cluster_id is None else f".{quote(cluster_id, safe='')}"
+    with Owners.opened(settings.data_dir / OWNERS, f"{settings.kafka.prefix}sessions{of_cluster}", epoch_ms) as owners:
         yield owners
 
 

@@ -50,7 +50,9 @@ class KafkaLog:
         appender: Appender,
         admin: AIOKafkaAdminClient,
         patience: GroupPatience,
+        cluster_id: str | None,
     ) -> None:
+        self.cluster_id = cluster_id  # the broker's own name for its data; None: it has none
         self._broker = broker
         self._patience = patience
         self._prefix = prefix
@@ -86,8 +88,12 @@ class KafkaLog:
                     admin = broker.admin()
                     stack.push_async_callback(admin.close)
                     await admin.start()
+                    cluster_id = (await admin.describe_cluster())["cluster_id"]
                     appender = await stack.enter_async_context(Appender(broker, prefix, used))
-            log = cls(broker, prefix, used, appender=appender, admin=admin, patience=patience or GroupPatience())
+            log = cls(
+                broker, prefix, used,
+                appender=appender, admin=admin, patience=patience or GroupPatience(), cluster_id=cluster_id,
+            )  # fmt: skip
             stack.push_async_callback(log._close_readers)
             yield log
 

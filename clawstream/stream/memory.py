@@ -6,6 +6,7 @@ what passes here was not made easy. A `Cut` takes the log away in the middle of 
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from zlib import crc32
@@ -27,6 +28,7 @@ class MemoryBroker:
     """Partitions and groups; several logs may be connected to one broker, as processes are."""
 
     def __init__(self, *, partitions: int = 3, clock_ms: Callable[[], int] | None = None) -> None:
+        self.cluster_id = uuid.uuid4().hex
         self._clock_ms = clock_ms or (lambda: int(time.time() * 1000))
         self._partitions: dict[Place, list[Raw]] = {
             Place(topic.name, number): [] for topic in all_topics() for number in range(count_of(topic, partitions))
@@ -100,6 +102,7 @@ class MemoryLog:
 
     def __init__(self, broker: MemoryBroker | None = None, *, cut: Cut | None = None) -> None:
         self.broker = broker or MemoryBroker()
+        self.cluster_id: str | None = self.broker.cluster_id
         self._cut = cut or Cut.never()
 
     def healthy(self) -> bool:

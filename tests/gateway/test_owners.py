@@ -156,6 +156,18 @@ async def test_an_owner_is_one_after_the_window_and_after_a_restart(
     assert [event.key_name for event in told if isinstance(event, FeedbackGiven)] == ["anna"]
 
 
+async def test_a_data_folder_keeps_the_owners_of_each_brokers_log_apart(
+    tokenizer_folder: Path, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    here, there = MemoryLog(), MemoryLog()
+    told = []
+    for log, key in ((here, "anna"), (there, "ben"), (here, "ben"), (there, "anna"), (here, "anna")):
+        async with house(tokenizer_folder, log=log, data_dir=tmp_path, keys_file=keys["keys_file"]) as gateway:
+            told.append((await gateway.chat(headers=keys[key])).status)
+    assert told == [200, 200, 403, 403, 200]
+    assert len(list((tmp_path / "owners").glob("*.sqlite"))) == 2
+
+
 async def test_a_request_that_was_refused_takes_no_session(tokenizer_folder: Path, keys: dict[str, Any]) -> None:
     anna, ben = keys["anna"], keys["ben"]
     async with house(tokenizer_folder, keys_file=keys["keys_file"]) as gateway:

@@ -10,9 +10,10 @@ from clawstream.errors import UnusableEvent
 from clawstream.events import Event, PolicyPublished
 from clawstream.stream.codec import codec
 from clawstream.stream.log import Arrived, Batch, Place, Put, Start
+from clawstream.stream.memory import MemoryLog
 from clawstream.stream.stage import Record
 from tests.stream import toys
-from tests.stream.contract.conftest import AnyLog
+from tests.stream.contract.conftest import AnyLog, Connect
 
 POLICY = "clawstream.policy.v1"
 
@@ -47,6 +48,13 @@ async def test_a_record_says_where_it_stands_and_which_trace_it_belongs_to(log: 
     assert first.offset < second.offset
     assert before_ms - 1000 <= first.timestamp_ms <= second.timestamp_ms <= before_ms + 60_000
     assert [first.event, second.event] == [published(0), published(1)]
+
+
+async def test_all_connections_to_a_broker_know_it_by_one_name(connect: Connect, log: AnyLog) -> None:
+    async with connect() as another:
+        assert another.cluster_id == log.cluster_id
+    assert log.cluster_id
+    assert log.cluster_id != MemoryLog().cluster_id
 
 
 async def test_a_follower_sees_what_comes(log: AnyLog) -> None:
