@@ -14,10 +14,10 @@ import hashlib
 import logging
 import os
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ KEEP_EVERY_S = 1.0
 _NOTE_EVERY_MS = 60_000  # how far the log was read, where nobody new was answered
 _CLOCKS_DIFFER_MS = 3_600_000  # at most, the broker's and ours
 _HASH_BYTES = 16
+_KEPT = 10_000  # sessions whose next answer is not written again
 _AS_BYTES = ("utf-8", "surrogatepass")  # whatever a record says, it is kept
 _VERSION = 1
 _SCHEMA = (
@@ -68,11 +69,12 @@ class Owners:
     def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
         self._path = path
         self._now_ms = now_ms
-        self._reading = _opened(path)
+        self._reading, self._writing = _opened(path), _opened(path)  # the second for the writer's thread
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="owners")
         self._fresh: dict[bytes, Claim] = {}  # not in the file yet, the earliest of each session
         self._keeping: Mapping[bytes, Claim] = {}  # on their way into it
-        self._under_way: dict[str, Counter[str | None]] = {}
+        self._kept: dict[bytes, int] = {}  # of the newest of those in it, since when at the latest, in ms
+        self._under_way: dict[str, dict[str | None, int]] = {}
         self._failing = False
         self._noted_at_ms = 0
         self.read_to_ms: int | None = self._read_to_ms()  # None: nothing of the log is in the file
@@ -113,8 +115,7 @@ class Owners:
 
         Raises TryLater where a key asks, and who owns the session is not known.
         """
-        others = self._under_way.get(session_id, {}).keys() - {None, key_name}
-        if others:
+        if any(holder not in (None, key_name) for holder in self._under_way.get(session_id, ())):
             return False
         try:
             return self.owner_of(session_id) in (None, key_name)
@@ -126,13 +127,15 @@ class Owners:
     @contextmanager
     def holding(self, session_id: str, key_name: str | None) -> Iterator[None]:
         """For the length of the block no other key can begin the session."""
-        holders = self._under_way.setdefault(session_id, Counter())
-        holders[key_name] += 1
+        holders = self._under_way.setdefault(session_id, {})
+        holders[key_name] = holders.get(key_name, 0) + 1
         try:
             yield
         finally:
             holders[key_name] -= 1
-            if not +holders:
+            if not holders[key_name]:
+                del holders[key_name]
+            if not holders:
                 self._under_way.pop(session_id, None)
 
     def learn(self, events: Iterable[Event]) -> None:
@@ -160,11 +163,13 @@ class Owners:
         except TryLater as error:
             LOG.warning("owners=not_kept reason=%s; they are read from the log at the next start", error)
         self._writer.shutdown()
+        self._writing.close()
         self._reading.close()
 
     def _is_known(self, claim: Claim) -> bool:
         known = self._fresh.get(claim.session) or self._keeping.get(claim.session)
-        return known is not None and known.at_ms <= claim.at_ms
+        since_ms = self._kept.get(claim.session) if known is None else known.at_ms
+        return since_ms is not None and since_ms <= claim.at_ms
 
     async def _keep(self) -> None:
         gathered, to_ms = self._gathered(), self._whole_to_ms()
@@ -175,6 +180,9 @@ class Owners:
                 LOG.error("owners=not_kept reason=%s; they stay in memory, and are on the log", error)
             self._failing = True
             return
+        self._kept |= {claim.session: claim.at_ms for claim in gathered}
+        for session in list(islice(self._kept, max(0, len(self._kept) - _KEPT))):
+            del self._kept[session]
         self._keeping, self._failing, self._noted_at_ms = {}, False, self._now_ms()
 
     def _gathered(self) -> list[Claim]:
@@ -188,7 +196,7 @@ class Owners:
     def _write(self, claims: list[Claim], read_to_ms: int | None) -> None:
         """Put these into the file, and how far it has the log. In the writer's thread; raises TryLater."""
         try:
-            with closing(sqlite3.connect(self._path)) as file, file:
+            with self._writing as file:
                 names = {(claim.key_name.encode(*_AS_BYTES),) for claim in claims}
                 file.executemany("INSERT OR IGNORE INTO keys (name) VALUES (?)", names)
                 file.executemany(_CLAIM, ((c.session, c.at_ms, c.key_name.encode(*_AS_BYTES)) for c in claims))
@@ -230,9 +238,11 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 def _connected(path: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    file = sqlite3.connect(path)
+    file = sqlite3.connect(path, check_same_thread=False)
     try:
         file.execute("PRAGMA journal_mode = WAL")
+        # Power that fails takes the newest commits, so no claim before what `log` says was read; those are read again.
+        file.execute("PRAGMA synchronous = NORMAL")
         (version,) = file.execute("PRAGMA user_version").fetchone()
         if version not in (0, _VERSION):
             raise sqlite3.DatabaseError(f"it is of version {version}, expected {_VERSION}")

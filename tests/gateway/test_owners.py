@@ -1,12 +1,14 @@
 """Whose a session is: the key's that was first answered in it, whatever was asked since, for ever."""
 
 import asyncio
+import sqlite3
 import stat
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 import pytest
 from hypothesis import given, settings
@@ -71,6 +73,57 @@ def test_the_first_who_was_answered_is_the_owner_in_whatever_order_it_is_learned
     with opened(folder) as again:
         again.whole = True
         assert again.owner_of("s") == "key1"
+
+
+@pytest.fixture
+async def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator["Kept", None]:
+    monkeypatch.setattr("clawstream.gateway.owners.KEEP_EVERY_S", 0.01)
+    with opened(tmp_path) as owners, closing(sqlite3.connect(tmp_path / "sessions.sqlite")) as file:
+        owners.whole = True
+        keeping = asyncio.create_task(owners.run())
+        yield Kept(owners, file)
+        keeping.cancel()
+
+
+class Kept(NamedTuple):
+    """Owners that are kept at once, and their file."""
+
+    owners: Owners
+    file: sqlite3.Connection
+
+    async def learn(self, *events: ExchangeCompleted) -> None:
+        """Return once what is to be kept of these is."""
+        barrier = exchange(str(uuid4()), "anna")
+        self.owners.learn([*events, barrier])
+
+        async def there() -> bool:
+            query = "SELECT 1 FROM owners WHERE session = ?"
+            return self.file.execute(query, (hashed(barrier.session_id),)).fetchone() is not None
+
+        await until(there)
+
+    def owner_of(self, session_id: str) -> str | None:
+        query = "SELECT name FROM owners JOIN keys ON id = key_id WHERE session = ?"
+        found = self.file.execute(query, (hashed(session_id),)).fetchone()
+        return None if found is None else bytes(found[0]).decode()
+
+
+async def test_an_answer_that_is_learned_late_makes_its_key_the_owner_if_it_was_the_first(kept: Kept) -> None:
+    told = []
+    for key, at_ms in (("ben", 5), ("ben", 7), ("anna", 6), ("anna", 3), ("ben", 4)):
+        await kept.learn(exchange("s", key, at_ms))
+        told.append((kept.owner_of("s"), kept.owners.owner_of("s")))
+    assert told == [("ben", "ben")] * 3 + [("anna", "anna")] * 2
+
+
+async def test_what_is_kept_of_a_session_is_not_written_again_with_each_answer(kept: Kept) -> None:
+    await kept.learn(exchange("s", "anna", 5))
+    kept.file.execute("DELETE FROM owners WHERE session = ?", (hashed("s"),))
+    kept.file.commit()
+    await kept.learn(exchange("s", "anna", 6))
+    assert kept.owner_of("s") is None
+    await kept.learn(exchange("s", "anna", 4))
+    assert kept.owner_of("s") == "anna"
 
 
 async def test_no_number_of_others_washes_an_owner_out(owners: Owners, tmp_path: Path) -> None:
