@@ -5,10 +5,16 @@ import time
 
 import pytest
 
+from clawstream.config import JudgeSettings, TurnsSettings
+from clawstream.events import TurnPaired
+from clawstream.judging.stage import judging_stage
 from clawstream.stream.clock import LogClock
 from clawstream.stream.dating import BELIEVED_MS, Dating, capped
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.stream.stage import DAY_MS
+from clawstream.turns.stage import turns_stage
+from tests.flow import Oracle
+from tests.sessions import TURNS, VERDICTS, Json, Session, assistant, user
 from tests.stream import toys
 
 NOW_MS = 1_800_000_000_000
@@ -82,3 +88,33 @@ async def test_sessions_before_within_and_after_the_jump_of_a_brokers_clock_are_
     said = [record.getMessage() for record in caplog.records if "clock=" in record.getMessage()]
     assert any(f"clock=doubted records are dated 259,{'200' if days > 0 else ''}" in one for one in said) or days < 0
     assert any("clock=believed" in one for one in said)
+
+
+async def test_what_was_said_while_a_brokers_clock_was_three_days_ahead_is_paired_and_judged() -> None:
+    offset_ms = 0
+    log = MemoryLog(MemoryBroker(partitions=1, clock_ms=lambda: int(time.time() * 1000) + offset_ms))
+    histories: dict[str, list[Json]] = {}
+    sessions = {name: Session(name) for name in "abcd"}
+
+    async def say(names: str) -> None:
+        for name in names:
+            asked = [*histories.get(name, ()), user(f"and {len(histories.get(name, ()))}?")]
+            await log.append([sessions[name].ask(asked, "so")])
+            histories[name] = [*asked, assistant("so")]
+        for group in ("turns", "judging"):
+            await toys.settled(log, group)
+
+    async with (
+        toys.running(turns_stage(TurnsSettings()), log),
+        toys.running(judging_stage(JudgeSettings(votes=1), Oracle()), log),
+    ):
+        for offset_ms, names in ((0, "ab"), (3 * DAY_MS, "bc"), (3 * DAY_MS, "c"), (0, "abcd"), (0, "abcd")):
+            await say(names)
+        paired = {one.event.turn_id for one in await toys.read(log, TURNS) if isinstance(one.event, TurnPaired)}
+        asked_before = [one.exchange_id for of in sessions.values() for one in of.written[:-1]]
+
+        async def all_judged() -> bool:
+            return {one.event.turn_id for one in await toys.read(log, VERDICTS)} == paired
+
+        await toys.until(all_judged)
+    assert sorted(paired) == sorted(asked_before)
