@@ -177,7 +177,7 @@ class Worker:
         self.position[topic] += 1
         step = self.stage.step(self.states.get(record.key), record)
         self.states[record.key] = step.state
-        self._write(step.events)
+        self.write(step.events)
         self.undone[topic][record.offset] = len(step.calls)
         self.calls += [(record, call) for call in step.calls]
         self._commit(topic)
@@ -185,11 +185,11 @@ class Worker:
     def _return(self, number: int) -> None:
         record, call = self.calls.pop(number)
         assert self.stage.perform is not None
-        self._write(now(self.stage.perform(call)))
+        self.write(now(self.stage.perform(call)))
         self.undone[record.topic][record.offset] -= 1
         self._commit(record.topic)
 
-    def _write(self, events: Iterable[Event]) -> None:
+    def write(self, events: Iterable[Event]) -> None:
         for event in events:
             self.log.append(_TOPIC_OF.get(type(event), EXCHANGES), event)
 
@@ -251,7 +251,7 @@ class Flow:
                 return self.log
             worker, choice = choices[0] if rng is None else rng.choice(choices)
             if worker is None:
-                self._write(waiting.pop(0))
+                self.write(waiting.pop(0))
             elif rng is not None and rng.random() < restarts:
                 worker.restart()
             else:
@@ -263,7 +263,7 @@ class Flow:
         worker.stage = _taught(self._rules, teacher)
         worker.restart()
 
-    def _write(self, event: Event) -> None:
+    def write(self, event: Event) -> None:
         self.log.append(_TOPIC_OF.get(type(event), EXCHANGES), event)
 
     def states(self) -> list[Any]:

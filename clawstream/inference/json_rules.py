@@ -72,7 +72,7 @@ class JsonRules:
             return self.value({key: value for part in parts for key, value in part.items()}, root)
         if isinstance(kind, list) and kind:
             return " | ".join(self.value({**schema, "type": one}, root) for one in kind)
-        if kind in _SCALARS:
+        if isinstance(kind, str) and kind in _SCALARS:
             return _SCALARS[kind]
         if kind == "array" or "items" in schema:
             return self._array(schema, root)

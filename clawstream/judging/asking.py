@@ -18,9 +18,10 @@ from clawstream.events import (
     VoteCast,
     derived_id,
 )
-from clawstream.events.conversation import Message, parse, role_of
+from clawstream.events.conversation import Message, parse
 from clawstream.events.floor import SecondLooks, buried, second_looks
 from clawstream.events.history import rebuild
+from clawstream.events.main_messages import answer_before
 from clawstream.judging.concluding import conclusions
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
 from clawstream.judging.session import Box, Session, learn
@@ -157,13 +158,13 @@ def _case(session: Session, turn: TurnPaired) -> Case:
 
     Of an interrupted answer that request may show nothing: it is told as the client got it.
     """
-    messages = _messages(session, turn.next_exchange_id)
+    raw = rebuild(turn.next_exchange_id, session.requests).messages
+    messages = tuple(map(parse, raw))
     followed = tuple(messages[index] for index in turn.next_state)
     if turn.interrupted:
         answer = parse(session.parts[turn.turn_id])
         return Case(request=_messages(session, turn.turn_id), answer=answer, next_state=followed, interrupted=True)
-    before = range(turn.next_state[0])
-    echo = max(index for index in before if role_of(messages[index]) == "assistant")
+    echo = answer_before(raw, turn.next_state[0])
     return Case(request=messages[:echo], answer=messages[echo], next_state=followed)
 
 

@@ -23,8 +23,9 @@ from clawstream.events import (
     TurnsSettled,
     derived_id,
 )
-from clawstream.events.conversation import Message, ToolCall, parse, role_of, tool_calls_of
+from clawstream.events.conversation import Message, ToolCall, parse, tool_calls_of
 from clawstream.events.history import rebuild
+from clawstream.events.main_messages import answer_before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +141,7 @@ def _turn(due: Due) -> Turn:
     if due.part is not None:
         [answer], asked = own((due.part,)), own(due.asked)
     else:
-        echo = max(index for index in range(due.paired.next_state[0]) if role_of(messages[index]) == "assistant")
+        echo = answer_before(due.messages, due.paired.next_state[0])
         answer, asked = messages[echo], messages[:echo]
     return Turn(
         messages=asked,

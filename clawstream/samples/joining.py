@@ -183,7 +183,7 @@ def _completed(session: Session, event: Event) -> list[Judged]:
     match event:
         case VerdictReached() | HintFound() | HintAbsent() | TeacherScored():
             return [judged_of(event)]
-        case ExchangeCompleted():
+        case ExchangeCompleted() | ExchangeFailed():
             return [key for key in session.verdicts if key.turn_id == event.exchange_id]
         case FeedbackGiven():
             return _newest(key for key in session.verdicts if key.turn_id == event.turn_id)

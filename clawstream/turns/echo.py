@@ -6,16 +6,13 @@ with the answers to that have no place in that count: clients rewrite and drop t
 join messages of one role, drop the last before an answer, and put a summary in the place of the first.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from clawstream.events import OrphanReason
-from clawstream.events.authors import Author
 from clawstream.events.conversation import (
     Message,
-    is_ephemeral,
-    is_housekeeping,
     is_summary,
     parse,
     role_of,
@@ -23,8 +20,8 @@ from clawstream.events.conversation import (
     same_answer,
     text_of,
     tool_calls_of,
-    written_in,
 )
+from clawstream.events.main_messages import main_messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +102,24 @@ def look_behind(asked: Sequence[bytes], part: bytes, history: Sequence[bytes]) -
     return Displaced(found.index)
 
 
+def stands_at(index: int, asked: Sequence[bytes] | None, answer: bytes, history: Sequence[bytes]) -> bool:
+    """Return whether the answer is the message at `index`, behind all that was asked and nothing else."""
+    if asked is None:
+        return look(None, answer, history) == Echo(index)
+    same = _num_equal(asked, history)
+    now = _each_said(history, same)
+    for said in _each_said(asked, same):
+        found = next(now, None)
+        if found is None or found.meaning != said.meaning:
+            return False
+    found = next(now, None)
+    return found is not None and found.index == index and same_answer(parse(answer), found.message)
+
+
 def next_state(messages: Sequence[bytes], echo: int) -> tuple[int, ...]:
     """Return the indices of what followed the echo: the user's or the tools' messages up to the next answer."""
     found: list[int] = []
-    aside = _is_aside(messages[: echo + 1])
-    for index in range(echo + 1, len(messages)):
-        message = parse(messages[index])
-        if not _belongs(message):
-            continue
-        if role_of(message) == "user":
-            aside = is_housekeeping(message)
-        if aside:
-            continue
+    for index, message in main_messages(messages, echo + 1):
         if role_of(message) == "assistant":
             break
         found.append(index)
@@ -124,36 +127,13 @@ def next_state(messages: Sequence[bytes], echo: int) -> tuple[int, ...]:
 
 
 def _said(messages: Sequence[bytes], start: int) -> list[_Said]:
-    found: list[_Said] = []
-    aside = _is_aside(messages[:start])
-    for index in range(start, len(messages)):
-        message = parse(messages[index])
-        if not _belongs(message):
-            continue
-        if role_of(message) == "user":
-            aside = is_housekeeping(message)
-        if not aside:
-            found += [_Said(index, message, meaning) for meaning in said_in(message)]
-    return found
+    return list(_each_said(messages, start))
 
 
-def _belongs(message: Message) -> bool:
-    """Return whether it is part of the conversation, or a question of the client's own; an instruction is neither."""
-    if role_of(message) == "system" or is_ephemeral(message):
-        return False
-    if role_of(message) != "user" or is_housekeeping(message):
-        return True
-    pieces = written_in(message)
-    return not pieces or any(piece.author is not Author.CLIENT for piece in pieces)
-
-
-def _is_aside(before: Sequence[bytes]) -> bool:
-    """Return whether what follows `before` answers what the client asked for itself."""
-    for raw in reversed(before):
-        message = parse(raw)
-        if role_of(message) == "user" and _belongs(message):
-            return is_housekeeping(message)
-    return False
+def _each_said(messages: Sequence[bytes], start: int) -> Iterator[_Said]:
+    for index, message in main_messages(messages, start):
+        for meaning in said_in(message):
+            yield _Said(index, message, meaning)
 
 
 def _num_equal(left: Sequence[bytes], right: Sequence[bytes]) -> int:

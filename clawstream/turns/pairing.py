@@ -23,7 +23,7 @@ from clawstream.events import (
 )
 from clawstream.events.conversation import parse, same_answer
 from clawstream.events.history import rebuild
-from clawstream.turns.echo import Displaced, Echo, Missing, look, look_behind, next_state
+from clawstream.turns.echo import Displaced, Echo, Missing, look, look_behind, next_state, stands_at
 
 MAX_PENDING = 32  # only asking the same again and again gets there; the oldest answer is then given up
 
@@ -154,7 +154,7 @@ def _finding(session: Session, item: Pending, messages: Sequence[bytes]) -> Echo
 def _is_of_another(session: Session, messages: Sequence[bytes], index: int) -> bool:
     said = parse(messages[index])
     return any(
-        same_answer(parse(answer), said) and look(_asked(session, turn_id), answer, messages) == Echo(index)
+        same_answer(parse(answer), said) and stands_at(index, _asked(session, turn_id), answer, messages)
         for turn_id, answer in session.paired.items()
     )
 

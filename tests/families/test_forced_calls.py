@@ -194,3 +194,11 @@ def test_a_schema_that_holds_itself_and_one_that_is_nested_too_deeply(renderers:
         grammar({"type": "object", "properties": {"a": deep}})
     with pytest.raises(UnrenderableRequest, match="half a character"):
         grammar({"type": "object", "properties": {json.loads('"\\ud800"'): {}}})
+
+
+@pytest.mark.parametrize("kind", [{"a": 1}, [{}], [["string"]], 5, None])
+def test_a_type_that_is_none_asks_for_nothing(renderers: dict[str, PromptRenderer], kind: object) -> None:
+    field = {"type": "object", "properties": {"a": {"type": kind}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": field}}]
+    grammar = renderers["qwen3"].grammar_of_calls({"tools": tools, "tool_choice": "required"}, (1,))
+    assert grammar is not None

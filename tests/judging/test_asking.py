@@ -11,6 +11,7 @@ from clawstream.events import (
     Question,
     TurnPaired,
     TurnsSettled,
+    TurnType,
     VerdictReached,
     VerdictStatus,
     VoteCast,
@@ -18,6 +19,8 @@ from clawstream.events import (
 )
 from clawstream.judging.asking import Ballot, Judging, observe
 from clawstream.judging.session import Session as State
+from tests import recorded
+from tests.flow import Flow, Oracle
 from tests.sessions import Session, assistant, user
 
 JUDGING = Judging(judge="judge@test", prompt_version="v", num_votes=3, quorum=2, hint_quorum=2, section_tokens=500)
@@ -170,3 +173,15 @@ def test_votes_on_a_later_life_of_a_session_outlive_the_end_of_an_earlier_one() 
     assert first.exchange_id not in state.requests
     _, _, ballots = fold([after], state)
     assert [(ballot.question, ballot.number) for ballot in ballots] == [(Question.SCORE, 2)]
+
+
+def test_what_the_client_asked_for_itself_meanwhile_is_not_the_answer_that_is_judged() -> None:
+    session = Session()
+    first = session.ask(recorded.HEARTBEAT[:2], "Answer 2.")
+    session.ask(recorded.HEARTBEAT, "Disk full.", turn_type=TurnType.SIDE)
+    session.ask(recorded.USER_AFTER_AN_ALERT, "Look at it.")
+    log = Flow(judge := Oracle()).run(session.written)
+    [turn] = log.of(TurnPaired)
+    asked = [prompt for prompt in judge.asked if "<answer>" in prompt]
+    assert (turn.turn_id, len(asked) > 0) == (first.exchange_id, True)
+    assert all("<answer>\nAnswer 2.\n</answer>" in prompt and "Disk full." not in prompt for prompt in asked)

@@ -16,6 +16,7 @@ from clawstream.replay.running import begin
 from clawstream.stream.letters import Reason
 from clawstream.stream.memory import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Stage
+from tests import recorded
 from tests.flow import Flow, Worker
 from tests.replay.recorded import SETTINGS, own, said, wanted, work, written
 from tests.samples.test_flow import MOVES, SEEDS, conversation
@@ -58,6 +59,17 @@ def corrected() -> tuple[ExchangeCompleted, ExchangeCompleted, TurnPaired]:
     second = session.ask([user("1+2?"), answer, result], "3")
     turn = TurnPaired(session_id="s", turn_id=first.exchange_id, next_exchange_id=second.exchange_id, next_state=(2,))
     return first, second, turn
+
+
+def test_a_function_sees_the_answer_and_not_what_the_client_asked_for_itself_meanwhile() -> None:
+    session = Session()
+    first = session.ask(recorded.HEARTBEAT[:2], "Answer 2.")
+    second = session.ask(recorded.USER_AFTER_AN_ALERT, "Look at it.")
+    turn = TurnPaired(session_id="s", turn_id=first.exchange_id, next_exchange_id=second.exchange_id, next_state=(5,))
+    seen: list[Turn] = []
+    told(None, [first, second, turn], Heuristic("look", seen.append))
+    [what] = seen
+    assert (what.answer["content"], len(what.messages)) == ("Answer 2.", 2)
 
 
 def test_a_function_sees_what_was_asked_answered_called_and_what_followed() -> None:

@@ -10,14 +10,23 @@ BAD = "\\boxed{-1}"
 ASKED = [user("hello"), assistant("hi"), user("Please talk for long.")]
 
 
-def stopped(*, interrupted: bool) -> tuple[Log, Oracle, str]:
-    """What comes of an answer that was stopped, and complained of."""
+def written() -> tuple[Session, str]:
+    """A session with an answer that was stopped, and complained of."""
     session = Session("s")
     session.ask(ASKED[:1], "hi")
     cut = session.fail(ASKED, "and so on and", num_unsent=3)
     session.ask([*ASKED, user("That is wrong, shorter.")], "Sorry.")
-    judge = Oracle({Question.SCORE: [BAD], Question.HINT: [BAD]})
-    return Flow(judge, interrupted=interrupted).run(session.written), judge, cut.exchange_id
+    return session, cut.exchange_id
+
+
+def complaining() -> Oracle:
+    return Oracle({Question.SCORE: [BAD], Question.HINT: [BAD]})
+
+
+def stopped(*, interrupted: bool) -> tuple[Log, Oracle, str]:
+    session, cut = written()
+    judge = complaining()
+    return Flow(judge, interrupted=interrupted).run(session.written), judge, cut
 
 
 def test_judges_see_what_the_client_had_got_and_that_it_was_interrupted() -> None:
@@ -43,3 +52,20 @@ def test_what_was_sent_of_it_is_trained_on_only_where_the_settings_say_so(interr
     sent = tokens(b"and so on and")
     assert (sample.response_ids, len(sample.response_logprobs), sample.reward) == (sent, len(sent), -1)
     assert [span.num_tokens for span in sample.versions] == [len(sent)]
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_sample_is_made_of_it_although_its_record_is_read_last(interrupted: bool) -> None:
+    session, _ = written()
+    flow = Flow(complaining(), interrupted=interrupted)
+    *before, samples = flow.workers
+    for event in session.written:
+        flow.write(event)
+    while busy := next((worker for worker in before if worker.choices()), None):
+        busy.act(busy.choices()[0])
+    for topic in sorted(samples.stage.reads, key=lambda name: "exchanges" in name):
+        while topic in samples.choices():
+            samples.act(topic)
+    live, _, _ = stopped(interrupted=interrupted)
+    for kind in (SampleAssembled, SampleRefused):
+        assert {event.event_id for event in flow.log.of(kind)} == {event.event_id for event in live.of(kind)}

@@ -1,6 +1,6 @@
 """Pairing: every answer that was echoed and followed by something gives one turn, and nothing else does."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -19,11 +19,14 @@ from clawstream.events import (
     TurnsSettled,
     TurnType,
 )
+from clawstream.events.conversation import Message, said_in
+from clawstream.turns import echo
 from clawstream.turns.pairing import MAX_PENDING
 from clawstream.turns.pairing import Session as State
 from clawstream.turns.stage import step, tick, turns_stage
 from tests import recorded
 from tests.sessions import SECOND_MS, Json, Session, assistant, record, user
+from tests.turns.clients import SUMMARY
 
 PAIRS = st.lists(st.tuples(st.sampled_from(["ok", "yes", "4"]), st.sampled_from(["go on", "4", "no"])), max_size=40)
 
@@ -319,3 +322,26 @@ def orphan(session: Session, asked: ExchangeCompleted, reason: OrphanReason) -> 
     return TurnOrphaned(
         session_id=session.session_id, turn_id=asked.exchange_id, next_exchange_id=newest.exchange_id, reason=reason
     )
+
+
+def test_what_a_changed_history_costs_does_not_grow_with_how_often_the_same_was_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cost(num_answers: int) -> int:
+        session = chat([("ok", f"and {number}?") for number in range(num_answers)])
+        state, _ = fold(session.written)
+        left = [user(SUMMARY), user(f"and {num_answers - 2}?"), assistant("ok"), user("no")]
+        summarised = session.ask(left, "sorry")
+        calls = 0
+
+        def counted(message: Message) -> Sequence[Hashable]:
+            nonlocal calls
+            calls += 1
+            return said_in(message)
+
+        monkeypatch.setattr(echo, "said_in", counted)
+        _, [fate] = fold([summarised], state)
+        assert isinstance(fate, TurnPaired)
+        return calls
+
+    assert cost(96) < 4 * cost(24) + 24
