@@ -6,7 +6,7 @@ import time
 import pytest
 
 from clawstream.config import JudgeSettings, TurnsSettings
-from clawstream.events import TurnPaired
+from clawstream.events import TurnPaired, VerdictReached
 from clawstream.judging.stage import judging_stage
 from clawstream.stream.clock import LogClock
 from clawstream.stream.dating import BELIEVED_MS, Dating, capped
@@ -95,11 +95,14 @@ async def test_what_was_said_while_a_brokers_clock_was_three_days_ahead_is_paire
     log = MemoryLog(MemoryBroker(partitions=1, clock_ms=lambda: int(time.time() * 1000) + offset_ms))
     histories: dict[str, list[Json]] = {}
     sessions = {name: Session(name) for name in "abcd"}
+    asked_in: dict[str, list[str]] = {name: [] for name in sessions}
 
     async def say(names: str) -> None:
         for name in names:
             asked = [*histories.get(name, ()), user(f"and {len(histories.get(name, ()))}?")]
-            await log.append([sessions[name].ask(asked, "so")])
+            exchange = sessions[name].ask(asked, "so")
+            asked_in[name].append(exchange.exchange_id)
+            await log.append([exchange])
             histories[name] = [*asked, assistant("so")]
         for group in ("turns", "judging"):
             await toys.settled(log, group)
@@ -108,13 +111,14 @@ async def test_what_was_said_while_a_brokers_clock_was_three_days_ahead_is_paire
         toys.running(turns_stage(TurnsSettings()), log),
         toys.running(judging_stage(JudgeSettings(votes=1), Oracle()), log),
     ):
-        for offset_ms, names in ((0, "ab"), (3 * DAY_MS, "bc"), (3 * DAY_MS, "c"), (0, "abcd"), (0, "abcd")):
+        for days, names in ((0, "ab"), (3, "bc"), (3, "c"), (0, "abcd"), (0, "abcd")):
+            offset_ms = days * DAY_MS
             await say(names)
         paired = {one.event.turn_id for one in await toys.read(log, TURNS) if isinstance(one.event, TurnPaired)}
-        asked_before = [one.exchange_id for of in sessions.values() for one in of.written[:-1]]
 
         async def all_judged() -> bool:
-            return {one.event.turn_id for one in await toys.read(log, VERDICTS)} == paired
+            verdicts = [one.event for one in await toys.read(log, VERDICTS)]
+            return {one.turn_id for one in verdicts if isinstance(one, VerdictReached)} == paired
 
         await toys.until(all_judged)
-    assert sorted(paired) == sorted(asked_before)
+    assert paired == {asked for names in asked_in.values() for asked in names[:-1]}
