@@ -1,12 +1,11 @@
 """Events to bytes and back: Avro, with the schema's fingerprint in front of each record.
 
 The one rule: whatever was ever written can be read; a record says which schema it was written with, and every version
-in schemas/ is known. Single-object encoding (C3 01 and the fingerprint) needs no other service; the framing of
-Confluent's registry (00 and the id that it gave the schema) is for installations whose tools ask for that.
+in schemas/ is known. Single-object encoding (C3 01 and the fingerprint) needs no other service.
 """
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
@@ -21,17 +20,9 @@ from clawstream.stream.schemas import Schema, all_schemas
 from clawstream.stream.upcasting import UPCASTERS, Plain, Upcast, Upcasters
 
 _SINGLE_OBJECT = b"\xc3\x01"
-_CONFLUENT = struct.Struct(">bI")  # magic 0, schema id
 _HEADER_BYTES = 10
 _NOT_AN_EVENT = (EOFError, IndexError, KeyError, MemoryError, OverflowError, TypeError, ValueError, struct.error)
 _FIRST_BYTES_SHOWN = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confluent:
-    """The registry's ids; with them events are written in its framing."""
-
-    ids: Mapping[bytes, int]  # by fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +44,12 @@ class _Reader:
 class Codec:
     """Writes events with the newest schema and reads all versions."""
 
-    def __init__(
-        self, schemas: Iterable[Schema], confluent: Confluent | None = None, *, upcasters: Upcasters = UPCASTERS
-    ) -> None:
+    def __init__(self, schemas: Iterable[Schema], *, upcasters: Upcasters = UPCASTERS) -> None:
         """Raises ValueError where a step from one version to the next has no upcaster."""
         schemas = tuple(schemas)
         newest = {schema.event: schema for schema in sorted(schemas, key=lambda schema: schema.version)}
-        self._writers = {kind: _writer(schema, confluent) for kind, schema in newest.items()}
+        self._writers = {kind: _writer(schema) for kind, schema in newest.items()}
         self._readers = {schema.fingerprint: _reader(schema, newest[schema.event], upcasters) for schema in schemas}
-        self._by_id = {} if confluent is None else {number: mark for mark, number in confluent.ids.items()}
 
     def encode(self, event: Event) -> bytes:
         """Return the record's value; raises UnusableEvent for a number that its field can't hold."""
@@ -86,7 +74,7 @@ class Codec:
         """Return the event; raises UndecodableRecord saying what was found."""
         if value is None:
             raise UndecodableRecord("the record has no value; every event has one")
-        mark, start = self._mark(value)
+        mark = self._mark(value)
         reader = self._readers.get(mark)
         if reader is None:
             raise UndecodableRecord(
@@ -94,7 +82,7 @@ class Codec:
                 "of something else"
             )
         body = BytesIO(value)
-        body.seek(start)
+        body.seek(_HEADER_BYTES)
         try:
             plain: Plain = fastavro.schemaless_reader(body, reader.written, None, handle_unicode_errors="surrogatepass")
             for upcast in reader.upcasts:
@@ -110,15 +98,10 @@ class Codec:
             )
         return event
 
-    def _mark(self, value: bytes) -> tuple[bytes, int]:
-        """Return the fingerprint that `value` begins with, and where its body starts."""
+    def _mark(self, value: bytes) -> bytes:
+        """Return the fingerprint that `value` begins with."""
         if value[:2] == _SINGLE_OBJECT and len(value) >= _HEADER_BYTES:
-            return value[2:_HEADER_BYTES], _HEADER_BYTES
-        if value[:1] == b"\0" and len(value) >= _CONFLUENT.size:
-            number = _CONFLUENT.unpack_from(value)[1]
-            if number in self._by_id:
-                return self._by_id[number], _CONFLUENT.size
-            raise UndecodableRecord(f"schema id {number} of a registry: no schema of ours was given that id")
+            return value[2:_HEADER_BYTES]
         raise UndecodableRecord(
             f"{len(value)} bytes beginning with {value[:_FIRST_BYTES_SHOWN].hex() or 'nothing'}: "
             "an event begins with c301 and a fingerprint"
@@ -127,19 +110,13 @@ class Codec:
 
 @cache
 def codec() -> Codec:
-    """Return the codec of the schemas that travel with this version, in single-object encoding."""
+    """Return the codec of the schemas that travel with this version."""
     return Codec(all_schemas())
 
 
-def _writer(schema: Schema, confluent: Confluent | None) -> _Writer:
-    if confluent is None:
-        header = _SINGLE_OBJECT + schema.fingerprint
-    else:
-        if schema.fingerprint not in confluent.ids:
-            raise ValueError(f"{schema.event.__name__} v{schema.version} has no id in the registry's mapping")
-        header = _CONFLUENT.pack(0, confluent.ids[schema.fingerprint])
+def _writer(schema: Schema) -> _Writer:
     as_bytes = fastavro.parse_schema(_strings_as_bytes(schema.parsed), _force=True)
-    return _Writer(header, to_plain(schema.event), schema.parsed, as_bytes)
+    return _Writer(_SINGLE_OBJECT + schema.fingerprint, to_plain(schema.event), schema.parsed, as_bytes)
 
 
 def _reader(schema: Schema, newest: Schema, upcasters: Upcasters) -> _Reader:
