@@ -1,6 +1,9 @@
 """What README and docs/ say leads somewhere: their links, and the commands, options and settings that they show."""
 
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +12,7 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from clawstream import cli
+from clawstream import __version__, cli
 from clawstream.config import load
 
 ROOT = Path(__file__).parents[2]
@@ -100,3 +103,13 @@ def test_settings_that_a_page_shows_are_settings_there_are(page: Path, tmp_path:
         file = tmp_path / f"{number}.toml"
         file.write_text(body)
         load(file)
+
+
+def test_the_readme_s_alias_runs_this_checkout_from_any_folder(tmp_path: Path) -> None:
+    [alias] = re.findall(r"^\$ (alias clawstream=.*)$", README.read_text(), re.MULTILINE)
+    checkout = tmp_path / "a checkout"
+    checkout.symlink_to(ROOT)
+    script = f"shopt -s expand_aliases\ncd '{checkout}'\n{alias}\ncd /\nclawstream --version\n"
+    there = {"UV_NO_SYNC": "1", "UV_PROJECT_ENVIRONMENT": sys.prefix}  # the environment that this test runs in
+    ran = subprocess.run(["bash", "-c", script], env=os.environ | there, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout.strip()) == (0, __version__), ran.stderr
