@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from clawstream.cli.process import Context, hide_torch, log_to_stderr
-from clawstream.cli.progress import shown
+from clawstream.cli.progress import shown, waiting
 from clawstream.config import Settings
 from clawstream.errors import ConfigError
 from clawstream.local.needs import refuse_what_is_missing
@@ -244,7 +244,8 @@ async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple
     from clawstream.simulation.casting import CASTS
 
     console = Console(stderr=True)
-    reference = await grid.reference(flips=cells[0].flip_after is not None, say=console.print)
+    with waiting(console) as say:
+        reference = await grid.reference(flips=cells[0].flip_after is not None, say=say)
     for what, of in (("scores", reference), ("by the wishes after the flip scores", reference.flipped)):
         if of is not None:
             console.print(f"the base {what} {of.baseline.score:.2f}, with the hint {of.ceiling.score:.2f}")

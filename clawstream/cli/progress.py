@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
 if TYPE_CHECKING:
@@ -23,6 +23,23 @@ def shown(console: Console, updates: int, unit: str = "updates") -> "Iterator[Te
         return
     with Progress(*columns(unit), console=console, expand=True) as bars:
         yield Bars(bars, updates)
+
+
+@contextmanager
+def waiting(console: Console) -> "Iterator[Callable[[str], None]]":
+    """Yield what says what goes on: a terminal sees the last of it and since when, all the while."""
+    if not console.is_terminal:
+        yield console.print
+        return
+    with Progress(SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"), console=console) as shows:
+        now: list[TaskID] = []
+
+        def say(what: str) -> None:
+            for task in now:
+                shows.stop_task(task)
+            now[:] = [shows.add_task(what, total=None)]
+
+        yield say
 
 
 def columns(unit: str) -> list[ProgressColumn]:
