@@ -6,7 +6,7 @@ The event loop only moves values here; a backend never blocks it. A client that 
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -155,17 +155,17 @@ class _Generate:
             await refuse(str(refused), refused.status)(scope, receive, send)
             return
         generations: list[Generation] = []
-        try:
-            for call in body.calls:
-                generations.append(await self._backend.start(call))  # noqa: PERF401 - those before a refusal are cancelled
-            await _answer(body, generations, scope, receive, send)
-        except RequestRefused as refused:
-            await (_stream_refusal(refused) if body.stream else refuse(str(refused), refused.status))(
-                scope, receive, send
-            )
-        finally:
-            for generation in generations:
-                generation.cancel()
+        with ExitStack() as started:  # those before a refusal are cancelled too
+            try:
+                for call in body.calls:
+                    generation = await self._backend.start(call)
+                    started.callback(generation.cancel)
+                    generations.append(generation)
+                await _answer(body, generations, scope, receive, send)
+            except RequestRefused as refused:
+                await (_stream_refusal(refused) if body.stream else refuse(str(refused), refused.status))(
+                    scope, receive, send
+                )
 
 
 async def _answer(

