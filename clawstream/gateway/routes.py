@@ -17,6 +17,13 @@ _NOT_OFFERED = {
     "/conversations": f"conversations are known by their session; send the history, or previous_response_id, to "
     f"{RESPONSES_PATH}",
 }
+_OF_OTHER_MODELS = {
+    "/images/": "the policy writes text and makes no pictures",
+    "/audio/": "the policy reads and writes text, and no sound",
+    "/realtime": "the policy reads and writes text, and no sound",
+    "/videos": "the policy writes text and makes no films",
+    "/moderations": "the policy answers and moderates nothing",
+}
 _PREFIXES = ("/v1", "/api", "/openai", "/anthropic")
 
 
@@ -29,6 +36,9 @@ def wrong_path(method: str, path: str) -> str:
             return f"{found}; it is {offered}: {_mend(path)}."
     if rest in _NOT_OFFERED:
         return f"{found}: {_NOT_OFFERED[rest]}."
+    for of_another, why in _OF_OTHER_MODELS.items():
+        if rest.startswith(of_another):
+            return f"{found}: {why}."
     if rest.startswith("/responses/"):
         return f"{found}: responses are asked for by POST {RESPONSES_PATH} and not fetched, listed or deleted."
     return (

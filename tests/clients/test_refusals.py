@@ -29,6 +29,9 @@ CLAUDE_CODE_S = re.compile(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+
         ("/v1/responses/resp_1", "asked for by POST /v1/responses and not fetched, listed or deleted"),
         ("/v1/responses/compact", "a client compacts by itself here"),
         ("/v1/embeddings", "has no embeddings"),
+        ("/v1/images/generations", "makes no pictures"),
+        ("/v1/audio/transcriptions", "and no sound"),
+        ("/v1/moderations", "moderates nothing"),
         ("/", "base URL ending in /v1"),
     ],
 )
