@@ -230,10 +230,16 @@ async def test_keys_are_read_from_either_header(tokenizer_folder: Path) -> None:
     assert refused.value.type == "authentication_error"
 
 
+class Hasty(anthropic.AsyncAnthropic):
+    """Waits for nothing before it tries again."""
+
+    def _calculate_retry_timeout(self, *_args: Any, **_more: Any) -> float:
+        return 0.0
+
+
 async def test_a_retry_of_the_sdk_is_the_same_turn_asked_twice(gateway: House) -> None:
     gateway.engine.faults.append(Fault(status=503, message="busy"))
-    async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="none", max_retries=1) as client:
-        client._calculate_retry_timeout = lambda *_args, **_more: 0.0  # type: ignore[method-assign]  # no waiting here
+    async with Hasty(base_url=gateway.url, api_key="none", max_retries=1) as client:
         await ask(client, HELLO, stream=False)
     exchange = await gateway.exchange()
     assert exchange.retry_count == 1

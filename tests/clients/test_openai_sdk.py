@@ -122,10 +122,16 @@ async def test_an_error_in_mid_stream_is_raised_by_the_sdk(gateway: House, clien
     assert (await gateway.recorded(ExchangeFailed))[0].reason is FailureReason.ENGINE_FAILED
 
 
+class Hasty(openai.AsyncOpenAI):
+    """Waits for nothing before it tries again."""
+
+    def _calculate_retry_timeout(self, *_args: Any, **_more: Any) -> float:
+        return 0.0
+
+
 async def test_a_retry_of_the_sdk_says_which_it_is(gateway: House) -> None:
     gateway.engine.faults.append(Fault(status=503, message="busy"))
-    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=1) as client:
-        client._calculate_retry_timeout = lambda *_args, **_more: 0.0  # type: ignore[method-assign]  # no waiting here
+    async with Hasty(base_url=f"{gateway.url}/v1", api_key="none", max_retries=1) as client:
         await ask(client, HELLO, stream=True)
     exchange = await gateway.exchange()
     (failed,) = await gateway.recorded(ExchangeFailed)

@@ -17,7 +17,6 @@ from clawstream.gateway.wire import read_request
 from clawstream.stream.memory import MemoryLog
 from tests import recorded
 from tests.gateway.house import QUESTION, House, house
-from tests.openclaw import recording
 from tests.sessions import user
 
 Json = dict[str, Any]
@@ -198,55 +197,6 @@ def test_no_more_sessions_are_kept_than_there_is_room_for() -> None:
     assert [index.session_of(f"e{number}") for number in range(3)] == [None, "s1", "s2"]
     assert [index.find(messages, "", retried=True) for messages, _ in told] == [None, "s1", "s2"]
     assert len(index) == 2
-
-
-def settled(trace_id: str = "t", scope: str = "", *also: str) -> SessionIndex:
-    """A session of OpenClaw's after tools and an answer that says nothing; others in its trace have said the same."""
-    index = SessionIndex(DAY_MS)
-    for session_id in ("s", *also):
-        for number, one in enumerate(recording.session("settled_tools")[:2]):
-            asked = tuple(one.messages)
-            index.asked(asked, scope, session_id, number)
-            index.answered(asked, one.answer, scope, session_id, f"{session_id}{number}", number, trace_id)
-    return index
-
-
-RETRY = tuple(recording.session("settled_tools")[2].messages)
-
-
-def test_openclaws_retry_after_tools_which_names_no_session_is_in_that_of_its_trace() -> None:
-    assert settled().find(RETRY, "", retried=False, trace_id="t") == "s"
-
-
-@pytest.mark.parametrize(
-    ("index", "trace_id"),
-    [
-        (settled(), "another"),
-        (settled(), None),
-        (settled("t", "another key"), "t"),
-        (settled("t", "", "an equal one"), "t"),
-    ],
-)
-def test_a_request_without_a_name_joins_no_session_by_its_words_alone_or_one_of_several(
-    index: SessionIndex, trace_id: str | None
-) -> None:
-    assert index.find(RETRY, "", retried=False, trace_id=trace_id) is None
-
-
-def test_a_request_that_only_shares_its_trace_with_a_session_is_not_in_it() -> None:
-    other = (user("Please settle that."), *RETRY[2:])
-    assert settled().find(other, "", retried=False, trace_id="t") is None
-
-
-async def test_openclaws_retry_after_tools_is_in_its_session_after_a_restart(tokenizer_folder: Path) -> None:
-    log, headers = MemoryLog(), {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
-    called = '<tool_call>\n{"name": "exec", "arguments": {"command": "echo sett-$((1+1))"}}\n</tool_call>'
-    tools = [{"type": "function", "function": {"name": "exec", "parameters": {}}}]
-    async with house(tokenizer_folder, log=log, say=called) as before:
-        first = await before.chat(recording.session("settled_tools")[0].messages, tools=tools, headers=headers)
-    async with house(tokenizer_folder, log=log) as after:
-        retried = await after.chat(list(RETRY), headers=headers)
-    assert retried.headers["x-session-id"] == first.headers["x-session-id"]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
@@ -32,7 +33,8 @@ def make_tokenizer(folder: Path, texts: Iterable[str]) -> PreTrainedTokenizerFas
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=letters, show_progress=False)  # type: ignore[no-untyped-call]
+    make_trainer: Any = trainers.BpeTrainer  # whose stub has no types
+    trainer = make_trainer(vocab_size=VOCABULARY, initial_alphabet=letters, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     fast.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS)})
