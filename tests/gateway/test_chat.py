@@ -64,6 +64,17 @@ async def test_a_stream_has_a_chunk_for_each_token_and_its_usage_at_the_end(gate
     assert {event["session_id"] for event in response.events} == {response.headers["x-session-id"]}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probs_are_of_every_token_but_the_one_that_ends_the_answer(gateway: House, stream: bool) -> None:
+    response = await gateway.chat(stream=stream, logprobs=True)
+    exchange = await gateway.exchange()
+    assert exchange.output_ids[-1] in gateway.renderer.stop_token_ids
+    choices = [choice for body in response.events or [response.body] for choice in body["choices"]]
+    found = [token for choice in choices if choice.get("logprobs") for token in choice["logprobs"]["content"]]
+    assert [token["token"] for token in found] == list("It is 4.")
+    assert [token["logprob"] for token in found] == pytest.approx(exchange.output_logprobs[:-1])
+
+
 async def test_a_stream_begins_with_the_first_token_even_if_that_shows_nothing(gateway: House) -> None:
     gateway.say("<think>\nhm\n</think>\n\nok")
     response = await gateway.chat(stream=True)
