@@ -36,6 +36,13 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 _FAUSTS = f"{os.sep}mode{os.sep}"  # its services leave tasks that wait for an event, which take no time
 
 
+@pytest.fixture
+def narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed goes to a terminal of 80 columns that knows no colours."""
+    for name, value in {"COLUMNS": "80", "FORCE_COLOR": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(autouse=True)
 async def _no_task_is_left_to_later_tests() -> AsyncIterator[None]:
     """All tests have one event loop: a task that one leaves takes time from all that follow."""

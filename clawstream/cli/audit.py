@@ -3,7 +3,6 @@
 import asyncio
 import json
 import secrets
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from rich.text import Text
 from clawstream.cli.process import Context, leave_what_is_loaded, log_to_stderr
 from clawstream.cli.servers import broker, database
 from clawstream.errors import OperatorError
+from clawstream.layout import show
 
 if TYPE_CHECKING:
     from clawstream.projections.audit import Audit
@@ -28,7 +28,6 @@ T = TypeVar("T")
 
 audit = typer.Typer(help="Whether the database says what the log says.", no_args_is_help=True)
 projection = typer.Typer(help="The database's tables as a whole.", no_args_is_help=True)
-_WIDE = 1000  # characters; a file has no edge
 _STAGES = ("turns", "judging", "heuristics", "samples", "refresh", "groups")  # whose places the broker keeps
 _JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
 
@@ -192,7 +191,7 @@ def _show(found: "Audit") -> None:
         for one in found.breaks:
             last = "" if one.end_offset <= one.first_offset + 1 else f" to {one.end_offset - 1}"
             table.add_row(one.place.topic, str(one.place.partition), f"{one.first_offset}{last}", one.what)
-        _print(console, table)
+        show(console, table)
     if found.differences:
         names = ("table", "key", "what", "column", "by the log", "in the database")
         table = Table(
@@ -201,7 +200,7 @@ def _show(found: "Audit") -> None:
         for row in found.differences:
             values = (row.table, row.key, row.what, row.column, row.expected, row.found)
             table.add_row(*(Text(_cell(value, row.column)) for value in values))
-        _print(console, table)
+        show(console, table)
 
 
 def _chain(found: "Audit") -> str:
@@ -214,10 +213,3 @@ def _chain(found: "Audit") -> str:
 
 def _cell(value: str | None, column: str | None) -> str:
     return ("NULL" if column else "") if value is None else value
-
-
-def _print(console: Console, table: Table) -> None:
-    if not sys.stdout.isatty():
-        console.width = _WIDE
-        console.width = console.measure(table).maximum
-    console.print(table)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
+from clawstream import layout
 from clawstream.cli.process import Context, log_to_stderr
 from clawstream.cli.servers import broker
 
@@ -46,11 +47,10 @@ def list_letters(
         typer.echo(json.dumps([plain(one) for one in wanted]))
         return
     columns = {"letter": "letter", "key": "session", "reason": "reason", "fate": "fate"}
-    whole = [Column(title, no_wrap=name != "key") for name, title in columns.items()]
-    table = Table(*whole)  # a letter that is cut short can't be typed; `show` has the rest
+    table = Table(*columns.values())
     for row in map(plain, wanted):
         table.add_row(*(Text(_said(row[column])) for column in columns))
-    Console().print(table)
+    layout.show(Console(), table)
 
 
 @dlq.command()

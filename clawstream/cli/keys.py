@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from clawstream import layout
 from clawstream.cli.process import Context
 
 keys = typer.Typer(help="The keys by which clients ask the gateway, each with a name.", no_args_is_help=True)
@@ -76,7 +77,7 @@ def list_keys(context: typer.Context, as_json: _JSON = False) -> None:
     table = Table("name", "created", "revoked", "at once", "a minute")
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console().print(table)
+    layout.show(Console(), table)
 
 
 @keys.command()

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from clawstream import layout
 from clawstream.simulation.figures import Score
 from clawstream.simulation.outcome import Reference, Row
 from clawstream.simulation.report import Check, Curve, Gain, Mean, Point, checks, curves, gains
 from clawstream.simulation.steadiness import Line, steadiness
-
-FILE_COLUMNS = 400
 
 
 def tables(rows: Sequence[Row], reference: Reference) -> list[Table]:
@@ -26,11 +25,12 @@ def tables(rows: Sequence[Row], reference: Reference) -> list[Table]:
 
 
 def show(tables: Sequence[Table]) -> None:
-    """Print them on stdout; a file gets whole lines, however long."""
+    """Print them on stdout."""
     console = Console()
-    if not console.is_terminal:
-        console.width = FILE_COLUMNS
-    console.print(*tables, sep="\n\n")
+    for number, table in enumerate(tables):
+        if number:
+            console.print()
+        layout.show(console, table)
 
 
 def _scores(curves: list[Curve], reference: Reference) -> Table:

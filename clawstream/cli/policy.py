@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from clawstream import layout
 from clawstream.cli.process import Context, log_to_stderr
 from clawstream.cli.servers import broker
 from clawstream.config import KafkaSettings, Settings
@@ -57,7 +58,7 @@ def list_versions(context: typer.Context, as_json: _JSON = False) -> None:
         when = "-" if at is None else at.isoformat(" ", timespec="seconds")
         names = ("version", "parent_version", "standing", "num_samples", "mean_reward")
         table.add_row(*(_shown(one[name]) for name in names), when, escape(one["why"] or ""))
-    Console(width=None if Console().is_terminal else 200).print(table)
+    layout.show(Console(), table)
     typer.echo(_reach(settings, reached, kept))
 
 
@@ -84,7 +85,7 @@ def show(context: typer.Context, version: _VERSION, as_json: _JSON = False) -> N
         if name not in ("step", "sample_ids"):
             table.add_row(name, _shown(value))
     table.add_row("sample_ids", "\n".join(told["sample_ids"]) or "-")
-    Console(width=None if Console().is_terminal else 200).print(table)
+    layout.show(Console(), table)
 
 
 @policy.command()

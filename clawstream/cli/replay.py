@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from clawstream import layout
 from clawstream.cli.process import Context, log_to_stderr, run_until_stopped
 from clawstream.cli.servers import broker
 from clawstream.config import Settings
@@ -106,7 +107,7 @@ def list_(context: typer.Context, as_json: AsJson = False) -> None:
     table = Table("name", "votes from", "judge", "exchanges", "samples", "samples sha256", "state", "topics")
     for row in rows:
         table.add_row(*("-" if value is None else escape(str(value)) for value in row.values()))
-    Console().print(table)
+    layout.show(Console(), table)
 
 
 @replay.command()
@@ -135,7 +136,7 @@ def compare(context: typer.Context, name: Name, as_json: AsJson = False) -> None
     table = Table("", name, title="Replayed against live", title_justify="left")
     for label, value in figures.items():
         table.add_row(label.replace("_", " "), _shown(value))
-    Console().print(table)
+    layout.show(Console(), table)
     typer.echo(f"Each turn: {files['csv']}\nPlot: {files['plot']}")
 
 

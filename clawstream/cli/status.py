@@ -16,6 +16,7 @@ from rich.table import Table
 
 from clawstream.cli.process import Context, log_to_stderr
 from clawstream.config import JudgeSettings, Settings
+from clawstream.layout import show
 
 if TYPE_CHECKING:
     from clawstream.local.running import Addresses, PartState
@@ -46,7 +47,7 @@ def status(
     else:
         console, now_ms = Console(), int(time.time() * 1000)
         for block in blocks(settings.data_dir, addresses, parts, found, now_ms=now_ms):
-            console.print(block)
+            show(console, block) if isinstance(block, Table) else console.print(block, soft_wrap=True)
         console.print(judge_line(settings.judge, judge, now_ms), soft_wrap=True)
         for name, num_bytes in spools.items():
             console.print(f"[yellow]spool {escape(name)}:[/] {num_bytes} bytes wait for Kafka, and for its gateway")

@@ -19,12 +19,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from clawstream.layout import show
 from clawstream.projections.snapshot import Answer, Json, ask, snapshot
 from clawstream.projections.words import printable, printable_json
 
 TIMEOUT_S = 60.0
 MAX_TABLE_ROWS = 1000
-_OF_FORMULAS = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
+_OF_FORMULAS = tuple("=+-@\t\n\uff1d\uff0b\uff0d\uff20")  # the last are the first in full width
 _NUMBER = re.compile(r"[+-]?[0-9]{1,300}(?:\.[0-9]{0,300})?(?:[eE][+-]?[0-9]{1,3})?")
 
 
@@ -80,15 +81,12 @@ def _print_json(answer: Answer, out: TextIO) -> None:
 def _print_table(answer: Answer, out: TextIO) -> None:
     table = Table()
     for name in answer.names:
-        table.add_column(Text(printable(name)), overflow="fold")
+        table.add_column(Text(printable(name)))
     for row in islice(answer.rows, MAX_TABLE_ROWS):
         table.add_row(*(Text(printable(_short(value) or "", kept="\n")) for value in row))
     if next(answer.rows, None) is not None:
         table.caption = f"the first {MAX_TABLE_ROWS} rows; --csv and --json print all"
-    console = Console(file=out)
-    if not console.is_terminal:
-        console.width = max(console.width, console.measure(table).maximum)
-    console.print(table)
+    show(Console(file=out), table)
 
 
 _PRINT: Mapping[Form, Callable[[Answer, TextIO], None]] = MappingProxyType(

@@ -1,9 +1,16 @@
 """What the tests of commands share."""
 
+import importlib
 import logging
 from collections.abc import Iterator
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torch_is_there() -> None:
+    """Commands hide torch from their process unless it is loaded; in this one later tests need it."""
+    importlib.import_module("torch")
 
 
 @pytest.fixture(autouse=True)

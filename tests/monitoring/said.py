@@ -42,9 +42,9 @@ def vote(ballot: int, status: VoteStatus = VoteStatus.READABLE) -> VoteCast:
     )
 
 
-def verdict(turn_id: str, score: int | None) -> VerdictReached:
+def verdict(turn_id: str, score: int | None, session_id: str = "s") -> VerdictReached:
     return VerdictReached(
-        session_id="s",
+        session_id=session_id,
         turn_id=turn_id,
         judge="judge",
         prompt_version="1",

@@ -83,6 +83,16 @@ def test_markup_in_a_cell_is_text(migrated_url: str) -> None:
     assert "[bold]x[/bold]" in _printed(migrated_url, "SELECT '[bold]x[/bold]' AS said", Form.TABLE)
 
 
+@pytest.mark.usefixtures("narrow_terminal")
+def test_a_terminal_of_80_columns_shows_ids_and_the_names_of_columns_whole(migrated_url: str) -> None:
+    session, turn = "agent:main:0d7d5c2e-8e05-4a57-b1d0-5f0f14a1c2aa", "7c9d2b4a-61f3-4d0e-9a55-1d2f3b4c5e6f"
+    asked = "a question of many words " * 9
+    query = f"SELECT '{session}' AS session_id, '{asked}' AS request, '{turn}' AS turn_id, -1 AS score"
+    shown = " ".join(_printed(migrated_url, query, Form.TABLE).replace("│", " ").split())
+    assert {session, turn, "session_id", "request", "turn_id", "score"} <= set(shown.replace("┃", " ").split())
+    assert shown.count("question of many words") == 9
+
+
 HOSTILE = "a\rb\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202eb\nnext line"
 
 
@@ -102,7 +112,7 @@ def test_words_of_postgres_that_repeat_a_cell_make_a_terminal_do_nothing_either(
     assert str(refused.value).isprintable()
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t=", "\n=", "＝"])  # noqa: RUF001
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t=", "\n=", "\uff1d"])
 def test_no_cell_of_the_csv_is_a_formula_and_json_has_it_as_it_is(migrated_url: str, start: str) -> None:
     said = f"{start}cmd|' /C calc'!A0"
     query = f"SELECT $c${said}$c$ AS said"
