@@ -10,14 +10,23 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 
-from clawstream.config import LOOPBACK, GatewaySettings, MonitorSettings, Settings, dump, inherited_environment
+from clawstream.config import (
+    LOOPBACK,
+    GatewaySettings,
+    KafkaSettings,
+    MonitorSettings,
+    PostgresSettings,
+    Settings,
+    dump,
+    inherited_environment,
+)
 from clawstream.local.bases import name_base
 from clawstream.local.kafka import EmbeddedKafka
 from clawstream.local.keeping import Server, keep
@@ -61,33 +70,51 @@ async def installation(
     """
     with contextlib.ExitStack() as servers:
         servers.enter_context(alone_on(settings.data_dir))
-        embedded: list[Server] = []
         filled = _with_ports(settings, model_path, servers)  # first: a port that is taken is known at once
-        filled = await asyncio.to_thread(_with_servers, filled, servers, embedded, fresh, say)
-        addresses = _addresses(filled)
-        await _prepare(filled, addresses, say)
-        servers.enter_context(announced(filled.data_dir, addresses))
         config = settings_file(filled.data_dir)  # every part reads the same, whatever this process was given
-        write_private(config, dump(_resolved(filled, addresses)))
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
-            _kept(embedded, say),  # for as long as a part runs
+            _keeping(say) as kept,  # for as long as a part runs
             Supervisor(
                 filled.data_dir, environment=inherited_environment(), say=say, patience=patience(settings)
             ) as supervisor,
         ):
-            engine = [] if settings.engine.urls else _engines(config, http, addresses.engines)
-            stages = [name for name in STAGES if name not in _elsewhere(settings)]
-            # Each waits by itself for what it needs; they are stopped in the reverse order of these three.
-            await asyncio.gather(
-                supervisor.start([*engine, *extra_parts]),
-                supervisor.start([_part(name, config) for name in stages]),
-                supervisor.start([_part("gateway", config, http, f"{addresses.gateway}{_ready_page(settings)}")]),
-            )
+            engines = [] if settings.engine.urls else _engines(config, http, filled.engine.urls)
+            async with contextlib.AsyncExitStack() as loading:
+                if settings.kafka.bootstrap is None:  # the engine loads while our own broker starts: it needs neither
+                    write_private(config, dump(_resolved(filled)))
+                    await loading.enter_async_context(_meanwhile(supervisor.start(engines)))
+                    engines = []
+                filled = await _with_servers(filled, servers, kept, fresh, say)
+                addresses = _addresses(filled)
+                async with connected(filled.kafka, client_id="base") as log_of_policy:
+                    await name_base(log_of_policy, filled)
+                say("topics and tables are in place; starting the parts")
+                servers.enter_context(announced(filled.data_dir, addresses))
+                write_private(config, dump(_resolved(filled)))
+                stages = [name for name in STAGES if name not in _elsewhere(settings)]
+                # Each waits by itself for what it needs; they are stopped in the reverse order of these three.
+                await asyncio.gather(
+                    supervisor.start([*engines, *extra_parts]),
+                    supervisor.start([_part(name, config) for name in stages]),
+                    supervisor.start([_part("gateway", config, http, f"{addresses.gateway}{_ready_page(settings)}")]),
+                )
             try:
                 yield Installation(settings=filled, addresses=addresses, supervisor=supervisor)
             finally:
                 say("stopping: the gateway first, then the stages, the engine and the servers")
+
+
+@contextlib.asynccontextmanager
+async def _meanwhile(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Have `work` go on beside the block, and be done at its end; it is given up where the block fails."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _ready_page(settings: Settings) -> str:
@@ -114,48 +141,77 @@ def _elsewhere(settings: Settings) -> set[str]:
 
 
 @contextlib.asynccontextmanager
-async def _kept(embedded: Sequence[Server], say: Callable[[str], None]) -> AsyncIterator[None]:
-    """Have each server of ours started again when it ends, for the length of the block."""
-    keeping = [asyncio.create_task(keep(server, say=say)) for server in embedded]
+async def _keeping(say: Callable[[str], None]) -> AsyncIterator[Callable[[Server], None]]:
+    """Yield what has a server of ours started again when it ends, until the end of the block."""
+    tasks: list[asyncio.Task[None]] = []
     try:
-        yield
+        yield lambda server: tasks.append(asyncio.create_task(keep(server, say=say)))
     finally:
-        for task in keeping:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*keeping, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _prepare(settings: Settings, addresses: Addresses, say: Callable[[str], None]) -> None:
-    """Make what is missing of topics and tables; nothing that is there is taken away."""
-    for change in await admin.apply(addresses.kafka, settings.kafka.prefix, security=security_of(settings.kafka)):
-        log.info("topics %s", change)
-    await asyncio.to_thread(database.upgrade, addresses.postgres)
-    async with connected(settings.kafka, client_id="base") as log_of_policy:
-        await name_base(log_of_policy, settings)
-    say("topics and tables are in place; starting the parts")
-
-
-def _with_servers(
-    settings: Settings, servers: contextlib.ExitStack, embedded: list[Server], fresh: bool, say: Callable[[str], None]
+async def _with_servers(
+    settings: Settings,
+    servers: contextlib.ExitStack,
+    kept: Callable[[Server], None],
+    fresh: bool,
+    say: Callable[[str], None],
 ) -> Settings:
-    """Start what is not configured, and add it to `embedded`; return the settings with both addresses."""
-    kafka, postgres = settings.kafka, settings.postgres
+    """Start what is not configured, side by side; return the settings with both addresses.
+
+    What is missing of topics and tables is made; nothing that is there is taken away.
+    """
+    found = await asyncio.gather(
+        _with_broker(settings, servers, kept, fresh, say),
+        _with_database(settings, servers, kept, fresh, say),
+        return_exceptions=True,  # the one that starts is waited for, so that it is stopped
+    )
+    kafka, postgres = found
+    if isinstance(kafka, BaseException):
+        raise kafka
+    if isinstance(postgres, BaseException):
+        raise postgres
+    return settings.model_copy(update={"kafka": kafka, "postgres": postgres})
+
+
+async def _with_broker(
+    settings: Settings,
+    servers: contextlib.ExitStack,
+    kept: Callable[[Server], None],
+    fresh: bool,
+    say: Callable[[str], None],
+) -> KafkaSettings:
+    kafka = settings.kafka
     if kafka.bootstrap is None:
         say("starting Kafka")
         folder = settings.data_dir / "kafka"
-        broker = servers.enter_context(
-            EmbeddedKafka(folder, fresh=fresh, port=kafka.port or None, cache_dir=settings.cache_dir)
-        )
-        embedded.append(broker)
+        broker = EmbeddedKafka(folder, fresh=fresh, port=kafka.port or None, cache_dir=settings.cache_dir)
+        kept(await asyncio.to_thread(servers.enter_context, broker))
         kafka = kafka.model_copy(update=broker.access)
+    assert kafka.bootstrap is not None
+    for change in await admin.apply(kafka.bootstrap, kafka.prefix, security=security_of(kafka)):
+        log.info("topics %s", change)
+    return kafka
+
+
+async def _with_database(
+    settings: Settings,
+    servers: contextlib.ExitStack,
+    kept: Callable[[Server], None],
+    fresh: bool,
+    say: Callable[[str], None],
+) -> PostgresSettings:
+    postgres = settings.postgres
     if postgres.url is None:
         say("starting Postgres")
-        own = servers.enter_context(
-            EmbeddedPostgres(settings.data_dir / "postgres", fresh=fresh, port=postgres.port or None)
-        )
-        embedded.append(own)
-        postgres = type(postgres).model_validate({"url": own.url, "port": postgres.port})
-    return settings.model_copy(update={"kafka": kafka, "postgres": postgres})
+        own = EmbeddedPostgres(settings.data_dir / "postgres", fresh=fresh, port=postgres.port or None)
+        kept(await asyncio.to_thread(servers.enter_context, own))
+        postgres = PostgresSettings.model_validate({"url": own.url, "port": postgres.port})
+    assert postgres.url is not None
+    await asyncio.to_thread(database.upgrade, postgres.url.get_secret_value())
+    return postgres
 
 
 def _with_ports(settings: Settings, model_path: Path, servers: contextlib.ExitStack) -> Settings:
@@ -180,7 +236,7 @@ def _with_ports(settings: Settings, model_path: Path, servers: contextlib.ExitSt
     )
 
 
-def _resolved(settings: Settings, addresses: Addresses) -> Settings:
+def _resolved(settings: Settings) -> Settings:
     """Return the settings as the parts get them: nothing left to choose."""
     instance = settings.kafka.instance or f"{socket.gethostname()}-{settings.gateway.port}"
     return settings.model_copy(
@@ -188,7 +244,6 @@ def _resolved(settings: Settings, addresses: Addresses) -> Settings:
             "data_dir": settings.data_dir.absolute(),
             "cache_dir": settings.cache_dir.absolute(),
             "kafka": settings.kafka.model_copy(update={"instance": instance}),
-            "engine": settings.engine.model_copy(update={"urls": addresses.engines}),
         }
     )
 

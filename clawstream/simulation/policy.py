@@ -15,10 +15,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
+from renderers import Qwen3RendererConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
@@ -26,13 +27,40 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from clawstream.inference.rendering import PromptRenderer
 from clawstream.simulation import shipped, tokenizer
-from clawstream.simulation.recipe import RECIPES, Base, Lesson, Recipe, place
+from clawstream.simulation.recipe import RECIPES, Base, Recipe, place
 
 log = logging.getLogger(__name__)
 
 _SORTED_BATCHES = 16  # so many batches' lessons are sorted by length together, which saves most of the padding
 _NOT_LEARNED = -100
+
+
+class Lesson(NamedTuple):
+    """A prompt, and the answer to learn."""
+
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and answer."""
+        return len(self.prompt_ids) + len(self.answer_ids)
+
+
+def lessons_of(recipe: Recipe) -> list[Lesson]:
+    """Return all dialogues as tokens: prompts as the gateway renders them, answers as the engine samples them."""
+    words = tokenizer.build(recipe.mix.words)
+    renderer = PromptRenderer(words, Qwen3RendererConfig(enable_thinking=False))
+    end = int(words.convert_tokens_to_ids(tokenizer.END_OF_MESSAGE))
+    return [
+        Lesson(
+            renderer.prompt_ids(d.messages, recipe.mix.options),
+            (*words.encode(d.answer, add_special_tokens=False), end),
+        )
+        for d in recipe.dialogues(recipe.steps * recipe.batch_dialogues)
+    ]
 
 
 def ensure(cache_dir: Path, recipe: Recipe) -> Path:
@@ -132,7 +160,7 @@ def _share_of_peak(step: int, recipe: Recipe) -> float:
 
 def _batches(recipe: Recipe) -> Iterator[Sequence[Lesson]]:
     """Every lesson once; those of one batch are of like length, the batches in no order of length."""
-    lessons, rng, size = recipe.lessons(), random.Random(recipe.seed), recipe.batch_dialogues
+    lessons, rng, size = lessons_of(recipe), random.Random(recipe.seed), recipe.batch_dialogues
     for start in range(0, len(lessons), size * _SORTED_BATCHES):
         chunk = sorted(lessons[start : start + size * _SORTED_BATCHES], key=lambda lesson: lesson.num_tokens)
         batches = [chunk[i : i + size] for i in range(0, len(chunk), size)]

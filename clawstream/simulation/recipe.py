@@ -10,11 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from renderers import Qwen3RendererConfig
-
-from clawstream.inference.rendering import PromptRenderer
 from clawstream.simulation import tokenizer
 from clawstream.simulation.calls import Calls
 from clawstream.simulation.conflicts import Conflict
@@ -45,7 +42,7 @@ class Recipe:
     def digest(self) -> str:
         """Return the name of the policy: of these fields, the dialogues they lead to, and how those become tokens."""
         said = [asdict(d) for d in self.dialogues(_NUM_FINGERPRINTED)]
-        words = tokenizer.build(self.mix.words).backend_tokenizer.to_str()
+        words = tokenizer.core(self.mix.words).to_str()
         material = [asdict(self), said, words, tokenizer.CHAT_TEMPLATE]
         return hashlib.sha256(json.dumps(material, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -56,31 +53,6 @@ class Recipe:
             return [mix.dialogue(rng) for _ in range(number)]
         sums = all_of(Group.BASE)
         return [mix.dialogue(rng.choice(sums), rng) for _ in range(number)]
-
-    def lessons(self) -> list["Lesson"]:
-        """Return all dialogues as tokens: prompts as the gateway renders them, answers as the engine samples them."""
-        words = tokenizer.build(self.mix.words)
-        renderer = PromptRenderer(words, Qwen3RendererConfig(enable_thinking=False))
-        end = int(words.convert_tokens_to_ids(tokenizer.END_OF_MESSAGE))
-        return [
-            Lesson(
-                renderer.prompt_ids(d.messages, self.mix.options),
-                (*words.encode(d.answer, add_special_tokens=False), end),
-            )
-            for d in self.dialogues(self.steps * self.batch_dialogues)
-        ]
-
-
-class Lesson(NamedTuple):
-    """A prompt, and the answer to learn."""
-
-    prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and answer."""
-        return len(self.prompt_ids) + len(self.answer_ids)
 
 
 Base = Literal["demo", "standard", "hard", "tools"]

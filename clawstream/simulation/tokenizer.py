@@ -8,9 +8,12 @@ import re
 import string
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 UNKNOWN = "<unk>"
 END_OF_TEXT = "<|endoftext|>"
@@ -36,22 +39,30 @@ CHAT_TEMPLATE = """\
 {%- endif %}"""
 
 
-@cache
-def build(words: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
-    """Return the tokenizer; the same vocabulary, in the same order, each time. `words` are tokens too."""
+def core(words: tuple[str, ...] = ()) -> Tokenizer:
+    """Return what encodes and decodes; the same vocabulary, in the same order, each time. `words` are tokens too."""
     characters = [c for c in string.printable if c not in "\r\x0b\x0c"]
-    core = Tokenizer(
+    made = Tokenizer(
         models.WordLevel(
             {token: i for i, token in enumerate((UNKNOWN, *TEMPLATE_WORDS, *characters, *words))}, unk_token=UNKNOWN
         )
     )
     one_token = "|".join((*map(re.escape, (*words, *TEMPLATE_WORDS)), r"[\s\S]"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(one_token), behavior="isolated")
-    core.decoder = decoders.Fuse()
-    core.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
-    core.add_tokens([AddedToken(token, normalized=False) for token in MARKUP])
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(one_token), behavior="isolated")
+    made.decoder = decoders.Fuse()
+    made.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
+    made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in (UNKNOWN, *SPECIAL)])
+    made.add_tokens([AddedToken(token, normalized=False) for token in MARKUP])
+    return made
+
+
+@cache
+def build(words: tuple[str, ...] = ()) -> "PreTrainedTokenizerFast":
+    """Return the tokenizer as transformers has them."""
+    from transformers import PreTrainedTokenizerFast  # seconds of imports, which whoever asks for a digest needs not
+
     return PreTrainedTokenizerFast(
-        tokenizer_object=core,
+        tokenizer_object=core(words),
         unk_token=UNKNOWN,
         eos_token=END_OF_MESSAGE,
         pad_token=END_OF_TEXT,

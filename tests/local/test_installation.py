@@ -4,22 +4,28 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import aiohttp
+import psutil
+import psycopg
 import pytest
 from aiohttp import test_utils, web
+from sqlalchemy.engine import make_url
 
 from clawstream.config import (
     EngineSettings,
     GatewaySettings,
     MonitorSettings,
+    PostgresSettings,
     Settings,
     TrainingSettings,
     WeightsSettings,
 )
 from clawstream.errors import PartUnavailable
 from clawstream.local import installation
-from clawstream.local.installation import STAGES, _elsewhere, _engines, _with_ports
+from clawstream.local.installation import STAGES, _elsewhere, _engines, _with_database, _with_ports
+from clawstream.local.keeping import Server
 from clawstream.local.ports import reserved
 from clawstream.local.ready import answers
+from clawstream.simulation.base import base_policy
 
 
 async def test_each_replica_is_an_engine_of_its_own_on_a_port_of_its_own(tmp_path: Path) -> None:
@@ -94,3 +100,40 @@ def test_prompts_are_answered_anew_here_only_where_the_settings_want_it(
     training: TrainingSettings, *, runs: bool
 ) -> None:
     assert ("refresh" in STAGES, "refresh" in _elsewhere(Settings(training=training))) == (True, not runs)
+
+
+async def test_the_port_that_the_settings_name_is_the_one_the_embedded_database_listens_on(tmp_path: Path) -> None:
+    with reserved() as port:
+        pass
+    asked = Settings(data_dir=tmp_path, postgres=PostgresSettings(port=port), environment=False)
+    servers: list[Server] = []
+    with ExitStack() as stack:
+        found = await _with_database(asked, stack, servers.append, fresh=False, say=lambda _: None)
+        assert found.url is not None
+        assert (found.port, make_url(found.url.get_secret_value()).port, len(servers)) == (port, port, 1)
+        with psycopg.connect(found.url.get_secret_value().replace("+psycopg", "")) as connection:
+            row = connection.execute("SELECT inet_server_port()").fetchone()
+        assert row == (port,)
+
+
+async def test_a_broker_that_does_not_start_is_told_and_what_was_started_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "java"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").write_text("#!/bin/sh\necho no heap today\nexit 3\n")
+    (home / "bin" / "java").chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    asked = Settings(
+        data_dir=tmp_path / "data",
+        engine=EngineSettings(port=0),
+        gateway=GatewaySettings(port=0),
+        monitor=MonitorSettings(port=0),
+        environment=False,
+    )
+    with pytest.raises(PartUnavailable, match=r"could not be formatted: exit status 3(.|\n)*no heap today"):
+        async with installation.installation(asked, model_path=base_policy(asked.cache_dir), say=lambda _: None):
+            pass
+    assert not (asked.data_dir / "postgres" / "data" / "postmaster.pid").exists()
+    left = [one for one in psutil.Process().children(recursive=True) if str(asked.data_dir) in " ".join(one.cmdline())]
+    assert left == []

@@ -108,7 +108,7 @@ def test_building_leaves_the_random_numbers_of_others_alone(tmp_path: Path) -> N
 
 
 def test_a_lesson_is_the_gateways_prompt_and_an_answer_that_ends(built: Path) -> None:
-    lesson, dialogue = SHORT.lessons()[0], SHORT.dialogues(1)[0]
+    lesson, dialogue = policy.lessons_of(SHORT)[0], SHORT.dialogues(1)[0]
     renderer = PromptRenderer.load(built, enable_thinking=False)
 
     assert lesson.prompt_ids == renderer.prompt_ids(list(dialogue.messages), {})

@@ -96,3 +96,12 @@ def test_what_its_recipe_makes_today_is_as_good(folder: Path, tmp_path: Path) ->
         assert abs(scores[0] - scores[1]) < HOLDS, (with_hint, scores)
     names = {file.name for file in shipped.SHIPPED.iterdir()}
     assert names == {file.name for file in (tmp_path / "package").iterdir()}
+
+
+def test_who_only_asks_for_the_folder_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from clawstream.simulation.base import base_policy\n"
+        f"base_policy(Path({str(tmp_path)!r})); print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
