@@ -101,11 +101,43 @@ class OpenClaw:
 
     @contextmanager
     def gateway(self) -> Iterator[None]:
-        """Its own gateway, which runs the agents, for the length of the block."""
+        """Its own gateway, which runs the agents, for the length of the block.
+
+        It gives up where a step of its start takes longer than 5 s, as on a machine that is busy: then it is started
+        again.
+        """
+        end = time.monotonic() + READY_WITHIN_S
+        process = self._start()
+        try:
+            while not self._listens():
+                if time.monotonic() > end:
+                    raise AssertionError(
+                        f"OpenClaw's gateway does not listen:\n{self._log.read_text(errors='replace')}"
+                    )
+                if process.poll() is not None:
+                    process = self._start()
+                time.sleep(0.1)
+            yield
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(_STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    @property
+    def _log(self) -> Path:
+        return self.home / "openclaw.log"
+
+    def _listens(self) -> bool:
+        return "http server listening" in self._log.read_text(errors="replace")
+
+    def _start(self) -> "subprocess.Popen[bytes]":
         command = ("openclaw", "gateway", "run", "--auth", "none", "--bind", "loopback", "--port", str(self.port))
-        log = self.home / "openclaw.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
+        with self._log.open("wb") as output:
+            return subprocess.Popen(
                 command,
                 env=self.environment,
                 cwd=self.home,
@@ -115,16 +147,6 @@ class OpenClaw:
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
-        try:
-            _wait_until_listening(process, log)
-            yield
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(_STOP_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 @contextmanager
@@ -134,11 +156,3 @@ def openclaw(home: Path) -> Iterator[OpenClaw]:
         found = OpenClaw(folder=openclaw_installation(), home=home, port=port)
         found.config.parent.mkdir(parents=True)
         yield found
-
-
-def _wait_until_listening(process: "subprocess.Popen[bytes]", log: Path) -> None:
-    end = time.monotonic() + READY_WITHIN_S
-    while "http server listening" not in log.read_text(errors="replace"):
-        if process.poll() is not None or time.monotonic() > end:
-            raise AssertionError(f"OpenClaw's gateway does not listen:\n{log.read_text(errors='replace')}")
-        time.sleep(0.1)

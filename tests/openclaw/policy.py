@@ -54,12 +54,16 @@ def make_talker(folder: Path, texts: Iterable[str], *, context_length_tokens: in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What the policy answers when `heard` is in what was said to it since its last answer."""
+    """What the policy answers when `heard` is in what was said to it since its last answer.
+
+    One that `stalls` never ends by itself: its client has to go.
+    """
 
     heard: str
     content: str = ""
     reasoning: str = ""
     calls: tuple[tuple[str, str], ...] = ()  # name and arguments, JSON
+    stalls: bool = False
 
     def sampled(self) -> str:
         """The answer in Qwen3's markup."""
@@ -84,7 +88,8 @@ class Script:
         if line is None:
             self.unexpected.append(heard)
             line = Line(heard="", content="I did not expect that.")
-        return Answer(token_ids=self.ids(line.sampled()))
+        tokens = self.ids(line.sampled())
+        return Answer(token_ids=tokens, stall_after_tokens=len(tokens) - 1 if line.stalls else None)
 
     def heard(self, input_ids: Sequence[int]) -> str:
         """What was said since the last answer, the system prompt and the client's own block aside."""

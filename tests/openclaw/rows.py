@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from clawstream.events.conversation import text_of
 from clawstream.projections.sql import rows_of
 
 Json = dict[str, Any]
@@ -34,7 +33,7 @@ class Turn:
 
     turn_id: str
     reason: str | None  # why it is an orphan
-    next_state: tuple[str, ...]
+    next_state: tuple[Json, ...]
 
 
 def exchanges_in(url: str) -> list[Exchange]:
@@ -68,7 +67,7 @@ def turns_in(url: str, exchanges: list[Exchange]) -> dict[str, Turn]:
         row["turn_id"]: Turn(
             turn_id=row["turn_id"],
             reason=row["reason"],
-            next_state=tuple(text_of(by_id[row["next_exchange_id"]].messages[i]) for i in row["next_state"] or ()),
+            next_state=tuple(by_id[row["next_exchange_id"]].messages[i] for i in row["next_state"] or ()),
         )
         for row in _rows(url, "SELECT to_jsonb(t) AS row FROM turns t")
     }

@@ -78,7 +78,7 @@ def test_people_see_what_the_policy_said(played: Played) -> None:
 def test_the_turns_and_their_next_states_are_those_that_took_place(played: Played, exchanges: list[Exchange]) -> None:
     turns = turns_in(played.database_url, exchanges)
     of = {one.exchange_id: (key, said(one).line) for key, part in sessions(exchanges).items() for one in part}
-    paired = {of[turn.turn_id]: turn.next_state for turn in turns.values() if turn.reason is None}
+    paired = {of[turn.turn_id]: tuple(map(text_of, turn.next_state)) for turn in turns.values() if turn.reason is None}
     assert paired.keys() == story.NEXT_STATES.keys()
     for turn, words in story.NEXT_STATES.items():
         assert len(paired[turn]) == len(words)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from clawstream.events.conversation import text_of
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.local.ports import reserved
 from clawstream.projections import database
@@ -52,9 +53,9 @@ async def test_two_turns_are_answered_recorded_and_paired_and_the_second_goes_on
         assert 0 < len(exchange.output_ids) == len(exchange.output_logprobs) <= ANSWER_TOKENS
     _goes_on(PromptRenderer.load(model, "qwen3"), first, second)
     turns = turns_in(fresh_database_url, [first, second])
-    [(turn_id, words)] = [(turn.turn_id, turn.next_state) for turn in turns.values() if turn.reason is None]
+    [(turn_id, said)] = [(turn.turn_id, turn.next_state) for turn in turns.values() if turn.reason is None]
     assert turn_id == first.exchange_id
-    assert ASKED[1] in words[0]
+    assert ASKED[1] in text_of(said[0])
 
 
 def _goes_on(renderer: PromptRenderer, first: Exchange, second: Exchange) -> None:
