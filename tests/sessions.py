@@ -6,7 +6,7 @@ Every value follows from the arguments: the same calls give the same events.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clawstream.events import (
@@ -142,6 +142,14 @@ class Session:
         self.written.append(exchange)
         self.answers.append(answered(reversed(messages), json.loads(options), message, output_ids))
         return exchange
+
+    def choose(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[ExchangeCompleted]:
+        """One request with several answers, which are a group."""
+        asked = [self.ask(messages, answer) for answer in answers]
+        first = asked[0].exchange_id
+        choices = [replace(one, group_id=first, group_size=len(asked), choice_of=first) for one in asked]
+        self.written[-len(asked) :] = choices
+        return choices
 
     def fail(
         self, messages: Sequence[Mapping[str, Any]], got: str | None = None, *, num_unsent: int = 0

@@ -142,9 +142,10 @@ class ExchangeCompleted(SessionEvent):
     received_at_ms: int  # since the epoch, UTC; so are the next two
     first_token_at_ms: int | None  # None: the answer has no tokens
     finished_at_ms: int
-    group_id: str | None = None  # the task that the session is an attempt at; None: not said
+    group_id: str | None = None  # the task that the session, or this choice alone, is an attempt at; None: not said
     group_size: int | None = None  # attempts at it; None: not said
     step_index: int | None = None  # of this turn in its attempt; None: its number among the session's turns
+    choice_of: str | None = None  # the first exchange of a request with several answers; None: it has this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +167,9 @@ class ExchangeFailed(SessionEvent):
     output_ids: TokenIds  # what had been sampled by then
     received_at_ms: int
     finished_at_ms: int
-    message: bytes | None = None  # of the answer what was sent to a client that went away, as JSON; None: nothing
+    message: bytes | None = (
+        None  # of the answer what was sent to a client that went away, as JSON; None: nothing, or one of several
+    )
     num_sent_tokens: int | None = None  # of output_ids: those that it was sent; None: not said, as are the next three
     output_logprobs: LogProbs | None = None  # one per output id, at the sampling temperature
     versions: tuple[VersionSpan, ...] | None = None  # in output order; None also where weights changed meanwhile

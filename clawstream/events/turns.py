@@ -12,7 +12,7 @@ class OrphanReason(StrEnum):
 
     EDITED = "edited"  # the history holds another assistant message in its place
     COMPACTED = "compacted"  # the history is shorter than it was and our answer is not in it
-    REGENERATED = "regenerated"  # the same request was asked again, and the newer answer was echoed
+    REGENERATED = "regenerated"  # another answer to the same request was echoed: it was asked again, or had several
     RESET = "reset"  # the history begins anew
 
 

@@ -24,6 +24,7 @@ from clawstream.gateway.capture import Accepted
 from clawstream.gateway.conversations import Conversations, Recall
 from clawstream.gateway.delivery import Delivery
 from clawstream.gateway.engines import Engines
+from clawstream.gateway.grouped import refuse_beside_choices
 from clawstream.gateway.keys import Caller
 from clawstream.gateway.metrics import Metrics
 from clawstream.gateway.owners import Owners
@@ -39,6 +40,7 @@ from clawstream.inference.continuing import Continued, Request
 from clawstream.inference.rendering import PromptRenderer
 
 CALLER = "clawstream.caller"  # where in the scope the guard says who asks
+GROW = "clawstream.grow"  # and what lets in so many more answers to the request
 RETRY_AFTER_S = 2
 MAX_RECORDED_BYTES = 8 * 2**20  # what a record of the log holds
 _OWN_BYTES = 4096  # of a record, for its names, times and ids
@@ -121,6 +123,9 @@ class Admission:
             self._refuse_unrecordable(named.session_id)
             self._refuse_another_key(named.session_id, caller.name)
             return Farewell(session_id=named.session_id, model=model)
+        if chat.asked.num_choices > 1:
+            refuse_beside_choices(named.group, chat.asked.num_choices)
+            scope[GROW](chat.asked.num_choices - 1)
         chat = replace(chat, scope=scope_of(chat.options, caller.name))
         trace = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
         trace_id = trace.group(1) if trace else None

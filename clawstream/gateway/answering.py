@@ -1,9 +1,8 @@
-"""A request that asks for an answer: generate, show, record, and only then say how it ended.
+"""One answer: generate, show, record, and only then say how it ended.
 
 The one rule: the client sees `finish_reason` after Kafka has acknowledged the exchange, or the spool's disk has it, and
-never before. A client that goes away cancels its generation; whatever else goes wrong is told to the client and
-recorded, once no other engine can be asked: until its first token is there, a request goes on to the next. Raw ASGI,
-because every token passes here.
+never before. What goes wrong is told to the client and recorded, once no other engine can be asked: until its first
+token is there, a request goes on to the next. Raw ASGI, because every token passes here.
 """
 
 import asyncio
@@ -13,18 +12,15 @@ from enum import StrEnum
 from time import perf_counter
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
-
 from clawstream.errors import TryLater
 from clawstream.events import FailureReason, SessionDone
-from clawstream.gateway.admission import Admission, ClientGone, Exchange, Farewell, unavailable
+from clawstream.gateway.admission import Admission, Exchange, unavailable
 from clawstream.gateway.capture import Capture
 from clawstream.gateway.closing import closing
 from clawstream.gateway.deltas import AnswerStream
-from clawstream.gateway.dialects import Dialect
 from clawstream.gateway.outlets import Outlet
 from clawstream.gateway.refusal import BadRequest, to_json
-from clawstream.gateway.replies import Usage
+from clawstream.gateway.replies import Ending, Usage
 from clawstream.gateway.responses import conversation_of
 from clawstream.gateway.served import Place, ServedEngine, StaleCache
 from clawstream.inference.adapters import policy_version
@@ -45,7 +41,7 @@ class _Again(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Failure:
+class Failure:
     """Why there is no answer: for the log, and for the client if there is one."""
 
     reason: FailureReason | None  # None: neither Kafka nor the spool took the answer: there is nowhere to write
@@ -55,58 +51,15 @@ class _Failure:
     again: _Again = _Again.NOWHERE
 
 
-_GONE = _Failure(
+GONE = Failure(
     reason=FailureReason.CLIENT_GONE,
     detail="the client closed its connection while the answer was being sampled",
     refused=BadRequest("The client went away.", status=499),
 )
 
 
-class Endpoint:
-    """One route that answers, in its clients' dialect; one for all requests."""
-
-    def __init__(self, admission: Admission, dialect: Dialect) -> None:
-        self._admission = admission
-        self._dialect = dialect
-        self.refuse = dialect.refuse
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        metrics = self._admission.metrics
-        started = perf_counter()
-        try:
-            admitted = await self._admission.admit(scope, receive, self._dialect.read)
-        except ClientGone:
-            return
-        except BadRequest as refused:
-            metrics.requests.labels("refused" if refused.status < 500 else "unavailable").inc()
-            await self.refuse(send, refused)
-            return
-        if isinstance(admitted, Farewell):
-            await self._end_session(admitted, send)
-            return
-        outlet = self._dialect.outlet(send, admitted)
-        accepted = admitted.accepted
-        holding = self._admission.owners.holding(accepted.session_id, accepted.key_name)
-        with holding, metrics.in_flight.track_inprogress():
-            outcome = await _Answering(
-                admission=self._admission, exchange=admitted, outlet=outlet, started=started
-            ).run(receive)
-        metrics.requests.labels(outcome).inc()
-
-    async def _end_session(self, farewell: Farewell, send: Send) -> None:
-        newest = self._admission.sessions.newest_exchange(farewell.session_id)
-        done = SessionDone(session_id=farewell.session_id, after_exchange_id=newest)
-        try:
-            await self._admission.recorder.append((done,))
-        except TryLater as error:
-            await self.refuse(send, unavailable(str(error)))
-            return
-        self._admission.answers.forget(farewell.session_id)
-        await self._dialect.farewell(send, farewell, self._admission.now_ms())
-
-
-@dataclass(slots=True, kw_only=True)
-class _Answering:
+@dataclass(slots=True, kw_only=True, eq=False)
+class Answering:
     """One exchange from its prompt to its record."""
 
     admission: Admission
@@ -127,46 +80,12 @@ class _Answering:
             stop=self.exchange.accepted.sampling.stop,
         )
 
-    async def run(self, receive: Receive) -> str:
-        """Answer; return how that ended, as a metrics label."""
-        failure = await self._generate_while_wanted(receive) or await self._finish()
-        if failure is None:
-            return "completed"
-        if failure is not _GONE:
-            await self.outlet.fail(failure.refused)
-        exchange_id = self.exchange.accepted.exchange_id
-        if failure.reason is None:
-            LOG.warning("exchange=%s state=unrecorded reason=%s", exchange_id, failure.detail)
-            return "unrecorded"
-        LOG.info("exchange=%s state=%s detail=%s", exchange_id, failure.reason.value, failure.detail)
-        await self._record(failure, failure.reason)
-        return failure.reason.value
-
-    async def _generate_while_wanted(self, receive: Receive) -> _Failure | None:
-        gone = False
-
-        async def leave_when_gone() -> None:
-            nonlocal gone
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            gone = True
-            generating.cancel()
-
-        async with asyncio.TaskGroup() as group:
-            generating = group.create_task(self._generate())
-            beside = (
-                group.create_task(leave_when_gone()),
-                group.create_task(self.outlet.keep_alive(self.admission.settings.heartbeat_s)),
-            )
-            generating.add_done_callback(lambda _: [task.cancel() for task in beside])
-        return _GONE if gone and generating.cancelled() else generating.result()
-
-    async def _generate(self) -> _Failure | None:
+    async def generate(self) -> Failure | None:
         """Stream the answer up to what has to wait for its record, from the first engine that begins one."""
         engines, accepted = self.admission.engines, self.exchange.accepted
         tenant = None if self.admission.settings.share_prefix_cache else accepted.key_name
         deadline = asyncio.get_running_loop().time() + self.admission.settings.first_token_timeout_s
-        failure: _Failure | None = None
+        failure: Failure | None = None
         failed: list[ServedEngine] = []
         for tries in range(_SHARED_KEYS + 1 + len(engines.all)):
             alone = tries >= _SHARED_KEYS
@@ -185,7 +104,7 @@ class _Answering:
                 failed.append(place.engine)
         return failure or _engine_failed(f"no engine answers ({engines.problem()})")
 
-    async def _ask(self, place: Place, rid: str, deadline: float) -> _Failure | None:
+    async def _ask(self, place: Place, rid: str, deadline: float) -> Failure | None:
         """Ask one engine; what it samples goes out from its first token on."""
         self.capture, self.place, self.adapter_version = Capture(), place, place.adapter_version
         try:
@@ -204,7 +123,7 @@ class _Answering:
                 return _engine_failed(place.engine.problem, _Again.ELSEWHERE)
             detail = f"no token within {self.admission.settings.first_token_timeout_s:g} s"
             refused = unavailable(f"The engine gave {detail}. Try again.")
-            return _Failure(reason=FailureReason.TIMED_OUT, detail=detail, refused=refused)
+            return Failure(reason=FailureReason.TIMED_OUT, detail=detail, refused=refused)
         finish = self.capture.finish
         if finish is None or finish.kind is FinishKind.ABORT:
             return _engine_failed((finish and finish.message) or "the engine gave the request up", _Again.ELSEWHERE)
@@ -228,19 +147,19 @@ class _Answering:
                     await self.outlet.begin()
                 self.capture.num_sent_tokens = self.answer.num_sent_tokens or self.capture.num_sent_tokens
 
-    async def _refused(self, place: Place, error: EngineRefused) -> _Failure:
+    async def _refused(self, place: Place, error: EngineRefused) -> Failure:
         """Return what is to be said of a refusal; of one for an adapter that is gone, that the next may be asked."""
         if place.adapter is not None:
             await place.engine.ask()
             if place.adapter not in place.engine.adapters.values():
                 return _engine_failed(f"{place.adapter} is not loaded any more", _Again.HERE)
         refused = BadRequest(f"The engine refused the request: {error.message}", status=error.status)
-        return _Failure(reason=FailureReason.ENGINE_REFUSED, detail=error.message, refused=refused, status=error.status)
+        return Failure(reason=FailureReason.ENGINE_REFUSED, detail=error.message, refused=refused, status=error.status)
 
-    async def _finish(self) -> _Failure | None:
-        """Record the answer, then let the client see how it ended."""
+    async def finish(self, *, is_last: bool) -> Failure | None:
+        """Record the answer, then let the client see how it ended; `is_last`: no other of its request is to come."""
         finish = self.capture.finish
-        assert finish is not None  # _generate returns a failure otherwise
+        assert finish is not None  # generate returns a failure otherwise
         matched_stop = finish.matched if isinstance(finish.matched, str) else None
         delta = self.answer.finish(matched_stop)
         if delta is not None:
@@ -259,11 +178,11 @@ class _Answering:
                     accepted.session_id,
                     self.exchange.whole,
                     lambda request: self.capture.completed(accepted, request, message, reason, behaviour, now_ms),
-                    then=(done,) if self.exchange.session_done else (),
+                    then=(done,) if self.exchange.session_done and is_last else (),
                     traceparent=self.exchange.traceparent,
                 )
         except TryLater as error:
-            return _Failure(reason=None, detail=str(error), refused=unavailable(str(error)))
+            return Failure(reason=None, detail=str(error), refused=unavailable(str(error)))
         self.admission.owners.learn((recorded,))
         chat = self.exchange.chat
         self.admission.sessions.answered(
@@ -290,10 +209,20 @@ class _Answering:
         else:
             sampled = answered(reversed(chat.messages), chat.options, message, tuple(self.capture.token_ids))
             self.admission.answers.answered(accepted.session_id, sampled, now_ms)
-        await self.outlet.finish(message, reason, self._count_tokens(), matched_stop)
+        usage = self._count_tokens()
+        await self.outlet.finish(Ending(message=message, reason=reason, usage=usage, matched_stop=matched_stop))
         return None
 
-    async def _record(self, failure: _Failure, reason: FailureReason) -> None:
+    async def record(self, failure: Failure) -> None:
+        """Record that there is no answer, where there is something to write to."""
+        exchange_id = self.exchange.accepted.exchange_id
+        if failure.reason is None:
+            LOG.warning("exchange=%s state=unrecorded reason=%s", exchange_id, failure.detail)
+            return
+        LOG.info("exchange=%s state=%s detail=%s", exchange_id, failure.reason.value, failure.detail)
+        await self._record(failure, failure.reason)
+
+    async def _record(self, failure: Failure, reason: FailureReason) -> None:
         accepted, now_ms = self.exchange.accepted, self.admission.now_ms()
         try:
             recorded = await self.admission.recorder.write(
@@ -317,7 +246,12 @@ class _Answering:
             self.admission.owners.learn((recorded,))
 
     def _shown(self) -> dict[str, Any] | None:
-        """What a client that went away was sent of the answer; None: nothing, or it waited for the whole."""
+        """What a client that went away was sent of the answer; None: nothing, or it waited for the whole.
+
+        Nor is it said of one of several answers: which of them a reaction is about could not be told.
+        """
+        if self.exchange.accepted.choice_of is not None:
+            return None
         message = self.answer.message()
         said = message["content"] or message.get("tool_calls")
         return message if said and self.exchange.chat.asked.stream else None
@@ -355,6 +289,6 @@ class _Answering:
         return usage
 
 
-def _engine_failed(detail: str, again: _Again = _Again.NOWHERE) -> _Failure:
+def _engine_failed(detail: str, again: _Again = _Again.NOWHERE) -> Failure:
     refused = unavailable(f"The engine failed: {detail}. Try again.")
-    return _Failure(reason=FailureReason.ENGINE_FAILED, detail=detail, refused=refused, again=again)
+    return Failure(reason=FailureReason.ENGINE_FAILED, detail=detail, refused=refused, again=again)

@@ -15,10 +15,11 @@ import orjson
 from clawstream.events import FinishReason
 from clawstream.gateway.deltas import Delta, ToolCall
 from clawstream.gateway.refusal import BadRequest, TooLong, to_json
-from clawstream.gateway.replies import Usage, reply_headers
+from clawstream.gateway.replies import Ending, Usage, reply_headers
 
 SIGNED = "clawstream-"
 _NO_OBJECT = "arguments_that_are_no_object"
+_STOPPED = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STOP_REASONS = {
     FinishReason.STOP: "end_turn",
@@ -57,11 +58,9 @@ class MessageReply:
         said = {"role": "assistant", "model": self.model, "content": content}
         return {"id": f"msg_{self.exchange_id}", "type": "message", **said, **ending, "usage": usage}
 
-    def whole(
-        self, message: dict[str, Any], reason: FinishReason, usage: Usage, matched_stop: str | None
-    ) -> dict[str, Any]:
-        """Return a plain answer; `message` is OpenAI's."""
-        return self.frame(_blocks(message), _ending(reason, matched_stop), _usage(usage))
+    def whole(self, ending: Ending) -> dict[str, Any]:
+        """Return a plain answer."""
+        return self.frame(_blocks(ending.message), _ending(ending), _usage(ending.usage))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +82,10 @@ class MessageEvents:
         message = self.reply.frame([], {"stop_reason": None, "stop_sequence": None}, usage)
         return _event("message_start", message=message) + PING
 
+    def alive(self) -> bytes:
+        """Return a ping; the beginning of a message has one."""
+        return self.start() or PING
+
     def delta(self, delta: Delta) -> bytes:
         """Return what is new, each kind in a block of its own."""
         events = self.start()
@@ -97,11 +100,14 @@ class MessageEvents:
             events += self._call(call)
         return events
 
-    def finish(self, reason: FinishReason, usage: Usage, matched_stop: str | None) -> bytes:
+    def finish(self, ending: Ending) -> bytes:
         """Return how the answer ended, and the end of the stream."""
         events = self.start() + self._close()
-        ending = _ending(reason, matched_stop)
-        return events + _event("message_delta", delta=ending, usage=_usage(usage)) + _event("message_stop")
+        return events + _event("message_delta", delta=_ending(ending), usage=_usage(ending.usage)) + _STOPPED
+
+    def fail(self, refused: BadRequest) -> bytes:
+        """Return the event that breaks the stream off."""
+        return b"event: error\ndata: " + error_body(refused) + b"\n\n"
 
     def _call(self, call: ToolCall) -> bytes:
         block = {"type": "tool_use", "id": call.call_id, "name": call.name, "input": {}}
@@ -180,11 +186,6 @@ def _words(refused: BadRequest) -> str:
     )
 
 
-def error_event(refused: BadRequest) -> bytes:
-    """Return the event that breaks a stream off."""
-    return b"event: error\ndata: " + error_body(refused) + b"\n\n"
-
-
 def _event(kind: str, **fields: Any) -> bytes:
     return b"event: " + kind.encode("ascii") + b"\ndata: " + to_json({"type": kind, **fields}) + b"\n\n"
 
@@ -208,10 +209,10 @@ def _blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
     return blocks
 
 
-def _ending(reason: FinishReason, matched_stop: str | None) -> dict[str, Any]:
-    if reason is FinishReason.STOP and matched_stop is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": matched_stop}
-    return {"stop_reason": _STOP_REASONS[reason], "stop_sequence": None}
+def _ending(ending: Ending) -> dict[str, Any]:
+    if ending.reason is FinishReason.STOP and ending.matched_stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": ending.matched_stop}
+    return {"stop_reason": _STOP_REASONS[ending.reason], "stop_sequence": None}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Accepted:
     policy_id: str
     trace_id: str | None
     received_at_ms: int
+    choice_of: str | None = None  # the first exchange of a request with several answers
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,6 +114,7 @@ class Capture:
             group_id=None if group is None else group.group_id,
             group_size=None if group is None else group.size,
             step_index=None if group is None else group.step_index,
+            choice_of=accepted.choice_of,
         )
 
     def failed(

@@ -1,21 +1,21 @@
-"""The ways in which clients ask for an answer and are given one. Pure but for what an outlet sends.
+"""The ways in which clients ask for answers and are given them. Pure but for what an outlet sends.
 
 The one rule: a dialect translates. What is recorded, rendered and trained on is OpenAI's form of the conversation,
 whoever asked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.types import Send
 
-from clawstream.gateway import anthropic_outlets, anthropic_replies, responses_outlets, responses_replies
+from clawstream.gateway import anthropic_replies, responses_replies
 from clawstream.gateway.admission import Exchange, Farewell
 from clawstream.gateway.anthropic import read_messages
 from clawstream.gateway.conversations import Recall
-from clawstream.gateway.outlets import Outlet, PlainOutlet, StreamOutlet, send_error, send_whole
-from clawstream.gateway.refusal import BadRequest
-from clawstream.gateway.replies import Reply, session_ended
+from clawstream.gateway.outlets import EventStream, Outlet, StreamOutlet, WholeOutlet, send_error, send_whole
+from clawstream.gateway.refusal import BadRequest, to_json
+from clawstream.gateway.replies import Chunks, Ending, Reply, Together, error_headers, session_ended
 from clawstream.gateway.responses import read_responses
 from clawstream.gateway.wire import ChatRequest, read_request
 
@@ -29,8 +29,8 @@ class Dialect(Protocol):
         `recall` finds an earlier answer that the body names.
         """
 
-    def outlet(self, send: Send, exchange: Exchange) -> Outlet:
-        """Return where the exchange's answer goes."""
+    def outlets(self, send: Send, exchanges: Sequence[Exchange]) -> Sequence[Outlet]:
+        """Return where each answer of one request goes."""
 
     async def refuse(self, send: Send, refused: BadRequest) -> None:
         """The client is told why there is no answer."""
@@ -46,19 +46,21 @@ class ChatCompletions:
         """Return what the body asks for. Raises BadRequest."""
         return read_request(body, ends_session)
 
-    def outlet(self, send: Send, exchange: Exchange) -> Outlet:
+    def outlets(self, send: Send, exchanges: Sequence[Exchange]) -> Sequence[Outlet]:
         """Return a stream of chunks, or a whole completion."""
-        accepted, asked = exchange.accepted, exchange.chat.asked
-        reply = Reply(
-            exchange_id=accepted.exchange_id,
-            session_id=accepted.session_id,
-            model=accepted.model,
-            created_s=accepted.received_at_ms // 1000,
-            policy_version=exchange.policy_version,
-        )
-        if asked.stream:
-            return StreamOutlet(send, reply, include_usage=asked.include_usage, sampled=exchange.sampled)
-        return PlainOutlet(send, reply, exchange.sampled)
+        together, first = Together(num=len(exchanges)), exchanges[0]
+        replies = [_reply(exchange, index, first) for index, exchange in enumerate(exchanges)]
+        headers = replies[0].headers(stream=first.chat.asked.stream)
+        if first.chat.asked.stream:
+            events = EventStream(send, headers, len(exchanges))
+            return [
+                StreamOutlet(send, events, _chunks(reply, exchange, together), self.refuse)
+                for reply, exchange in zip(replies, exchanges, strict=True)
+            ]
+        return [
+            WholeOutlet(send, headers, _body(reply, exchange, together), self.refuse)
+            for reply, exchange in zip(replies, exchanges, strict=True)
+        ]
 
     async def refuse(self, send: Send, refused: BadRequest) -> None:
         """Send OpenAI's error object."""
@@ -78,8 +80,9 @@ class Messages:
         """Return what the body asks for, in OpenAI's form. Raises BadRequest."""
         return read_messages(body, ends_session)
 
-    def outlet(self, send: Send, exchange: Exchange) -> Outlet:
+    def outlets(self, send: Send, exchanges: Sequence[Exchange]) -> Sequence[Outlet]:
         """Return a stream of events, or a whole message."""
+        (exchange,) = exchanges
         reply = anthropic_replies.MessageReply(
             exchange_id=exchange.accepted.exchange_id,
             session_id=exchange.accepted.session_id,
@@ -87,13 +90,15 @@ class Messages:
             policy_version=exchange.policy_version,
             prompt_tokens=len(exchange.whole.token_ids),
         )
+        headers = reply.headers(stream=exchange.chat.asked.stream)
         if exchange.chat.asked.stream:
-            return anthropic_outlets.MessageStreamOutlet(send, reply)
-        return anthropic_outlets.MessageOutlet(send, reply)
+            events = EventStream(send, headers)
+            return [StreamOutlet(send, events, anthropic_replies.MessageEvents(reply=reply), self.refuse)]
+        return [WholeOutlet(send, headers, lambda ending: to_json(reply.whole(ending)), self.refuse)]
 
     async def refuse(self, send: Send, refused: BadRequest) -> None:
         """Send Anthropic's error object."""
-        await anthropic_outlets.send_error(send, refused)
+        await send_whole(send, refused.status, error_headers(refused), anthropic_replies.error_body(refused))
 
     async def farewell(self, send: Send, farewell: Farewell, now_ms: int) -> None:  # noqa: ARG002  # has no time
         """Send a message without content."""
@@ -109,8 +114,9 @@ class Responses:
         """Return what the body asks for, in the form of Chat Completions. Raises BadRequest."""
         return read_responses(body, ends_session, recall)
 
-    def outlet(self, send: Send, exchange: Exchange) -> Outlet:
+    def outlets(self, send: Send, exchanges: Sequence[Exchange]) -> Sequence[Outlet]:
         """Return a stream of typed events, or a whole response."""
+        (exchange,) = exchanges
         reply = responses_replies.ResponseReply(
             exchange_id=exchange.accepted.exchange_id,
             session_id=exchange.accepted.session_id,
@@ -119,9 +125,11 @@ class Responses:
             policy_version=exchange.policy_version,
             options=exchange.chat.options,
         )
+        headers = reply.headers(stream=exchange.chat.asked.stream)
         if exchange.chat.asked.stream:
-            return responses_outlets.ResponseStreamOutlet(send, reply)
-        return responses_outlets.ResponseOutlet(send, reply)
+            events = EventStream(send, headers)
+            return [StreamOutlet(send, events, responses_replies.ResponseEvents(reply=reply), self.refuse)]
+        return [WholeOutlet(send, headers, lambda ending: to_json(reply.whole(ending)), self.refuse)]
 
     async def refuse(self, send: Send, refused: BadRequest) -> None:
         """Send OpenAI's error object."""
@@ -132,3 +140,26 @@ class Responses:
         body = responses_replies.session_ended(farewell.session_id, farewell.model, now_ms // 1000)
         headers = [(b"content-type", b"application/json"), (b"x-session-id", farewell.session_id.encode("ascii"))]
         await send_whole(send, 200, headers, body)
+
+
+def _reply(exchange: Exchange, index: int, first: Exchange) -> Reply:
+    accepted = exchange.accepted
+    return Reply(
+        exchange_id=first.accepted.exchange_id,
+        session_id=accepted.session_id,
+        model=accepted.model,
+        created_s=accepted.received_at_ms // 1000,
+        policy_version=exchange.policy_version,
+        index=index,
+        choice_id=None if accepted.choice_of is None else accepted.exchange_id,
+    )
+
+
+def _chunks(reply: Reply, exchange: Exchange, together: Together) -> Chunks:
+    include_usage = exchange.chat.asked.include_usage
+    return Chunks(reply=reply, together=together, include_usage=include_usage, sampled=exchange.sampled)
+
+
+def _body(reply: Reply, exchange: Exchange, together: Together) -> Callable[[Ending], bytes | None]:
+    sampled = exchange.sampled
+    return lambda ending: together.whole_after(reply, ending, None if sampled is None else sampled.take())

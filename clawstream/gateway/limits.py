@@ -65,38 +65,63 @@ class Limits:
         """
         if self._here.total() >= self._max_in_flight * _ARRIVING:
             raise self._full()
-        self._check_room()
-        at_once = caller.allowance.max_concurrent or self._defaults.max_concurrent
-        if at_once is None and num_keys > 1:
-            at_once = max(1, self._max_in_flight // _SHARES)
-        if at_once is not None and self._here[caller.name] >= at_once:
-            raise TooMuch(
-                "key_concurrency",
-                f"This key has {at_once} requests in flight, which is its limit; nothing was generated. Wait for one "
-                "to end.",
-                status=429,
-                retry_after_s=AGAIN_AFTER_S,
-            )
+        self._check_room(1)
+        self._check_share(caller, 1, num_keys)
         rate = self._take(caller, now_s)
         self._here[caller.name] += 1
         return rate
 
     def begin(self) -> None:
         """A request that `enter` let in has its body, and is in flight. Raises TooMuch, and then it is not."""
-        self._check_room()
+        self._check_room(1)
         self.in_flight += 1
 
-    def leave(self, caller: Caller, *, begun: bool) -> None:
-        """The request that `enter` let in is over; `begun`: it was in flight."""
-        assert self._here[caller.name] > 0
-        self._here[caller.name] -= 1
-        self.in_flight -= begun
+    def grow(self, caller: Caller, num_more: int, *, num_keys: int = 1) -> None:
+        """A request that is in flight has so many more answers, each of which counts as a request.
+
+        Raises TooMuch, or BadRequest where there is never room for so many, and then it has not.
+        """
+        share = self._at_once(caller, num_keys)
+        most = self._max_in_flight if share is None else min(share, self._max_in_flight)
+        if num_more >= most:
+            raise BadRequest(
+                f"n is {num_more + 1}, and each choice counts as a request in flight, of which there may be {most} "
+                "(limits.md); nothing was generated. Ask for fewer.",
+                param="n",
+            )
+        self._check_room(num_more)
+        self._check_share(caller, num_more, num_keys)
+        self._here[caller.name] += num_more
+        self.in_flight += num_more
+
+    def leave(self, caller: Caller, *, begun: bool, num_more: int = 0) -> None:
+        """The request that `enter` let in is over; `begun`: it was in flight, and had `num_more` answers besides."""
+        assert self._here[caller.name] > num_more
+        self._here[caller.name] -= 1 + num_more
+        self.in_flight -= begun + num_more
         if not self._here[caller.name]:
             del self._here[caller.name]
 
-    def _check_room(self) -> None:
-        if self.in_flight >= self._max_in_flight:
+    def _at_once(self, caller: Caller, num_keys: int) -> int | None:
+        at_once = caller.allowance.max_concurrent or self._defaults.max_concurrent
+        if at_once is None and num_keys > 1:
+            return max(1, self._max_in_flight // _SHARES)
+        return at_once
+
+    def _check_room(self, number: int) -> None:
+        if self.in_flight + number > self._max_in_flight:
             raise self._full()
+
+    def _check_share(self, caller: Caller, number: int, num_keys: int) -> None:
+        at_once = self._at_once(caller, num_keys)
+        if at_once is not None and self._here[caller.name] + number > at_once:
+            raise TooMuch(
+                "key_concurrency",
+                f"This key may have {at_once} requests in flight, and has them; nothing was generated. Wait for one "
+                "to end.",
+                status=429,
+                retry_after_s=AGAIN_AFTER_S,
+            )
 
     def _full(self) -> "TooMuch":
         return TooMuch(

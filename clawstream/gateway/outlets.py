@@ -1,19 +1,19 @@
-"""How an answer leaves: as a stream of events, or whole. The only place that sends a chat answer.
+"""How an answer leaves, in whatever dialect: as a stream of events, or whole. The only place that sends one.
 
 The one rule: a status can be told only before the first byte; after it an error is an event and the stream just ends.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from starlette.types import Send
 
-from clawstream.events import FinishReason
 from clawstream.gateway.deltas import Delta
 from clawstream.gateway.refusal import BadRequest
-from clawstream.gateway.replies import KEEP_ALIVE, Reply, Usage, error_headers, stream_error
-from clawstream.gateway.sampled import SampledTokens
+from clawstream.gateway.replies import Ending, error_headers
+
+Refuse = Callable[[Send, BadRequest], Awaitable[None]]
 
 
 class Outlet(Protocol):
@@ -28,20 +28,38 @@ class Outlet(Protocol):
     async def keep_alive(self, every_s: float) -> None:
         """A silent stream gets a sign of life every so often; never returns."""
 
-    async def finish(
-        self, message: dict[str, Any], reason: FinishReason, usage: Usage, matched_stop: str | None
-    ) -> None:
-        """The answer is over, and on the log; `matched_stop` is the client's string that ended it."""
+    async def finish(self, ending: Ending) -> None:
+        """The answer is over, and on the log."""
 
     async def fail(self, refused: BadRequest) -> None:
         """The answer ends here, with what went wrong."""
 
 
-class EventStream:
-    """A response of server-sent events, one write at a time."""
+class Growing(Protocol):
+    """An answer as events of its dialect; each call returns what is to be sent."""
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    def start(self) -> bytes:
+        """Return the beginning, the first time."""
+
+    def alive(self) -> bytes:
+        """Return a sign of life."""
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return what is new."""
+
+    def finish(self, ending: Ending) -> bytes:
+        """Return how the answer ended, and, of the last answer, the end of the stream."""
+
+    def fail(self, refused: BadRequest) -> bytes:
+        """Return what breaks the stream off."""
+
+
+class EventStream:
+    """A response of server-sent events, one write at a time; it ends with the last of its answers."""
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], num_answers: int = 1) -> None:
         self.started = False
+        self._num_answers = num_answers
         self._send = send
         self._headers = headers
         self._sending = asyncio.Lock()
@@ -56,6 +74,11 @@ class EventStream:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
             self._sent_at = asyncio.get_running_loop().time()
 
+    async def end_answer(self, body: bytes) -> None:
+        """Send the events that end one of the answers."""
+        self._num_answers -= 1
+        await self.write(body, more=self._num_answers > 0)
+
     async def keep_alive(self, every_s: float, sign_of_life: Callable[[], bytes]) -> None:
         """Send a sign of life whenever nothing was sent for `every_s`; never returns."""
         loop = asyncio.get_running_loop()
@@ -68,55 +91,52 @@ class EventStream:
 class StreamOutlet:
     """Server-sent events, each as soon as it is known."""
 
-    def __init__(self, send: Send, reply: Reply, *, include_usage: bool, sampled: SampledTokens | None = None) -> None:
-        self._sampled = sampled
+    def __init__(self, send: Send, events: EventStream, answer: Growing, refuse: Refuse) -> None:
         self._send = send
-        self._reply = reply
-        self._include_usage = include_usage
-        self._role: dict[str, Any] = {"role": "assistant"}
-        self._events = EventStream(send, reply.headers(stream=True))
+        self._events = events
+        self._answer = answer
+        self._refuse = refuse
 
     async def begin(self) -> None:
-        """Send the role alone: markup and half characters may keep content waiting for a while."""
-        if self._role:
-            await self.delta(Delta())
+        """Send the beginning alone: markup and half characters may keep content waiting for a while."""
+        beginning = self._answer.start()
+        if beginning:
+            await self._events.write(beginning)
 
     async def delta(self, delta: Delta) -> None:
-        """Send a chunk; the first one has the role."""
-        logprobs = None if self._sampled is None else self._sampled.take()
-        if not (self._role or delta.reasoning or delta.tool_calls or logprobs):
-            await self._events.write(self._reply.text_chunk(delta.content))
-            return
-        content, self._role = self._role | (delta.as_dict() or {"content": ""}), {}
-        await self._events.write(self._reply.chunk(content, logprobs))
+        """Send what is new."""
+        await self._events.write(self._answer.delta(delta))
 
     async def keep_alive(self, every_s: float) -> None:
-        """Send a comment whenever nothing was sent for `every_s`."""
-        await self._events.keep_alive(every_s, lambda: KEEP_ALIVE)
+        """Send a sign of life whenever nothing was sent for `every_s`."""
+        await self._events.keep_alive(every_s, self._answer.alive)
 
-    async def finish(
-        self,
-        message: dict[str, Any],  # noqa: ARG002  # it was streamed
-        reason: FinishReason,
-        usage: Usage,
-        matched_stop: str | None,  # noqa: ARG002  # OpenAI's clients are not told which
-    ) -> None:
-        """Send how the answer ended, its usage where that was asked for, and the end of the stream."""
-        begun = self._reply.chunk(self._role | {"content": ""}) if self._role else b""
-        logprobs = None if self._sampled is None else self._sampled.take()
-        ending = self._reply.ending(reason, usage if self._include_usage else None, logprobs)
-        await self._events.write(begun + ending, more=False)
+    async def finish(self, ending: Ending) -> None:
+        """Send how the answer ended, and, of the last answer, the end of the stream."""
+        await self._events.end_answer(self._answer.finish(ending))
 
     async def fail(self, refused: BadRequest) -> None:
-        """Send the error, with its status if nothing was sent yet."""
+        """Break the stream off, or send the error with its status if nothing was sent yet."""
         if self._events.started:
-            await self._events.write(stream_error(refused), more=False)
+            await self._events.write(self._answer.fail(refused), more=False)
         else:
-            await send_error(self._send, refused)
+            await self._refuse(self._send, refused)
 
 
 class WholeOutlet:
-    """What any outlet does that shows nothing before the end."""
+    """One body at the end: what `body` makes of it, None while other answers of the request are to come."""
+
+    def __init__(
+        self,
+        send: Send,
+        headers: list[tuple[bytes, bytes]],
+        body: Callable[[Ending], bytes | None],
+        refuse: Refuse,
+    ) -> None:
+        self._send = send
+        self._headers = headers
+        self._body = body
+        self._refuse = refuse
 
     async def begin(self) -> None:
         """A status can still be told."""
@@ -127,30 +147,15 @@ class WholeOutlet:
     async def keep_alive(self, every_s: float) -> None:
         """A body has no room for comments."""
 
-
-class PlainOutlet(WholeOutlet):
-    """One JSON body at the end."""
-
-    def __init__(self, send: Send, reply: Reply, sampled: SampledTokens | None = None) -> None:
-        self._send = send
-        self._reply = reply
-        self._sampled = sampled
-
-    async def finish(
-        self,
-        message: dict[str, Any],
-        reason: FinishReason,
-        usage: Usage,
-        matched_stop: str | None,  # noqa: ARG002  # OpenAI's clients are not told which
-    ) -> None:
-        """Send the completion."""
-        logprobs = None if self._sampled is None else self._sampled.take()
-        body = self._reply.whole(message, reason, usage, logprobs)
-        await send_whole(self._send, 200, self._reply.headers(stream=False), body)
+    async def finish(self, ending: Ending) -> None:
+        """Send the body, if this was the last answer."""
+        body = self._body(ending)
+        if body is not None:
+            await send_whole(self._send, 200, self._headers, body)
 
     async def fail(self, refused: BadRequest) -> None:
         """Send the error with its status."""
-        await send_error(self._send, refused)
+        await self._refuse(self._send, refused)
 
 
 async def send_error(send: Send, refused: BadRequest) -> None:

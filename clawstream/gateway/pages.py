@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from clawstream.config import LOOPBACK
 from clawstream.gateway.admission import Admission
-from clawstream.gateway.answering import Endpoint
 from clawstream.gateway.anthropic_replies import error_body
 from clawstream.gateway.dialects import ChatCompletions, Messages, Responses
+from clawstream.gateway.endpoint import Endpoint
 from clawstream.gateway.models import anthropic_model, anthropic_models, asks_as_anthropic, openai_model
 from clawstream.gateway.openapi import openapi_json
 from clawstream.gateway.outlets import send_error

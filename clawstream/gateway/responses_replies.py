@@ -15,7 +15,7 @@ import orjson
 from clawstream.events import FinishReason
 from clawstream.gateway.deltas import Delta, ToolCall
 from clawstream.gateway.refusal import BadRequest, TooLong, to_json
-from clawstream.gateway.replies import KEEP_ALIVE, Usage, reply_headers
+from clawstream.gateway.replies import KEEP_ALIVE, Ending, Usage, reply_headers
 from clawstream.gateway.responses import TRANSLATED
 from clawstream.gateway.responses_tools import custom_input, offered
 from clawstream.gateway.thoughts import sealed
@@ -76,10 +76,10 @@ class ResponseReply:
             "user": asked.get("user"),
         }
 
-    def whole(self, message: dict[str, Any], reason: FinishReason, usage: Usage) -> dict[str, Any]:
-        """Return a plain answer; `message` is OpenAI's of Chat Completions."""
-        status = status_of(reason)
-        return self.frame(status, self._items(message, status), usage)
+    def whole(self, ending: Ending) -> dict[str, Any]:
+        """Return a plain answer."""
+        status = status_of(ending.reason)
+        return self.frame(status, self._items(ending.message, status), ending.usage)
 
     def thought(self, text: str, item_id: str, status: str) -> dict[str, Any]:
         """Return a reasoning item; sealed as well for a client that asks for that."""
@@ -151,14 +151,14 @@ class ResponseEvents:
             events += self._call(call)
         return events
 
-    def finish(self, reason: FinishReason, usage: Usage) -> bytes:
+    def finish(self, ending: Ending) -> bytes:
         """Return how the answer ended, and the end of the stream."""
-        status = status_of(reason)
+        status = status_of(ending.reason)
         events = self.start()
         if not self._items and self._open is None:
             events += self._grow("message")  # an answer that says nothing is a message all the same
         events += self._close(status)
-        return events + self._event(f"response.{status}", response=self.reply.frame(status, self._items, usage))
+        return events + self._event(f"response.{status}", response=self.reply.frame(status, self._items, ending.usage))
 
     def fail(self, refused: BadRequest) -> bytes:
         """Return the end of a stream that is broken off."""

@@ -16,6 +16,10 @@ class SampledTokens:
         self._renderer = renderer
         self._waiting: list[dict[str, Any]] = []
 
+    def another(self) -> "SampledTokens":
+        """Return one for another answer."""
+        return SampledTokens(self._renderer)
+
     def add(self, chunk: Chunk) -> None:
         """Take in what an engine sampled."""
         top = chunk.top_logprobs or ((),) * len(chunk.token_ids)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clawstream.config import LOOPBACK, GatewaySettings
-from clawstream.gateway.admission import CALLER, read_headers
+from clawstream.gateway.admission import CALLER, GROW, read_headers
 from clawstream.gateway.key_file import WatchedKeys
 from clawstream.gateway.keys import DEFAULT, Allowance, Caller, Key, KeyRing, sha256, shown_key
 from clawstream.gateway.limits import Limits, Rate, TooMuch
@@ -80,30 +80,35 @@ class Guard:
                 self.metrics.requests.labels("refused" if refused.status < 500 else "unavailable").inc()
                 await refuse(self._telling(send, refused), refused)
                 return
-            begun = False
+            begun, num_more = False, 0
+
+            def grow(number: int) -> None:
+                nonlocal num_more
+                self._counted(lambda: self.limits.grow(caller, number, num_keys=self._num_keys()))
+                num_more += number
 
             async def receiving() -> Message:
                 nonlocal begun
                 message = await receive()
                 if not begun and message["type"] == "http.request" and not message.get("more_body", False):
-                    self._begin()
+                    self._counted(self.limits.begin)
                     begun = True
                 return message
 
             try:
-                scope[CALLER] = caller
+                scope[CALLER], scope[GROW] = caller, grow
                 await endpoint(scope, receiving, send if rate is None else with_headers(send, rate))
             finally:
-                self.limits.leave(caller, begun=begun)
+                self.limits.leave(caller, begun=begun, num_more=num_more)
 
         return guarded
 
     def _num_keys(self) -> int:
         return len(self.keys.ring().in_force) + (self.default_key is not None)
 
-    def _begin(self) -> None:
+    def _counted(self, let_in: Callable[[], None]) -> None:
         try:
-            self.limits.begin()
+            let_in()
         except TooMuch as refused:
             self.metrics.limited.labels(refused.limit).inc()
             raise

@@ -28,6 +28,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAY_SHOW = {"user": SHOWN_BY_THE_USER, "tool": SHOWN_BY_A_TOOL}  # pictures, by role
 MAX_STOPS = 16
 _MAX_TOP_LOGPROBS = 20
+_MAX_CHOICES = 8
 _MAX_STOP_CHARACTERS = 1024  # it is recorded a second time, beside the request that it stands in
 _DIGITS_OF_64_BITS = 20  # with a sign
 _MAX_LENIENT_BYTES = 2 * 2**20
@@ -53,6 +54,7 @@ class Asked:
     stop: tuple[str, ...]
     shaping: Shaping | None
     top_logprobs: int | None  # how many likeliest tokens beside each token's log-prob; None: no log-probs
+    num_choices: int  # answers to this request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,19 +233,12 @@ def _check_part(part: object, where: str, *, may_show: bool) -> None:
 
 def _refuse_what_is_not_there(body: Mapping[str, Any]) -> None:
     """Raise BadRequest for what OpenAI's API has and this gateway has not."""
-    if not _is(body.get("n"), 1):
-        raise unsupported("n", body["n"], "1: each request gets one answer")
     check_tools(body)
     if body.get("modalities") not in (None, ["text"]):
         raise unsupported("modalities", body["modalities"], '["text"]')
     for key in _LEFT_OUT:
         if body.get(key):
             raise unsupported(key, body[key], "it left out")
-
-
-def _is(found: object, expected: object) -> bool:
-    """Whether the value is absent or as expected; true is no 1."""
-    return found is None or (found == expected and isinstance(found, bool) is isinstance(expected, bool))
 
 
 def _asked(body: Mapping[str, Any]) -> Asked:
@@ -261,6 +256,7 @@ def _asked(body: Mapping[str, Any]) -> Asked:
         stop=_stop(body.get("stop")),
         shaping=read_shaping(body),
         top_logprobs=_top_logprobs(body),
+        num_choices=integer(body, "n", low=1, high=_MAX_CHOICES) or 1,
     )
 
 

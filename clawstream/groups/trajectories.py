@@ -1,7 +1,8 @@
 """When an attempt has ended, and what is known of its steps then: facts from four topics, in any order. Pure.
 
-The one rule: an attempt ends where the session is said to be settled, and each of its turns that judges were to see has
-a sample or a refusal by then. What becomes known later makes a newer revision.
+An attempt is a session, or one of the several answers of a request, which are a group of their own. The one rule: it
+ends where the session is said to be settled, and each of its turns that judges were to see has a sample or a refusal by
+then. What becomes known later makes a newer revision.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,7 @@ class Placed(NamedTuple):
     group_size: int | None
     step_index: int | None
     request_sha256: str
+    is_choice: bool  # one of several answers to its request, and so an attempt by itself
 
 
 class Sampled(NamedTuple):
@@ -116,7 +118,7 @@ def _learn(attempts: Attempts, event: Event, at_ms: int) -> Attempts:
 def _placed(event: ExchangeCompleted | ExchangeFailed) -> Placed | None:
     if isinstance(event, ExchangeFailed) or event.turn_type is TurnType.SIDE:
         return None
-    return Placed(event.group_id, event.group_size, event.step_index, event.request_sha256)
+    return Placed(event.group_id, event.group_size, event.step_index, event.request_sha256, event.choice_of is not None)
 
 
 def _learn_mark(attempts: Attempts, event: TurnsSettled, at_ms: int) -> Attempts:
@@ -158,11 +160,12 @@ def _noted(attempts: Attempts, turn_id: str, fact: str) -> Attempts:
 
 def _ended(attempts: Attempts, session_id: str) -> Iterator[TrajectoryEnded]:
     for life in _lives(attempts):
-        groups: dict[str, dict[str, Placed]] = {}
+        attempts_at: dict[tuple[str, str | None], dict[str, Placed]] = {}
         for turn_id, placed in life.items():
             if placed.group_id is not None:
-                groups.setdefault(placed.group_id, {})[turn_id] = placed
-        for group_id, turns in groups.items():
+                choice = turn_id if placed.is_choice else None
+                attempts_at.setdefault((placed.group_id, choice), {})[turn_id] = placed
+        for (group_id, _), turns in attempts_at.items():
             if all(_is_concluded(attempts, turn_id) for turn_id in turns):
                 yield _trajectory(attempts, session_id, group_id, turns, _indices(life))
 

@@ -190,7 +190,8 @@ _WITHOUT_OUTCOME = sql.SQL("""
       AND (EXISTS (SELECT FROM {exchanges} n
                    WHERE n.session_id = e.session_id AND n.source_partition = e.source_partition
                      AND n.source_offset > e.source_offset AND n.kind = 'completed' AND n.turn_type = 'main'
-                     AND n.exchange_id <> e.exchange_id)
+                     AND n.exchange_id <> e.exchange_id
+                     AND (e.choice_of IS NULL OR n.choice_of IS DISTINCT FROM e.choice_of))
            OR (e.log_time < (SELECT max(log_time) FROM {exchanges}) - interval '1 day'
                AND NOT EXISTS (SELECT FROM {settlements} s
                                WHERE s.session_id = e.session_id AND s.log_time >= e.log_time)))

@@ -104,6 +104,7 @@ _CONVERSATIONS = {
     "first_token_at_ms": "when the first token was sent; NULL: none was",
     "finished_at_ms": "when the answer ended",
     "group_id": "the task that the session is an attempt at; NULL: none was named",
+    "choice_of": "the first exchange of a request that asked for several answers (n); NULL: it has this one",
     "group_size": "attempts at the task; NULL: not said",
     "step_index": "number of the turn in its attempt",
     "after_exchange_id": "the newest exchange of the session then",

@@ -128,6 +128,7 @@ exchanges = _session_facts(
     _may("group_size", BigInteger),
     _may("step_index", BigInteger),
     _may("num_sent_tokens", BigInteger),
+    _may("choice_of", Text),
     Index("exchanges_by_exchange_id", "exchange_id", "kind"),
     Index("exchanges_in_log_order", "source_partition", "source_offset"),
 )

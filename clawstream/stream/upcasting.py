@@ -70,6 +70,7 @@ UPCASTERS: Upcasters = MappingProxyType(
         (ExchangeCompleted, 1): unsaid("key_name", "num_spliced"),
         (ExchangeCompleted, 2): unsaid("group_id", "group_size", "step_index"),
         (ExchangeCompleted, 3): _unshaped,
+        (ExchangeCompleted, 4): unsaid("choice_of"),
         (ExchangeFailed, 1): unsaid("key_name"),
         (ExchangeFailed, 2): unsaid("message", "num_sent_tokens", "output_logprobs", "versions", "sampling"),
         (FeedbackGiven, 1): unsaid("key_name"),

@@ -37,6 +37,7 @@ class Pending:
     answer: bytes
     finished_at_ms: int
     interrupted: bool = False  # the client got no more of it than `answer`
+    choice_of: str | None = None  # answers of one request have it in common; None: its request has no other
 
 
 class Session(NamedTuple):
@@ -90,7 +91,11 @@ def _pending(arrived: ExchangeCompleted | ExchangeFailed, asked: tuple[bytes, ..
     """Return what there is to be reacted to, if anything; a part needs a request that is known."""
     if isinstance(arrived, ExchangeCompleted):
         return Pending(
-            turn_id=arrived.exchange_id, asked=asked, answer=arrived.message, finished_at_ms=arrived.finished_at_ms
+            turn_id=arrived.exchange_id,
+            asked=asked,
+            answer=arrived.message,
+            finished_at_ms=arrived.finished_at_ms,
+            choice_of=arrived.choice_of,
         )
     if arrived.message is None or asked is None:
         return None
@@ -121,6 +126,7 @@ def _fates(
     """Return what `arrived` shows, by turn id and in answer order; answers left out stay pending."""
     findings = [_finding(session, item, messages) for item in session.pending]
     claims = _claims(findings)
+    chosen = {session.pending[number].choice_of for number in claims.values()} - {None}
     fates: dict[str, TurnPaired | TurnOrphaned] = {}
     for number, (item, finding) in enumerate(zip(session.pending, findings, strict=True)):
         if isinstance(finding, Echo) and claims[finding.index] == number:
@@ -134,7 +140,7 @@ def _fates(
                     interrupted=item.interrupted,
                 )
             continue
-        reason = _reason(finding, number, claims)
+        reason = OrphanReason.REGENERATED if item.choice_of in chosen else _reason(finding, number, claims)
         # A request on its way before the answer was complete can't hold it, and shows nothing.
         if reason is not None and arrived.received_at_ms >= item.finished_at_ms:
             fates[item.turn_id] = _orphan(item, arrived, reason)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from itertools import count
 from typing import Any
 
 import openai
@@ -99,6 +100,34 @@ async def test_usage_comes_last_where_it_is_asked_for(gateway: House, client: op
     final = await ask(client, HELLO, stream=True, stream_options={"include_usage": True})
     assert final.usage is not None
     assert final.usage.prompt_tokens == len((await gateway.exchange()).request.token_ids)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_several_choices_come_whole_and_the_chat_goes_on_with_any_of_them(
+    gateway: House, client: openai.AsyncOpenAI, stream: bool
+) -> None:
+    numbers = count()
+    end = gateway.renderer.stop_token_ids[0]
+    gateway.engine.script = lambda _: Answer(token_ids=(*gateway.renderer.encode(f"Answer {next(numbers)}."), end))
+    final = await ask(client, HELLO, stream=stream, n=3)
+    exchanges = await gateway.recorded(ExchangeCompleted, at_least=3)
+    named = {f"chatcmpl-{one.exchange_id}": json.loads(one.message)["content"] for one in exchanges}
+    assert [choice.index for choice in final.choices] == [0, 1, 2]
+    assert {choice.finish_reason for choice in final.choices} == {"stop"}
+    said = [choice.message.content for choice in final.choices]
+    assert len(set(said)) == 3
+    if not stream:  # the helper of streams drops what it does not know
+        assert [named[str(choice.to_dict()["response_id"])] for choice in final.choices] == said
+        assert final.usage is not None
+        assert final.usage.completion_tokens == sum(len(one.output_ids) for one in exchanges)
+    assert set(named.values()) == set(said)
+    chosen: list[Any] = [*HELLO, {"role": "assistant", "content": said[2]}, {"role": "user", "content": "Good."}]
+    await ask(client, chosen, stream=stream)
+    exchanges = await gateway.recorded(ExchangeCompleted, at_least=4)
+    [turn] = paired(exchanges)
+    assert named[f"chatcmpl-{turn.turn_id}"] == said[2]
+    with pytest.raises(openai.BadRequestError, match="n is 9; expected an integer from 1 to 8"):
+        await ask(client, HELLO, stream=stream, n=9)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -20,12 +20,16 @@ from clawstream.gateway.anthropic_replies import (
 )
 from clawstream.gateway.deltas import Delta, ToolCall
 from clawstream.gateway.refusal import BadRequest
-from clawstream.gateway.replies import Usage
+from clawstream.gateway.replies import Ending, Usage
 
 Json = dict[str, Any]
 HELLO: list[Json] = [{"role": "user", "content": "Hello"}]
 REPLY = MessageReply(exchange_id="e", session_id="s", model="policy", policy_version=0, prompt_tokens=7)
 USAGE = Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=4)
+
+
+def ended(message: Json, reason: FinishReason) -> Ending:
+    return Ending(message=message, reason=reason, usage=USAGE)
 
 
 def asked(**fields: Any) -> Json:
@@ -284,7 +288,7 @@ def test_any_stream_adds_up_to_an_answer_that_is_recognised_when_it_comes_back(
     events = MessageEvents(reply=REPLY)
     raw = b"".join([*map(events.delta, deltas), events.delta(Delta(tool_calls=tuple(calls)))] if calls else
                    [*map(events.delta, deltas)])  # fmt: skip
-    raw += events.finish(FinishReason.STOP, USAGE, None)
+    raw += events.finish(ended({}, FinishReason.STOP))
     answer: Json = {
         "role": "assistant",
         "content": "".join(delta.content for delta in deltas),
@@ -295,7 +299,7 @@ def test_any_stream_adds_up_to_an_answer_that_is_recognised_when_it_comes_back(
     (_, echo, _) = messages_of(messages=[*HELLO, {"role": "assistant", "content": got["content"]}, *HELLO])
     assert same_answer(answer, echo)
     assert echo.get("reasoning_content", "") == answer["reasoning_content"]
-    whole = REPLY.whole(answer, FinishReason.STOP, USAGE, None)
+    whole = REPLY.whole(ended(answer, FinishReason.STOP))
     (_, again, _) = messages_of(messages=[*HELLO, {"role": "assistant", "content": whole["content"]}, *HELLO])
     assert again == echo
 
@@ -307,7 +311,7 @@ def test_a_stream_has_a_block_for_each_kind_and_ends_once() -> None:
     raw += events.delta(Delta(content="Look.")) + events.delta(Delta(tool_calls=(call, call)))
     before = events_of(raw)
     assert not [event for event in before if event["type"] in ("message_delta", "message_stop")]
-    found = before + events_of(events.finish(FinishReason.TOOL_CALLS, USAGE, None))
+    found = before + events_of(events.finish(ended({}, FinishReason.TOOL_CALLS)))
     assert [event["type"].removeprefix("content_block_") for event in found] == [
         "message_start", "ping",
         "start", "delta", "delta", "delta", "stop",
@@ -338,7 +342,7 @@ def test_what_was_read_from_a_cache_is_counted_apart_where_the_engine_says_it(
     cached: int | None, expected: dict[str, int]
 ) -> None:
     usage = Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=cached)
-    whole = REPLY.whole({"content": "x"}, FinishReason.STOP, usage, None)
+    whole = REPLY.whole(Ending(message={"content": "x"}, reason=FinishReason.STOP, usage=usage))
     assert whole["usage"] == expected | {"output_tokens": 3}
 
 
@@ -354,7 +358,7 @@ def test_what_was_read_from_a_cache_is_counted_apart_where_the_engine_says_it(
 def test_how_an_answer_ended_is_said_in_anthropic_s_words(
     reason: FinishReason, matched: str | None, expected: tuple[str, str | None]
 ) -> None:
-    whole = REPLY.whole({"content": "x"}, reason, USAGE, matched)
+    whole = REPLY.whole(Ending(message={"content": "x"}, reason=reason, usage=USAGE, matched_stop=matched))
     assert (whole["stop_reason"], whole["stop_sequence"]) == expected
 
 

@@ -3,7 +3,7 @@
 from clawstream.events import FinishReason
 from clawstream.gateway.deltas import Delta, ToolCall
 from clawstream.gateway.responses_replies import ResponseEvents
-from tests.gateway.test_responses import CUSTOM, FUNCTION, USAGE, events_of, reply
+from tests.gateway.test_responses import CUSTOM, FUNCTION, ended, events_of, reply
 
 
 def test_each_piece_that_grew_ends_as_a_whole_before_its_item_does() -> None:
@@ -11,7 +11,7 @@ def test_each_piece_that_grew_ends_as_a_whole_before_its_item_does() -> None:
     call = ToolCall(index=0, call_id="c0", name="exec", arguments="{}")
     raw = growing.delta(Delta(reasoning="h")) + growing.delta(Delta(reasoning="m", content="It "))
     raw += growing.delta(Delta(content="is 4.", tool_calls=(call,)))
-    events = events_of(raw + growing.finish(FinishReason.TOOL_CALLS, USAGE))[2:-1]
+    events = events_of(raw + growing.finish(ended({}, FinishReason.TOOL_CALLS)))[2:-1]
     assert [event["type"].removeprefix("response.") for event in events] == [
         "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.delta",
         "reasoning_text.done", "content_part.done", "output_item.done",

@@ -12,7 +12,7 @@ from clawstream.events.conversation import dump, same_answer
 from clawstream.gateway.conversations import Conversations, Recalled
 from clawstream.gateway.deltas import Delta, ToolCall
 from clawstream.gateway.refusal import BadRequest, TooLong
-from clawstream.gateway.replies import Usage
+from clawstream.gateway.replies import Ending, Usage
 from clawstream.gateway.responses import conversation_of, read_responses
 from clawstream.gateway.responses_replies import ResponseEvents, ResponseReply
 from clawstream.gateway.responses_tools import custom_arguments, custom_input
@@ -22,6 +22,12 @@ from clawstream.gateway.wire import read_request
 Json = dict[str, Any]
 ONE, TWO = "0" * 8 + "-0000-4000-8000-" + "0" * 12, "1" * 8 + "-0000-4000-8000-" + "0" * 12
 USAGE = Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=4)
+
+
+def ended(message: Json, reason: FinishReason) -> Ending:
+    return Ending(message=message, reason=reason, usage=USAGE)
+
+
 FUNCTION = {"type": "function", "name": "exec", "description": "Runs.", "parameters": {"type": "object"}}
 CUSTOM = {"type": "custom", "name": "patch", "description": "Edits.", "format": {"type": "text"}}
 WITHIN = {"type": "namespace", "name": "agents", "description": "Others.", "tools": [FUNCTION | {"name": "spawn"}]}
@@ -223,7 +229,7 @@ def test_the_events_add_up_to_the_response_that_ends_them() -> None:
     )
     raw = growing.start() + growing.delta(Delta(reasoning="h")) + growing.delta(Delta(reasoning="m"))
     raw += growing.delta(Delta(content="It ")) + growing.delta(Delta(content="is 4.", tool_calls=calls))
-    events = events_of(raw + growing.finish(FinishReason.TOOL_CALLS, USAGE))
+    events = events_of(raw + growing.finish(ended({}, FinishReason.TOOL_CALLS)))
     kinds = [event["type"] for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"]
     whole = events[-1]["response"]
@@ -240,13 +246,13 @@ def test_the_events_add_up_to_the_response_that_ends_them() -> None:
     plain = reply(tools=[FUNCTION, CUSTOM, WITHIN], include=["reasoning.encrypted_content"])
     recorded: Json = {"role": "assistant", "content": "It is 4.", "reasoning_content": "hm"}
     recorded["tool_calls"] = [call.as_dict() for call in calls]
-    assert plain.whole(recorded, FinishReason.TOOL_CALLS, USAGE) == whole
+    assert plain.whole(ended(recorded, FinishReason.TOOL_CALLS)) == whole
 
 
 def test_an_answer_that_was_cut_short_is_incomplete_and_says_why() -> None:
     growing = ResponseEvents(reply=reply())
     raw = growing.delta(Delta(content="It"))
-    (*_, last) = events_of(raw + growing.finish(FinishReason.LENGTH, USAGE))
+    (*_, last) = events_of(raw + growing.finish(ended({}, FinishReason.LENGTH)))
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
     assert last["response"]["output"][0]["status"] == "incomplete"
@@ -274,7 +280,7 @@ def test_an_answer_comes_back_as_the_message_that_is_recorded(text: str, thought
     message["tool_calls"] = [
         ToolCall(index=at, call_id=f"c{at}", name=name, arguments="{}").as_dict() for at, name in enumerate(calls)
     ]
-    output = reply().whole(message, FinishReason.STOP, USAGE)["output"]
+    output = reply().whole(ended(message, FinishReason.STOP))["output"]
     (echo, *_) = messages_of(*output, said("user", "?"))
     assert same_answer(message, echo)
     assert (echo.get("reasoning_content") or "") == thought

@@ -1,8 +1,9 @@
 """What the description says in words alone, for schemathesis: bodies are made to hold to it, whatever else they break.
 
 They ask for the model that is served, one grammar at most, tokens that there are, and for likeliest tokens beside
-log-probs alone; the size of a group and the index of a step come with the group's name; and for /v1/messages, results
-come before text and the last message is no answer. Reasoning for /v1/responses is not encrypted by another model.
+log-probs alone; the size of a group and the index of a step come with the group's name, and that beside one answer
+alone; and for /v1/messages, results come before text and the last message is no answer. Reasoning for /v1/responses is
+not encrypted by another model.
 """
 
 from typing import Any
@@ -17,6 +18,8 @@ _DIGITS = 9  # of a token id, at most
 @schemathesis.hook
 def map_case(context: schemathesis.HookContext, case: Any) -> Any:  # noqa: ARG001  # schemathesis passes it by name
     """The case, as what is said in words alone allows it."""
+    if case.headers is not None and isinstance(case.body, dict) and case.body.get("n") not in (None, 1):
+        case.headers.pop("X-Group-Id", None)
     if case.headers is not None and not case.headers.get("X-Group-Id"):
         for name in ("X-Group-Size", "X-Step-Index"):
             case.headers.pop(name, None)

@@ -15,6 +15,7 @@ FIRST, SECOND, SIDE = story.EXCHANGES
 PAIRED = TurnPaired(session_id=story.SESSION, turn_id=story.FIRST, next_exchange_id=story.SECOND, next_state=(3,))
 SETTLED = TurnsSettled(session_id=story.SESSION, after_exchange_id=story.SIDE, done=False)
 LATER = replace(FIRST, session_id="another", exchange_id="another-1")
+CHOICES = [replace(LATER, exchange_id=f"another-{number}", choice_of="another-1") for number in (1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,8 @@ LATER = replace(FIRST, session_id="another", exchange_id="another-1")
         ([FIRST, SECOND, SIDE], [], [story.FIRST]),
         ([FIRST, SECOND, PAIRED], [LATER], [story.SECOND]),
         ([FIRST, SECOND, PAIRED, SETTLED], [LATER], []),
+        (CHOICES, [], []),
+        ([*CHOICES, replace(LATER, exchange_id="another-3")], [], ["another-1", "another-2"]),
     ],
 )
 async def test_an_answer_is_without_an_outcome_once_a_later_one_or_a_day_came_and_nobody_said_what_became_of_it(

@@ -84,7 +84,7 @@ def test_reading_again_from_any_offset_writes_nothing_new(pairs: list[tuple[str,
     assert fates(log + log[offset:]) == fates(log)
 
 
-@given(st.lists(st.sampled_from(["ask", "again", "side", "failed", "reset", "edit", "block"]), max_size=30))
+@given(st.lists(st.sampled_from(["ask", "choose", "again", "side", "failed", "reset", "edit", "block"]), max_size=30))
 def test_no_answer_has_two_fates_and_none_is_forgotten(moves: list[str]) -> None:
     session, messages, mains = Session(), [user("hello")], set()
     for number, move in enumerate(moves):
@@ -92,6 +92,10 @@ def test_no_answer_has_two_fates_and_none_is_forgotten(moves: list[str]) -> None
             session.ask([user("title?")], "a title", turn_type=TurnType.SIDE)
         elif move == "failed":
             session.fail(messages)
+        elif move == "choose":
+            answers = [f"answer {number}", f"other {number}", f"answer {number}"]
+            mains |= {choice.exchange_id for choice in session.choose(messages, answers)}
+            messages = [*messages, assistant(answers[number % 3]), user("next")]
         else:
             sent = [*messages, recorded.BLOCK] if move == "block" else messages
             mains.add(session.ask(sent, f"answer {number}").exchange_id)
