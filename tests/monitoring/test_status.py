@@ -18,7 +18,7 @@ from clawstream.local.ports import reserved
 from clawstream.local.running import Addresses, PartState
 from clawstream.monitoring.clock import alarm
 from clawstream.monitoring.live import Live, as_json
-from clawstream.monitoring.policy import PolicyBoard
+from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
 from clawstream.monitoring.status import GROUPED, REFRESHING, LogStatus, Status, Verdict, read_log, status
 from clawstream.stream import admin
 from clawstream.stream.kafka import KafkaLog
@@ -69,6 +69,14 @@ def test_a_person_sees_parts_addresses_lags_policy_verdicts_and_windows() -> Non
         assert words in text
     for words in ("ann", "t-1", "decided", "-1", "last minute", "5 s ago", "1 min ago"):
         assert words in text
+
+
+def test_a_person_sees_how_many_samples_were_taught_by_thumbs() -> None:
+    assert FOUND.log is not None
+    told = LearnedFrom(samples=9, with_feedback=7, judged=4, hinted=2)
+    text = seen(ADDRESSES, PARTS, replace(FOUND, log=replace(FOUND.log, learned_from=told)))
+    assert "9 samples: 7 with thumbs or scores, 4 judged, 2 with a hint" in text
+    assert "thumbs" not in seen(ADDRESSES, PARTS, FOUND)
 
 
 def test_a_broker_whose_clock_is_wrong_is_an_alarm_of_its_own_said_once() -> None:
