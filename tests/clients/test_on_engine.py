@@ -1,0 +1,74 @@
+"""Clients at a gateway whose engine is the CPU engine with the policy that the package ships: what they see is true."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawstream.events import ExchangeCompleted
+from clawstream.local.ports import reserved
+from clawstream.simulation import shipped
+from tests.clients.python import seen_by
+from tests.engine.process import cpu_engine
+from tests.gateway.house import House, house
+
+pytestmark = pytest.mark.timeout(300)
+HERE = Path(__file__).parent
+ERRORS = {
+    "openai": "BadRequestError",
+    "anthropic": "BadRequestError",
+    "litellm": "ContextWindowExceededError",
+    "langchain": "OpenAIContextOverflowError",
+    "pydantic_ai": "ModelHTTPError",
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shipped") / "policy"
+    shipped.unpack(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine_url(policy: Path) -> Iterator[str]:
+    with reserved() as port, cpu_engine(policy, port) as url:
+        yield url
+
+
+@pytest.fixture
+async def computing(policy: Path, engine_url: str) -> AsyncIterator[House]:
+    """A gateway in front of the engine."""
+    async with house(policy, engine_urls=(engine_url,)) as gateway:
+        yield gateway
+
+
+async def check(gateway: House, seen: dict[str, Any]) -> None:
+    """What a client saw of its answers, in the order in which it asked, is what was sampled and recorded."""
+    kinds = [kind for kind in ("chat", "stream", "forced") if kind in seen]
+    recorded = await gateway.recorded(ExchangeCompleted, at_least=len(kinds))
+    exchanges = sorted(recorded, key=lambda exchange: exchange.received_at_ms)
+    for kind, exchange in zip(kinds, exchanges, strict=True):
+        answer = json.loads(exchange.message)
+        assert seen[kind] == (called(answer) if kind == "forced" else answer["content"])
+        assert seen[kind]
+        assert exchange.output_logprobs is not None
+        assert len(exchange.output_logprobs) == len(exchange.output_ids)
+    assert seen["usage"] == [len(exchanges[0].request.token_ids), len(exchanges[0].output_ids)]
+    assert seen["forced"][1]["style"] in ("plain", "formal")
+
+
+def called(answer: dict[str, Any]) -> list[Any]:
+    """The first call of an answer."""
+    call, *_ = answer["tool_calls"]
+    return [call["function"]["name"], json.loads(call["function"]["arguments"])]
+
+
+@pytest.mark.sdks
+@pytest.mark.parametrize("client", ERRORS)
+async def test_a_python_sdk_sees_what_the_engine_sampled(computing: House, client: str) -> None:
+    seen = await seen_by(client, HERE / "sdks_on_engine.py", computing.url)
+    await check(computing, seen)
+    assert seen["error"] == ERRORS[client]
