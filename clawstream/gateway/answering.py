@@ -79,6 +79,8 @@ class Answering:
             exchange_id=self.exchange.accepted.exchange_id,
             stop=self.exchange.accepted.sampling.stop,
         )
+        if self.exchange.sampled is not None:
+            self.answer.said = self.exchange.sampled.said
 
     async def generate(self) -> Failure | None:
         """Stream the answer up to what has to wait for its record, from the first engine that begins one."""
@@ -283,6 +285,7 @@ class Answering:
             prompt_tokens=len(self.exchange.whole.token_ids),
             completion_tokens=len(self.capture.token_ids),
             cached_tokens=self.capture.cached_tokens,
+            reasoning_tokens=self.answer.num_thought_tokens(),
         )
         self.admission.metrics.tokens.labels("prompt").inc(usage.prompt_tokens)
         self.admission.metrics.tokens.labels("completion").inc(usage.completion_tokens)

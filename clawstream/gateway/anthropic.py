@@ -7,7 +7,7 @@ histories. What has no place in OpenAI's form is refused by its own name, or lis
   `defer_loading` and `allowed_callers` of tools, are left out: they ask for nothing that changes what is answered.
 * `thinking.budget_tokens`, `output_config.effort`, `context_management`, `service_tier` and `speed` are recorded with
   the request and change nothing: reasoning counts towards max_tokens, and the whole history is shown to the policy.
-* An image is words in its place (pictures.py), of a user's as of a tool's.
+* An image is words in its place (pictures.py), of a user's as of a tool's; a document its text, or words.
 * A tool result with `is_error` says so in front of its text, since a tool message has no such mark.
 
 Source: Anthropic's published Messages API, as the `anthropic` package 2.10.0 has it.
@@ -19,7 +19,7 @@ from typing import Any
 
 from clawstream.gateway.anthropic_replies import SIGNED, arguments_of, signature
 from clawstream.gateway.fields import boolean, items, kind, mapping, number, text
-from clawstream.gateway.pictures import SHOWN_BY_A_TOOL, SHOWN_BY_THE_USER, check_picture, with_words
+from clawstream.gateway.pictures import SHOWN_BY_A_TOOL, SHOWN_BY_THE_USER, check_shown, with_words
 from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.wire import MAX_STOPS, PRIVATE_KEYS, ChatRequest, read_request, truthy
 
@@ -223,7 +223,7 @@ def _plain(parts: list[dict[str, str]]) -> str | list[dict[str, str]]:
 
 
 def _texts(found: object, where: str, *, pictures: str | None = None) -> list[dict[str, str]]:
-    """Return text blocks as OpenAI's parts, `pictures` in the place of images; None: none may stand here.
+    """Return text blocks as OpenAI's parts, `pictures` in the place of images; None: nothing but text may stand here.
 
     Raises BadRequest for any other block.
     """
@@ -236,8 +236,8 @@ def _texts(found: object, where: str, *, pictures: str | None = None) -> list[di
                 f"{where} holds redacted_thinking, which only the model that wrote it can read; leave it out.",
                 param=where,
             )
-        if named == "image" and pictures is not None:
-            check_picture(block, where)
+        if named in ("image", "document") and pictures is not None:
+            check_shown(block, where)
         elif named != "text" or not isinstance(block.get("text"), str):
             shown = f"{named!r} content" if isinstance(named, str) else "content without a type"
             raise BadRequest(f"{where} holds {shown}; this policy reads text only.", param=where)

@@ -142,6 +142,7 @@ class AnswerStream:
     options: Mapping[str, Any]
     exchange_id: str
     stop: tuple[str, ...] = ()
+    said: set[int] = field(default_factory=set)  # the numbers of the tokens that content is of; emptied by who reads it
     ids: list[int] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
     _content: _Text = field(init=False)
@@ -152,6 +153,7 @@ class AnswerStream:
     _num_read: int = 0  # tokens that are read into the fields, whether they show anything or not
     _context: str = ""  # text of the last of them: some tokenizers decode a token by the one before
     _marked_at: int = 0  # tokens up to the last marker
+    _told_at: int = 0  # tokens of which is known whether content is of them
     _read_again_at: int = 0
     _forced: bool = field(init=False)  # under a grammar a mark may come in letters, so it is read once it is whole
     _thinking: bool = True  # reasoning grew last: content is no sign of its end, since some think again after it
@@ -185,7 +187,10 @@ class AnswerStream:
     def finish(self, matched_stop: str | None = None) -> Delta | None:
         """Return what was held back; afterwards `message` is whole. `matched_stop` is what the engine stopped at."""
         if not self.stopped:
+            before = self._content.text
             self._read(ended=True)
+            if not self._forced:
+                self._tell(before, len(self.ids))
             newest = self._content if self._content.text else self._reasoning
             if matched_stop is not None and matched_stop not in newest.text:
                 newest.drop_half_of(matched_stop)
@@ -199,7 +204,8 @@ class AnswerStream:
         self.ids.extend(piece)
         if self.stopped or self._forced:
             return None
-        if piece[-1] in self.renderer.marker_ids:
+        before, is_marked = self._content.text, piece[-1] in self.renderer.marker_ids
+        if is_marked:
             self._marked_at = len(self.ids)
             self._read(ended=False)
         elif self._place is _Place.UNKNOWN:
@@ -207,7 +213,40 @@ class AnswerStream:
                 self._read(ended=False)
         elif self._place is not _Place.TOOLS:
             self._extend()
+        self._tell(before, len(self.ids) - is_marked)
+        if is_marked:
+            self._told_at = len(self.ids)
         return self._release(ended=False)
+
+    def _tell(self, before: str, end: int) -> None:
+        """Take the tokens up to `end` for content's where that changed: between two marks all is of one kind."""
+        if not self._content.text:
+            self.said.clear()  # also where it turned out to be thought
+        elif self._content.text != before:
+            self.said.update(range(self._told_at, end))
+            self._told_at = end
+
+    def num_thought_tokens(self) -> int | None:
+        """Return how many tokens stand between the marks of thoughts in a finished answer; None: that can't be told.
+
+        It can't where the model's marks are no tokens of their own.
+        """
+        if not self._reasoning.text:
+            return 0
+        ends = [at + 1 for at, token in enumerate(self.ids) if token in self.renderer.marker_ids]
+        found = start = num_thought = num_said = 0
+        for end in (*ends, len(self.ids)):
+            parsed = self._parse(end, ended=False)
+            if num_said and not parsed.content:
+                found = start = 0  # what had looked like content was thought
+            if len(parsed.reasoning) > num_thought:
+                if self.renderer.text_marks or len(parsed.content) > num_said:
+                    return None
+                found += sum(token not in self.renderer.marker_ids for token in self.ids[start:end])
+            num_thought, num_said, start = len(parsed.reasoning), len(parsed.content), end
+            if num_thought >= len(self._reasoning.text):
+                break
+        return found
 
     def message(self) -> dict[str, Any]:
         """Return the assistant message, exactly as streamed."""

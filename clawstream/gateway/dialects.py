@@ -35,7 +35,7 @@ class Dialect(Protocol):
     async def refuse(self, send: Send, refused: BadRequest) -> None:
         """The client is told why there is no answer."""
 
-    async def farewell(self, send: Send, farewell: Farewell, now_ms: int) -> None:
+    async def farewell(self, send: Send, farewell: Farewell, now_ms: int, /) -> None:
         """The client is told that its session has ended, which is on the log."""
 
 
@@ -66,7 +66,7 @@ class ChatCompletions:
         """Send OpenAI's error object."""
         await send_error(send, refused)
 
-    async def farewell(self, send: Send, farewell: Farewell, now_ms: int) -> None:
+    async def farewell(self, send: Send, farewell: Farewell, now_ms: int, /) -> None:
         """Send a completion without choices."""
         body = session_ended(farewell.session_id, farewell.model, now_ms // 1000)
         headers = [(b"content-type", b"application/json"), (b"x-session-id", farewell.session_id.encode("ascii"))]
@@ -100,8 +100,8 @@ class Messages:
         """Send Anthropic's error object."""
         await send_whole(send, refused.status, error_headers(refused), anthropic_replies.error_body(refused))
 
-    async def farewell(self, send: Send, farewell: Farewell, now_ms: int) -> None:  # noqa: ARG002  # has no time
-        """Send a message without content."""
+    async def farewell(self, send: Send, farewell: Farewell, _now_ms: int, /) -> None:
+        """Send a message without content; a message has no time."""
         body = anthropic_replies.session_ended(farewell.session_id, farewell.model)
         headers = [(b"content-type", b"application/json"), (b"x-session-id", farewell.session_id.encode("ascii"))]
         await send_whole(send, 200, headers, body)
@@ -128,14 +128,15 @@ class Responses:
         headers = reply.headers(stream=exchange.chat.asked.stream)
         if exchange.chat.asked.stream:
             events = EventStream(send, headers)
-            return [StreamOutlet(send, events, responses_replies.ResponseEvents(reply=reply), self.refuse)]
-        return [WholeOutlet(send, headers, lambda ending: to_json(reply.whole(ending)), self.refuse)]
+            grows = responses_replies.ResponseEvents(reply=reply, sampled=exchange.sampled)
+            return [StreamOutlet(send, events, grows, self.refuse)]
+        return [WholeOutlet(send, headers, lambda ending: to_json(reply.whole(ending, exchange.sampled)), self.refuse)]
 
     async def refuse(self, send: Send, refused: BadRequest) -> None:
         """Send OpenAI's error object."""
         await send_error(send, refused)
 
-    async def farewell(self, send: Send, farewell: Farewell, now_ms: int) -> None:
+    async def farewell(self, send: Send, farewell: Farewell, now_ms: int, /) -> None:
         """Send a response without output."""
         body = responses_replies.session_ended(farewell.session_id, farewell.model, now_ms // 1000)
         headers = [(b"content-type", b"application/json"), (b"x-session-id", farewell.session_id.encode("ascii"))]

@@ -27,6 +27,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
+    reasoning_tokens: int | None = None  # of completion_tokens; None: not known
 
     def as_dict(self) -> dict[str, Any]:
         """Return OpenAI's usage object."""
@@ -37,16 +38,20 @@ class Usage:
         }
         if self.cached_tokens is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        if self.reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return usage
 
 
 def usage_of_all(usages: Collection[Usage]) -> Usage:
     """Return the usage of a request's answers: its one prompt, and all that was sampled."""
     cached = [usage.cached_tokens for usage in usages if usage.cached_tokens is not None]
+    thought = [usage.reasoning_tokens for usage in usages if usage.reasoning_tokens is not None]
     return Usage(
         prompt_tokens=max(usage.prompt_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         cached_tokens=min(cached, default=None),  # by the first that was asked, which the others found in the cache
+        reasoning_tokens=sum(thought) if len(thought) == len(usages) else None,
     )
 
 

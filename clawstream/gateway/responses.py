@@ -18,7 +18,7 @@ from typing import Any
 
 from clawstream.gateway.conversations import Recall, Recalled
 from clawstream.gateway.fields import items, kind, mapping, text
-from clawstream.gateway.refusal import BadRequest, unsupported
+from clawstream.gateway.refusal import BadRequest
 from clawstream.gateway.responses_items import OURS, read_items
 from clawstream.gateway.responses_tools import read_choice, read_tools
 from clawstream.gateway.wire import ChatRequest, read_request, truthy
@@ -28,7 +28,10 @@ INSTRUCTED = "instructed"  # in it: the first message is `instructions`, which a
 _RENAMED = frozenset({"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice"})
 _NOT_RECORDED = frozenset({"client_metadata"})
 _NOT_THERE = frozenset(
-    {"background", "conversation", "prompt", "messages", "n", "max_tokens", "max_completion_tokens", "response_format"}
+    {
+        *("background", "conversation", "prompt", "messages", "n", "logprobs"),
+        *("max_tokens", "max_completion_tokens", "response_format"),
+    }
 )
 _LOGPROBS = "message.output_text.logprobs"
 _CODEX = "client_metadata"
@@ -57,12 +60,13 @@ def read_responses(body: Mapping[str, Any], ends_session: bool, recall: Recall) 
     include = items(body.get("include"), "include")
     if not all(isinstance(wanted, str) for wanted in include):
         raise BadRequest("include is not a list of strings.", param="include")
-    if _LOGPROBS in include:
-        raise unsupported("include", include, f"{_LOGPROBS} left out; /v1/chat/completions has logprobs")
+    if body.get("top_logprobs") and _LOGPROBS not in include:
+        raise BadRequest(f'top_logprobs needs include: ["{_LOGPROBS}"]; send both.', param="top_logprobs")
     found = {
         "tools": tools,
         "response_format": _response_format(body),
         "verbosity": text(mapping(body, "text"), "verbosity"),
+        "logprobs": _LOGPROBS in include,
     }
     kept = {key: value for key, value in body.items() if key not in _RENAMED | _NOT_RECORDED | _NOT_THERE}
     said = {key: value for key, value in found.items() if value}

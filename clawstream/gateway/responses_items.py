@@ -219,6 +219,8 @@ def _part(part: object, where: str) -> dict[str, Any]:
     if named == "input_image":
         shown = {key: part[key] for key in ("detail",) if part.get(key) is not None}
         return {"type": "image_url", "image_url": {"url": part.get("image_url") or "", **shown}}
+    if named == "input_file":
+        return {"type": "file", "file": {key: part[key] for key in part if key != "type"}}
     return {"type": named}
 
 

@@ -6,7 +6,7 @@ is on the log gets one. So the item that grows last is closed only then.
 Source: OpenAI's published Responses API, as the `openai` package 2.8.0 has it, and what Codex 0.169.0 reads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from clawstream.gateway.refusal import BadRequest, TooLong, to_json
 from clawstream.gateway.replies import KEEP_ALIVE, Ending, Usage, reply_headers
 from clawstream.gateway.responses import TRANSLATED
 from clawstream.gateway.responses_tools import custom_input, offered
+from clawstream.gateway.sampled import SampledTokens
 from clawstream.gateway.thoughts import sealed
 
 _SEALED_THOUGHT = "reasoning.encrypted_content"
@@ -70,16 +71,18 @@ class ResponseReply:
             "text": {"format": _format_of(asked)},
             "tool_choice": asked.get("tool_choice", "auto"),
             "tools": [{"type": "function", "strict": None} | tool["function"] for tool in asked.get("tools") or ()],
+            "top_logprobs": asked.get("top_logprobs") or 0,
             "top_p": asked.get("top_p"),
             "truncation": "disabled",
             "usage": None if usage is None else _usage(usage),
             "user": asked.get("user"),
         }
 
-    def whole(self, ending: Ending) -> dict[str, Any]:
-        """Return a plain answer."""
+    def whole(self, ending: Ending, sampled: SampledTokens | None = None) -> dict[str, Any]:
+        """Return a plain answer, with the log-probs of its text where the client asked for them."""
         status = status_of(ending.reason)
-        return self.frame(status, self._items(ending.message, status), ending.usage)
+        logprobs = [] if sampled is None else sampled.take_said()
+        return self.frame(status, self._items(ending.message, status, logprobs), ending.usage)
 
     def thought(self, text: str, item_id: str, status: str) -> dict[str, Any]:
         """Return a reasoning item; sealed as well for a client that asks for that."""
@@ -99,14 +102,14 @@ class ResponseReply:
         within = {} if function.namespace is None else {"namespace": function.namespace}
         return item | within | {"type": "function_call", "arguments": arguments or ""}
 
-    def _items(self, message: dict[str, Any], status: str) -> list[dict[str, Any]]:
+    def _items(self, message: dict[str, Any], status: str, logprobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         thought, said = message.get("reasoning_content"), message.get("content")
         calls = message.get("tool_calls", ())
         if thought:
             found.append(self.thought(thought, f"rs_{self.exchange_id}", "completed"))
         if said or not (calls or thought):
-            found.append(said_item(said or "", f"msg_{self.exchange_id}", "completed"))
+            found.append(said_item(said or "", f"msg_{self.exchange_id}", "completed", logprobs))
         for index, call in enumerate(calls):
             function = call["function"]
             found.append(self.call(call["id"], function["name"], function["arguments"], index, "completed"))
@@ -120,10 +123,12 @@ class ResponseEvents:
     """The events of one answer as it grows; each call returns what is to be sent."""
 
     reply: ResponseReply
+    sampled: SampledTokens | None = None  # whose log-probs the client asked for; None: it did not
     _number: int = 0  # of the next event
     _items: list[dict[str, Any]] = field(default_factory=list)  # closed
     _open: dict[str, Any] | None = None  # the item that grows
     _text: list[str] = field(default_factory=list)  # of it
+    _logprobs: list[dict[str, Any]] = field(default_factory=list)  # of that
     _prefix: bytes = b""  # of a delta of its
     _ids: dict[str, int] = field(default_factory=dict)  # how many items have an id of this prefix
 
@@ -146,7 +151,7 @@ class ResponseEvents:
         if delta.reasoning:
             events += self._grow("reasoning") + self._change(delta.reasoning)
         if delta.content:
-            events += self._grow("message") + self._change(delta.content)
+            events += self._grow("message") + self._say(delta.content)
         for call in delta.tool_calls:
             events += self._call(call)
         return events
@@ -177,7 +182,7 @@ class ResponseEvents:
         if self._open is not None and self._open["type"] == kind:
             return b""
         closed = self._close("completed")
-        self._text = []
+        self._text, self._logprobs = [], []
         if kind == "reasoning":
             part, delta = {"type": "reasoning_text", "text": ""}, "response.reasoning_text.delta"
             self._open = self.reply.thought("", self._new_id("rs"), "in_progress")
@@ -187,6 +192,14 @@ class ResponseEvents:
         self._prefix = _prefix(delta, self._open["id"], len(self._items))
         begun = self._event("response.output_item.added", output_index=len(self._items), item=self._open)
         return closed + begun + self._part("response.content_part.added", part=part)
+
+    def _say(self, text: str) -> bytes:
+        if self.sampled is None:
+            return self._change(text)
+        self._text.append(text)
+        logprobs = self.sampled.take_said()
+        self._logprobs += logprobs
+        return self._part("response.output_text.delta", delta=text, logprobs=logprobs)
 
     def _change(self, text: str) -> bytes:
         self._text.append(text)
@@ -203,9 +216,10 @@ class ResponseEvents:
             events = self._part("response.reasoning_text.done", text=text)
             events += self._part("response.content_part.done", part={"type": "reasoning_text", "text": text})
         elif kind == "message":
-            whole = said_item(text, item["id"], status)
-            events = self._part("response.output_text.done", text=text, logprobs=[])
-            events += self._part("response.content_part.done", part=_output_text(text))
+            logprobs = self._logprobs + ([] if self.sampled is None else self.sampled.take_said())
+            whole = said_item(text, item["id"], status, logprobs)
+            events = self._part("response.output_text.done", text=text, logprobs=logprobs)
+            events += self._part("response.content_part.done", part=_output_text(text, logprobs))
         else:
             whole, events = self._closed_call(item, text, status)
         at = len(self._items)
@@ -244,9 +258,10 @@ class ResponseEvents:
         return f"{prefix}_{self.reply.exchange_id}" + (f"_{number}" if number else "")
 
 
-def said_item(text: str, item_id: str, status: str) -> dict[str, Any]:
+def said_item(text: str, item_id: str, status: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Return a message item."""
-    return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": [_output_text(text)]}
+    content = [_output_text(text, logprobs)]
+    return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": content}
 
 
 def status_of(reason: FinishReason) -> str:
@@ -267,8 +282,8 @@ def _prefix(kind: str, item_id: str, output_index: int) -> bytes:
     return b"event: " + kind.encode("ascii") + b"\ndata: " + orjson.dumps(frame)[:-1] + b',"delta":'
 
 
-def _output_text(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _output_text(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def _format_of(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,11 +300,12 @@ def _code(refused: BadRequest) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Return the usage object of a response; the engine does not tell which tokens were thought."""
+    """Return the usage object of a response; where it can't be told which tokens were thought, it does not say."""
+    thought = {} if usage.reasoning_tokens is None else {"reasoning_tokens": usage.reasoning_tokens}
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": thought,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

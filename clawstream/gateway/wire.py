@@ -16,7 +16,14 @@ import orjson
 from clawstream.events import Shaping
 from clawstream.events.conversation import Message
 from clawstream.gateway.fields import boolean, integer, items, kind, labels, mapping, number, text
-from clawstream.gateway.pictures import PICTURES, SHOWN_BY_A_TOOL, SHOWN_BY_THE_USER, check_picture, with_words
+from clawstream.gateway.pictures import (
+    DOCUMENTS,
+    PICTURES,
+    SHOWN_BY_A_TOOL,
+    SHOWN_BY_THE_USER,
+    check_shown,
+    with_words,
+)
 from clawstream.gateway.refusal import BadRequest, to_json, unsupported
 from clawstream.gateway.shaping import HALF, read_shaping
 from clawstream.gateway.tools import check_tools
@@ -26,6 +33,7 @@ PRIVATE_KEYS = frozenset({"session_id", "session_done", "turn_type"})
 _HOW_TO_SEND = frozenset({"stream", "stream_options"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAY_SHOW = {"user": SHOWN_BY_THE_USER, "tool": SHOWN_BY_A_TOOL}  # pictures, by role
+_NO_TEXT = PICTURES.keys() | DOCUMENTS.keys()
 MAX_STOPS = 16
 _MAX_TOP_LOGPROBS = 20
 _MAX_CHOICES = 8
@@ -187,9 +195,9 @@ def _messages(found: object, *, may_be_absent: bool) -> tuple[Message, ...]:
 
 
 def _in_words(message: Message) -> Message:
-    """Return the message with words in the place of its pictures."""
+    """Return the message with words in the place of its pictures and documents."""
     content = message["content"] if message["role"] in _MAY_SHOW else None
-    if not isinstance(content, list) or not any(part["type"] in PICTURES for part in content):
+    if not isinstance(content, list) or not any(part["type"] in _NO_TEXT for part in content):
         return message
     return {**message, "content": with_words(content, _MAY_SHOW[message["role"]])}
 
@@ -220,8 +228,8 @@ def _check_message(message: object, where: str) -> None:
 
 def _check_part(part: object, where: str, *, may_show: bool) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
-    if may_show and isinstance(part, dict) and kind == "image_url":
-        check_picture(part, where)
+    if may_show and isinstance(part, dict) and kind in ("image_url", "file"):
+        check_shown(part, where)
         return
     if kind != "text":
         found = f"{kind!r} content" if isinstance(kind, str) else "content without a type"

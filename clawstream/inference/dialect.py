@@ -1,7 +1,8 @@
 """SGLang's native HTTP dialect (0.5.23) as values: what a /generate body means and how an answer is written.
 
 Pure, and shared by the client and by every server of ours, so there is one place that knows the wire.
-Streams are incremental (`--incremental-streaming-output`): a chunk carries only what is new.
+Streams are incremental (`--incremental-streaming-output`): a chunk carries only what is new. The file is long because
+it has all of that wire: each field is written here and read here, side by side.
 """
 
 import math

@@ -63,6 +63,61 @@ async def test_a_response_is_an_exchange_in_the_form_of_chat_completions(
 
 
 @pytest.mark.parametrize("stream", [True, False])
+async def test_the_text_has_the_log_probs_that_are_recorded_of_its_tokens_alone(
+    gateway: House, client: openai.AsyncOpenAI, stream: bool
+) -> None:
+    gateway.say(f"{THINK}Let me see é. {CALL}")
+    asked: Any = {"include": ["message.output_text.logprobs"], "tools": [TOOL]}
+    response = await ask(client, "2+2?", stream=stream, **asked)
+    exchange = await gateway.exchange()
+    ids, end = exchange.output_ids, gateway.renderer.encode("</think>")[0]
+    start = ids.index(end) + 1
+    said = ids[start : ids.index(gateway.renderer.encode("<tool_call>")[0])]
+    recorded = exchange.output_logprobs[start : start + len(said)]
+    [message] = [item for item in response.output if item.type == "message"]
+    assert message.content[0].type == "output_text"
+    found = message.content[0].logprobs or []
+    assert [token.logprob for token in found] == pytest.approx(recorded)
+    assert gateway.renderer.decode(said).strip() == response.output_text == "Let me see é."
+    unasked = items_of(await ask(client, "2+2?", stream=stream))[1]
+    assert unasked["content"][0]["logprobs"] == []
+
+
+async def test_the_deltas_of_a_stream_hold_the_log_probs_of_the_whole(
+    gateway: House, client: openai.AsyncOpenAI
+) -> None:
+    gateway.say(f"{THINK}It is 4.")
+    asked: Any = {"include": ["message.output_text.logprobs"], "stream": True}
+    events = [event async for event in await client.responses.create(model="policy", input="2+2?", **asked)]
+    grown = [
+        token.logprob for event in events if event.type == "response.output_text.delta" for token in event.logprobs
+    ]
+    [done] = [event for event in events if event.type == "response.output_text.done"]
+    assert grown == [token.logprob for token in done.logprobs]
+    assert len(grown) > 3
+
+
+async def test_top_logprobs_without_the_log_probs_beside_are_refused(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"message\.output_text\.logprobs") as refused:
+        await ask(client, "2+2?", stream=False, top_logprobs=3)
+    assert refused.value.param == "top_logprobs"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_tokens_of_thoughts_are_counted(gateway: House, client: openai.AsyncOpenAI, stream: bool) -> None:
+    for text, thought in ((f"{THINK}It is 4.", "\nAdd.\n"), ("It is 4.", "")):
+        gateway.say(text)
+        expected = len(gateway.renderer.encode(thought))
+        response = await ask(client, "2+2?", stream=stream)
+        assert response.usage is not None
+        assert response.usage.output_tokens_details.reasoning_tokens == expected
+        chat = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "2+2?"}])
+        assert chat.usage is not None
+        assert chat.usage.completion_tokens_details is not None
+        assert chat.usage.completion_tokens_details.reasoning_tokens == expected
+
+
+@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("by_id", [True, False])
 async def test_tools_go_round_every_turn_is_paired_and_no_answer_is_tokenised_twice(
     gateway: House, client: openai.AsyncOpenAI, stream: bool, by_id: bool

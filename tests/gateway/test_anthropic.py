@@ -210,7 +210,10 @@ REFUSED: dict[str, tuple[Json, str]] = {
         {"messages": [{"role": "user", "content": [block("image", source={})]}]},
         "source is an obj",
     ),
-    "a document": ({"messages": [{"role": "user", "content": [block("document")]}]}, "holds 'document' content"),
+    "a document": (
+        {"messages": [{"role": "user", "content": [block("document")]}]},
+        "source is missing; expected the document",
+    ),
     "a block without a type": ({"messages": [{"role": "user", "content": [{}]}]}, "not a content block"),
     "no content": ({"messages": [{"role": "user", "content": []}]}, "is a list that is empty"),
     "text before a result": (

@@ -245,3 +245,25 @@ def test_bytes_that_are_no_text_are_shown_alike_however_they_came(
     cut, deltas = feed(renderer, ids, cuts)
     assert cut.message() == whole.message()
     assert "".join(delta.content for delta in deltas) == (cut.message()["content"] or "")
+
+
+@given(thought=st.lists(PIECES.filter(lambda piece: "<" not in piece), max_size=6), cuts=CUTS, ends=st.booleans())
+def test_thought_tokens_are_those_between_the_marks_however_they_came(
+    renderer: PromptRenderer, thought: list[str], cuts: list[int], ends: bool
+) -> None:
+    said = "".join(thought)
+    answer, _ = stream(renderer, f"<think>{said}" + ("</think>\n\nIt is 4." if ends else ""), cuts)
+    expected = len(renderer.encode(said)) if said.strip() else 0
+    assert answer.num_thought_tokens() == expected
+
+
+@given(pieces=st.lists(PIECES.filter(lambda piece: "<" not in piece), min_size=1, max_size=6), cuts=CUTS)
+def test_tokens_of_the_content_are_those_behind_the_thought_and_before_the_calls(
+    renderer: PromptRenderer, pieces: list[str], cuts: list[int]
+) -> None:
+    said = "".join(pieces)
+    before, text = renderer.encode("<think>\nhm\n</think>"), renderer.encode(said)
+    answer, _ = feed(renderer, [*before, *text, *renderer.encode(CALL)], cuts)
+    found = [answer.ids[number] for number in sorted(answer.said)]
+    assert renderer.decode(found).strip() == said.strip()
+    assert answer.said <= set(range(len(before), len(before) + len(text)))

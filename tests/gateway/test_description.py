@@ -43,7 +43,7 @@ ANTHROPIC: Json = {
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": TEXT}, *TEXT]},
     ],
     "tools": [{"name": "exec", "input_schema": {}}],
-    "tool_choice": {"type": "auto"},
+    "tool_choice": {"type": "tool", "name": "exec"},
     "thinking": {"type": "enabled"},
     "output_config": {"effort": "high"},
     "stream_options": {"include_usage": True},
@@ -72,6 +72,11 @@ RESPONSES: Json = {
     "metadata": {"session_id": "s"},
     "chat_template_kwargs": {"enable_thinking": False},
 }
+# A forced call is a grammar, so it has none beside it.
+FORCING = {key: value for key, value in OPENAI.items() if key != "response_format"}
+FORCING["tool_choice"] = {"type": "function", "function": {"name": "exec"}}
+RESPONSES_FORCING = {key: value for key, value in RESPONSES.items() if key != "text"}
+RESPONSES_FORCING["tool_choice"] = {"type": "function", "name": "exec"}
 THE_TEMPLATE_S = {"chat_template_kwargs.enable_thinking"}  # the renderers package reads it
 FEEDBACK: Json = {"response_id": "0" * 8 + "-0000-0000-0000-" + "0" * 12, "thumb": "up", "text": "Good."}
 
@@ -127,7 +132,7 @@ def read_openai(body: Json, renderer: PromptRenderer) -> set[str]:
 
 def test_chat_reads_the_fields_that_are_described(renderer: PromptRenderer) -> None:
     fields = described("Chat")
-    asked = read_openai(OPENAI, renderer) | THE_TEMPLATE_S
+    asked = read_openai(OPENAI, renderer) | read_openai(FORCING, renderer) | THE_TEMPLATE_S
     assert asked - fields.keys() == set()
     assert {path for path, bound in fields.items() if bound} - asked == set()
 
@@ -152,6 +157,7 @@ def test_responses_reads_the_fields_that_are_described(
     fields, asked, passed_on = described("Responses"), set[str](), set[str]()
     monkeypatch.setattr(responses, "read_request", lambda body, ends: read_request(Watched(body, passed_on), ends))
     recalled = Recalled(session_id="s", before=(), answer={"role": "assistant", "content": "Hi."})
+    responses.read_responses(Watched(RESPONSES_FORCING, asked), False, lambda _id: recalled)
     chat = responses.read_responses(Watched(RESPONSES, asked), False, lambda _id: recalled)
     renderer.prompt_ids(chat.messages, Watched(chat.options, passed_on))
     scope_of(Watched(chat.options, passed_on))

@@ -2,8 +2,8 @@
 
 They ask for the model that is served, one grammar at most, tokens that there are, and for likeliest tokens beside
 log-probs alone; the size of a group and the index of a step come with the group's name, and that beside one answer
-alone; and for /v1/messages, results come before text and the last message is no answer. Reasoning for /v1/responses is
-not encrypted by another model.
+alone; no call is forced, which needs tools and a family with a form for it; and for /v1/messages, results come before
+text and the last message is no answer. Reasoning for /v1/responses is not encrypted by another model.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def map_case(context: schemathesis.HookContext, case: Any) -> Any:  # noqa: ARG0
         for name in ("X-Group-Size", "X-Step-Index"):
             case.headers.pop(name, None)
     if isinstance(case.body, dict):
-        case.body = {**_shaping(case.body), **_model(case.body)}
+        case.body = {**_shaping(case.body), **_model(case.body), **_choice(case.body)}
         if case.operation.path.startswith("/v1/messages"):
             case.body |= _messages(case.body)
         if case.operation.path == "/v1/responses" and isinstance(case.body.get("input"), list):
@@ -34,6 +34,17 @@ def map_case(context: schemathesis.HookContext, case: Any) -> Any:  # noqa: ARG0
 
 def _model(body: dict[str, Any]) -> dict[str, Any]:
     return {"model": SERVED} if isinstance(body.get("model"), str) else {}
+
+
+def _choice(body: dict[str, Any]) -> dict[str, Any]:
+    """A choice that forces no call, in the place of one that does."""
+    found = body.get("tool_choice")
+    named = found.get("type") if isinstance(found, dict) else None
+    if found == "required" or named in ("function", "custom"):
+        return {"tool_choice": "auto"}
+    if isinstance(found, dict) and named in ("any", "tool"):
+        return {"tool_choice": {**found, "type": "auto"}}
+    return {}
 
 
 def _shaping(body: dict[str, Any]) -> dict[str, Any]:
