@@ -10,6 +10,7 @@ import torch
 
 from clawstream.errors import UnrenderableRequest
 from clawstream.events import Shaping
+from clawstream.inference.dialect import RequestRefused
 from clawstream.inference.rendering import PromptRenderer
 from clawstream.local.engine.grammar import Grammars, Matcher
 from tests.families.answering import QUESTION, called, kept, names, stream
@@ -52,15 +53,19 @@ def vocabularies() -> dict[str, Grammars]:
     return {}
 
 
+def vocabulary(folders: Folders, found: dict[str, Grammars], name: str, end: int) -> Grammars:
+    if name not in found:
+        found[name] = Grammars(folders[FORMATS[name].folder] / "tokenizer.json", end)
+    return found[name]
+
+
 def matcher(
     renderer: PromptRenderer, folders: Folders, found: dict[str, Grammars], name: str, options: Mapping[str, Any]
 ) -> Matcher:
     ebnf = renderer.grammar_of_calls(options, renderer.prompt_ids(QUESTION, options))
     assert ebnf is not None
     ends = frozenset(renderer.stop_token_ids)
-    if name not in found:
-        found[name] = Grammars(folders[FORMATS[name].folder] / "tokenizer.json", min(ends))
-    return found[name].matcher(Shaping(ebnf=ebnf), ends)
+    return vocabulary(folders, found, name, min(ends)).matcher(Shaping(ebnf=ebnf), ends)
 
 
 def drawn(follows: Matcher, renderer: PromptRenderer, chance: random.Random) -> list[int]:
@@ -202,3 +207,26 @@ def test_a_type_that_is_none_asks_for_nothing(renderers: dict[str, PromptRendere
     tools = [{"type": "function", "function": {"name": "f", "parameters": field}}]
     grammar = renderers["qwen3"].grammar_of_calls({"tools": tools, "tool_choice": "required"}, (1,))
     assert grammar is not None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 2000003},
+        {"type": "integer", "allOf": [{"multipleOf": 997}, {"multipleOf": 991}]},
+        {"type": "number", "allOf": [{"multipleOf": 1}, {"multipleOf": 1e-9}]},
+    ],
+)
+def test_a_step_that_would_take_the_engine_a_minute_is_refused_in_words(
+    folders: Folders, vocabularies: dict[str, Grammars], schema: Json
+) -> None:
+    with pytest.raises(RequestRefused, match="multipleOf is over 10000"):
+        vocabulary(folders, vocabularies, "qwen3", 1).matcher(Shaping(json_schema=json.dumps(schema)), frozenset([1]))
+
+
+@pytest.mark.parametrize("step", [5, 0.01, 1000, 10])
+def test_a_step_that_people_ask_for_is_followed(
+    folders: Folders, vocabularies: dict[str, Grammars], step: float
+) -> None:
+    shaping = Shaping(json_schema=json.dumps({"type": "number", "multipleOf": step}))
+    assert vocabulary(folders, vocabularies, "qwen3", 1).matcher(shaping, frozenset([1]))
