@@ -44,8 +44,11 @@ _INSTRUCTION = re.compile(
     r"|Continue from the recovered transcript)"
     r")"
 )
-# What a person tells the client and no model.
-_COMMAND = re.compile(r"\A/(?:compact|context|model|new|queue|reset|status|stop|think|usage|verbose)(?: [^\n]*)?\Z")
+# What a person tells the client and no model; more words behind it than a command takes are for the model.
+_COMMAND = re.compile(
+    r"\A/(?:new|reset|status|stop|compact(?: [^\n]*)?|queue(?: \S+){0,4}"
+    r"|(?:context|model|think|usage|verbose)(?: \S+)?)\Z"
+)
 # What it reports of the world; the last is Claude Code's, those before it are Codex's.
 _REPORT = re.compile(
     r"\A(?:"

@@ -76,7 +76,7 @@ def marked(marks: tuple[Mark, ...], settled: TurnsSettled, num_turns: int) -> tu
 
 
 def second_looks(
-    turn_ids: Sequence[str],
+    turns: Sequence[TurnPaired],
     marks: Sequence[Mark],
     verdicts: Mapping[str, VerdictReached],
     hints: Mapping[str, Hint],
@@ -84,18 +84,20 @@ def second_looks(
 ) -> SecondLooks:
     """Return the second looks that a session is due.
 
-    `turn_ids` are its paired turns in topic order; `verdicts` and `hints` are of revision 0, `looks` of revision 1.
-    A session gets another look at each mark while nothing of it gave a sample, and no turn is looked at twice.
+    `turns` are its paired turns in topic order; `verdicts` and `hints` are of revision 0, `looks` of revision 1.
+    A session gets another look at each mark while nothing of it gave a sample, and no turn is looked at twice. An
+    interrupted answer is nothing to go by: whether there is a sample of it is for the settings to say.
     """
     due: dict[str, SecondLook] = {}
     served: set[int] = set()
     for mark in marks:
-        turns = turn_ids[mark.start : mark.num_turns]
-        if any(turn not in verdicts or turn not in hints for turn in turns):
+        seen = turns[mark.start : mark.num_turns]
+        if any(turn.turn_id not in verdicts or turn.turn_id not in hints for turn in seen):
             return SecondLooks(due=tuple(due.values()), settled=False)
-        if mark.start in served or any(gives_sample(verdicts[turn], hints[turn]) for turn in turns):
+        whole = [turn.turn_id for turn in seen if not turn.interrupted]
+        if mark.start in served or any(gives_sample(verdicts[turn], hints[turn]) for turn in whole):
             continue
-        best = max(turns, key=lambda turn: _said(verdicts[turn]), default=None)
+        best = max(whole, key=lambda turn: _said(verdicts[turn]), default=None)
         if best is None or best in due:
             continue
         due[best] = SecondLook(turn_id=best, num_turns=mark.num_turns)

@@ -243,6 +243,9 @@ def _connected(path: Path) -> sqlite3.Connection:
         file.execute("PRAGMA journal_mode = WAL")
         # Power that fails takes the newest commits, so no claim before what `log` says was read; those are read again.
         file.execute("PRAGMA synchronous = NORMAL")
+        (found,) = file.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
         (version,) = file.execute("PRAGMA user_version").fetchone()
         if version not in (0, _VERSION):
             raise sqlite3.DatabaseError(f"it is of version {version}, expected {_VERSION}")

@@ -15,8 +15,36 @@ from typing import Any
 from clawstream.inference.history import UNPRINTABLE
 from clawstream.inference.json_rules import JsonRules, fields_of, literal, resolved
 
-_THOUGHT = r'([^<] | "<" [^/])* "</think>" "\n"*'  # the rest of one that the prompt opened
-_BARE = r'([^<] | "<" [^/])*'
+
+def _spelled(said: str) -> str:
+    """Return what matches this text letter by letter: llguidance takes the longest literal that a text begins."""
+    return " ".join(map(literal, said))
+
+
+def _all_but(*names: str) -> str:
+    """Return what matches text without the end marks of these names, `</name>`; their first letters differ."""
+
+    def no_mark(letters: str) -> str:
+        """What does not complete a mark of which `letters` are to come; another may begin behind it."""
+        found = f"[^<{letters[-1]}]"
+        for letter in reversed(letters[:-1]):
+            found = f"[^<{letter}] | {literal(letter)} ({found})"
+        return found
+
+    def broken_off(letters: str) -> str:
+        found = f"{literal(letters[-1])}?"
+        for letter in reversed(letters[:-1]):
+            found = f"({literal(letter)} {found})?"
+        return found
+
+    firsts = "".join(name[0] for name in names)
+    others = " | ".join(f"{literal(name[0])} ({no_mark(name[1:] + '>')})" for name in names)
+    begun = f'"<" ("/" ({" | ".join(map(broken_off, names))}))?'
+    return f'([^<] | ({begun})* "<" ([^</] | "/" ([^<{firsts}] | {others})))* ({begun})*'
+
+
+_THOUGHT = f'{_all_but("think")} {_spelled("</think>")} "\\n"*'  # the rest of one that the prompt opened
+_BARE = _all_but("parameter", "function", "tool_call", "arg_value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +135,7 @@ def _as_fields(
         written = []
         for key, part, required in fields_of(schema) or ():
             value = _bare(rules, resolved(part, schema), schema)
-            one = f"{literal(field[0] + key + field[1])} {value} {literal(field[2])}"
+            one = f"{literal(field[0] + key + field[1])} {value} {_spelled(field[2])}"
             written.append(one if required else f"({one})?")
         return " ".join([literal(function["name"].join(begin)), *written, literal(end)])
 

@@ -102,6 +102,7 @@ def build_app(backend: Backend) -> Starlette:
         "/v1/models": control.models,
     }
     commands = {
+        "/flush_cache": control.flush_cache,  # SGLang takes GET too, which any page can send
         "/abort_request": control.abort,
         "/pause_generation": control.pause,
         "/continue_generation": control.resume,
@@ -111,7 +112,6 @@ def build_app(backend: Backend) -> Starlette:
     }
     routes = [
         Route("/generate", _Generate(backend), methods=["POST", "PUT"]),
-        Route("/flush_cache", control.flush_cache, methods=["GET", "POST"]),
         *(Route(path, handler) for path, handler in reads.items()),
         *(Route(path, handler, methods=["POST"]) for path, handler in commands.items()),
     ]

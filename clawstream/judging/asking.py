@@ -112,7 +112,7 @@ def _looks(session: Session) -> list[_Look]:
 
 def _second_looks(session: Session) -> SecondLooks:
     return second_looks(
-        list(session.turns),
+        list(session.turns.values()),
         session.marks,
         {turn: verdict for (turn, revision), verdict in session.verdicts.items() if revision == FIRST_LOOK},
         {turn: hint for (turn, revision), hint in session.hints.items() if revision == FIRST_LOOK},

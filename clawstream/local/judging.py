@@ -41,10 +41,10 @@ class JudgeNotes:
 
 
 def judge_of(data_dir: Path) -> JudgeStanding | None:
-    """Return what was noted last; None: nothing was."""
+    """Return what was noted last; None: nothing was that can be read, as by another version or where power failed."""
     try:
         return JudgeStanding(**json.loads((data_dir / _FILE).read_text()))
-    except FileNotFoundError:
+    except (OSError, ValueError, TypeError):
         return None
 
 

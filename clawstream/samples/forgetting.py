@@ -96,7 +96,7 @@ def _judge_is_done(session: Session, judge: str, prompt_version: str) -> bool:
         return {key.turn_id: verdict for key, verdict in session.verdicts.items() if key[:3] == mine}
 
     hints = {key.turn_id: hint for key, hint in session.hints.items() if key[:2] == (judge, prompt_version)}
-    looks = second_looks(list(session.turns), session.marks, of(FIRST_LOOK), hints, of(FLOOR_LOOK))
+    looks = second_looks(list(session.turns.values()), session.marks, of(FIRST_LOOK), hints, of(FLOOR_LOOK))
     turns = [Judged(judge, prompt_version, FIRST_LOOK, turn_id) for turn_id in session.turns]
     again = [Judged(judge, prompt_version, FLOOR_LOOK, look.turn_id) for look in looks.due]
     # A score that is still to come finds its answer in the life that is over.

@@ -6,6 +6,7 @@ with the answers to that have no place in that count: clients rewrite and drop t
 join messages of one role, drop the last before an answer, and put a summary in the place of the first.
 """
 
+import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +23,8 @@ from clawstream.events.conversation import (
     tool_calls_of,
 )
 from clawstream.events.main_messages import main_messages
+
+_NOTE = re.compile(r"\s*(?:\n|[\[(])")  # how a client's own words begin that it puts behind a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +219,14 @@ def _is_echo(given: Message, found: Message, before: Sequence[_Said]) -> bool:
 
 
 def _is_part(given: Message, found: Message) -> bool:
-    """Return whether it may be what the client kept of the answer: fewer words, or a note of its own behind them."""
+    """Return whether it may be what the client kept of the answer: fewer words, or a note of its own behind them.
+
+    Words that merely go on are another model's answer, and calls that the client did not get are none of ours.
+    """
     kept, got = text_of(found).strip(), text_of(given).strip()
-    return bool(kept and got) and (got.startswith(kept) or kept.startswith(got))
+    if not (kept and got) or len(tool_calls_of(found)) > len(tool_calls_of(given)):
+        return False
+    return got.startswith(kept) or (kept.startswith(got) and bool(_NOTE.match(kept, len(got))))
 
 
 def _only_echo(given: Message, history: Sequence[bytes]) -> Echo | None:

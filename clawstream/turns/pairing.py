@@ -7,6 +7,7 @@ something else in its place makes it an orphan.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from clawstream.events.history import rebuild
 from clawstream.turns.echo import Displaced, Echo, Missing, look, look_behind, next_state, stands_at
 
 MAX_PENDING = 32  # only asking the same again and again gets there; the oldest answer is then given up
+MAX_ALIKE = 32  # a history that changed is looked through for so many of the newest answers that said the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +161,9 @@ def _finding(session: Session, item: Pending, messages: Sequence[bytes]) -> Echo
 
 def _is_of_another(session: Session, messages: Sequence[bytes], index: int) -> bool:
     said = parse(messages[index])
+    alike = (turn for turn in reversed([*session.paired.items()]) if same_answer(parse(turn[1]), said))
     return any(
-        same_answer(parse(answer), said) and stands_at(index, _asked(session, turn_id), answer, messages)
-        for turn_id, answer in session.paired.items()
+        stands_at(index, _asked(session, turn_id), answer, messages) for turn_id, answer in islice(alike, MAX_ALIKE)
     )
 
 

@@ -136,6 +136,22 @@ def test_what_the_family_s_own_models_write_follows_the_grammar(
 
 
 @names(WITH_GRAMMAR)
+@pytest.mark.parametrize("said", ["<b>1 < 2</b>\n</div>", "</parameterx", "</tool_cal", "<</p</a <"])
+def test_marks_of_other_kinds_may_stand_in_an_argument_and_in_a_thought(
+    renderers: dict[str, PromptRenderer], folders: Folders, vocabularies: dict[str, Grammars], name: str, said: str
+) -> None:
+    renderer, form = renderers[name], FORMATS[name]
+    parameters = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    tools = [{"type": "function", "function": {"name": "write", "parameters": parameters}}]
+    options = {"tools": tools, "tool_choice": "required"}
+    thought = said if form.thinks_first and name != "glm-4.5" else ""
+    written = form.write(thought, "", [("write", {"text": said})]).removeprefix("\n<think></think>")
+    ids = renderer.encode(written + form.end)
+    assert accepted(matcher(renderer, folders, vocabularies, name, options), ids, max(renderer.marker_ids) + 1)
+    assert called(kept(renderer, list(ids), (2,), options)) == [("write", {"text": said})]
+
+
+@names(WITH_GRAMMAR)
 def test_a_function_that_is_named_is_called_once(
     renderers: dict[str, PromptRenderer], folders: Folders, vocabularies: dict[str, Grammars], name: str
 ) -> None:

@@ -152,12 +152,15 @@ def test_until_the_log_is_read_an_unknown_session_is_no_keys_to_go_on_with(tmp_p
             owners.is_open_to("other", "ben")
 
 
-@pytest.mark.parametrize("damage", [b"no database" * 100, b""])
-def test_a_file_that_was_damaged_is_made_anew_from_the_log(tmp_path: Path, damage: bytes) -> None:
+@pytest.mark.parametrize(("damage", "behind"), [(b"no database" * 100, False), (b"", False), (b"?" * 4096, True)])
+async def test_a_file_that_was_damaged_is_made_anew_from_the_log(tmp_path: Path, damage: bytes, behind: bool) -> None:
     with opened(tmp_path) as owners:
-        owners.learn([exchange("s", "anna")])
+        await owners.take(Claim(hashed(f"s{number}"), "anna", 0) for number in range(1000))
         owners.whole = True
-    (tmp_path / "sessions.sqlite").write_bytes(damage)
+    file = tmp_path / "sessions.sqlite"
+    written = file.read_bytes()
+    assert len(written) > 3 * 4096
+    file.write_bytes(written[: 2 * 4096] + damage + written[2 * 4096 + len(damage) :] if behind else damage)
     with opened(tmp_path) as owners:
         assert owners.read_to_ms is None
         with pytest.raises(TryLater):

@@ -69,6 +69,15 @@ async def test_a_page_does_not_command_an_engine(path: str, body: bytes, headers
         assert not engine.flowing
 
 
+async def test_no_command_of_an_engine_is_a_get() -> None:
+    engine = ScriptedBackend(script=counting(2))
+    async with serving(engine) as url, aiohttp.ClientSession() as session:
+        for path in ("/generate", "/flush_cache", "/abort_request", "/pause_generation", "/update_weights_from_disk"):
+            async with session.get(url + path, headers={"Sec-Fetch-Site": "cross-site"}) as answer:
+                assert (path, answer.status) == (path, 405)
+    assert (engine.flowing, engine.calls) == (True, [])
+
+
 def unasked(_now_ms: int) -> Report:
     raise AssertionError
 

@@ -132,3 +132,13 @@ async def test_while_a_turn_waits_for_its_judge_the_last_error_and_its_beginning
     assert (well.error, well.since_ms) == (None, 1_000 + 2 * NOTED_EVERY_MS)
     assert newest(failing, well, None, judge=client.name) == well
     assert newest(failing, judge="another") is None
+
+
+@pytest.mark.parametrize("found", ["", "[]", '{"of_another_version": 1}', '"half'])
+def test_a_note_that_can_not_be_read_is_none(tmp_path: Path, found: str) -> None:
+    JudgeNotes(tmp_path, "judge@test").heard("gone")
+    [file] = tmp_path.iterdir()
+    file.write_text(found)
+    assert judge_of(tmp_path) is None
+    JudgeNotes(tmp_path, "judge@test").heard(None)
+    assert judge_of(tmp_path) is not None

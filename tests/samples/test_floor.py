@@ -2,7 +2,15 @@
 
 import pytest
 
-from clawstream.events import HintAbsence, HintAbsent, HintFound, TurnsSettled, VerdictReached, VerdictStatus
+from clawstream.events import (
+    HintAbsence,
+    HintAbsent,
+    HintFound,
+    TurnPaired,
+    TurnsSettled,
+    VerdictReached,
+    VerdictStatus,
+)
 from clawstream.events.floor import REMEMBERED_OVER, Mark, SecondLook, SecondLooks, buried, marked, second_looks
 
 TURNS = ("t0", "t1", "t2")
@@ -37,6 +45,10 @@ def no_hint(turn_id: str) -> HintAbsent:
     )
 
 
+def turn(turn_id: str, *, interrupted: bool = False) -> TurnPaired:
+    return TurnPaired(session_id="s", turn_id=turn_id, next_exchange_id="e", next_state=(1,), interrupted=interrupted)
+
+
 def marks(*counts: int, done: bool = False) -> tuple[Mark, ...]:
     made: tuple[Mark, ...] = ()
     for number, count in enumerate(counts):
@@ -47,11 +59,11 @@ def marks(*counts: int, done: bool = False) -> tuple[Mark, ...]:
 def looks(at: tuple[Mark, ...], said: tuple[int, ...], **seen: int | None) -> SecondLooks:
     """The second looks due in a session whose turns all have verdicts of 0, with so many votes behind them."""
     return second_looks(
-        TURNS,
+        [turn(turn_id) for turn_id in TURNS],
         at,
-        {turn: verdict(turn, said=number) for turn, number in zip(TURNS, said, strict=False)},
-        {turn: no_hint(turn) for turn in TURNS},
-        {turn: verdict(turn, score) for turn, score in seen.items()},
+        {turn_id: verdict(turn_id, said=number) for turn_id, number in zip(TURNS, said, strict=False)},
+        {turn_id: no_hint(turn_id) for turn_id in TURNS},
+        {turn_id: verdict(turn_id, score) for turn_id, score in seen.items()},
     )
 
 
@@ -101,8 +113,17 @@ def test_a_verdict_of_one_or_a_hint_leaves_nothing_for_the_floor() -> None:
         session_id="s", turn_id="t0", judge="j", prompt_version="v", revision=0, hint="Use plain words.", num_offered=1
     )
     decided = {"t0": verdict("t0", 1)}
-    assert second_looks(["t0"], marks(1), decided, {"t0": no_hint("t0")}, {}) == due(True)
-    assert second_looks(["t0"], marks(1), {"t0": verdict("t0", None)}, {"t0": hint}, {}) == due(True)
+    assert second_looks([turn("t0")], marks(1), decided, {"t0": no_hint("t0")}, {}) == due(True)
+    assert second_looks([turn("t0")], marks(1), {"t0": verdict("t0", None)}, {"t0": hint}, {}) == due(True)
+
+
+def test_an_interrupted_answer_neither_takes_the_floor_from_its_session_nor_is_given_it() -> None:
+    turns = [turn("t0", interrupted=True), turn("t1")]
+    said = {"t0": verdict("t0", -1, said=9), "t1": verdict("t1", said=1)}
+    hints = {turn_id: no_hint(turn_id) for turn_id in said}
+    assert second_looks(turns, marks(2), said, hints, {}) == due(False, ("t1", 2))
+    assert second_looks(turns[:1], marks(1), said, hints, {}) == due(True)
+    assert second_looks(turns, marks(2), {"t1": said["t1"]}, hints, {}) == due(False)
 
 
 def test_of_what_is_over_the_newest_ids_are_remembered_and_each_once() -> None:

@@ -14,7 +14,17 @@ from tests.sessions import assistant, user
 TIME = "[Mon 2026-11-23 17:22 UTC] "
 
 
-@pytest.mark.parametrize("text", [*INSTRUCTIONS, *(f"[System] {text}" for text in SYSTEM_TURNS), "/compact", "/stop"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *INSTRUCTIONS,
+        *(f"[System] {text}" for text in SYSTEM_TURNS),
+        "/compact",
+        "/compact the whole of it",
+        "/stop",
+        "/think high",
+    ],
+)
 def test_an_instruction_of_the_client_is_nobodys_word(text: str) -> None:
     for message in (user(text), user(TIME + text)):
         assert [piece.author for piece in written_in(message)] == [Author.CLIENT]
@@ -35,6 +45,9 @@ def test_a_report_of_the_client_is_the_environments(text: str) -> None:
         (f"{TIME}{QUEUED_MANY}\n\n---\nQueued #1 (from me)\nBlue.\n\n---\nQueued #2\nRed.", "Blue.\n\nRed."),
         ("Hello\n\nRuntime: agent=main | sessionId=s1 | shell=bash", "Hello"),
         ("/tmp/x is wrong", "/tmp/x is wrong"),
+        ("/think No, that is wrong. 2+2 is 4.", None),
+        ("/status is wrong", None),
+        ("/new That is wrong.", None),
         ("Why does it say: The previous attempt did not produce a user-visible answer.?", None),
     ],
 )

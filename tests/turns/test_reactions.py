@@ -186,6 +186,11 @@ def test_the_reaction_to_an_interrupted_answer_is_its_own(history: list[Json], n
     ("history", "reason"),
     [
         ([*ASKED, assistant("something else"), WRONG], OrphanReason.EDITED),
+        ([*ASKED, assistant("and so on goes another model's answer"), WRONG], OrphanReason.EDITED),
+        (
+            [*ASKED, {**assistant("and so on"), "tool_calls": [recorded.call("call_1", "{}")]}, WRONG],
+            OrphanReason.EDITED,
+        ),
         ([ASKED[0], ASKED[1], recorded.parts("Please talk for long.", "That is wrong.")], OrphanReason.EDITED),
         ([user("anew")], OrphanReason.RESET),
     ],
