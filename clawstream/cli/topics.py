@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from rich.console import Console
 from clawstream.cli.process import Context
 from clawstream.cli.servers import broker, database, database_address
 from clawstream.config import Settings
+from clawstream.errors import OperatorError
 
 topics = typer.Typer(help="The topics as topics/*.yaml says; nothing else creates them.", no_args_is_help=True)
 db = typer.Typer(help="The database's tables.", no_args_is_help=True)
@@ -80,6 +82,53 @@ def export(
     from clawstream.stream.topics import all_topics, resources_of
 
     typer.echo(resources_of(all_topics(), cluster=cluster, replicas=replicas), nl=False)
+
+
+@topics.command()
+def users(
+    cluster: Annotated[str, typer.Option(help="The Strimzi cluster that they belong to.")] = "clawstream",
+) -> None:
+    """Print a Kafka user for each stage, and what it may do, as Strimzi KafkaUser resources in YAML."""
+    from clawstream.stream.access import resources_of_users
+
+    typer.echo(resources_of_users(cluster=cluster), nl=False)
+
+
+@topics.command()
+def passwords(
+    folder: Annotated[Path, typer.Argument(help="For KAFKA_SECRETS of deploy/compose.yaml; it is made.")],
+) -> None:
+    """Write a password for each stage's Kafka user into files of variables; refuse where some are."""
+    from clawstream.local.access import new_password
+    from clawstream.local.places import write_private
+    from clawstream.stream.access import OPERATOR, USERS, environments
+
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = environments({name: new_password() for name in (OPERATOR, *(user.name for user in USERS))})
+    found = [name for name in made if (folder / name).exists()]
+    if found:
+        raise OperatorError(
+            f"{folder} has {found[0]} already, and nothing was written: broker and stages have to know the same "
+            "passwords. For new ones of all take the old files away, and start everything anew afterwards"
+        )
+    for name, text in made.items():
+        write_private(folder / name, text)
+    Console(stderr=True).print(f"{len(made)} files are in {folder}; who can read them is let in by the broker")
+
+
+@topics.command()
+def grant(context: typer.Context) -> None:
+    """Let each stage's Kafka user do what its stage does and nothing else, by topics/*.yaml."""
+    from clawstream.stream import granting
+    from clawstream.stream.connect import security_of
+
+    with broker(_settings(context)) as kafka:
+        assert kafka.bootstrap is not None
+        given, taken = asyncio.run(granting.grant(kafka.bootstrap, kafka.prefix, security=security_of(kafka)))
+    for sign, changes in (("+", given), ("-", taken)):
+        for change in changes:
+            typer.echo(f"{sign} {change}")
+    Console(stderr=True).print(f"{len(given)} rights given, {len(taken)} taken away")
 
 
 @db.command()

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 from aiokafka.helpers import create_ssl_context
 from aiokafka.structs import OffsetAndMetadata
@@ -62,6 +63,10 @@ class Broker:
     def admin(self) -> AIOKafkaAdminClient:
         """An administrator."""
         return AIOKafkaAdminClient(**self._common())
+
+    def asker(self) -> AIOKafkaClient:
+        """A client for requests that the others have no method for."""
+        return AIOKafkaClient(**self._common())
 
     @contextmanager
     def connecting(self) -> Iterator[None]:

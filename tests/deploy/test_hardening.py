@@ -8,14 +8,11 @@ import pytest
 import yaml
 
 from clawstream.config import Settings
-from clawstream.events import RewardWeights
-from clawstream.groups.stage import groups_stages
 from tests.deploy.test_deploy import DEPLOY, STAGES, compose, composed, manifests, ours, pods
 
 KUBERNETES = DEPLOY / "kubernetes"
 SERVED = {"gateway", "engine", "judge", "postgres"}  # by a port of their own
 KEPT_WRITABLE = {"kafka", "engine", "judge"}  # images of others that write beside their volumes under Compose
-GROUPS = {stage.name for stage in groups_stages(RewardWeights(), wait_s=1.0)}
 UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
@@ -115,17 +112,14 @@ def test_each_part_has_secrets_of_its_own_and_no_other_parts() -> None:
     assert set().union(*found.values()) <= users | example
 
 
-def test_brokers_are_reached_by_tls_and_a_password_alone_and_a_user_may_join_its_own_groups() -> None:
+def test_brokers_are_reached_by_tls_and_a_password_alone() -> None:
     [kafka] = [found for found in manifests() if found["kind"] == "Kafka"]
     [listener] = kafka["spec"]["kafka"]["listeners"]
     assert (listener["tls"], listener["authentication"]["type"]) == (True, "scram-sha-512")
     settings = (KUBERNETES / "clawstream.toml").read_text()
     assert f":{listener['port']}" in settings
     assert 'security_protocol = "SASL_SSL"' in settings
-    for user in (found for found in manifests() if found["kind"] == "KafkaUser"):
-        groups = [acl["resource"]["name"] for acl in user["spec"]["authorization"]["acls"] if "group" in str(acl)]
-        name = user["metadata"]["name"]
-        assert set(groups) == (GROUPS if name == "groups" else {name})
+    assert kafka["spec"]["kafka"]["authorization"] == {"type": "simple"}
     for trigger in (found["spec"]["triggers"][0] for found in manifests() if found["kind"] == "ScaledObject"):
         assert (trigger["metadata"]["tls"], trigger["metadata"]["sasl"]) == ("enable", "scram_sha512")
         assert trigger["metadata"]["bootstrapServers"].endswith(f":{listener['port']}")
