@@ -80,7 +80,8 @@ class SessionIndex:
                 fresh = [session for session in answer.sessions if session not in answer.continued]
                 return (fresh or answer.sessions)[-1]
         told = _told(messages, scope, trace_id)
-        return None if told is None else self._traced.get(told, (None, 0))[0]
+        joined = None if told is None else self._traced.get(told)
+        return None if joined is None else joined[0]
 
     def asked(self, messages: tuple[Message, ...], scope: str, session_id: str, now_ms: int) -> None:
         """The session asked this: from now on its last answer counts as continued."""

@@ -241,6 +241,15 @@ async def test_parts_json_says_how_each_part_fares(tmp_path: Path) -> None:
     assert before.since_ms <= after.since_ms <= stopped.since_ms
 
 
+async def test_parts_run_on_and_are_started_again_where_parts_json_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "parts.json").mkdir()
+    async with supervising(tmp_path) as supervisor:
+        await supervisor.start([part("turns", SERVES, missing=_at_once)])
+        (await serving(supervisor, "turns")).kill()
+        await serving(supervisor, "turns", times=2)
+        assert not supervisor.failed.is_set()
+
+
 def test_no_parts_are_known_of_a_folder_that_no_supervisor_had(tmp_path: Path) -> None:
     assert read_parts(tmp_path) == ()
 

@@ -195,9 +195,10 @@ def test_no_query_is_run_as_a_reader_that_has_power_over_the_server(
         rows_of(writer_url, "SELECT 1")
 
 
-def test_a_reader_logs_in_by_itself_and_can_write_nothing(migrated_url: str) -> None:
+def test_a_reader_logs_in_by_itself_for_a_bounded_time_and_can_write_nothing(migrated_url: str) -> None:
     account = reader.address(migrated_url).render_as_string(hide_password=False)
     with closing(psycopg.connect(dsn(account), autocommit=True)) as connection:
+        assert connection.execute("SHOW statement_timeout").fetchone() == (reader.STATEMENT_TIMEOUT,)
         connection.execute("SET default_transaction_read_only = off")
         connection.execute("SET transaction_read_only = off")
         for statement in ("DELETE FROM votes", "CREATE TABLE mine ()", "ALTER TABLE votes ADD COLUMN mine int"):
