@@ -23,19 +23,21 @@ def installed(package: str, version: str, *others: str) -> Path:
     with filelock.FileLock(folder / "lock"):
         if not (folder / "done").exists():
             shutil.rmtree(modules, ignore_errors=True)
-            command = [
-                "npm",
-                "install",
-                "--no-audit",
-                "--no-fund",
-                "--prefix",
-                str(folder),
-                f"{package}@{version}",
-                *others,
-            ]
+            npm = ("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder))
+            command = [*npm, f"{package}@{version}", *others]
             subprocess.run(command, check=True, timeout=INSTALLED_WITHIN_S, capture_output=True)
             (folder / "done").touch()
     return modules
+
+
+def openai() -> Path:
+    """The package of OpenAI, fetched once."""
+    return installed("openai", "7.55.0")
+
+
+def ai_sdk() -> Path:
+    """The AI SDK and its providers, fetched once."""
+    return installed("ai", "6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/anthropic@3.0.140", "zod@4.6.7")
 
 
 async def run(script: Path, *arguments: str, modules: Path) -> dict[str, Any]:

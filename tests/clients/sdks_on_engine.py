@@ -14,7 +14,7 @@ from pydantic import BaseModel
 URL, CLIENT = sys.argv[1:]
 BASE, KEY = f"{URL}/v1", "none"
 ASK, TOO_LONG = "What is 2+2?", "x" * 20_000
-MAX_TOKENS = 200
+MAX_TOKENS = 100
 Seen = dict[str, Any]
 SAID: list[Any] = [{"role": "user", "content": ASK}]
 PARAMETERS = {
@@ -31,6 +31,15 @@ Style = Literal["plain", "formal"]
 
 class Chosen(BaseModel):
     style: Style
+
+
+def choose(style: str) -> str:
+    """Choose a style.
+
+    Args:
+        style: Which one.
+    """
+    return style
 
 
 class Raised:
@@ -163,6 +172,83 @@ def pydantic_ai() -> Seen:
             "usage": [usage.input_tokens, usage.output_tokens],
             "stream": stream,
             "forced": ["choose", forced.output.model_dump()],
+            "error": raised.name,
+        }
+
+    return asyncio.run(ask())
+
+
+def instructor() -> Seen:
+    import instructor as sdk
+    from openai import OpenAI
+
+    client = sdk.from_openai(OpenAI(base_url=BASE, api_key=KEY, max_retries=0), mode=sdk.Mode.TOOLS)
+    asked: dict[str, Any] = {"model": "policy", "max_retries": 0, "max_tokens": MAX_TOKENS, "response_model": Chosen}
+    found, whole = client.create_with_completion(messages=SAID, **asked)
+    partial = list(client.create_partial(messages=SAID, **asked))
+    return {
+        "usage": [whole.usage.prompt_tokens, whole.usage.completion_tokens],
+        "forced": ["Chosen", found.model_dump()],
+        "forced stream": [sdk.Partial[Chosen].__name__, partial[-1].model_dump()],
+        "error": error_of(client.create, messages=said(TOO_LONG), **asked),
+    }
+
+
+def smolagents() -> Seen:
+    from smolagents import OpenAIServerModel, tool
+
+    model = OpenAIServerModel(model_id="policy", api_base=BASE, api_key=KEY, max_tokens=MAX_TOKENS)
+    parts: list[Any] = [{"role": "user", "content": [{"type": "text", "text": ASK}]}]
+    chooser = tool(choose)
+    chooser.inputs["style"]["enum"] = ["plain", "formal"]
+    whole = model.generate(parts)
+    stream = "".join(delta.content or "" for delta in model.generate_stream(parts))
+    call = model.generate(parts, tools_to_call_from=[chooser], tool_choice="required").tool_calls[0].function
+    return {
+        "chat": whole.content,
+        "usage": [whole.token_usage.input_tokens, whole.token_usage.output_tokens],
+        "stream": stream,
+        "forced": [call.name, json.loads(call.arguments) if isinstance(call.arguments, str) else call.arguments],
+        "error": error_of(model.generate, said(TOO_LONG)),
+    }
+
+
+def agents() -> Seen:
+    from agents import Agent, ModelSettings, Runner, function_tool, set_default_openai_client, set_tracing_disabled
+    from openai import AsyncOpenAI
+
+    set_tracing_disabled(disabled=True)
+    set_default_openai_client(AsyncOpenAI(base_url=BASE, api_key=KEY, max_retries=0))
+    chosen: list[str] = []
+
+    def keep(style: Style) -> str:
+        chosen.append(style)
+        return style
+
+    settings = ModelSettings(max_tokens=MAX_TOKENS)
+    plain: Any = Agent(name="a", model="policy", model_settings=settings)
+    forced: Any = Agent(
+        name="a",
+        model="policy",
+        tools=[function_tool(keep, name_override="choose")],
+        model_settings=ModelSettings(max_tokens=MAX_TOKENS, tool_choice="required", parallel_tool_calls=False),
+        tool_use_behavior="stop_on_first_tool",
+    )
+
+    async def ask() -> Seen:
+        whole = await Runner.run(plain, ASK)
+        streaming = Runner.run_streamed(plain, ASK)
+        async for _ in streaming.stream_events():
+            pass
+        await Runner.run(forced, ASK)
+        with Raised() as raised:
+            await Runner.run(plain, TOO_LONG)
+        usage = whole.raw_responses[0].usage
+        return {
+            "chat": whole.final_output,
+            "usage": [usage.input_tokens, usage.output_tokens],
+            "stream": streaming.final_output,
+            "forced": ["choose", {"style": chosen[0]}],
             "error": raised.name,
         }
 

@@ -13,13 +13,11 @@ from tests.gateway.house import House
 
 pytestmark = pytest.mark.node
 CLIENT = Path(__file__).with_name("ai_sdk.cjs")
-OTHERS = ("@ai-sdk/openai@3.0.141", "@ai-sdk/anthropic@3.0.140", "zod@4.6.7")
 
 
 @pytest.fixture(scope="session")
 def modules() -> Path:
-    """The packages, fetched once."""
-    return javascript.installed("ai", "6.0.326", *OTHERS)
+    return javascript.ai_sdk()
 
 
 @pytest.mark.parametrize("provider", ["responses", "chat", "anthropic"])

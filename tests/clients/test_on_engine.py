@@ -10,9 +10,10 @@ import pytest
 from clawstream.events import ExchangeCompleted
 from clawstream.local.ports import reserved
 from clawstream.simulation import shipped
-from tests.clients.python import seen_by
+from tests.clients import javascript
+from tests.clients.python import PACKAGES, seen_by
 from tests.engine.process import cpu_engine
-from tests.gateway.house import House, house
+from tests.gateway.house import House, house, until
 
 pytestmark = pytest.mark.timeout(300)
 HERE = Path(__file__).parent
@@ -22,6 +23,9 @@ ERRORS = {
     "litellm": "ContextWindowExceededError",
     "langchain": "OpenAIContextOverflowError",
     "pydantic_ai": "ModelHTTPError",
+    "instructor": "InstructorRetryException",
+    "smolagents": "BadRequestError",
+    "agents": "BadRequestError",
 }
 
 
@@ -42,17 +46,18 @@ def engine_url(policy: Path) -> Iterator[str]:
 async def computing(policy: Path, engine_url: str) -> AsyncIterator[House]:
     """A gateway in front of the engine."""
     async with house(policy, engine_urls=(engine_url,)) as gateway:
+        await until(gateway.ready)
         yield gateway
 
 
 async def check(gateway: House, seen: dict[str, Any]) -> None:
     """What a client saw of its answers, in the order in which it asked, is what was sampled and recorded."""
-    kinds = [kind for kind in ("chat", "stream", "forced") if kind in seen]
+    kinds = [kind for kind in ("chat", "stream", "forced", "forced stream") if kind in seen]
     recorded = await gateway.recorded(ExchangeCompleted, at_least=len(kinds))
     exchanges = sorted(recorded, key=lambda exchange: exchange.received_at_ms)
     for kind, exchange in zip(kinds, exchanges, strict=True):
         answer = json.loads(exchange.message)
-        assert seen[kind] == (called(answer) if kind == "forced" else answer["content"])
+        assert seen[kind] == (called(answer) if "forced" in kind else answer["content"])
         assert seen[kind]
         assert exchange.output_logprobs is not None
         assert len(exchange.output_logprobs) == len(exchange.output_ids)
@@ -67,8 +72,17 @@ def called(answer: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.sdks
-@pytest.mark.parametrize("client", ERRORS)
+@pytest.mark.parametrize("client", PACKAGES)
 async def test_a_python_sdk_sees_what_the_engine_sampled(computing: House, client: str) -> None:
     seen = await seen_by(client, HERE / "sdks_on_engine.py", computing.url)
     await check(computing, seen)
     assert seen["error"] == ERRORS[client]
+
+
+@pytest.mark.node
+@pytest.mark.parametrize("client", ["openai", "responses", "chat", "anthropic"])
+async def test_a_javascript_sdk_sees_what_the_engine_sampled(computing: House, client: str) -> None:
+    modules = javascript.openai() if client == "openai" else javascript.ai_sdk()
+    seen = await javascript.run(HERE / "on_engine.cjs", client, computing.url, modules=modules)
+    await check(computing, seen)
+    assert seen["error"] == {"name": "BadRequestError" if client == "openai" else "AI_APICallError", "status": 400}

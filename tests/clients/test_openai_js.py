@@ -18,8 +18,7 @@ CLIENT = Path(__file__).with_name("openai_client.cjs")
 
 @pytest.fixture(scope="session")
 def modules() -> Path:
-    """The package, fetched once."""
-    return javascript.installed("openai", "7.55.0")
+    return javascript.openai()
 
 
 async def seen(gateway: House, modules: Path, scenario: str) -> dict[str, Any]:
