@@ -191,8 +191,8 @@ async def live(plan: Plan, *, tell: Tell) -> Lived:
         )
         async with asyncio.TaskGroup() as tasks:
             watching = [tasks.create_task(watch.read(log)), tasks.create_task(footprint.watch())]
+            scores, ceiling = await _before(plan, scorer, tell)  # the engine has the base while the trainer still loads
             await watch.until(lambda: watch.activated == 0 and watch.swaps != [], what="base policy in the engine")
-            scores, ceiling = await _before(plan, scorer, tell)
             chats = await _teach(plan, running, watch, scorer, log, scores, tell)
             tell(Progress(phase="reading the figures", update=watch.reached, score=_last(scores)))
             counts = await counted(running)
