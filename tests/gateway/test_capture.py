@@ -96,6 +96,11 @@ def test_tokens_without_a_version_are_no_record(spans: list[VersionSpan]) -> Non
         record([(1, -0.5), (2, -0.5)], [2], spans)
 
 
+def test_an_answer_whose_weights_go_back_is_no_record() -> None:
+    with pytest.raises(TryLater, match="from version 7 back to 5"):
+        record([(1, -0.5), (2, -0.5)], [2], [VersionSpan("7", 1), VersionSpan("5", 1)])
+
+
 @pytest.mark.parametrize(("name", "version"), [("0", 0), ("17", 17), ("default", 0), (None, 0)])
 def test_the_weights_of_the_start_are_version_0(name: str | None, version: int) -> None:
     assert policy_version(name) == version
