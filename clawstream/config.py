@@ -26,10 +26,9 @@ PREFIX = "CLAWSTREAM_"
 EXAMPLE_KEY = "change-me"
 _USERINFO = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*://)?[^/?#]*@")
 _OF_ADVANTAGES = (
-    "loss", "w_binary", "gap_clip_nats", "gap_mask_nats", "baseline", "clip_low", "clip_high", "importance_cap",
-    "ratio_to",
+    "loss", "w_binary", "gap_clip_nats", "baseline", "clip_low", "clip_high", "importance_cap", "ratio_to",
 )  # fmt: skip
-_OF_HINTS = ("w_opd", "gap_clip_nats", "gap_mask_nats", "teacher", "ema_decay")
+_OF_HINTS = ("w_opd", "gap_clip_nats", "teacher", "ema_decay")
 IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method
     "topk": (
         _OF_ADVANTAGES,
@@ -327,9 +326,6 @@ class TrainingSettings(Section):
     gap_clip_nats: float = Field(
         5.0, gt=0, description="a token's gap between teacher and policy counts up to this, both ways"
     )
-    gap_mask_nats: float = Field(
-        -0.1, description="a bad reward beside a hint falls on tokens whose gap is below this alone"
-    )
     baseline: Literal["zero", "running"] = Field(
         "zero", description="taken off each reward: nothing, or the mean of the last 256"
     )
@@ -367,7 +363,6 @@ class TrainingSettings(Section):
     weight_decay: float = Field(0.1, ge=0, description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="a longer gradient is cut to this")
     gate: bool = Field(True, description="a step that does harm is not published; its samples are used up by it")
-    gate_kl_nats: float = Field(0.1, gt=0, description="a token; a step that moves the policy by more does harm")
     lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
     trainer: Literal["torch", "fsdp", "megatron"] = Field("torch", description="torch is one process")
     processes: int = Field(1, ge=1, description="of the trainer, on this machine; each has a GPU of its own, if any")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+GAP_MASK_NATS = -0.1  # below this the teacher likes a token clearly less than the student does
 BASELINE_REWARDS = 256  # the running mean follows the policy instead of remembering how it began
 
 
@@ -20,7 +21,6 @@ class Signals:
     w_binary: float = 1.0
     w_opd: float = 1.0
     gap_clip_nats: float = 5.0
-    gap_mask_nats: float = -0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def token_advantages(
 
     gap_BT = torch.where(gap_BT.isfinite(), gap_BT, unknown)
     over_B1 = reward_B1 - baseline
-    spared_BT = hinted_B1 & (over_B1 < 0) & ~(gap_BT < signals.gap_mask_nats)
+    spared_BT = hinted_B1 & (over_B1 < 0) & ~(gap_BT < GAP_MASK_NATS)
     binary_BT = torch.where(rewarded_B1 & ~spared_BT, over_B1, zero)
     clip = signals.gap_clip_nats
     opd_BT = torch.where(hinted_B1, gap_BT.clamp(-clip, clip), zero)

@@ -60,7 +60,6 @@ class BatchLoss:
             w_binary=w_binary,
             w_opd=w_opd,
             gap_clip_nats=settings.gap_clip_nats,
-            gap_mask_nats=settings.gap_mask_nats,
         )
         self.objective = Objective(
             loss=settings.loss,

@@ -21,6 +21,7 @@ RECENT = 8  # answers of the step's own samples that are looked at before and af
 ANSWERED = 4  # of their prompts, which are answered anew, beside the canaries'
 WRITTEN_TOKENS = 128  # of such an answer at most
 BRIEF_TOKENS = WRITTEN_TOKENS // 2  # where people got no longer answer, one that does not end is endless
+KL_NATS = 0.1  # a token; none of 100 healthy steps of the demo's policy was rejected for it
 ENTROPY_FACTOR = 4.0  # a step may not make a policy so many times surer, or less sure
 ENTROPY_NATS = 0.1  # of it does not matter, whatever the factor
 ALIKE_REWARDS = 149  # with so many alike the share is above 0.98 with 95 %: nothing can be learned from them

@@ -14,6 +14,7 @@ from clawstream.training.answers import Suffix
 from clawstream.training.batch_loss import Scored
 from clawstream.training.gate import (
     ANSWERED,
+    KL_NATS,
     RECENT,
     WRITTEN_TOKENS,
     Memory,
@@ -79,7 +80,7 @@ class Probe:
     def refusal(self, *, version: int, seed: int) -> str | None:
         """Return why the policy as it is now is not to be published, in words for a person; None: it is."""
         after = self._look(self._suffixes)
-        found = harm(self._before, after, kl_nats=self._settings.gate_kl_nats)
+        found = harm(self._before, after, kl_nats=KL_NATS)
         found = found or astray(self._before, after, self._ahead, self._wanted)
         if found is not None or (is_near(self._before, after) and version % WRITES_EVERY):
             return found

@@ -288,7 +288,7 @@ def test_an_advantage_of_0_is_one(base: Path) -> None:
     assert update.loss.num_tokens == 7
 
 
-@pytest.mark.parametrize("name", ["w_opd", "gap_clip_nats", "gap_mask_nats"])
+@pytest.mark.parametrize("name", ["w_opd", "gap_clip_nats"])
 def test_what_acts_on_hints_alone_is_refused_beside_it(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: these say how hints and single rewards act"):
         TrainingSettings(method="stepwise", **{name: 0.5})
