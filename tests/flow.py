@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from clawstream.config import JudgeSettings, TeacherSettings, TurnsSettings
+from clawstream.conversation.continuing import Renderer
 from clawstream.events import (
     AnswerRefreshed,
     Event,
@@ -37,9 +38,8 @@ from clawstream.events import (
     derived_id,
 )
 from clawstream.groups.stage import GROUPS_TOPIC, groups_stages
-from clawstream.inference.continuing import Renderer
-from clawstream.inference.engine import EngineRefused, Scores, Wanted
-from clawstream.inference.judge_client import JudgeReply
+from clawstream.inference.engines.engine import EngineRefused, Scores, Wanted
+from clawstream.inference.judges.judge_client import JudgeReply
 from clawstream.judging.stage import judging_stage
 from clawstream.refresh.stage import Policy, refresh_stage
 from clawstream.samples.joining import Asks, Rules

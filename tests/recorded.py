@@ -3,7 +3,7 @@
 Two turns of session s1, one of s2, and three of s9: a request, its two tool results, and a correction.
 """
 
-from clawstream.events.conversation import text_of
+from clawstream.conversation.messages import text_of
 from tests.sessions import Json, user
 
 BLOCK: Json = {

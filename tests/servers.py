@@ -17,10 +17,10 @@ from aiokafka.admin import AIOKafkaAdminClient
 from sqlalchemy.engine import make_url
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.access import listeners
-from clawstream.local.kafka import EmbeddedKafka, answers, server_properties
-from clawstream.local.ports import reserved
-from clawstream.local.postgres import EmbeddedPostgres
+from clawstream.local.servers.access import listeners
+from clawstream.local.servers.kafka import EmbeddedKafka, answers, server_properties
+from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.postgres import EmbeddedPostgres
 
 KAFKA_IMAGE = "apache/kafka:4.1.0"
 POSTGRES_IMAGE = "postgres:17"

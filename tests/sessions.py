@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from clawstream.conversation.continuing import Renderer, Request, continue_prompt
+from clawstream.conversation.echoes import Answered, answered, find_echoes
+from clawstream.conversation.history import Parent, WholeRequest, shorten
 from clawstream.events import (
     Event,
     ExchangeCompleted,
@@ -24,9 +27,6 @@ from clawstream.events import (
     VersionSpan,
     derived_id,
 )
-from clawstream.events.history import Parent, WholeRequest, shorten
-from clawstream.inference.continuing import Renderer, Request, continue_prompt
-from clawstream.inference.echoes import Answered, answered, find_echoes
 from clawstream.stream.stage import Record
 
 Json = dict[str, Any]

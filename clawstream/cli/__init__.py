@@ -15,23 +15,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from clawstream import __version__
-from clawstream.cli import (
-    audit,
-    demo,
-    dlq,
-    keys,
-    launch,
-    learn,
-    openclaw,
-    policy,
-    read,
-    replay,
-    stages,
-    status,
-    topics,
-    up,
-)
+from clawstream.cli import audit, dlq, keys, launch, policy, read, stages, status, topics, up
+from clawstream.cli.learning import demo, learn
+from clawstream.cli.openclaw import command
 from clawstream.cli.process import Context
+from clawstream.cli.replaying import replay
 from clawstream.errors import OperatorError, TryLater
 from clawstream.local.needs import how_to_install
 
@@ -52,7 +40,7 @@ topics.register(app)
 dlq.register(app)
 keys.register(app)
 policy.register(app)
-openclaw.register(app)
+command.register(app)
 replay.register(app)
 stages.register(app)
 audit.register(app)

@@ -20,9 +20,9 @@ from clawstream.errors import OperatorError
 from clawstream.layout import show
 
 if TYPE_CHECKING:
-    from clawstream.projections.audit import Audit
-    from clawstream.projections.replaying import Tell
-    from clawstream.stream.kafka import KafkaLog
+    from clawstream.projections.audit.verifying import Audit
+    from clawstream.projections.rebuild.replaying import Tell
+    from clawstream.stream.kafka.kafka_log import KafkaLog
 
 T = TypeVar("T")
 
@@ -59,8 +59,8 @@ def verify(
 
     Exits with 2 where they differ. The projector goes on meanwhile.
     """
-    from clawstream.projections.audit import Sample
-    from clawstream.projections.audit import verify as check
+    from clawstream.projections.audit.verifying import Sample
+    from clawstream.projections.audit.verifying import verify as check
 
     if seed is not None and sample is None:
         raise OperatorError("--seed chooses a sample: name its size with --sample")
@@ -94,9 +94,9 @@ def rebuild(
     `audit verify` says ever after of which partitions the books were overruled with --trust-log, and when. The stages
     that have read further than the log goes are put back too: stop them first.
     """
-    from clawstream.projections.rebuild import Rebuilt
-    from clawstream.projections.rebuild import rebuild as make
-    from clawstream.stream.putting_back import put_back
+    from clawstream.projections.rebuild.rebuilding import Rebuilt
+    from clawstream.projections.rebuild.rebuilding import rebuild as make
+    from clawstream.stream.runner.putting_back import put_back
 
     async def work(url: str, log: "KafkaLog", tell: "Tell") -> tuple[Rebuilt, dict[str, list[str]]]:
         rebuilt = await make(url, log, keep=keep, forget_expired=forget_expired, trust_log=trust_log, tell=tell)
@@ -134,7 +134,7 @@ def _with_both(context: typer.Context, client_id: str, work: "Callable[[str, Kaf
     assert isinstance(context.obj, Context)
     settings = context.obj.settings()
     log_to_stderr(client_id, level=30)
-    from clawstream.stream.connect import connected
+    from clawstream.stream.kafka.connect import connected
 
     with database(settings) as url, broker(settings) as kafka, _progress() as tell:
 

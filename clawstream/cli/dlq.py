@@ -15,8 +15,8 @@ from clawstream.cli.process import Context, log_to_stderr
 from clawstream.cli.servers import broker
 
 if TYPE_CHECKING:
-    from clawstream.stream.kafka import KafkaLog
-    from clawstream.stream.letters import Fate, Letter
+    from clawstream.stream.dead_letters.records import Fate, Letter
+    from clawstream.stream.kafka.kafka_log import KafkaLog
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def list_letters(
     as_json: _JSON = False,
 ) -> None:
     """Show what is set aside, the oldest first."""
-    from clawstream.stream.desk import letters, plain
+    from clawstream.stream.dead_letters.rulings import letters, plain
 
     found = _with_log(context, letters)
     wanted = [one for one in found if (every or one.waits) and stage in (None, one.id.group)]
@@ -56,7 +56,7 @@ def list_letters(
 @dlq.command()
 def show(context: typer.Context, letter: _ID, as_json: _JSON = False) -> None:
     """Show one record: what is known of it, its headers, and its bytes as far as they can be read."""
-    from clawstream.stream.desk import shown
+    from clawstream.stream.dead_letters.rulings import shown
 
     found = _with_log(context, lambda log: shown(log, letter))
     if as_json:
@@ -74,7 +74,7 @@ def replay(
     as_json: _JSON = False,
 ) -> None:
     """Have the stage use the record where it stood, then what waits behind it, in order."""
-    from clawstream.stream.letters import Fate
+    from clawstream.stream.dead_letters.records import Fate
 
     _ruled(context, letter, stage, Fate.REPLAY, None, as_json)
 
@@ -87,7 +87,7 @@ def discard(
     as_json: _JSON = False,
 ) -> None:
     """Leave the record out for good; what waits behind it is used, in order."""
-    from clawstream.stream.letters import Fate
+    from clawstream.stream.dead_letters.records import Fate
 
     _ruled(context, letter, None, Fate.DISCARD, reason, as_json)
 
@@ -99,7 +99,7 @@ def _said(value: object) -> str:
 def _ruled(
     context: typer.Context, letter: str | None, stage: str | None, fate: "Fate", because: str | None, as_json: bool
 ) -> None:
-    from clawstream.stream.desk import plain, rule
+    from clawstream.stream.dead_letters.rulings import plain, rule
 
     async def main(log: "KafkaLog") -> "list[Letter]":
         return await rule(log, fate, letter=letter, stage=stage, because=because)
@@ -115,7 +115,7 @@ def _ruled(
 
 
 def _with_log(context: typer.Context, main: "Callable[[KafkaLog], Awaitable[T]]") -> T:
-    from clawstream.stream.connect import connected
+    from clawstream.stream.kafka.connect import connected
 
     assert isinstance(context.obj, Context)
 

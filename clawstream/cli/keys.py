@@ -35,8 +35,8 @@ def add(
 
     From the first key on nobody is served without one.
     """
-    from clawstream.gateway.key_file import add_key, read_keys
-    from clawstream.gateway.keys import Allowance
+    from clawstream.gateway.access.key_file import add_key, read_keys
+    from clawstream.gateway.access.keys import Allowance
 
     path = _file(context)
     if not read_keys(path).in_force and not _has_default(context):
@@ -56,8 +56,8 @@ def add(
 @keys.command("list")
 def list_keys(context: typer.Context, as_json: _JSON = False) -> None:
     """Show the keys there are and were."""
-    from clawstream.gateway.key_file import read_keys
-    from clawstream.gateway.keys import Key
+    from clawstream.gateway.access.key_file import read_keys
+    from clawstream.gateway.access.keys import Key
 
     found = read_keys(_file(context)).keys
 
@@ -85,7 +85,7 @@ def revoke(
     context: typer.Context, name: Annotated[str, typer.Argument()], yes: _YES = False, as_json: _JSON = False
 ) -> None:
     """Let a key open nothing any more; a running gateway knows it within 2 s."""
-    from clawstream.gateway.key_file import read_keys, revoke_key
+    from clawstream.gateway.access.key_file import read_keys, revoke_key
 
     path = _file(context)
     if [key.name for key in read_keys(path).in_force] == [name] and not _has_default(context):
@@ -106,7 +106,7 @@ def open_to_this_machine(context: typer.Context) -> None:
 
     A gateway that listens to the network stays shut, and the next key that is added shuts this one.
     """
-    from clawstream.gateway.key_file import open_door
+    from clawstream.gateway.access.key_file import open_door
 
     open_door(_file(context))
     shut = " (but not while gateway.api_key is set)" if _has_default(context) else ""

@@ -22,7 +22,7 @@ from clawstream.cli.up import checked_model, serve_until_stopped
 from clawstream.config import EXAMPLE_KEY, Settings, inherited_environment
 from clawstream.errors import ConfigError
 from clawstream.local.gpus import Assignment, assign, share_out
-from clawstream.local.sglang_servers import Launch, Server, servers, settings_for
+from clawstream.local.servers.sglang_servers import Launch, Server, servers, settings_for
 
 if TYPE_CHECKING:
     import aiohttp
@@ -138,7 +138,7 @@ async def _running(settings: Settings, wanted: tuple[Server, ...], console: Cons
 
 
 def _part(server: Server, http: "aiohttp.ClientSession") -> "Part":
-    from clawstream.local.ready import answers
+    from clawstream.local.servers.ready import answers
     from clawstream.local.supervisor import Part
 
     return Part(name=server.name, command=server.command, missing=answers(http, f"{server.url}/health"))

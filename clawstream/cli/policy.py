@@ -23,7 +23,7 @@ from clawstream.errors import OperatorError
 if TYPE_CHECKING:
     from clawstream.events import Event, RollbackAsked, VersionPinned
     from clawstream.monitoring.versions import Version
-    from clawstream.stream.kafka import KafkaLog
+    from clawstream.stream.kafka.kafka_log import KafkaLog
 
 Asked = TypeVar("Asked", "RollbackAsked", "VersionPinned")
 policy = typer.Typer(help="The versions of the policy, and back to an earlier one.", no_args_is_help=True)
@@ -224,7 +224,7 @@ def _ask(settings: Settings, asking: "Callable[[dict[int, Version], Sequence[Eve
     """Put on the log what `asking` makes of the policy's versions and of what was asked of it before."""
 
     async def main(kafka: KafkaSettings) -> "Asked":
-        from clawstream.stream.connect import connected
+        from clawstream.stream.kafka.connect import connected
 
         event = asking(*await _both(settings, kafka))
         async with connected(kafka, client_id="policy") as log:
@@ -238,7 +238,7 @@ def _ask(settings: Settings, asking: "Callable[[dict[int, Version], Sequence[Eve
 async def _both(settings: Settings, kafka: KafkaSettings) -> "tuple[dict[int, Version], list[Event]]":
     from clawstream.events import PolicyEvent
     from clawstream.monitoring.versions import versions
-    from clawstream.stream.connect import connected
+    from clawstream.stream.kafka.connect import connected
 
     async with connected(kafka, client_id="policy") as log:
         known = versions(await _read(log, POLICY_TOPIC), settings.policy.id)

@@ -37,7 +37,7 @@ def sql(
 ) -> None:
     """Ask the database: one query that reads, printed as a table."""
     assert isinstance(context.obj, Context)
-    from clawstream.projections.sql import Form, print_query
+    from clawstream.projections.look.sql import Form, print_query
 
     if csv and as_json:
         raise OperatorError("--csv and --json exclude each other: name one")
@@ -56,9 +56,9 @@ def tail(
 ) -> None:
     """Show a topic's events as they come, as people read them."""
     assert isinstance(context.obj, Context)
-    from clawstream.projections.tail import tail as show
-    from clawstream.projections.tail import wanted
-    from clawstream.stream.connect import connected
+    from clawstream.projections.look.tail import tail as show
+    from clawstream.projections.look.tail import wanted
+    from clawstream.stream.kafka.connect import connected
 
     what = wanted(topic, session_id=session, since=since, until_end=until_end, now_ms=int(time.time() * 1000))
 
@@ -85,8 +85,8 @@ def export(
 ) -> None:
     """Write conversations, judgements, feedback, samples, steps and versions to files."""
     assert isinstance(context.obj, Context)
-    from clawstream.projections.export import Form
-    from clawstream.projections.export import export as write
+    from clawstream.projections.look.export import Form
+    from clawstream.projections.look.export import export as write
 
     with database(context.obj.settings()) as url:
         counts = write(url, folder, form=Form(form.value))

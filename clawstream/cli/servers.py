@@ -14,8 +14,8 @@ def database(settings: Settings) -> Iterator[str]:
     if settings.postgres.url is not None:
         yield settings.postgres.url.get_secret_value()
         return
-    from clawstream.local.places import address_in
-    from clawstream.local.postgres import EmbeddedPostgres
+    from clawstream.local.servers.places import address_in
+    from clawstream.local.servers.postgres import EmbeddedPostgres
 
     folder = settings.data_dir / "postgres"
     _existing(folder, "database", "CLAWSTREAM_POSTGRES")
@@ -31,7 +31,7 @@ def database_address(settings: Settings) -> str:
     """Return the URL of the database, configured or running; raises PartUnavailable where neither is."""
     if settings.postgres.url is not None:
         return settings.postgres.url.get_secret_value()
-    from clawstream.local.places import address_in
+    from clawstream.local.servers.places import address_in
 
     folder = settings.data_dir / "postgres"
     _existing(folder, "database", "CLAWSTREAM_POSTGRES")
@@ -50,9 +50,9 @@ def broker(settings: Settings) -> Iterator[KafkaSettings]:
     if settings.kafka.bootstrap is not None:
         yield settings.kafka
         return
-    from clawstream.local.access import access_to
-    from clawstream.local.kafka import EmbeddedKafka
-    from clawstream.local.places import address_in
+    from clawstream.local.servers.access import access_to
+    from clawstream.local.servers.kafka import EmbeddedKafka
+    from clawstream.local.servers.places import address_in
 
     folder = settings.data_dir / "kafka"
     _existing(folder, "log", "CLAWSTREAM_KAFKA")

@@ -12,7 +12,7 @@ from clawstream.config import Settings
 from clawstream.errors import ConfigError
 
 if TYPE_CHECKING:
-    from clawstream.stream.kafka import KafkaLog
+    from clawstream.stream.kafka.kafka_log import KafkaLog
     from clawstream.stream.stage import Stage
 
 _PANEL = "One stage a process"
@@ -60,7 +60,7 @@ def gateway(context: typer.Context) -> None:
     hide_torch()
     from clawstream.gateway.app import serve
     from clawstream.local.bases import name_base
-    from clawstream.stream.connect import connected_once_there
+    from clawstream.stream.kafka.connect import connected_once_there
 
     async def main(stop: asyncio.Event) -> None:
         async with connected_once_there(settings.kafka, client_id="gateway", stop=stop) as log:
@@ -86,12 +86,12 @@ def judging(context: typer.Context) -> None:
         raise ConfigError(
             "judge.url is not set: name an OpenAI-compatible endpoint, for example http://127.0.0.1:8000/v1"
         )
-    from clawstream.inference.judge_client import JudgeClient
+    from clawstream.inference.judges.judge_client import JudgeClient
     from clawstream.judging.stage import judging_stage
     from clawstream.local.judging import JudgeNotes
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
-        from clawstream.stream.runner import run
+        from clawstream.stream.runner.hosting import run
 
         async with JudgeClient.open(settings.judge) as judge:
             notes = JudgeNotes(settings.data_dir, judge.name)
@@ -120,7 +120,7 @@ def samples(context: typer.Context) -> None:
     settings = _settings(context, "samples")
     hide_torch()
     from clawstream.events import OffDistribution, RewardWeights
-    from clawstream.inference.rendering import PromptRenderer
+    from clawstream.rendering.renderer import PromptRenderer
     from clawstream.samples.joining import Asks, Rules
     from clawstream.samples.stage import asking_stage, samples_stage
     from clawstream.stream.stage import DAY_MS
@@ -149,7 +149,7 @@ def samples(context: typer.Context) -> None:
         return
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
-        from clawstream.stream.runner import run
+        from clawstream.stream.runner.hosting import run
 
         async with teaching(settings, renderer.marker_ids) as asked:
             asking = asking_stage(stage, settings.teacher, asked)
@@ -162,11 +162,11 @@ def refresh(context: typer.Context) -> None:
     """Have the policy answer prompts of the past again, unseen: samples -> answers."""
     settings = _settings(context, "refresh")
     hide_torch()
-    from clawstream.inference.rendering import PromptRenderer
-    from clawstream.inference.sglang import SglangEngine, engine_session
-    from clawstream.inference.vocabulary import num_embeddings
+    from clawstream.inference.engines.sglang import SglangEngine, engine_session
+    from clawstream.inference.models.vocabulary import num_embeddings
     from clawstream.refresh.answering import Refresher
     from clawstream.refresh.stage import refresh_stage
+    from clawstream.rendering.renderer import PromptRenderer
     from clawstream.stream.stage import DAY_MS
 
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
@@ -174,7 +174,7 @@ def refresh(context: typer.Context) -> None:
     heard_ms, num_answers = round(settings.rewards.heard_for_days * DAY_MS), settings.training.answers_per_hint
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
-        from clawstream.stream.runner import run
+        from clawstream.stream.runner.hosting import run
 
         async with engine_session(settings.engine) as session:
             engines = [SglangEngine(session, url, num_token_ids=num_token_ids) for url in settings.engine.addresses]
@@ -228,7 +228,7 @@ def train(
         return
     name = samples_of
     from clawstream.replay.registry import Registry
-    from clawstream.training.retraining import retraining
+    from clawstream.training.batches.retraining import retraining
 
     own, what = retraining(settings, replay=name, from_version=from_policy)
 
@@ -243,7 +243,7 @@ def train(
 
 
 def _say_where_it_is(own: Settings, *, of: Settings) -> None:
-    from clawstream.training.checkpoints import latest
+    from clawstream.training.models.checkpoints import latest
 
     newest = latest(own.checkpoints_dir)
     if newest is None:
@@ -258,7 +258,7 @@ def _say_where_it_is(own: Settings, *, of: Settings) -> None:
 def weights(context: typer.Context) -> None:
     """Let the engines take over each published version while they serve."""
     settings = _settings(context, "weights")
-    from clawstream.inference.sglang import SglangEngine, engine_session
+    from clawstream.inference.engines.sglang import SglangEngine, engine_session
     from clawstream.weights.fetching import Fetcher
     from clawstream.weights.stage import keep_current
 
@@ -280,7 +280,7 @@ def weights(context: typer.Context) -> None:
 def project(context: typer.Context) -> None:
     """Keep Postgres equal to the log."""
     settings = _settings(context, "project")
-    from clawstream.projections.stage import project as projector
+    from clawstream.projections.write.stage import project as projector
 
     instance_id = _instance(settings, "project")
     _with_log(
@@ -319,7 +319,7 @@ def _run_stage(settings: Settings, stage: "Stage[Any, Any]") -> None:
 
 def _run_stages(settings: Settings, client_id: str, stages: "Sequence[Stage[Any, Any]]") -> None:
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
-        from clawstream.stream.runner import run
+        from clawstream.stream.runner.hosting import run
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -333,7 +333,7 @@ def _run_stages(settings: Settings, client_id: str, stages: "Sequence[Stage[Any,
 
 def _with_log(settings: Settings, client_id: str, main: Callable[["KafkaLog", asyncio.Event], Awaitable[None]]) -> None:
     """Connect to the broker, refuse topics that are not as they should be, and run until a signal."""
-    from clawstream.stream.connect import connected
+    from clawstream.stream.kafka.connect import connected
 
     async def connected_main(stop: asyncio.Event) -> None:
         async with (

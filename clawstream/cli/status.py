@@ -33,7 +33,7 @@ def status(
     assert isinstance(context.obj, Context)
     settings = context.obj.settings_of_what_ran()
     log_to_stderr("status", level=40)
-    from clawstream.gateway.spool_file import spools_in
+    from clawstream.gateway.outbox.spool_file import spools_in
     from clawstream.local.running import addresses_of, read_parts
 
     addresses = addresses_of(settings.data_dir)
@@ -54,8 +54,8 @@ def status(
 
 
 async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
-    from clawstream.local.access import access_to
-    from clawstream.local.places import address_in
+    from clawstream.local.servers.access import access_to
+    from clawstream.local.servers.places import address_in
     from clawstream.monitoring.reading import due_of
     from clawstream.monitoring.status import GROUPED, REFRESHING
     from clawstream.monitoring.status import status as asked
@@ -78,7 +78,7 @@ async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
 
 
 def _judge_name(judge: JudgeSettings) -> str | None:
-    from clawstream.inference.judge_client import judge_name
+    from clawstream.inference.judges.judge_client import judge_name
 
     return None if judge.url is None else judge_name(judge.model, judge.url)
 

@@ -27,8 +27,8 @@ def register(app: typer.Typer) -> None:
 @topics.command()
 def plan(context: typer.Context) -> None:
     """Print what `apply` would do, and what it would refuse."""
-    from clawstream.stream import admin
-    from clawstream.stream.connect import security_of
+    from clawstream.stream.kafka import admin
+    from clawstream.stream.kafka.connect import security_of
 
     with broker(_settings(context)) as kafka:
         assert kafka.bootstrap is not None
@@ -42,8 +42,8 @@ def plan(context: typer.Context) -> None:
 @topics.command()
 def apply(context: typer.Context) -> None:
     """Create topics and alter settings; never delete, repartition or shorten retention."""
-    from clawstream.stream import admin
-    from clawstream.stream.connect import security_of
+    from clawstream.stream.kafka import admin
+    from clawstream.stream.kafka.connect import security_of
 
     with broker(_settings(context)) as kafka:
         assert kafka.bootstrap is not None
@@ -56,8 +56,8 @@ def apply(context: typer.Context) -> None:
 @topics.command()
 def verify(context: typer.Context) -> None:
     """Exit with 2, naming the topic, when one is missing or not as its file says."""
-    from clawstream.stream import admin
-    from clawstream.stream.connect import security_of
+    from clawstream.stream.kafka import admin
+    from clawstream.stream.kafka.connect import security_of
 
     with broker(_settings(context)) as kafka:
         assert kafka.bootstrap is not None
@@ -68,7 +68,7 @@ def verify(context: typer.Context) -> None:
 @topics.command()
 def graph() -> None:
     """Print who writes and who reads each topic, as Mermaid."""
-    from clawstream.stream import admin
+    from clawstream.stream.kafka import admin
 
     typer.echo(admin.graph())
 
@@ -89,7 +89,7 @@ def users(
     cluster: Annotated[str, typer.Option(help="The Strimzi cluster that they belong to.")] = "clawstream",
 ) -> None:
     """Print a Kafka user for each stage, and what it may do, as Strimzi KafkaUser resources in YAML."""
-    from clawstream.stream.access import resources_of_users
+    from clawstream.stream.kafka.access import resources_of_users
 
     typer.echo(resources_of_users(cluster=cluster), nl=False)
 
@@ -99,9 +99,9 @@ def passwords(
     folder: Annotated[Path, typer.Argument(help="For KAFKA_SECRETS of deploy/compose.yaml; it is made.")],
 ) -> None:
     """Write a password for each stage's Kafka user into files of variables; refuse where some are."""
-    from clawstream.local.access import new_password
-    from clawstream.local.places import write_private
-    from clawstream.stream.access import OPERATOR, USERS, environments
+    from clawstream.local.servers.access import new_password
+    from clawstream.local.servers.places import write_private
+    from clawstream.stream.kafka.access import OPERATOR, USERS, environments
 
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = environments({name: new_password() for name in (OPERATOR, *(user.name for user in USERS))})
@@ -119,8 +119,8 @@ def passwords(
 @topics.command()
 def grant(context: typer.Context) -> None:
     """Let each stage's Kafka user do what its stage does and nothing else, by topics/*.yaml."""
-    from clawstream.stream import granting
-    from clawstream.stream.connect import security_of
+    from clawstream.stream.kafka import granting
+    from clawstream.stream.kafka.connect import security_of
 
     with broker(_settings(context)) as kafka:
         assert kafka.bootstrap is not None

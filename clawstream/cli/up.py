@@ -85,7 +85,7 @@ async def serve_until_stopped(
 def _tiny_policy(settings: Settings, console: Console) -> Path:
     """Return the demonstration's policy, so that a first look needs no model."""
     hide_torch()
-    from clawstream.simulation.base import base_policy
+    from clawstream.simulation.policy.base import base_policy
 
     console.print("no model is set (engine.model_path or --model): serving the tiny policy of `clawstream demo`")
     return base_policy(settings.cache_dir)
@@ -97,8 +97,8 @@ def as_tiny(settings: Settings, model_path: Path) -> Settings:
     So what is said to it is never trained into the model that is served next from the same data folder, and it learns
     as it does in the demonstration: by the rate of a large model it would not move.
     """
-    from clawstream.inference.bases import fingerprint
-    from clawstream.simulation.recipe import LEARNING_RATE
+    from clawstream.inference.models.bases import fingerprint
+    from clawstream.simulation.policy.recipe import LEARNING_RATE
 
     policy, training = settings.policy, settings.training
     if not policy.is_named:
@@ -112,7 +112,7 @@ async def _context_tokens(running: "Installation") -> int:
     """Ask the first engine how long a conversation may be."""
     import aiohttp
 
-    from clawstream.inference.sglang import SglangEngine
+    from clawstream.inference.engines.sglang import SglangEngine
 
     async with aiohttp.ClientSession() as session:
         return (await SglangEngine(session, running.addresses.engines[0]).server_info()).context_length_tokens
@@ -121,7 +121,7 @@ async def _context_tokens(running: "Installation") -> int:
 async def tell_versions(console: Console, settings: Settings) -> None:
     """Say of each version from now on that it is served, or why it is not; never returns."""
     from clawstream.cli.told_versions import Told
-    from clawstream.stream.connect import connected
+    from clawstream.stream.kafka.connect import connected
     from clawstream.stream.stage import Record
 
     told = Told(settings.policy.id)
@@ -142,8 +142,8 @@ async def _test_vote(settings: Settings) -> str | None:
 
     Nothing waits for it: turns that are put to it meanwhile are asked about until judge.deadline_s.
     """
-    from clawstream.inference.judge_client import judge_name
-    from clawstream.inference.judge_trial import problem_with
+    from clawstream.inference.judges.judge_client import judge_name
+    from clawstream.inference.judges.judge_trial import problem_with
     from clawstream.local.judging import JudgeNotes
 
     if settings.judge.url is None:
@@ -161,7 +161,7 @@ def _greet(
     config: Path | None,
     no_vote: str | None,
 ) -> None:
-    from clawstream.cli.openclaw_config import too_few
+    from clawstream.cli.openclaw.openclaw_config import too_few
 
     settings, addresses = running.settings, running.addresses
     console.print(f"\n[bold green]clawstream is up[/]: {addresses.gateway}/v1 serves {settings.policy.served_model}")

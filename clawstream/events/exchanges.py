@@ -1,7 +1,7 @@
 """Exchanges: one request and what was answered, as the gateway saw it; and the end of a session.
 
 An exchange holds what is new. `RequestDelta` names the parent exchange and how much of its request is kept;
-`clawstream.events.history` rebuilds whole requests.
+`clawstream.conversation.history` rebuilds whole requests.
 """
 
 from dataclasses import dataclass

@@ -21,28 +21,28 @@ from starlette.types import ASGIApp
 
 from clawstream.config import LOOPBACK, GatewaySettings, Settings
 from clawstream.errors import ConfigError, PartUnavailable
-from clawstream.gateway.admission import Admission, epoch_ms
-from clawstream.gateway.answers import SampledAnswers
-from clawstream.gateway.connection import Bounds, connection_class
-from clawstream.gateway.conversations import Conversations
-from clawstream.gateway.delivery import Delivery, SealedLog
-from clawstream.gateway.engines import Engines
-from clawstream.gateway.key_file import WatchedKeys
-from clawstream.gateway.metrics import Metrics
-from clawstream.gateway.owners import FOLDER as OWNERS
-from clawstream.gateway.owners import Owners
-from clawstream.gateway.pages import build_app
-from clawstream.gateway.prompting import PromptMaker
-from clawstream.gateway.recorder import Recorder
-from clawstream.gateway.security import Guard
-from clawstream.gateway.served import ServedEngine
-from clawstream.gateway.sessions import SessionIndex
-from clawstream.gateway.spool import Spool
-from clawstream.gateway.spool_file import FOLDER, Fsync, SpoolInUse
+from clawstream.gateway.access.key_file import WatchedKeys
+from clawstream.gateway.access.owners import FOLDER as OWNERS
+from clawstream.gateway.access.owners import Owners
+from clawstream.gateway.access.security import Guard
+from clawstream.gateway.answering.admission import Admission, epoch_ms
+from clawstream.gateway.engines.pool import Engines
+from clawstream.gateway.engines.served import ServedEngine
+from clawstream.gateway.http.connection import Bounds, connection_class
+from clawstream.gateway.http.metrics import Metrics
+from clawstream.gateway.http.pages import build_app
+from clawstream.gateway.outbox.delivery import Delivery, SealedLog
+from clawstream.gateway.outbox.recorder import Recorder
+from clawstream.gateway.outbox.spool import Spool
+from clawstream.gateway.outbox.spool_file import FOLDER, Fsync, SpoolInUse
+from clawstream.gateway.sessions.conversations import Conversations
+from clawstream.gateway.sessions.matching import SessionIndex
+from clawstream.gateway.sessions.prompting import PromptMaker
+from clawstream.gateway.sessions.sampled_answers import SampledAnswers
 from clawstream.gateway.watching import Follows, follow_policy, learn_owners, learn_sessions
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.sglang import SglangEngine, engine_session
-from clawstream.inference.vocabulary import largest_token_id, num_embeddings, too_small_for
+from clawstream.inference.engines.sglang import SglangEngine, engine_session
+from clawstream.inference.models.vocabulary import largest_token_id, num_embeddings, too_small_for
+from clawstream.rendering.renderer import PromptRenderer
 
 LOG = logging.getLogger(__name__)
 _BACKLOG = 4096

@@ -9,20 +9,20 @@ from dataclasses import replace
 from itertools import count
 from typing import Protocol, TypeVar
 
+from clawstream.conversation.echoes import answered
+from clawstream.conversation.history import WholeRequest, whole
+from clawstream.conversation.messages import parse
 from clawstream.errors import OperatorError, TryLater, UnusableExchange
 from clawstream.events import Event, ExchangeCompleted, PolicyActivated, SessionDone
-from clawstream.events.conversation import parse
-from clawstream.events.history import WholeRequest, whole
-from clawstream.gateway.answers import SampledAnswers
-from clawstream.gateway.closing import closing
-from clawstream.gateway.conversations import Conversations
-from clawstream.gateway.engines import Engines
-from clawstream.gateway.owners import Claim, Owners, claim_of
-from clawstream.gateway.responses import conversation_of
-from clawstream.gateway.sessions import SessionIndex
-from clawstream.gateway.wire import scope_of
-from clawstream.inference.echoes import answered
-from clawstream.stream.codec import codec
+from clawstream.gateway.access.owners import Claim, Owners, claim_of
+from clawstream.gateway.answering.closing import closing
+from clawstream.gateway.dialects.responses import conversation_of
+from clawstream.gateway.engines.pool import Engines
+from clawstream.gateway.requests.wire import scope_of
+from clawstream.gateway.sessions.conversations import Conversations
+from clawstream.gateway.sessions.matching import SessionIndex
+from clawstream.gateway.sessions.sampled_answers import SampledAnswers
+from clawstream.stream.codec.avro import codec
 from clawstream.stream.log import Arrived, Raw, Start
 from clawstream.stream.records import arrived
 from clawstream.stream.stage import Record

@@ -11,6 +11,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from clawstream.conversation.floor import SecondLooks, buried, second_looks
+from clawstream.conversation.history import rebuild
+from clawstream.conversation.main_messages import answer_before
+from clawstream.conversation.messages import Message, parse
 from clawstream.events import (
     Event,
     Question,
@@ -18,10 +22,6 @@ from clawstream.events import (
     VoteCast,
     derived_id,
 )
-from clawstream.events.conversation import Message, parse
-from clawstream.events.floor import SecondLooks, buried, second_looks
-from clawstream.events.history import rebuild
-from clawstream.events.main_messages import answer_before
 from clawstream.judging.concluding import conclusions
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
 from clawstream.judging.session import Box, Session, learn

@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from clawstream.conversation.history import rebuild
+from clawstream.conversation.main_messages import answer_before
+from clawstream.conversation.messages import Message, ToolCall, parse, tool_calls_of
 from clawstream.errors import UnusableEvent
 from clawstream.events import (
     Event,
@@ -23,9 +26,6 @@ from clawstream.events import (
     TurnsSettled,
     derived_id,
 )
-from clawstream.events.conversation import Message, ToolCall, parse, tool_calls_of
-from clawstream.events.history import rebuild
-from clawstream.events.main_messages import answer_before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawstream.events.authors import Author
-from clawstream.events.conversation import Message, is_ephemeral, role_of, text_of, tool_calls_of, written_in
+from clawstream.conversation.authors import Author
+from clawstream.conversation.messages import Message, is_ephemeral, role_of, text_of, tool_calls_of, written_in
 
 PROMPT_VERSION = "2026-11-b"
 CHARACTERS_PER_TOKEN = 3  # an estimate that needs no tokenizer; most text has more

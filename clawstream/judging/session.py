@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
+from clawstream.conversation.floor import Mark, Over, is_over, marked
 from clawstream.events import (
     Event,
     ExchangeCompleted,
@@ -21,7 +22,6 @@ from clawstream.events import (
     VerdictReached,
     VoteCast,
 )
-from clawstream.events.floor import Mark, Over, is_over, marked
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")

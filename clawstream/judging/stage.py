@@ -11,7 +11,7 @@ from typing import Protocol
 from clawstream.config import JudgeSettings
 from clawstream.errors import TryLater
 from clawstream.events import Event, VoteCast, VoteStatus
-from clawstream.inference.judge_client import JudgeRefused, JudgeReply
+from clawstream.inference.judges.judge_client import JudgeRefused, JudgeReply
 from clawstream.judging.asking import Ballot, Judging, observe
 from clawstream.judging.concluding import Cast, count
 from clawstream.judging.prompts import PROMPT_VERSION

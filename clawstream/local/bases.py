@@ -8,7 +8,7 @@ from typing import Protocol
 
 from clawstream.config import Settings
 from clawstream.events import Event, PolicyEvent
-from clawstream.inference.bases import base_in, refuse_other, to_name
+from clawstream.inference.models.bases import base_in, refuse_other, to_name
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
 

@@ -28,17 +28,17 @@ from clawstream.config import (
     inherited_environment,
 )
 from clawstream.local.bases import name_base
-from clawstream.local.kafka import EmbeddedKafka
 from clawstream.local.keeping import Server, keep
-from clawstream.local.places import write_private
-from clawstream.local.ports import HOST, reserved
-from clawstream.local.postgres import EmbeddedPostgres
-from clawstream.local.ready import answers
 from clawstream.local.running import Addresses, alone_on, announced, settings_file
+from clawstream.local.servers.kafka import EmbeddedKafka
+from clawstream.local.servers.places import write_private
+from clawstream.local.servers.ports import HOST, reserved
+from clawstream.local.servers.postgres import EmbeddedPostgres
+from clawstream.local.servers.ready import answers
 from clawstream.local.supervisor import Part, Patience, Supervisor
 from clawstream.projections import database
-from clawstream.stream import admin
-from clawstream.stream.connect import connected, security_of
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.connect import connected, security_of
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from clawstream.local.places import write_private
+from clawstream.local.servers.places import write_private
 from clawstream.monitoring.judge import JudgeStanding, after
 
 NOTED_EVERY_MS = 10_000

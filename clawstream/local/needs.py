@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlparse
 
 from clawstream.config import Settings
 from clawstream.errors import PartUnavailable
-from clawstream.local.jars import java
+from clawstream.local.servers.jars import java
 
 LEAST_FREE_BYTES = 64 * 2**20
 _TRAINS = ("torch", "peft", "safetensors")

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawstream.errors import PartUnavailable, TooManyFailures
-from clawstream.local.leash import die_with_parent
 from clawstream.local.running import PartState, write_parts
+from clawstream.local.servers.leash import die_with_parent
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from clawstream.monitoring.metrics import exposition
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.reading import GROUP, TOPICS, due_of, read_policy, waiting_since
 from clawstream.monitoring.windows import KEPT_MINUTES, MINUTE_MS
-from clawstream.stream.client import Broker
-from clawstream.stream.connect import connected, security_of
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka.client import Broker
+from clawstream.stream.kafka.connect import connected, security_of
+from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.kafka.positions import offsets_at, set_group
 from clawstream.stream.log import Place
-from clawstream.stream.positions import offsets_at, set_group
 
 log = logging.getLogger(__name__)
 

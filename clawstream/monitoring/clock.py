@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed
-from clawstream.stream.dating import BELIEVED_MS, Dating
 from clawstream.stream.log import Arrived
+from clawstream.stream.runner.dating import BELIEVED_MS, Dating
 from clawstream.stream.stage import Record
 
 AT_ONCE_MS = 60_000  # partitions may be led by brokers of different clocks; what is older than this tells of the past

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import faust
 
-from clawstream.stream.client import Broker, KafkaSecurity
-from clawstream.stream.codec import codec
+from clawstream.stream.codec.avro import codec
+from clawstream.stream.kafka.client import Broker, KafkaSecurity
 from clawstream.stream.log import Arrived, Raw
 from clawstream.stream.records import arrived
 

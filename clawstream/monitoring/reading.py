@@ -6,7 +6,7 @@ from clawstream.config import TrainingSettings
 from clawstream.monitoring.clock import Believed
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.waiting import Due
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 
 GROUP = "monitor"

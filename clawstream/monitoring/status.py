@@ -31,8 +31,8 @@ from clawstream.monitoring.reading import (
     waiting_since,
 )
 from clawstream.monitoring.waiting import Due, Seen
-from clawstream.stream.connect import security_of
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka.connect import security_of
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 
 VERDICTS_TOPIC = "clawstream.verdicts.v1"

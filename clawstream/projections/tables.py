@@ -490,7 +490,9 @@ offsets = Table(
     _must("partition", Integer),
     _must("next_offset", BigInteger),
     _must("epoch", BigInteger),  # counts the projectors that owned the partition; the newest alone may write
-    _may("chain", LargeBinary),  # see clawstream/projections/chain.py; NULL: nothing was read since there are chains
+    _may(
+        "chain", LargeBinary
+    ),  # see clawstream/projections/write/chain.py; NULL: nothing was read since there are chains
     _may("chain_from", BigInteger),  # the offset of its first record
     PrimaryKeyConstraint("topic", "partition"),
 )
@@ -508,7 +510,7 @@ chain_blocks = Table(
 )
 
 set_aside = Table(
-    "set_aside",  # records that were read and have no row; see clawstream/projections/sorting.py
+    "set_aside",  # records that were read and have no row; see clawstream/projections/write/sorting.py
     metadata,
     _must("topic", Text),
     _must("partition", Integer),

@@ -12,16 +12,16 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
 
+from clawstream.conversation.messages import dump
 from clawstream.errors import NotYet, TryLater
 from clawstream.events import AnswerRefreshed, Event, float32
-from clawstream.events.conversation import dump
-from clawstream.inference.adapters import cache_key, policy_version
-from clawstream.inference.behaviour import behaviour, finish_reason
-from clawstream.inference.engine import Chunk, EngineRefused, Finish, FinishKind, GenerateRequest, as_recorded
-from clawstream.inference.rendering import ParsedAnswer
-from clawstream.inference.served import Served, served
-from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.engines.adapters import cache_key, policy_version
+from clawstream.inference.engines.behaviour import behaviour, finish_reason
+from clawstream.inference.engines.engine import Chunk, EngineRefused, Finish, FinishKind, GenerateRequest, as_recorded
+from clawstream.inference.engines.served import Served, served
+from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.refresh.asking import Ask
+from clawstream.rendering.renderer import ParsedAnswer
 
 
 class Reader(Protocol):

@@ -15,15 +15,15 @@ import aiohttp
 
 from clawstream.config import Settings, inherited_environment
 from clawstream.errors import OperatorError
-from clawstream.inference.adapters import adapter_name
-from clawstream.inference.engine import GenerateRequest, Sampling
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.sglang import SglangEngine
-from clawstream.inference.version_folder import ADAPTER_CONFIG
-from clawstream.local.ports import reserved
-from clawstream.local.ready import answers
+from clawstream.inference.engines.adapters import adapter_name
+from clawstream.inference.engines.engine import GenerateRequest, Sampling
+from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.models.version_folder import ADAPTER_CONFIG
+from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.ready import answers
 from clawstream.local.supervisor import Part, Supervisor
-from clawstream.projections.sql import rows_of
+from clawstream.projections.look.sql import rows_of
+from clawstream.rendering.renderer import PromptRenderer
 from clawstream.replay.blind import Pair, Task
 
 AT_ONCE = 8

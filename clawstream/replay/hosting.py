@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from clawstream.errors import UnusableEvent
 from clawstream.events import Event
-from clawstream.stream.fold import Fold
+from clawstream.stream.runner.fold import Fold
 from clawstream.stream.stage import Record, Stage
 from clawstream.stream.topics import topic_of
 

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from clawstream.events import Event, SampleAssembled
-from clawstream.stream.codec import codec
-from clawstream.stream.headers import headers_of, key_bytes
+from clawstream.stream.codec.avro import codec
+from clawstream.stream.codec.headers import headers_of, key_bytes
 from clawstream.stream.log import Place, Put
 from clawstream.stream.topics import replay_topic, topic_of
 

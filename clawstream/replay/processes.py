@@ -20,12 +20,12 @@ import uvloop
 from clawstream.config import Settings
 from clawstream.errors import OperatorError, PartUnavailable
 from clawstream.events import ReplayStarted, VotesFrom
-from clawstream.local.leash import die_with_parent
+from clawstream.local.servers.leash import die_with_parent
 from clawstream.replay.running import shares
 from clawstream.replay.stages import hosted, judge_settings
 from clawstream.replay.work import GROUP_BYTES, Outcome, Progress, Worker
-from clawstream.stream.connect import security_of
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka.connect import security_of
+from clawstream.stream.kafka.kafka_log import KafkaLog
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def _main(job: Job, tell: "Connection[object, object]") -> None:
 
 
 async def _work(job: Job, tell: "Connection[object, object]") -> Outcome:
-    from clawstream.inference.rendering import PromptRenderer
+    from clawstream.rendering.renderer import PromptRenderer
 
     settings = job.settings
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
@@ -138,7 +138,7 @@ async def _work(job: Job, tell: "Connection[object, object]") -> Outcome:
         )
         judge = None
         if job.started.votes_from is VotesFrom.NEW:
-            from clawstream.inference.judge_client import JudgeClient
+            from clawstream.inference.judges.judge_client import JudgeClient
 
             judge = await stack.enter_async_context(JudgeClient.open(judge_settings(settings.judge, job.started)))
         stages, asking = hosted(settings, job.started, renderer, judge)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from clawstream.errors import ConfigError
 from clawstream.events import OffsetRange, VotesFrom
-from clawstream.projections.tail import start_ms
+from clawstream.projections.look.tail import start_ms
 from clawstream.stream.log import Place, Start
 
 EXCHANGES = "clawstream.exchanges.v1"

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clawstream.config import JudgeSettings, Settings, TurnsSettings
+from clawstream.conversation.continuing import Renderer
 from clawstream.events import ReplayStarted, RewardWeights, VotesFrom
-from clawstream.inference.continuing import Renderer
 from clawstream.judging.heuristics_stage import heuristic_named, scored_again
 from clawstream.judging.stage import Judge, aggregation, judging_stage
 from clawstream.samples.joining import Asks, Rules

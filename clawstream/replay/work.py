@@ -29,9 +29,9 @@ from clawstream.events import (
 from clawstream.replay.hosting import Host, Said, following
 from clawstream.replay.output import Output
 from clawstream.replay.ranges import ANSWERS, FEEDBACK, HINTS, VOTES, by_partition
-from clawstream.stream.calling import Caller, wait_before
 from clawstream.stream.log import Arrived, Place, Put, Undecodable
-from clawstream.stream.rebuild import in_clock_order
+from clawstream.stream.runner.calling import Caller, wait_before
+from clawstream.stream.runner.rebuild import in_clock_order
 from clawstream.stream.stage import Record, Stage
 from clawstream.stream.topics import replay_topic
 

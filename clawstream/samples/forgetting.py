@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
+from clawstream.conversation.floor import buried, second_looks
 from clawstream.events import VerdictReached
-from clawstream.events.floor import buried, second_looks
 from clawstream.samples.session import FIRST_LOOK, FLOOR_LOOK, PAST_LIVES, Judged, Recalled, Session, is_ready
 
 _K = TypeVar("_K")

@@ -11,12 +11,12 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from clawstream.conversation.continuing import Renderer, Request, continue_prompt
+from clawstream.conversation.echoes import Answered, Echoes, answered, find_echoes
+from clawstream.conversation.history import WholeRequest, rebuild
+from clawstream.conversation.messages import Message, dump, is_ephemeral, parse, role_of
 from clawstream.errors import UnrenderableRequest, UnusableExchange
 from clawstream.events import RequestDelta, TokenIds
-from clawstream.events.conversation import Message, dump, is_ephemeral, parse, role_of
-from clawstream.events.history import WholeRequest, rebuild
-from clawstream.inference.continuing import Renderer, Request, continue_prompt
-from clawstream.inference.echoes import Answered, Echoes, answered, find_echoes
 from clawstream.samples.session import Answer, Recalled, Sampled, Session
 
 MARKER = "[user's hint / instruction]"

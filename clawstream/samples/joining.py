@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from clawstream.conversation.continuing import Renderer
+from clawstream.conversation.history import WholeRequest, rebuild
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
     NOBODY,
@@ -34,8 +36,6 @@ from clawstream.events import (
     TurnsSettled,
     VerdictReached,
 )
-from clawstream.events.history import WholeRequest, rebuild
-from clawstream.inference.continuing import Renderer
 from clawstream.samples.forgetting import rest
 from clawstream.samples.hinted import Hinted, hinted_prompt
 from clawstream.samples.masks import mask

@@ -6,9 +6,9 @@ taken for a number.
 
 import math
 
+from clawstream.conversation.loops import loops
+from clawstream.conversation.messages import parse, text_of, tool_calls_of
 from clawstream.events import ExchangeCompleted, FinishReason, Mask, RefusalReason
-from clawstream.events.conversation import parse, text_of, tool_calls_of
-from clawstream.events.loops import loops
 
 
 def mask(answer: ExchangeCompleted) -> Mask | RefusalReason:

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
+from clawstream.conversation.continuing import Continued
+from clawstream.conversation.echoes import Answered
+from clawstream.conversation.floor import Mark, Over, is_over, marked
 from clawstream.events import (
     AnswerRefreshed,
     Event,
@@ -25,9 +28,6 @@ from clawstream.events import (
     TurnType,
     VerdictReached,
 )
-from clawstream.events.floor import Mark, Over, is_over, marked
-from clawstream.inference.continuing import Continued
-from clawstream.inference.echoes import Answered
 from clawstream.samples.interrupted import as_far_as_sent
 from clawstream.samples.rewards import Opinions, heard
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from clawstream.config import TeacherSettings
 from clawstream.events import Event, TeacherStatus, float32
-from clawstream.inference.engine import EngineRefused, Scores, Wanted
+from clawstream.inference.engines.engine import EngineRefused, Scores, Wanted
 from clawstream.samples.joining import Rules, observe
 from clawstream.samples.session import Session
 from clawstream.samples.teaching import Scoring

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from clawstream.inference.door import Door
-from clawstream.simulation.controls import Control, Replies, controlled
+from clawstream.simulation.learn.controls import Control, Replies, controlled
 from clawstream.simulation.opinions import HABITS, Judge
 from clawstream.simulation.step_opinions import StepJudge
 

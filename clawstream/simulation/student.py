@@ -26,7 +26,7 @@ import orjson
 import typer
 from openai.types.chat import ChatCompletionMessageParam
 
-from clawstream.simulation.taste import Task, ask, flip, impression, react, tasks
+from clawstream.simulation.reactions import Task, ask, flip, impression, react, tasks
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from clawstream.events import Event
-from clawstream.stream.headers import ReadHeaders, key_bytes
+from clawstream.stream.codec.headers import ReadHeaders, key_bytes
 from clawstream.stream.stage import Record
 
 if TYPE_CHECKING:
-    from clawstream.stream.letters import LetterId, Mark
+    from clawstream.stream.dead_letters.records import LetterId, Mark
 
 
 class Place(NamedTuple):
@@ -158,7 +158,7 @@ class Log(Protocol):
     async def set_aside(
         self, letter_id: "LetterId", *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
     ) -> None:
-        """Copy the record to its topic's dead-letter queue, acknowledged; see letters.py."""
+        """Copy the record to its topic's dead-letter queue, acknowledged; see dead_letters/records.py."""
 
     async def mark(self, marks: "Sequence[Mark]") -> None:
         """Say what became of letters, in their queues, acknowledged."""

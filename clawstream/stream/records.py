@@ -6,8 +6,8 @@ The one rule: bytes that can't be read are a value, not an exception: whoever re
 from hashlib import blake2b
 
 from clawstream.errors import UndecodableRecord
-from clawstream.stream.codec import Codec
-from clawstream.stream.headers import key_bytes, traceparent_of
+from clawstream.stream.codec.avro import Codec
+from clawstream.stream.codec.headers import key_bytes, traceparent_of
 from clawstream.stream.log import Arrived, Raw, Undecodable
 from clawstream.stream.stage import Record
 

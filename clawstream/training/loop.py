@@ -19,14 +19,14 @@ from clawstream.config import Settings
 from clawstream.errors import ConfigError, SamplesGone, UnusableCheckpoint
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
 from clawstream.events.control import pinned
-from clawstream.training.base_folder import limits_of
-from clawstream.training.batches import Batch, Batcher, turn_of
-from clawstream.training.checkpoints import alone_on, folder_of, latest, prune, read
-from clawstream.training.following import Following, TrainingLog
-from clawstream.training.lived import Lived, of_policy, rejection
-from clawstream.training.retraining import Retraining, first_publication
+from clawstream.training.batches.following import Following, TrainingLog
+from clawstream.training.batches.planning import Batch, Batcher, turn_of
+from clawstream.training.batches.progress import Lived, of_policy, rejection
+from clawstream.training.batches.retraining import Retraining, first_publication
+from clawstream.training.batches.trainable import asks_too_much
+from clawstream.training.models.base_folder import limits_of
+from clawstream.training.models.checkpoints import alone_on, folder_of, latest, prune, read
 from clawstream.training.stepping import Stepper, refuse_what_cannot_be
-from clawstream.training.trainable import asks_too_much
 
 log = logging.getLogger(__name__)
 

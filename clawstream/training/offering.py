@@ -15,7 +15,7 @@ from aiohttp import web
 from clawstream.config import WeightsSettings
 from clawstream.errors import ConfigError
 from clawstream.inference.door import at_the_door
-from clawstream.inference.version_folder import MANIFEST, files_of
+from clawstream.inference.models.version_folder import MANIFEST, files_of
 
 log = logging.getLogger(__name__)
 

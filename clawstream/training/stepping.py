@@ -17,13 +17,13 @@ import torch
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
-from clawstream.training.base_folder import refuse_quantized
-from clawstream.training.checkpoints import Checkpoint, write
-from clawstream.training.lived import rejection, step_taken
+from clawstream.training.batches.progress import rejection, step_taken
+from clawstream.training.batches.trainable import ModelLimits, flaw
 from clawstream.training.megatron.shape import configuration, frequencies, refuse_uneven, shape_of, sizes_of
+from clawstream.training.models.base_folder import refuse_quantized
+from clawstream.training.models.checkpoints import Checkpoint, write
 from clawstream.training.parallel.team import Team, device_of
-from clawstream.training.trainable import ModelLimits, flaw
-from clawstream.training.trainer import Trainer
+from clawstream.training.step.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from clawstream.events import OrphanReason
-from clawstream.events.conversation import (
+from clawstream.conversation.main_messages import main_messages
+from clawstream.conversation.messages import (
     Message,
     is_summary,
     parse,
@@ -22,7 +22,7 @@ from clawstream.events.conversation import (
     text_of,
     tool_calls_of,
 )
-from clawstream.events.main_messages import main_messages
+from clawstream.events import OrphanReason
 
 _NOTE = re.compile(r"\s*(?:\n|[\[(])")  # how a client's own words begin that it puts behind a part
 

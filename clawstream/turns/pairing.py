@@ -11,6 +11,8 @@ from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
+from clawstream.conversation.history import rebuild
+from clawstream.conversation.messages import parse, same_answer
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
     Event,
@@ -22,8 +24,6 @@ from clawstream.events import (
     TurnPaired,
     TurnType,
 )
-from clawstream.events.conversation import parse, same_answer
-from clawstream.events.history import rebuild
 from clawstream.turns.echo import Displaced, Echo, Missing, look, look_behind, next_state, stands_at
 
 MAX_PENDING = 32  # only asking the same again and again gets there; the oldest answer is then given up

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from clawstream.errors import UnusableCheckpoint
-from clawstream.inference.model_folder import TensorHeader, tensor_headers, text_config
-from clawstream.inference.version_folder import ADAPTER_CONFIG
+from clawstream.inference.models.model_folder import TensorHeader, tensor_headers, text_config
+from clawstream.inference.models.version_folder import ADAPTER_CONFIG
 from clawstream.weights.fitting import misfit
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from clawstream.inference.model_folder import TensorHeader
+from clawstream.inference.models.model_folder import TensorHeader
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # cast to what is served, as they are copied
 # Trained on text, a checkpoint need not have them: prediction heads for later tokens, and the towers of other media.

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from clawstream.errors import TryLater
 from clawstream.events import Event, PolicyPublished
-from clawstream.inference.engine import EngineRefused
+from clawstream.inference.engines.engine import EngineRefused
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
 from clawstream.weights.fetching import Fetcher

@@ -20,8 +20,8 @@ from typing import Protocol
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected
-from clawstream.inference.adapters import adapter_version
-from clawstream.inference.engine import EngineRefused, ServerInfo
+from clawstream.inference.engines.adapters import adapter_version
+from clawstream.inference.engines.engine import EngineRefused, ServerInfo
 from clawstream.weights.checking import unfit
 from clawstream.weights.rollout import Serving, misnamed, serves
 

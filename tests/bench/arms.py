@@ -13,8 +13,8 @@ from pathlib import Path
 
 import yaml
 
-from clawstream.local import places
-from clawstream.local.ports import reserved
+from clawstream.local.servers import places
+from clawstream.local.servers.ports import reserved
 from tests.bench.processes import LOAD_CORE, fetched, started
 
 MODEL = "policy"

@@ -17,8 +17,8 @@ import typer
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled
-from clawstream.simulation.base import base_policy
-from clawstream.training.trainer import Trainer
+from clawstream.simulation.policy.base import base_policy
+from clawstream.training.step.trainer import Trainer
 from tests.bench.people import People
 from tests.bench.report import report
 from tests.training.planted import FAULTS, always_good

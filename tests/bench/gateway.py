@@ -22,8 +22,8 @@ import orjson
 import psutil
 import typer
 
-from clawstream.local.kafka import EmbeddedKafka
-from clawstream.stream import admin
+from clawstream.local.servers.kafka import EmbeddedKafka
+from clawstream.stream.kafka import admin
 from tests.bench.arms import ARMS, Arm, Place, load_program, mock_engine
 from tests.bench.processes import LOAD_CORE, SUBJECT_CORE, Usage, fetched, pin_load, usage
 from tests.bench.ratios import ratios

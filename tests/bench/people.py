@@ -10,17 +10,17 @@ from collections.abc import Iterator, Sequence
 from renderers import Qwen3RendererConfig
 
 from clawstream.events import SampleAssembled, VersionSpan, float32
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.simulation import taste
-from clawstream.simulation.dialogues import with_hint
+from clawstream.rendering.renderer import PromptRenderer
+from clawstream.simulation import reactions
 from clawstream.simulation.opinions import HABITS, HINTS, Wish
+from clawstream.simulation.policy.dialogues import with_hint
+from clawstream.simulation.policy.tokenizer import END_OF_MESSAGE
+from clawstream.simulation.policy.tokenizer import build as tokenizer
 from clawstream.simulation.problems import Group, Sum, all_of
-from clawstream.simulation.scenarios import SCENARIOS
-from clawstream.simulation.tokenizer import END_OF_MESSAGE
-from clawstream.simulation.tokenizer import build as tokenizer
-from clawstream.training.answers import Suffix
-from clawstream.training.trainer import Trainer
-from clawstream.training.writing import write
+from clawstream.simulation.runs.scenarios import SCENARIOS
+from clawstream.training.gate.writing import write
+from clawstream.training.step.answers import Suffix
+from clawstream.training.step.trainer import Trainer
 
 ASKED_AT_ONCE = 16
 WRONG_SHARE = 0.1
@@ -64,19 +64,19 @@ class People:
         """Return the share of answers that whoever asks is pleased with; the seed fixes wordings and draws."""
         rng = random.Random(seed)
         tasks = [self._task(one, self._personas[i % len(self._personas)]) for i, one in enumerate(sums)]
-        questions = [self._question(taste.ask(task, rng)) for task in tasks]
+        questions = [self._question(reactions.ask(task, rng)) for task in tasks]
         answers = write(trainer._model, questions, limit_tokens=LIMIT_TOKENS, seed=seed)
         assert answers is not None
         felt = [
-            taste.impression(task, self._words.decode(answer.token_ids)) if answer.ended else None
+            reactions.impression(task, self._words.decode(answer.token_ids)) if answer.ended else None
             for task, answer in zip(tasks, answers, strict=True)
         ]
-        return felt.count(taste.Impression.GOOD) / len(felt)
+        return felt.count(reactions.Impression.GOOD) / len(felt)
 
     def _ask(self, trainer: Trainer, version: int) -> Iterator[SampleAssembled]:
         sums = self._rng.choices(self._sums, k=ASKED_AT_ONCE)
         tasks = [self._task(one, self._persona()) for one in sums]
-        said = [taste.ask(task, self._rng) for task in tasks]
+        said = [reactions.ask(task, self._rng) for task in tasks]
         questions = [self._question(text) for text in said]
         seed = self._rng.randrange(2**31)
         written = write(trainer._model, questions, limit_tokens=LIMIT_TOKENS, seed=seed)
@@ -88,12 +88,12 @@ class People:
         ]
         logps = trainer._model.score([s for _, s, _ in whole], weights=None, budget_tokens=16_384)
         for (text, suffix, task), logp in zip(whole, logps, strict=True):
-            felt = taste.impression(task, self._words.decode(suffix.response_ids[:-1]))
+            felt = reactions.impression(task, self._words.decode(suffix.response_ids[:-1]))
             self.num_asked += 1
             yield self._sample(text, suffix, self._judged(task, felt), float32(logp.tolist()), version)
 
-    def _task(self, problem: Sum, persona: str) -> taste.Task:
-        return taste.Task(
+    def _task(self, problem: Sum, persona: str) -> reactions.Task:
+        return reactions.Task(
             persona=persona,
             question=f"{problem.left} + {problem.right}",
             answer=str(problem.total),
@@ -103,21 +103,21 @@ class People:
     def _persona(self) -> str:
         return self._personas[0] if len(self._personas) == 1 else self._rng.choice(self._personas)
 
-    def _judged(self, task: taste.Task, felt: taste.Impression) -> tuple[int, str | None]:
+    def _judged(self, task: reactions.Task, felt: reactions.Impression) -> tuple[int, str | None]:
         """Return reward and hint."""
-        reward = 1 if self._majority(felt is taste.Impression.GOOD) else -1
+        reward = 1 if self._majority(felt is reactions.Impression.GOOD) else -1
         due = self._due(task, felt)
         hint = self._rng.choice(due or self._habits.inventions) if self._majority(bool(due)) else None
         return reward, hint
 
-    def _due(self, task: taste.Task, felt: taste.Impression) -> Sequence[str]:
+    def _due(self, task: reactions.Task, felt: reactions.Impression) -> Sequence[str]:
         """Return the hints that what is said of the answer gives; praise and vague words give none."""
         match felt:
-            case taste.Impression.GOOD:
+            case reactions.Impression.GOOD:
                 return ()
-            case taste.Impression.WRONG:
+            case reactions.Impression.WRONG:
                 return self._habits.corrections
-            case taste.Impression.STEPS_MISSING:
+            case reactions.Impression.STEPS_MISSING:
                 return HINTS[Wish.PLAIN]
         vague = self._hint_share < 1 and self._rng.random() >= self._hint_share
         return () if vague else HINTS[WISHES[task.wish]]

@@ -33,13 +33,13 @@ from clawstream.events import (
     VoteStatus,
 )
 from clawstream.projections import database
-from clawstream.projections.audit import verify
-from clawstream.projections.makers import num_processes
-from clawstream.projections.rebuild import rebuild as rebuild_tables
-from clawstream.projections.sorting import GROUP
-from clawstream.projections.stage import project
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.projections.audit.verifying import verify
+from clawstream.projections.rebuild.makers import num_processes
+from clawstream.projections.rebuild.rebuilding import rebuild as rebuild_tables
+from clawstream.projections.write.sorting import GROUP
+from clawstream.projections.write.stage import project
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests import servers
 from tests.bench.report import report
 from tests.projections.logs import example

@@ -23,11 +23,11 @@ import typer
 
 from clawstream.config import EngineSettings, KafkaSettings, Settings, dump
 from clawstream.events import ExchangeCompleted
-from clawstream.local.kafka import EmbeddedKafka
-from clawstream.stream import admin
-from clawstream.stream.codec import codec
-from clawstream.stream.headers import Headers, headers_of, key_bytes
-from clawstream.stream.kafka import KafkaLog
+from clawstream.local.servers.kafka import EmbeddedKafka
+from clawstream.stream.codec.avro import codec
+from clawstream.stream.codec.headers import Headers, headers_of, key_bytes
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Place, Put
 from clawstream.stream.topics import topic_of
 from tests.bench.report import report

@@ -28,12 +28,12 @@ import typer
 from transformers import AutoModelForCausalLM
 
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, Settings
+from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, PolicyActivated, PolicyPublished
-from clawstream.events.history import history
-from clawstream.inference.sglang import SglangEngine
-from clawstream.local.leash import die_with_parent
-from clawstream.local.ports import reserved
-from clawstream.stream.memory import MemoryLog
+from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.local.servers.leash import die_with_parent
+from clawstream.local.servers.ports import reserved
+from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from tests.bench.report import report

@@ -27,12 +27,12 @@ from sqlalchemy.engine import make_url
 
 from clawstream.config import Settings, dump
 from clawstream.events import BatchPlanned, Event, SampleAssembled, StepTaken, TurnPaired, VerdictReached
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.scripted import serving
-from clawstream.local.ports import HOST, reserved
+from clawstream.inference.engines.scripted import serving
+from clawstream.local.servers.ports import HOST, reserved
 from clawstream.projections import database
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.rendering.renderer import PromptRenderer
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import topic_of
 from tests import servers

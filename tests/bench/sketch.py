@@ -13,9 +13,9 @@ import typer
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
-from clawstream.simulation.base import base_policy
+from clawstream.simulation.policy.base import base_policy
 from clawstream.simulation.problems import scored
-from clawstream.training.trainer import Trainer
+from clawstream.training.step.trainer import Trainer
 from tests.bench.people import People
 from tests.bench.report import report
 

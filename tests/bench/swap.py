@@ -20,9 +20,9 @@ import typer
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyPublished
-from clawstream.inference.engine import Chunk, EngineRefused, FinishKind, GenerateRequest, Sampling
-from clawstream.inference.sglang import SglangEngine
-from clawstream.local.ports import reserved
+from clawstream.inference.engines.engine import Chunk, EngineRefused, FinishKind, GenerateRequest, Sampling
+from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.local.servers.ports import reserved
 from clawstream.weights.taking import swap as take_over
 from tests.bench.report import report
 from tests.engine.disjoint_models import make_disjoint_models

@@ -57,9 +57,10 @@ def _backward(work: Work, some: Sequence[Answer]) -> tuple[int, int]:
 
 
 def _ours(arm: str, folder: Path, budget_tokens: int) -> Work:
-    from clawstream.training import packing, tree_attention
-    from clawstream.training.answers import Suffix
-    from clawstream.training.torch_model import TorchModel
+    from clawstream.training.models import tree_attention
+    from clawstream.training.models.torch_model import TorchModel
+    from clawstream.training.step import packing
+    from clawstream.training.step.answers import Suffix
 
     if arm == "ours_head":
         tree_attention.FAMILIES = frozenset()

@@ -24,12 +24,12 @@ import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from clawstream.inference.engine import GenerateRequest, Sampling
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.sglang import SglangEngine
-from clawstream.local.kafka import EmbeddedKafka
-from clawstream.local.ports import reserved
-from clawstream.stream import admin
+from clawstream.inference.engines.engine import GenerateRequest, Sampling
+from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.local.servers.kafka import EmbeddedKafka
+from clawstream.local.servers.ports import reserved
+from clawstream.rendering.renderer import PromptRenderer
+from clawstream.stream.kafka import admin
 from tests.bench.report import report
 from tests.engine.process import cpu_engine
 from tests.engine.tiny_model import SPECIAL_TOKENS

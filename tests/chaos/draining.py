@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError
 
 from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Commit, Place
 from clawstream.stream.stage import Record
 from tests.chaos import reading

@@ -34,7 +34,7 @@ def watch(stage: str) -> None:
     if stage != "project":
         return
     from clawstream.errors import TryLater
-    from clawstream.projections import writer
+    from clawstream.projections.write import writer
 
     def write(self: Any, batch: Any, own: Any = writer.Writer.write) -> Any:
         try:
@@ -74,13 +74,13 @@ def remove(guard: Guard, stage: str) -> None:
 
 
 def _commit_what_was_read() -> None:
-    from clawstream.stream.watermark import Watermark
+    from clawstream.stream.runner.watermark import Watermark
 
     Watermark.committable = property(lambda self: self._next_offset)  # type: ignore[assignment]
 
 
 def _take_samples_again() -> None:
-    from clawstream.training.batches import Arrival, Batcher, DropReason
+    from clawstream.training.batches.planning import Arrival, Batcher, DropReason
 
     def receive(self: Batcher, arrival: Arrival, own: Any = Batcher.receive) -> DropReason | None:
         self._taken.difference_update((arrival.sample.sample_id, arrival.sample.id_without_feedback))
@@ -92,8 +92,8 @@ def _take_samples_again() -> None:
 
 
 def _acknowledge_before_fsync() -> None:
-    from clawstream.gateway.delivery import Delivery
-    from clawstream.gateway.spool import Spool
+    from clawstream.gateway.outbox.delivery import Delivery
+    from clawstream.gateway.outbox.spool import Spool
     from clawstream.stream.log import Sealed
 
     spooling: set[asyncio.Task[None]] = set()
@@ -114,7 +114,7 @@ def _acknowledge_before_fsync() -> None:
 
 def _forget_plans() -> None:
     from clawstream.events import BatchPlanned, PolicyEvent
-    from clawstream.training.lived import Lived
+    from clawstream.training.batches.progress import Lived
 
     learn = Lived.learn
 
@@ -126,7 +126,7 @@ def _forget_plans() -> None:
 
 
 def _write_without_the_books() -> None:
-    from clawstream.projections import writer
+    from clawstream.projections.write import writer
 
     def advance(cursor: Any, part: Any, own: Any = writer._advance) -> Any:
         state = own(cursor, part)
@@ -141,7 +141,7 @@ def _write_without_the_books() -> None:
 
 def _go_on_where_we_were() -> None:
     from clawstream.stream.log import Commit, Place
-    from clawstream.stream.runner import _Worker
+    from clawstream.stream.runner.hosting import _Worker
 
     assign = _Worker.assigned
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from clawstream.config import Settings, dump
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.scripted import serving
-from clawstream.local.ports import reserved
+from clawstream.inference.engines.scripted import serving
+from clawstream.local.servers.ports import reserved
 from clawstream.projections import database
-from clawstream.stream import admin
+from clawstream.rendering.renderer import PromptRenderer
+from clawstream.stream.kafka import admin
 from tests.chaos.parts import Part, preload
 from tests.chaos.peers import Judges, engine
 from tests.chaos.plan import Plan

@@ -15,9 +15,9 @@ from itertools import count
 import orjson
 from aiohttp import web
 
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.scripted import Answer, ScriptedBackend
-from clawstream.local.ports import HOST
+from clawstream.inference.engines.scripted import Answer, ScriptedBackend
+from clawstream.local.servers.ports import HOST
+from clawstream.rendering.renderer import PromptRenderer
 
 _TOKEN_S = 0.002
 _SLEEP_S = 4.0

@@ -3,19 +3,19 @@
 import gc
 
 from clawstream.cli.process import hide_torch
-from clawstream.local.leash import die_with_parent
+from clawstream.local.servers.leash import die_with_parent
 
 die_with_parent()
 hide_torch()  # unless it was asked for and is there
 
 import clawstream.gateway.app  # noqa: E402
-import clawstream.inference.judge_client  # noqa: E402
-import clawstream.inference.sglang  # noqa: E402
+import clawstream.inference.engines.sglang  # noqa: E402
+import clawstream.inference.judges.judge_client  # noqa: E402
 import clawstream.judging.stage  # noqa: E402
-import clawstream.projections.stage  # noqa: E402
+import clawstream.projections.write.stage  # noqa: E402
 import clawstream.samples.stage  # noqa: E402
-import clawstream.stream.connect  # noqa: E402
-import clawstream.stream.runner  # noqa: E402
+import clawstream.stream.kafka.connect  # noqa: E402
+import clawstream.stream.runner.hosting  # noqa: E402
 import clawstream.turns.stage  # noqa: E402
 import clawstream.weights.stage  # noqa: E402, F401
 import tests.chaos.launch  # noqa: E402, F401

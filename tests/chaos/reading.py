@@ -16,11 +16,11 @@ from sqlalchemy.engine import make_url
 
 from clawstream.config import inherited_environment
 from clawstream.events import BatchPlanned
-from clawstream.projections.books import blocks_of
-from clawstream.projections.chain import BLOCK_OFFSETS, MARK_BYTES
-from clawstream.stream.kafka import KafkaLog
+from clawstream.projections.write.chain import BLOCK_OFFSETS, MARK_BYTES
+from clawstream.projections.write.progress import blocks_of
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
-from clawstream.training.checkpoints import read
+from clawstream.training.models.checkpoints import read
 from tests.chaos.oracle import TABLES, Moved
 
 TOPICS = (

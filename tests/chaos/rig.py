@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 
 from clawstream.errors import TryLater
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Place
 from tests.chaos import reading
 from tests.chaos.clients import PARTITIONS, Clients, Door, Tally

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-SESSION_TIMEOUT_S = 10.0  # of a member of a consumer group: clawstream.stream.member
+SESSION_TIMEOUT_S = 10.0  # of a member of a consumer group: clawstream.stream.kafka.member
 _FIRST_S = 2.0
 _GAP_S = (0.8, 2.2)
 

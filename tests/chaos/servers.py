@@ -14,10 +14,10 @@ from unittest import mock
 import psutil
 from sqlalchemy.engine import make_url
 
-from clawstream.local import kafka
-from clawstream.local.kafka import EmbeddedKafka
-from clawstream.local.ports import HOST
-from clawstream.local.postgres import EmbeddedPostgres
+from clawstream.local.servers import kafka
+from clawstream.local.servers.kafka import EmbeddedKafka
+from clawstream.local.servers.ports import HOST
+from clawstream.local.servers.postgres import EmbeddedPostgres
 
 _PIECE_BYTES = 2**18
 _PRODUCE = 0  # the number of the request, in Kafka's protocol

@@ -2,7 +2,7 @@
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from clawstream.stream import admin
+from clawstream.stream.kafka import admin
 from tests.chaos.oracle import Moved
 from tests.chaos.reading import moved
 

@@ -14,8 +14,8 @@ import pytest
 from clawstream.events import Event, SampleAssembled, SampleRefused, TurnOrphaned, VoteCast
 from clawstream.projections import database
 from clawstream.projections.tables import VOTES
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.flow import Flow
 from tests.projections import story
 from tests.projections.test_audit import session

@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 
 from clawstream import cli
-from clawstream.cli.progress import shown
+from clawstream.cli.learning.progress import shown
 from clawstream.cli.up import connecting
 from clawstream.config import EngineSettings, GatewaySettings, Settings, dump, load
 from clawstream.errors import ConfigError, TryLater
 from clawstream.local.installation import patience
 from clawstream.local.supervisor import Patience
-from clawstream.simulation.run import Progress
+from clawstream.simulation.runs.run import Progress
 
 
 def run(*argv: str, code: str | None = None) -> "subprocess.CompletedProcess[str]":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from clawstream.cli.demo import _what_next
+from clawstream.cli.learning.demo import _what_next
 
 
 def test_paths_are_not_cut_where_the_terminal_is_narrow() -> None:

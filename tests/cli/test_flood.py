@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from clawstream.config import KafkaSettings, Settings, dump
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.stream.raw import append_bytes
 
 

@@ -9,15 +9,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from clawstream.cli import app
-from clawstream.cli.learn import _scored_by_default
-from clawstream.cli.learn_tables import show, tables
-from clawstream.cli.progress import shown
+from clawstream.cli.learning.learn import _scored_by_default
+from clawstream.cli.learning.learn_tables import show, tables
+from clawstream.cli.learning.progress import shown
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable
 from clawstream.locks import locked
-from clawstream.simulation.controls import Control
-from clawstream.simulation.plot import _ceilings, _pieces, plot_curves
-from clawstream.simulation.report import curves
-from clawstream.simulation.run import Progress
+from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.learn.plot import _ceilings, _pieces, plot_curves
+from clawstream.simulation.learn.report import curves
+from clawstream.simulation.runs.run import Progress
 from tests.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row, row
 
 

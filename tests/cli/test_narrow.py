@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from clawstream.cli import app
-from clawstream.cli.learn_tables import show, tables
+from clawstream.cli.learning.learn_tables import show, tables
 from clawstream.events import Event
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.monitoring.said import activated, plan, published, rejected, sample, verdict
 from tests.simulation.outcomes import REFERENCE, failed, row
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from clawstream.cli import app
 from clawstream.errors import OperatorError
 from clawstream.events import RollbackAsked
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 from tests.monitoring.said import activated, plan, published, rejected, sample
 

@@ -6,8 +6,8 @@ import time
 
 from rich.console import Console
 
-from clawstream.cli.progress import shown, waiting
-from clawstream.simulation.run import Progress
+from clawstream.cli.learning.progress import shown, waiting
+from clawstream.simulation.runs.run import Progress
 
 
 def test_a_terminal_of_80_columns_shows_each_run_s_updates_and_score() -> None:

@@ -18,14 +18,14 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner, Result
 
 from clawstream.cli import app
-from clawstream.cli.real import UNRELATED, Found, _choose
+from clawstream.cli.learning.real import UNRELATED, Found, _choose
 from clawstream.config import Settings
 from clawstream.errors import OperatorError
-from clawstream.inference.dialect import Call
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.scripted import Answer, ScriptedBackend, serving
-from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.engines.dialect import Call
+from clawstream.inference.engines.scripted import Answer, ScriptedBackend, serving
+from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.projections import database
+from clawstream.rendering.renderer import PromptRenderer
 from clawstream.replay import again
 from clawstream.replay.blind import Choice, Pair
 from tests.engine.tiny_model import make_config

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.inference.scripted import Answer
+from clawstream.inference.engines.scripted import Answer
 from tests.engine.tiny_model import make_tokenizer
 from tests.gateway.house import House, house, until
 

@@ -11,8 +11,8 @@ import pytest
 from anthropic.types import Message, MessageParam, ToolParam
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, SessionDone
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.scripted import Fault
+from clawstream.inference.engines.scripted import Fault
+from clawstream.rendering.renderer import PromptRenderer
 from tests.clients.turns import paired
 from tests.gateway.house import WITHIN_S, House, full_disk, house
 from tests.gateway.test_promises import GatedLog

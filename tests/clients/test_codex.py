@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from clawstream.conversation.authors import Author, Written, written
 from clawstream.events import TurnType
-from clawstream.events.authors import Author, Written, written
-from clawstream.gateway.profiles import Named, name_request
-from clawstream.gateway.responses import read_responses
+from clawstream.gateway.dialects.responses import read_responses
+from clawstream.gateway.requests.profiles import Named, name_request
 
 SESSION = "01a20964-070d-78e0-b87c-fc2132f83aad"
 THREAD = "01a20964-9999-78e0-b87c-fc2132f83aad"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from clawstream.events import ExchangeCompleted
-from clawstream.local.ports import reserved
-from clawstream.simulation import shipped
+from clawstream.local.servers.ports import reserved
+from clawstream.simulation.policy import shipped
 from tests.clients import javascript
 from tests.clients.python import PACKAGES, seen_by
 from tests.engine.process import cpu_engine

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason
-from clawstream.inference.scripted import Fault
+from clawstream.inference.engines.scripted import Fault
 from tests.clients import javascript
 from tests.clients.test_openai_sdk import CALL, call_first_then_say
 from tests.clients.turns import paired

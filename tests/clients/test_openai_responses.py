@@ -11,10 +11,10 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, SessionDone
-from clawstream.gateway.key_file import add_key
-from clawstream.gateway.keys import Allowance
-from clawstream.inference.scripted import Fault
-from clawstream.stream.memory import MemoryLog
+from clawstream.gateway.access.key_file import add_key
+from clawstream.gateway.access.keys import Allowance
+from clawstream.inference.engines.scripted import Fault
+from clawstream.stream.memory.memory_log import MemoryLog
 from tests.clients.test_openai_sdk import CALL, PARAMETERS, call_first_then_say
 from tests.clients.turns import paired
 from tests.gateway.house import WITHIN_S, House, house

@@ -15,7 +15,7 @@ from openai.types.chat import (
 )
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason
-from clawstream.inference.scripted import Answer, Fault
+from clawstream.inference.engines.scripted import Answer, Fault
 from tests.clients.turns import paired
 from tests.gateway.house import House
 

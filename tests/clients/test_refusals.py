@@ -7,7 +7,7 @@ import anthropic
 import openai
 import pytest
 
-from clawstream.gateway.routes import wrong_path
+from clawstream.gateway.http.routes import wrong_path
 from tests.gateway.house import QUESTION, House, house, until
 
 AS_ANTHROPIC = {"anthropic-version": "2023-06-01"}

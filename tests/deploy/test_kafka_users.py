@@ -17,17 +17,18 @@ from clawstream.events import RewardWeights
 from clawstream.groups.stage import groups_stages
 from clawstream.judging import heuristics_stage
 from clawstream.judging import stage as judging_stage
-from clawstream.local.kafka import EmbeddedKafka
+from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.monitoring import reading
-from clawstream.projections import sorting, tables
+from clawstream.projections import tables
+from clawstream.projections.write import sorting
 from clawstream.refresh import stage as refresh_stage
 from clawstream.samples import stage as samples_stage
-from clawstream.stream import admin, granting
-from clawstream.stream.access import OPERATOR, USERS, Grant, grants, resources_of_users
-from clawstream.stream.connect import connected, security_of
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka import admin, granting
+from clawstream.stream.kafka.access import OPERATOR, USERS, Grant, grants, resources_of_users
+from clawstream.stream.kafka.connect import connected, security_of
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Place, Put
-from clawstream.stream.runner import run
+from clawstream.stream.runner.hosting import run
 from clawstream.stream.topics import all_topics
 from clawstream.turns.stage import turns_stage
 from tests.deploy.test_deploy import DEPLOY, STAGES, compose
@@ -124,7 +125,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, secrets: Path) -> Iterator[
 
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("clawstream.local.kafka.listeners", settings)
+            patched.setattr("clawstream.local.servers.kafka.listeners", settings)
             there = stack.enter_context(EmbeddedKafka(tmp_path_factory.mktemp("broker") / "data"))
         yield there
 

@@ -11,9 +11,9 @@ import yaml
 from psycopg import sql
 from sqlalchemy.engine import URL, make_url
 
-from clawstream.local.postgres import USER, EmbeddedPostgres
+from clawstream.local.servers.postgres import USER, EmbeddedPostgres
 from clawstream.projections import database
-from clawstream.projections.sql import rows_of
+from clawstream.projections.look.sql import rows_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SCRIPT = DEPLOY / "kubernetes" / "postgres-accounts.sh"

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawstream.inference.engine import Chunk, Finish, GenerateRequest, Sampling, VersionSpan
-from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.engines.engine import Chunk, Finish, GenerateRequest, Sampling, VersionSpan
+from clawstream.inference.engines.sglang import SglangEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

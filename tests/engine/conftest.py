@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 from tokenizers import Tokenizer
 
-from clawstream.inference import scripted
-from clawstream.inference.scripted import ScriptedBackend
-from clawstream.inference.sglang import SglangEngine
-from clawstream.local.ports import reserved
+from clawstream.inference.engines import scripted
+from clawstream.inference.engines.scripted import ScriptedBackend
+from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.local.servers.ports import reserved
 from tests.engine.process import cpu_engine
 from tests.engine.tiny_model import make_model
 from tests.sglang.process import sglang_engine

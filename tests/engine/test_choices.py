@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted
-from clawstream.events.history import history
 from tests.engine.conftest import ON_SGLANG, Subject
 from tests.gateway.house import House, house, until
 

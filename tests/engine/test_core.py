@@ -14,8 +14,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from clawstream.errors import PartUnavailable, UnusableCheckpoint
-from clawstream.inference.dialect import Call, Delta
-from clawstream.inference.engine import GenerateRequest, Sampling
+from clawstream.inference.engines.dialect import Call, Delta
+from clawstream.inference.engines.engine import GenerateRequest, Sampling
 from clawstream.local.engine import attention
 from clawstream.local.engine import core as core_module
 from clawstream.local.engine.attention import split_long_rows

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from clawstream.config import TrainingSettings
-from clawstream.training.answers import Suffix
-from clawstream.training.trainer import Trainer
+from clawstream.training.step.answers import Suffix
+from clawstream.training.step.trainer import Trainer
 from tests.engine.conftest import Subject
 from tests.training import tiny
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from clawstream.events import ExchangeCompleted, Shaping, TokenBias
-from clawstream.inference.dialect import Call, Delta
-from clawstream.inference.engine import GenerateRequest, Sampling
+from clawstream.inference.engines.dialect import Call, Delta
+from clawstream.inference.engines.engine import GenerateRequest, Sampling
 from clawstream.local.engine.job import Job
 from clawstream.local.engine.sampling import draw
 from clawstream.local.engine.shaping import shaped

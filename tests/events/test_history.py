@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawstream.conversation.history import WHOLE_EVERY, Parent, WholeRequest, history, rebuild, shorten, whole
 from clawstream.errors import UnusableExchange
 from clawstream.events import ExchangeCompleted, RequestDelta
-from clawstream.events.history import WHOLE_EVERY, Parent, WholeRequest, history, rebuild, shorten, whole
 from tests import strategies
 
 FEW_MESSAGES = st.lists(st.sampled_from([b"{}", b"[]", b"\xff", b"", b"x"]), max_size=6).map(tuple)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from clawstream.gateway.deltas import AnswerStream, Delta
-from clawstream.inference.rendering import PromptRenderer
+from clawstream.gateway.answering.deltas import AnswerStream, Delta
+from clawstream.rendering.renderer import PromptRenderer
 from tests.families.formats import TOOLS, Call
 
 QUESTION = ({"role": "user", "content": "What is the weather in Paris?"},)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.inference.rendering import PromptRenderer
+from clawstream.rendering.renderer import PromptRenderer
 from tests.families.formats import FORMATS
 from tests.families.gpt_oss import make_gpt_oss
 from tests.families.standins import FAMILIES, make_folder

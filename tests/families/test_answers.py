@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawstream.inference.rendering import PromptRenderer
+from clawstream.rendering.renderer import PromptRenderer
 from tests.families.answering import called, kept, names, stream
 from tests.families.formats import FORMATS, PARIS, SEARCH, TOKYO, Call
 

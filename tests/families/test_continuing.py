@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from clawstream.events.conversation import normal_call_id
-from clawstream.gateway.deltas import AnswerStream
-from clawstream.inference import rendering
-from clawstream.inference.continuing import Continued, Made, Request, continue_prompt
-from clawstream.inference.echoes import Answered, answered, find_echoes
-from clawstream.inference.rendering import PromptRenderer
+from clawstream.conversation.continuing import Continued, Made, Request, continue_prompt
+from clawstream.conversation.echoes import Answered, answered, find_echoes
+from clawstream.conversation.messages import normal_call_id
+from clawstream.gateway.answering.deltas import AnswerStream
+from clawstream.rendering import renderer as rendering
+from clawstream.rendering.renderer import PromptRenderer
 from tests.families.answering import names
 from tests.families.conftest import Renderers
 from tests.families.formats import FORMATS, PARIS, TOKYO, TOOLS, Format

@@ -10,9 +10,9 @@ import torch
 
 from clawstream.errors import UnrenderableRequest
 from clawstream.events import Shaping
-from clawstream.inference.dialect import RequestRefused
-from clawstream.inference.rendering import PromptRenderer
+from clawstream.inference.engines.dialect import RequestRefused
 from clawstream.local.engine.grammar import Grammars, Matcher
+from clawstream.rendering.renderer import PromptRenderer
 from tests.families.answering import QUESTION, called, kept, names, stream
 from tests.families.conftest import Folders
 from tests.families.formats import FORMATS, PARIS, SEARCH, Call

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from clawstream.config import PolicySettings
+from clawstream.conversation.continuing import Made
 from clawstream.errors import ConfigError, UnrenderableRequest
-from clawstream.inference.continuing import Made
-from clawstream.inference.history import Takes, placed
-from clawstream.inference.rendering import PromptRenderer
+from clawstream.rendering.history import Takes, placed
+from clawstream.rendering.renderer import PromptRenderer
 from tests.engine.tiny_model import make_tokenizer
 from tests.families.answering import names
 from tests.families.conftest import Renderers

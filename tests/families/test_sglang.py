@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clawstream.inference.rendering import PromptRenderer
+from clawstream.rendering.renderer import PromptRenderer
 from tests.families.answering import called, stream
 from tests.families.formats import FORMATS, PARIS, SEARCH, TOKYO, TOOLS, Call
 from tests.sglang.installation import sglang_installation

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.inference.rendering import PromptRenderer
+from clawstream.rendering.renderer import PromptRenderer
 from tests.engine.tiny_model import make_tokenizer
 
 

@@ -16,10 +16,10 @@ import aiohttp
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, SamplesSettings, Settings
 from clawstream.events import Event, ExchangeCompleted
 from clawstream.gateway.app import GatewayLog, serve
-from clawstream.gateway.spool_file import Fsync
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.scripted import Answer, ScriptedBackend, serving
-from clawstream.stream.memory import MemoryLog
+from clawstream.gateway.outbox.spool_file import Fsync
+from clawstream.inference.engines.scripted import Answer, ScriptedBackend, serving
+from clawstream.rendering.renderer import PromptRenderer
+from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 
 E = TypeVar("E", bound=Event)

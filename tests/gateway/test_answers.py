@@ -1,9 +1,9 @@
 """What the gateway keeps of what was sampled, and for how long."""
 
-from clawstream.gateway.answers import MAX_ANSWERS, SampledAnswers
-from clawstream.gateway.recorder import PARENT_FOR_MS
-from clawstream.inference.continuing import Continued, Made
-from clawstream.inference.echoes import Answered, answered
+from clawstream.conversation.continuing import Continued, Made
+from clawstream.conversation.echoes import Answered, answered
+from clawstream.gateway.outbox.recorder import PARENT_FOR_MS
+from clawstream.gateway.sessions.sampled_answers import MAX_ANSWERS, SampledAnswers
 from tests.sessions import assistant, user
 
 

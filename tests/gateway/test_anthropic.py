@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawstream.conversation.messages import same_answer
 from clawstream.events import FinishReason
-from clawstream.events.conversation import same_answer
-from clawstream.gateway.anthropic import read_messages
-from clawstream.gateway.anthropic_replies import (
+from clawstream.gateway.answering.deltas import Delta, ToolCall
+from clawstream.gateway.answering.replies import Ending, Usage
+from clawstream.gateway.dialects.anthropic import read_messages
+from clawstream.gateway.dialects.anthropic_replies import (
     MessageEvents,
     MessageReply,
     arguments_of,
@@ -18,9 +20,7 @@ from clawstream.gateway.anthropic_replies import (
     input_of,
     signature,
 )
-from clawstream.gateway.deltas import Delta, ToolCall
-from clawstream.gateway.refusal import BadRequest
-from clawstream.gateway.replies import Ending, Usage
+from clawstream.gateway.requests.refusal import BadRequest
 
 Json = dict[str, Any]
 HELLO: list[Json] = [{"role": "user", "content": "Hello"}]

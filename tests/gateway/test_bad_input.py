@@ -12,9 +12,9 @@ from clawstream.config import EngineSettings, GatewaySettings, Settings
 from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.events import ExchangeCompleted, ExchangeFailed
 from clawstream.gateway.app import serve
-from clawstream.gateway.refusal import BadRequest
-from clawstream.gateway.wire import read_request
-from clawstream.stream.memory import MemoryLog
+from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.wire import read_request
+from clawstream.stream.memory.memory_log import MemoryLog
 from tests.gateway.house import QUESTION, House, house
 
 TOOL_MESSAGE = {"role": "tool", "content": "x"}

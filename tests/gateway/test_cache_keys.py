@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clawstream.events import PolicyActivated
-from clawstream.gateway.engines import Engines
-from clawstream.gateway.served import Place, ServedEngine, StaleCache
-from clawstream.inference.engine import Chunk
+from clawstream.gateway.engines.pool import Engines
+from clawstream.gateway.engines.served import Place, ServedEngine, StaleCache
+from clawstream.inference.engines.engine import Chunk
 from tests.gateway.test_engines import activated, served
 
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from clawstream.errors import TryLater
 from clawstream.events import ExchangeCompleted, FinishReason, RequestDelta, Sampling, TurnType
-from clawstream.gateway.capture import Accepted, Capture
-from clawstream.gateway.refusal import BadRequest, to_json
-from clawstream.gateway.wire import parse_body, read_request
-from clawstream.inference.adapters import policy_version
-from clawstream.inference.behaviour import finish_reason
-from clawstream.inference.engine import Chunk, Finish, FinishKind, VersionSpan
+from clawstream.gateway.answering.capture import Accepted, Capture
+from clawstream.gateway.requests.refusal import BadRequest, to_json
+from clawstream.gateway.requests.wire import parse_body, read_request
+from clawstream.inference.engines.adapters import policy_version
+from clawstream.inference.engines.behaviour import finish_reason
+from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, VersionSpan
 
 ACCEPTED = Accepted(
     exchange_id="e",

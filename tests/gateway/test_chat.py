@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletionFunctionToolParam
 
 from clawstream.config import SamplesSettings
 from clawstream.events import ExchangeCompleted, FinishReason, SessionDone, TurnType, VersionSpan
-from clawstream.inference.scripted import token_logprob
+from clawstream.inference.engines.scripted import token_logprob
 from tests.gateway.house import QUESTION, House, house
 
 CALL = '<tool_call>\n{"name": "exec", "arguments": {"command": "ls"}}\n</tool_call>'

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from clawstream.conversation.history import history
 from clawstream.events import (
     ExchangeCompleted,
     ExchangeFailed,
@@ -19,10 +20,9 @@ from clawstream.events import (
     TurnOrphaned,
     TurnPaired,
 )
-from clawstream.events.history import history
-from clawstream.gateway.key_file import add_key
-from clawstream.gateway.keys import Allowance
-from clawstream.inference.scripted import Answer, Fault
+from clawstream.gateway.access.key_file import add_key
+from clawstream.gateway.access.keys import Allowance
+from clawstream.inference.engines.scripted import Answer, Fault
 from tests.gateway.house import QUESTION, House, Response, everything, house, until
 from tests.gateway.test_feedback import given
 from tests.sessions import assistant, user

@@ -11,12 +11,12 @@ import pytest
 
 from clawstream.errors import TryLater
 from clawstream.events import SessionDone
-from clawstream.gateway.delivery import Delivery
-from clawstream.gateway.metrics import Metrics
-from clawstream.gateway.spool import Spool
-from clawstream.gateway.spool_file import Fsync
+from clawstream.gateway.http.metrics import Metrics
+from clawstream.gateway.outbox.delivery import Delivery
+from clawstream.gateway.outbox.spool import Spool
+from clawstream.gateway.outbox.spool_file import Fsync
 from clawstream.stream.log import Sealed
-from clawstream.stream.memory import MemoryLog
+from clawstream.stream.memory.memory_log import MemoryLog
 from tests.gateway.house import WITHIN_S, everything, full_disk
 from tests.stream.toys import done, number_of
 

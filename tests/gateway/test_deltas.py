@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.gateway.deltas import AnswerStream, Delta
-from clawstream.inference.rendering import PromptRenderer
+from clawstream.gateway.answering.deltas import AnswerStream, Delta
+from clawstream.rendering.renderer import PromptRenderer
 
 TOOLS = {"tools": [{"type": "function", "function": {"name": "exec", "parameters": {}}}]}
 CALL = '<tool_call>\n{"name": "exec", "arguments": {"command": "ls"}}\n</tool_call>'

@@ -8,17 +8,17 @@ from typing import Any
 import orjson
 import pytest
 
-from clawstream.gateway import anthropic, responses
-from clawstream.gateway.anthropic_replies import signature
-from clawstream.gateway.conversations import Recalled
-from clawstream.gateway.feedback import read_feedback
-from clawstream.gateway.openapi import openapi_json
-from clawstream.gateway.wire import read_request, scope_of
-from clawstream.inference.rendering import PromptRenderer
+from clawstream.gateway.dialects import anthropic, responses
+from clawstream.gateway.dialects.anthropic_replies import signature
+from clawstream.gateway.http.openapi import openapi_json
+from clawstream.gateway.requests.feedback import read_feedback
+from clawstream.gateway.requests.wire import read_request, scope_of
+from clawstream.gateway.sessions.conversations import Recalled
+from clawstream.rendering.renderer import PromptRenderer
 
 Json = dict[str, Any]
 PUBLISHED: Json = orjson.loads(openapi_json())
-GATEWAY = Path(anthropic.__file__).parent
+GATEWAY = Path(anthropic.__file__).parents[1]
 TEXT = [{"type": "text", "text": "Hello"}]
 FUNCTION = {"name": "exec", "description": "Runs.", "parameters": {}}
 OPENAI: Json = {
@@ -176,7 +176,7 @@ def test_feedback_reads_the_fields_that_are_described() -> None:
 
 def statuses(*modules: str) -> set[str]:
     """The statuses that these modules of the gateway name, and 400, which is a refusal's where it names none."""
-    trees = [ast.parse((GATEWAY / f"{module}.py").read_text()) for module in modules]
+    trees = [ast.parse(next(GATEWAY.rglob(f"{module}.py")).read_text()) for module in modules]
     keywords = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.keyword)]
     values = [one.value.value for one in keywords if one.arg == "status" and isinstance(one.value, ast.Constant)]
     return {"400", *map(str, values)}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from clawstream.gateway.anthropic import read_messages
-from clawstream.gateway.refusal import BadRequest
-from clawstream.gateway.responses import read_responses
-from clawstream.gateway.wire import read_request
+from clawstream.gateway.dialects.anthropic import read_messages
+from clawstream.gateway.dialects.responses import read_responses
+from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.wire import read_request
 
 Json = dict[str, Any]
 PDF = base64.b64encode(b"%PDF-1.7 secret").decode()

@@ -7,11 +7,11 @@ import pytest
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated
-from clawstream.gateway import engines as gateway_engines
-from clawstream.gateway.engines import Engines
-from clawstream.gateway.served import ServedEngine, StaleCache
-from clawstream.inference.engine import Chunk, Finish, FinishKind, ServerInfo, VersionSpan
-from clawstream.inference.sglang import SglangEngine
+from clawstream.gateway.engines import pool as gateway_engines
+from clawstream.gateway.engines.pool import Engines
+from clawstream.gateway.engines.served import ServedEngine, StaleCache
+from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, ServerInfo, VersionSpan
+from clawstream.inference.engines.sglang import SglangEngine
 
 
 class _Told(SglangEngine):

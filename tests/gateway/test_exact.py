@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from clawstream.conversation.history import WholeRequest, history
 from clawstream.events import Event, ExchangeCompleted, Question, RefusalReason, SampleAssembled, SampleRefused
-from clawstream.events.history import WholeRequest, history
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.stream.memory import MemoryLog
+from clawstream.rendering.renderer import PromptRenderer
+from clawstream.stream.memory.memory_log import MemoryLog
 from tests import recorded
 from tests.flow import Flow, Oracle
 from tests.gateway.house import House, everything, house

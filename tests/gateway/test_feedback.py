@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from clawstream.events import FeedbackGiven, FeedbackSource
-from clawstream.gateway.feedback import MAX_TEXT
-from clawstream.gateway.key_file import add_key
-from clawstream.gateway.keys import Allowance
-from clawstream.stream.memory import MemoryLog
+from clawstream.gateway.access.key_file import add_key
+from clawstream.gateway.access.keys import Allowance
+from clawstream.gateway.requests.feedback import MAX_TEXT
+from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from tests.gateway.house import House, Response, full_disk, house, read
 from tests.gateway.test_promises import GatedLog

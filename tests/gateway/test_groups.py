@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from clawstream.events import ExchangeCompleted
-from clawstream.gateway.key_file import add_key
-from clawstream.gateway.keys import Allowance
+from clawstream.gateway.access.key_file import add_key
+from clawstream.gateway.access.keys import Allowance
 from tests.gateway.house import House, house
 
 

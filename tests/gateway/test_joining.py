@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.gateway.key_file import add_key
-from clawstream.gateway.keys import Allowance
-from clawstream.gateway.sessions import SessionIndex
-from clawstream.stream.memory import MemoryLog
+from clawstream.gateway.access.key_file import add_key
+from clawstream.gateway.access.keys import Allowance
+from clawstream.gateway.sessions.matching import SessionIndex
+from clawstream.stream.memory.memory_log import MemoryLog
 from tests.gateway.house import House, house
 from tests.gateway.test_keys import bearer
 from tests.openclaw import recording

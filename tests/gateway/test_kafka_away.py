@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from clawstream.events import ExchangeCompleted, FeedbackGiven
-from clawstream.gateway.spool_file import spools_in
-from clawstream.local.kafka import EmbeddedKafka
-from clawstream.local.ports import reserved
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.gateway.outbox.spool_file import spools_in
+from clawstream.local.servers.kafka import EmbeddedKafka
+from clawstream.local.servers.ports import reserved
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 from tests.gateway.house import House, house
 from tests.gateway.test_promises import spooled_records

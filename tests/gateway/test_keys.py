@@ -20,14 +20,14 @@ from clawstream.cli import app
 from clawstream.config import EngineSettings, GatewaySettings, Settings
 from clawstream.errors import ConfigError
 from clawstream.events import ExchangeCompleted
-from clawstream.gateway import key_file
+from clawstream.gateway.access import key_file
+from clawstream.gateway.access.key_file import LOOK_EVERY_S, WatchedKeys, add_key, open_door, read_keys, revoke_key
+from clawstream.gateway.access.keys import Allowance, Caller, KeyRing, read_ring, shown_key, write_ring
+from clawstream.gateway.access.security import Guard
 from clawstream.gateway.app import serve
-from clawstream.gateway.key_file import LOOK_EVERY_S, WatchedKeys, add_key, open_door, read_keys, revoke_key
-from clawstream.gateway.keys import Allowance, Caller, KeyRing, read_ring, shown_key, write_ring
-from clawstream.gateway.metrics import Metrics
-from clawstream.gateway.refusal import BadRequest
-from clawstream.gateway.security import Guard
-from clawstream.stream.memory import MemoryLog
+from clawstream.gateway.http.metrics import Metrics
+from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.stream.memory.memory_log import MemoryLog
 from tests.gateway.house import QUESTION, house, until
 from tests.sessions import user
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, Settings
 from clawstream.errors import TryLater
 from clawstream.events import ExchangeCompleted, RequestDelta, SessionDone
-from clawstream.gateway.answers import SampledAnswers
+from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.app import serve
-from clawstream.gateway.conversations import Conversations
-from clawstream.gateway.owners import Owners
-from clawstream.gateway.sessions import SessionIndex
+from clawstream.gateway.sessions.conversations import Conversations
+from clawstream.gateway.sessions.matching import SessionIndex
+from clawstream.gateway.sessions.sampled_answers import SampledAnswers
 from clawstream.gateway.watching import Learning, learn_sessions
 from clawstream.stream.log import Arrived, Start
-from clawstream.stream.memory import MemoryLog
+from clawstream.stream.memory.memory_log import MemoryLog
 from tests import strategies
 from tests.gateway.house import WITHIN_S, house
 from tests.sessions import Session, user

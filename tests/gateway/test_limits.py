@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.gateway.key_file import add_key
-from clawstream.gateway.keys import Allowance, Caller
-from clawstream.gateway.limits import Limits, Rate, TooMuch, duration
-from clawstream.inference.scripted import Fault
+from clawstream.gateway.access.key_file import add_key
+from clawstream.gateway.access.keys import Allowance, Caller
+from clawstream.gateway.access.limits import Limits, Rate, TooMuch, duration
+from clawstream.inference.engines.scripted import Fault
 from tests.gateway.house import QUESTION, House, house, until
 
 ANNA, BEN, NOBODY = Caller(name="anna"), Caller(name="ben"), Caller(name=None)

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FeedbackGiven
-from clawstream.gateway.key_file import add_key
-from clawstream.gateway.keys import Allowance
-from clawstream.gateway.owners import Claim, Owners, hashed
-from clawstream.inference.scripted import Fault
+from clawstream.gateway.access.key_file import add_key
+from clawstream.gateway.access.keys import Allowance
+from clawstream.gateway.access.owners import Claim, Owners, hashed
+from clawstream.inference.engines.scripted import Fault
 from clawstream.stream.log import Raw, Start
-from clawstream.stream.memory import MemoryLog
+from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from tests.gateway.house import house, until
 from tests.gateway.test_keys import bearer
@@ -77,7 +77,7 @@ def test_the_first_who_was_answered_is_the_owner_in_whatever_order_it_is_learned
 
 @pytest.fixture
 async def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator["Kept", None]:
-    monkeypatch.setattr("clawstream.gateway.owners.KEEP_EVERY_S", 0.01)
+    monkeypatch.setattr("clawstream.gateway.access.owners.KEEP_EVERY_S", 0.01)
     with opened(tmp_path) as owners, closing(sqlite3.connect(tmp_path / "sessions.sqlite")) as file:
         owners.whole = True
         keeping = asyncio.create_task(owners.run())

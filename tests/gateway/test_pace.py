@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.gateway.pace import Pace
+from clawstream.gateway.outbox.pace import Pace
 
 BOUND_S = 0.02
 NEW = Pace(bound_s=BOUND_S)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted
-from clawstream.events.history import history
-from clawstream.gateway.anthropic import read_messages
-from clawstream.gateway.refusal import BadRequest
-from clawstream.gateway.wire import read_request
+from clawstream.gateway.dialects.anthropic import read_messages
+from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.wire import read_request
 from tests.gateway.house import House, everything, house
 from tests.sessions import assistant, user
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
+from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted
-from clawstream.events.history import history
-from clawstream.local.ports import reserved
+from clawstream.local.servers.ports import reserved
 from tests import recorded
 from tests.engine.process import cpu_engine
 from tests.engine.tiny_model import make_model

@@ -19,9 +19,9 @@ from clawstream.events import (
     SessionDone,
     VersionSpan,
 )
-from clawstream.inference.scripted import Fault
+from clawstream.inference.engines.scripted import Fault
 from clawstream.stream.log import Sealed
-from clawstream.stream.memory import MemoryLog
+from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from tests.gateway.house import QUESTION, WITHIN_S, House, everything, full_disk, house, until
 

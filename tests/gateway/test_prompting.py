@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from clawstream.conversation.continuing import Request
 from clawstream.errors import TryLater, UnrenderableRequest
-from clawstream.gateway.answers import Known
-from clawstream.gateway.prompting import PromptMaker
-from clawstream.inference.continuing import Request
-from clawstream.inference.rendering import PromptRenderer
+from clawstream.gateway.sessions.prompting import PromptMaker
+from clawstream.gateway.sessions.sampled_answers import Known
+from clawstream.rendering.renderer import PromptRenderer
 from tests.engine.tiny_model import make_tokenizer
 from tests.sessions import user
 

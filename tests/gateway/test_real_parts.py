@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from clawstream.conversation.continuing import Request, continue_prompt
+from clawstream.conversation.echoes import answered, find_echoes
+from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, PolicyActivated
-from clawstream.events.history import history
-from clawstream.inference.continuing import Request, continue_prompt
-from clawstream.inference.echoes import answered, find_echoes
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.sglang import SglangEngine
-from clawstream.local.ports import reserved
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.local.servers.ports import reserved
+from clawstream.rendering.renderer import PromptRenderer
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.engine.process import cpu_engine
 from tests.engine.tiny_model import make_model
 from tests.gateway.house import QUESTION, WITHIN_S, House, house, until

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from clawstream.conversation.history import WholeRequest
 from clawstream.events import (
     ExchangeCompleted,
     FinishReason,
@@ -13,9 +14,8 @@ from clawstream.events import (
     TurnType,
     VersionSpan,
 )
-from clawstream.events.history import WholeRequest
-from clawstream.gateway.recorder import PARENT_FOR_MS, Recorder
-from clawstream.stream.memory import MemoryLog
+from clawstream.gateway.outbox.recorder import PARENT_FOR_MS, Recorder
+from clawstream.stream.memory.memory_log import MemoryLog
 
 REQUEST = WholeRequest(messages=(b'{"role":"user","content":"hi"}',), token_ids=(1, 2, 3), options=b"{}")
 

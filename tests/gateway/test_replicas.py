@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, PolicyActivated
-from clawstream.inference.dialect import Call, Delta
-from clawstream.inference.scripted import Answer, Fault, ScriptedBackend, serving
-from clawstream.inference.service import Generation
+from clawstream.inference.engines.dialect import Call, Delta
+from clawstream.inference.engines.scripted import Answer, Fault, ScriptedBackend, serving
+from clawstream.inference.engines.service import Generation
 from tests.bench.replicas import one_fails
 from tests.gateway.house import House, Response, house, until
 

@@ -1,8 +1,8 @@
 """The stream of a response is whole for clients that listen to the ends of its pieces alone."""
 
 from clawstream.events import FinishReason
-from clawstream.gateway.deltas import Delta, ToolCall
-from clawstream.gateway.responses_replies import ResponseEvents
+from clawstream.gateway.answering.deltas import Delta, ToolCall
+from clawstream.gateway.dialects.responses_replies import ResponseEvents
 from tests.gateway.test_responses import CUSTOM, FUNCTION, ended, events_of, reply
 
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawstream.conversation.messages import dump, same_answer
 from clawstream.events import FinishReason
-from clawstream.events.conversation import dump, same_answer
-from clawstream.gateway.conversations import Conversations, Recalled
-from clawstream.gateway.deltas import Delta, ToolCall
-from clawstream.gateway.refusal import BadRequest, TooLong
-from clawstream.gateway.replies import Ending, Usage
-from clawstream.gateway.responses import conversation_of, read_responses
-from clawstream.gateway.responses_replies import ResponseEvents, ResponseReply
-from clawstream.gateway.responses_tools import custom_arguments, custom_input
-from clawstream.gateway.thoughts import sealed
-from clawstream.gateway.wire import read_request
+from clawstream.gateway.answering.deltas import Delta, ToolCall
+from clawstream.gateway.answering.replies import Ending, Usage
+from clawstream.gateway.dialects.responses import conversation_of, read_responses
+from clawstream.gateway.dialects.responses_replies import ResponseEvents, ResponseReply
+from clawstream.gateway.dialects.responses_tools import custom_arguments, custom_input
+from clawstream.gateway.dialects.thoughts import sealed
+from clawstream.gateway.requests.refusal import BadRequest, TooLong
+from clawstream.gateway.requests.wire import read_request
+from clawstream.gateway.sessions.conversations import Conversations, Recalled
 
 Json = dict[str, Any]
 ONE, TWO = "0" * 8 + "-0000-4000-8000-" + "0" * 12, "1" * 8 + "-0000-4000-8000-" + "0" * 12

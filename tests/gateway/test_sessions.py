@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import ExchangeCompleted, TurnType
-from clawstream.gateway.profiles import Named, name_request
-from clawstream.gateway.refusal import BadRequest
-from clawstream.gateway.sessions import SessionIndex
-from clawstream.gateway.wire import read_request
-from clawstream.stream.memory import MemoryLog
+from clawstream.gateway.requests.profiles import Named, name_request
+from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.wire import read_request
+from clawstream.gateway.sessions.matching import SessionIndex
+from clawstream.stream.memory.memory_log import MemoryLog
 from tests import recorded
 from tests.gateway.house import QUESTION, House, house
 from tests.sessions import user

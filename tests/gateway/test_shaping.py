@@ -10,9 +10,9 @@ import pytest
 
 from clawstream.config import SamplesSettings
 from clawstream.events import ExchangeCompleted, Shaping, TokenBias
-from clawstream.gateway.refusal import BadRequest
-from clawstream.gateway.sampling import sampling_of
-from clawstream.gateway.wire import read_request
+from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.sampling import sampling_of
+from clawstream.gateway.requests.wire import read_request
 from tests.gateway.house import QUESTION, House, house
 
 SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}}

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from clawstream.gateway.detours import Detours
-from clawstream.gateway.frames import contents, damaged_frames, record_frame, taken_frame
-from clawstream.gateway.spool import Spool
-from clawstream.gateway.spool_file import SpoolInUse, spools_in
+from clawstream.gateway.outbox.frames import contents, damaged_frames, record_frame, taken_frame
+from clawstream.gateway.outbox.spool import Spool
+from clawstream.gateway.outbox.spool_file import SpoolInUse, spools_in
+from clawstream.gateway.outbox.spooled import Detours
 from clawstream.stream.log import Sealed
 from tests.gateway.house import full_disk
 

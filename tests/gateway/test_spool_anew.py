@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawstream.gateway import spool as module
-from clawstream.gateway.frames import record_frame
-from clawstream.gateway.spool import Spool
-from clawstream.gateway.spool_file import SpoolInUse, spools_in
+from clawstream.gateway.outbox import spool as module
+from clawstream.gateway.outbox.frames import record_frame
+from clawstream.gateway.outbox.spool import Spool
+from clawstream.gateway.outbox.spool_file import SpoolInUse, spools_in
 from clawstream.stream.log import Sealed
 from tests.gateway.house import full_disk
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawstream.gateway import admission
+from clawstream.gateway.answering import admission
 from tests.gateway.house import QUESTION, House, Response, house, read
 from tests.hostile.raw import post, question, wire
 

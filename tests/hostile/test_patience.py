@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from clawstream.events import ExchangeFailed, FailureReason
-from clawstream.gateway.key_file import add_key
-from clawstream.gateway.keys import Allowance
-from clawstream.inference.scripted import Answer
+from clawstream.gateway.access.key_file import add_key
+from clawstream.gateway.access.keys import Allowance
+from clawstream.inference.engines.scripted import Answer
 from tests.gateway.house import House, house, until
 from tests.hostile.raw import Wire, post, question, wire
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.gateway.key_file import add_key
-from clawstream.gateway.keys import Allowance
-from clawstream.inference.scripted import Fault
+from clawstream.gateway.access.key_file import add_key
+from clawstream.gateway.access.keys import Allowance
+from clawstream.inference.engines.scripted import Fault
 from tests.gateway.house import House, everything, house
 from tests.gateway.test_limits import leave
 from tests.hostile.raw import wire

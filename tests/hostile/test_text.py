@@ -12,9 +12,9 @@ from sqlalchemy import Engine, text
 
 from clawstream.events import ExchangeCompleted
 from clawstream.projections import database
-from clawstream.projections.stage import project
 from clawstream.projections.text import original_json
-from clawstream.stream.memory import MemoryLog
+from clawstream.projections.write.stage import project
+from clawstream.stream.memory.memory_log import MemoryLog
 from tests.gateway.house import QUESTION, house, until
 
 NASTY = {

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clawstream.conversation.continuing import Continued, Made, Request, continue_prompt, num_new_bytes
+from clawstream.conversation.echoes import Answered, answered, find_echoes
 from clawstream.errors import UnrenderableRequest
 from clawstream.events import TokenIds
-from clawstream.inference.continuing import Continued, Made, Request, continue_prompt, num_new_bytes
-from clawstream.inference.echoes import Answered, answered, find_echoes
-from clawstream.inference.rendering import PromptRenderer
+from clawstream.rendering.renderer import PromptRenderer
 from tests import recorded
 from tests.families.standins import FAMILIES, make_folder
 from tests.sessions import Json, assistant, user

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import Shaping, TokenBias
-from clawstream.inference.dialect import (
+from clawstream.inference.engines.dialect import (
     Call,
     Delta,
     RequestRefused,
@@ -19,7 +19,7 @@ from clawstream.inference.dialect import (
     write_request,
     write_spans,
 )
-from clawstream.inference.engine import Chunk, Finish, FinishKind, GenerateRequest, Sampling, VersionSpan
+from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, GenerateRequest, Sampling, VersionSpan
 
 samplings = st.builds(
     Sampling,

@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestServer
 
 from clawstream.config import MonitorSettings
 from clawstream.inference.door import refusal
-from clawstream.inference.scripted import ScriptedBackend, counting, serving
+from clawstream.inference.engines.scripted import ScriptedBackend, counting, serving
 from clawstream.monitoring.app import answering
 from clawstream.monitoring.live import Report
 from clawstream.simulation.judge import Service

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.errors import ConfigError, UnrenderableRequest
-from clawstream.inference.encoding import LONG_TOKENS, RememberingTokenizer, spread
-from clawstream.inference.markup import PlainText, TemplateTokenizer
-from clawstream.inference.rendering import CalledTool, PromptRenderer
+from clawstream.rendering.encoding import LONG_TOKENS, RememberingTokenizer, spread
+from clawstream.rendering.markup import PlainText, TemplateTokenizer
+from clawstream.rendering.renderer import CalledTool, PromptRenderer
 from tests.engine.tiny_model import make_tokenizer
 
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}

@@ -14,9 +14,9 @@ from pydantic import SecretStr
 
 from clawstream.config import EngineSettings
 from clawstream.errors import TryLater
-from clawstream.inference.engine import EngineRefused, GenerateRequest, Sampling
-from clawstream.inference.scripted import Answer, Fault, ScriptedBackend, counting, serving
-from clawstream.inference.sglang import SglangEngine, engine_session
+from clawstream.inference.engines.engine import EngineRefused, GenerateRequest, Sampling
+from clawstream.inference.engines.scripted import Answer, Fault, ScriptedBackend, counting, serving
+from clawstream.inference.engines.sglang import SglangEngine, engine_session
 
 REQUEST = GenerateRequest(input_ids=[1, 2, 3], sampling=Sampling(max_new_tokens=8))
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from clawstream.config import EngineSettings, Settings, TeacherSettings
 from clawstream.errors import ConfigError, NotYet, TryLater
 from clawstream.inference import teacher as teaching_module
-from clawstream.inference.engine import EngineRefused, ServerInfo, Wanted
-from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.engines.engine import EngineRefused, ServerInfo, Wanted
+from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.inference.teacher import Teacher, refuse_another_vocabulary
 from tests.engine.tiny_model import make_config
 from tests.training.test_trainer import with_settings

@@ -13,8 +13,8 @@ from clawstream.events import Event, ExchangeCompleted, FeedbackGiven, FeedbackS
 from clawstream.judging.heuristics import Due, Heuristic, Turn, Watched, feedback, observe
 from clawstream.judging.heuristics_stage import heuristic_named, heuristics_stage
 from clawstream.replay.running import begin
-from clawstream.stream.letters import Reason
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.dead_letters.records import Reason
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Stage
 from tests import recorded
 from tests.flow import Flow, Worker

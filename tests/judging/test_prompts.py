@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawstream.conversation.messages import Message
 from clawstream.events import Question
-from clawstream.events.conversation import Message
 from clawstream.judging import prompts
 from clawstream.judging.prompts import Case, cut, defuse, floor_prompt, hint_prompt, score_prompt
 from clawstream.judging.readings import read

@@ -25,14 +25,14 @@ from clawstream.config import (
 )
 from clawstream.errors import OtherBase
 from clawstream.events import BaseNamed, Event
-from clawstream.inference.bases import base_in, fingerprint
+from clawstream.inference.models.bases import base_in, fingerprint
 from clawstream.local.bases import POLICY_TOPIC, name_base
 from clawstream.local.installation import installation
 from clawstream.local.running import policy_of, read_parts, settings_file
-from clawstream.simulation.recipe import LEARNING_RATE
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.memory import MemoryLog
+from clawstream.simulation.policy.recipe import LEARNING_RATE
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from tests.monitoring.said import published, sample
 

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from clawstream.config import Settings
 from clawstream.errors import ConfigError
 from clawstream.local.gpus import Assignment, GpuCounts, assign, share_out
-from clawstream.local.sglang_servers import FLAGS, Launch, servers, settings_for
+from clawstream.local.servers.sglang_servers import FLAGS, Launch, servers, settings_for
 
 COUNTS = st.integers(0, 6)
 

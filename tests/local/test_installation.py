@@ -23,9 +23,9 @@ from clawstream.errors import PartUnavailable
 from clawstream.local import installation
 from clawstream.local.installation import STAGES, _elsewhere, _engines, _with_database, _with_ports
 from clawstream.local.keeping import Server
-from clawstream.local.ports import reserved
-from clawstream.local.ready import answers
-from clawstream.simulation.base import base_policy
+from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.ready import answers
+from clawstream.simulation.policy.base import base_policy
 
 
 async def test_each_replica_is_an_engine_of_its_own_on_a_port_of_its_own(tmp_path: Path) -> None:

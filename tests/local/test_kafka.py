@@ -22,18 +22,18 @@ from aiokafka.structs import TopicPartition
 
 from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable
-from clawstream.local import jars, kafka, places
-from clawstream.local.access import access_to
-from clawstream.local.kafka import EmbeddedKafka, answers
-from clawstream.local.ports import HOST, reserved
-from clawstream.stream.client import Broker
-from clawstream.stream.connect import security_of
+from clawstream.local.servers import jars, kafka, places
+from clawstream.local.servers.access import access_to
+from clawstream.local.servers.kafka import EmbeddedKafka, answers
+from clawstream.local.servers.ports import HOST, reserved
+from clawstream.stream.kafka.client import Broker
+from clawstream.stream.kafka.connect import security_of
 
 MIB = 2**20
 OWNER = """
 import sys, time
 from pathlib import Path
-from clawstream.local.kafka import EmbeddedKafka
+from clawstream.local.servers.kafka import EmbeddedKafka
 with EmbeddedKafka(Path(sys.argv[1]), open_to_all=True) as broker:
     print(broker.bootstrap, flush=True)
     time.sleep(60)

@@ -14,13 +14,13 @@ import pytest
 
 from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable
-from clawstream.local.kafka import EmbeddedKafka
 from clawstream.local.keeping import keep
-from clawstream.local.leash import Leash
-from clawstream.local.postgres import EmbeddedPostgres
+from clawstream.local.servers.kafka import EmbeddedKafka
+from clawstream.local.servers.leash import Leash
+from clawstream.local.servers.postgres import EmbeddedPostgres
 from clawstream.local.supervisor import Patience
-from clawstream.stream import admin
-from clawstream.stream.connect import security_of
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.connect import security_of
 
 SOON = Patience(first_wait_s=0.01, longest_wait_s=0.05)
 

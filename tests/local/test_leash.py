@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from clawstream.errors import PartUnavailable
-from clawstream.local import places, watcher
-from clawstream.local.leash import Leash
+from clawstream.local.servers import places, watcher
+from clawstream.local.servers.leash import Leash
 
 WITHIN_S = 10.0
 SERVES = "import signal; print('serving', flush=True); signal.pause()"
@@ -25,7 +25,7 @@ LAST_WORDS = (
 OWNER = """
 import os, sys, time
 from pathlib import Path
-from clawstream.local.leash import Leash
+from clawstream.local.servers.leash import Leash
 leash = Leash([sys.executable, "-c", sys.argv[2]], folder=Path(sys.argv[1]), log=Path(sys.argv[1], "log"), grace_s=1)
 forked = 1
 exec(sys.argv[3])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clawstream.errors import PartUnavailable
-from clawstream.local import places
+from clawstream.local.servers import places
 
 
 def test_a_claimed_folder_is_refused_to_a_second_server(tmp_path: Path) -> None:

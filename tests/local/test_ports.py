@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.ports import HOST, reserved
+from clawstream.local.servers.ports import HOST, reserved
 
 
 def test_a_server_listens_on_its_reserved_port() -> None:

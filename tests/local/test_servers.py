@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from clawstream.local.kafka import answers
+from clawstream.local.servers.kafka import answers
 from tests import servers
 
 NEEDS_KAFKA = "def test_a(kafka_bootstrap): pass\ndef test_b(kafka_bootstrap): pass\n"

@@ -17,16 +17,16 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from clawstream.config import KafkaSettings, MonitorSettings, Settings
 from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.events import Event, VoteStatus
-from clawstream.local.ports import reserved
+from clawstream.local.servers.ports import reserved
 from clawstream.monitoring.app import answering, serve
 from clawstream.monitoring.live import Live
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.reading import TOPICS
 from clawstream.monitoring.status import status
-from clawstream.stream import admin
-from clawstream.stream.client import Broker, KafkaSecurity
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.positions import offsets_at, set_group
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.client import Broker, KafkaSecurity
+from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.kafka.positions import offsets_at, set_group
 from clawstream.stream.stage import DAY_MS
 from clawstream.stream.topics import all_topics
 from tests.monitoring.said import VOTES, activated, plan, published, sample, verdict, vote

@@ -14,14 +14,14 @@ from rich.console import Console
 from clawstream.cli.status import blocks, plain, shown
 from clawstream.config import KafkaSettings
 from clawstream.events import VoteStatus
-from clawstream.local.ports import reserved
 from clawstream.local.running import Addresses, PartState
+from clawstream.local.servers.ports import reserved
 from clawstream.monitoring.clock import alarm
 from clawstream.monitoring.live import Live, as_json
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
 from clawstream.monitoring.status import GROUPED, REFRESHING, LogStatus, Status, Verdict, read_log, status
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.monitoring.said import activated, plan, published, rejected, sample, verdict, vote
 
 NOW_MS = 1_800_000_000_000

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawstream import locks
-from clawstream.local import places
-from clawstream.local.leash import die_with_parent
-from clawstream.local.ports import reserved
+from clawstream.local.servers import places
+from clawstream.local.servers.leash import die_with_parent
+from clawstream.local.servers.ports import reserved
 
 VERSION = "2026.9.6"
 NODE = "24"

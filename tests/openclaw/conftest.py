@@ -12,12 +12,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.scripted import Fault, ScriptedBackend, serving
-from clawstream.local.ports import reserved
+from clawstream.inference.engines.scripted import Fault, ScriptedBackend, serving
+from clawstream.local.servers.ports import reserved
 from clawstream.projections import database
-from clawstream.projections.sql import rows_of
-from clawstream.stream import admin
+from clawstream.projections.look.sql import rows_of
+from clawstream.rendering.renderer import PromptRenderer
+from clawstream.stream.kafka import admin
 from tests import servers
 from tests.openclaw import story
 from tests.openclaw.client import OpenClaw, openclaw, openclaw_installation

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.scripted import Answer
+from clawstream.inference.engines.scripted import Answer
+from clawstream.rendering.renderer import PromptRenderer
 from tests.engine.disjoint_models import save_model_that_says
 from tests.engine.tiny_model import SPECIAL_TOKENS
 

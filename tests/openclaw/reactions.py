@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from clawstream.inference.scripted import ScriptedBackend
+from clawstream.inference.engines.scripted import ScriptedBackend
 from tests.openclaw.chatting import Chat
 from tests.openclaw.policy import Line, Script
 from tests.openclaw.story import COUNTED, DELEGATING, REPORTED, SUMMED_UP, UNDER_WAY

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from clawstream.conversation.messages import role_of, text_of, written_in
 from clawstream.events import TurnPaired
-from clawstream.events.conversation import role_of, text_of, written_in
 from tests import recorded
 from tests.sessions import Json
 

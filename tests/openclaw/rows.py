@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from clawstream.projections.sql import rows_of
+from clawstream.projections.look.sql import rows_of
 
 Json = dict[str, Any]
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from clawstream.events.conversation import is_ephemeral, role_of, text_of
-from clawstream.inference.scripted import token_logprob
+from clawstream.conversation.messages import is_ephemeral, role_of, text_of
+from clawstream.inference.engines.scripted import token_logprob
 from tests.openclaw import story
 from tests.openclaw.conftest import Played
 from tests.openclaw.policy import Line

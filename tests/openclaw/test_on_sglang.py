@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.events.conversation import text_of
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.local.ports import reserved
+from clawstream.conversation.messages import text_of
+from clawstream.local.servers.ports import reserved
 from clawstream.projections import database
+from clawstream.rendering.renderer import PromptRenderer
 from tests.openclaw.client import openclaw_installation
 from tests.openclaw.conftest import CONTEXT_TOKENS, connected, projected, until
 from tests.openclaw.policy import make_talker

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.events.conversation import text_of
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.scripted import ScriptedBackend, serving
+from clawstream.conversation.messages import text_of
+from clawstream.inference.engines.scripted import ScriptedBackend, serving
 from clawstream.projections import database
+from clawstream.rendering.renderer import PromptRenderer
 from tests import servers
 from tests.openclaw import reactions, recording
 from tests.openclaw.chatting import chatting

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from clawstream.conversation.messages import text_of
 from clawstream.events import TurnPaired, TurnType
-from clawstream.events.conversation import text_of
-from clawstream.gateway.profiles import name_request
-from clawstream.gateway.wire import read_request
+from clawstream.gateway.requests.profiles import name_request
+from clawstream.gateway.requests.wire import read_request
 from tests import recorded
 from tests.flow import Flow
 from tests.sessions import Json, Session, user

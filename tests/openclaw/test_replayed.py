@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from clawstream.config import TurnsSettings
+from clawstream.conversation.history import rebuild
 from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, TurnOrphaned, TurnPaired
-from clawstream.events.history import rebuild
-from clawstream.gateway.profiles import openclaw_session
-from clawstream.inference.scripted import Answer
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.gateway.requests.profiles import openclaw_session
+from clawstream.inference.engines.scripted import Answer
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.turns.stage import turns_stage
 from tests.engine.tiny_model import make_tokenizer
 from tests.gateway.house import WITHIN_S, House, everything, house

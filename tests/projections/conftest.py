@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import Engine
 
 from clawstream.projections import database
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests import servers
 from tests.projections import logs, reading
 

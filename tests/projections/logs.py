@@ -12,7 +12,7 @@ from zlib import crc32
 from hypothesis import strategies as st
 
 from clawstream.events import EVENTS, Event, Packed, float32
-from clawstream.projections.rows import TABLE_OF
+from clawstream.projections.write.rows import TABLE_OF
 from clawstream.stream.log import Place
 from clawstream.stream.stage import Record
 

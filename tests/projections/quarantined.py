@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from clawstream.events import ExchangeCompleted
-from clawstream.projections import sorting, stage
-from clawstream.projections.rows import Row, row
-from clawstream.projections.sorting import GROUP
-from clawstream.projections.stage import project
 from clawstream.projections.tables import EXCHANGES
-from clawstream.stream.cut import Cut
-from clawstream.stream.letters import Fate, Mark, Reason
+from clawstream.projections.write import sorting, stage
+from clawstream.projections.write.rows import Row, row
+from clawstream.projections.write.sorting import GROUP
+from clawstream.projections.write.stage import project
+from clawstream.stream.dead_letters.records import Fate, Mark, Reason
 from clawstream.stream.log import Place
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.memory.cut import Cut
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record
 from tests.projections import story
 from tests.projections.reading import empty

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Engine, text
 
-from clawstream.projections import projector
 from clawstream.projections.tables import metadata
-from clawstream.projections.writer import Claim, Slice, Writer
+from clawstream.projections.write import projector
+from clawstream.projections.write.writer import Claim, Slice, Writer
 from clawstream.stream.log import Batch, Place
 from clawstream.stream.stage import Record
 

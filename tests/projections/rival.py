@@ -8,7 +8,7 @@ import signal
 import sys
 
 from clawstream.projections import database
-from clawstream.projections.writer import Writer
+from clawstream.projections.write.writer import Writer
 from tests.projections import logs, story
 from tests.projections.reading import slice_of
 

@@ -21,15 +21,15 @@ from clawstream.events import (
     Sampling,
     VoteCast,
 )
-from clawstream.projections.audit import Audit, Sample, verify
-from clawstream.projections.comparing import Difference, scratch
-from clawstream.projections.projector import Projector, in_batches
+from clawstream.projections.audit.comparing import Difference, scratch
+from clawstream.projections.audit.verifying import Audit, Sample, verify
 from clawstream.projections.tables import TOPICS, VOTES, metadata
-from clawstream.projections.writer import Writer
+from clawstream.projections.write.projector import Projector, in_batches
+from clawstream.projections.write.writer import Writer
 from clawstream.resources import folder
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Place, Raw
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from tests.projections import story
 from tests.projections.logs import example
 from tests.projections.reading import contents

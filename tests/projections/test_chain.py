@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.projections.chain import BLOCK_OFFSETS, Block, Link, blocks, chain_check, seed
+from clawstream.projections.write.chain import BLOCK_OFFSETS, Block, Link, blocks, chain_check, seed
 from clawstream.stream.log import Place, Raw
 from clawstream.stream.records import digest_of
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from clawstream.cli import app
 from clawstream.projections import database, meanings
-from clawstream.projections.sql import rows_of
+from clawstream.projections.look.sql import rows_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "dictionary.md"
 SAID = """

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from clawstream.events import ExchangeCompleted, FeedbackGiven, FeedbackSource, RequestDelta, TurnType
-from clawstream.projections.export import Form, export
+from clawstream.projections.look.export import Form, export
 from tests.projections import logs, story
 from tests.projections.reading import write_all
 

@@ -9,9 +9,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 from clawstream.errors import OperatorError, TryLater
-from clawstream.projections import database, projector
-from clawstream.projections.projector import Projector
-from clawstream.projections.writer import Writer
+from clawstream.projections import database
+from clawstream.projections.write import projector
+from clawstream.projections.write.projector import Projector
+from clawstream.projections.write.writer import Writer
 from clawstream.stream.log import Batch, Place
 from clawstream.stream.stage import Record
 from tests.projections import logs, story

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
-from clawstream.stream import admin
-from clawstream.stream.desk import letters
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.letters import Reason
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.dead_letters.records import Reason
+from clawstream.stream.dead_letters.rulings import letters
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from tests.projections.quarantined import (
     CUTS,
     NONSENSE,

@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 
 from clawstream.errors import OperatorError
 from clawstream.projections import database, reader
-from clawstream.projections.sql import Form, print_query, rows_of
+from clawstream.projections.look.sql import Form, print_query, rows_of
 from clawstream.projections.tables import RELATIONS
 from tests.projections import logs, story
 from tests.projections.reading import contents, write_all

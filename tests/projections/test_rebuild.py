@@ -14,17 +14,18 @@ from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import OperatorError, PartUnavailable
 from clawstream.events import ExchangeCompleted
-from clawstream.projections import database, makers, replaying, schemas
-from clawstream.projections import rebuild as rebuilding
-from clawstream.projections.projector import Projector, in_batches
-from clawstream.projections.rebuild import Rebuilt, rebuild
-from clawstream.projections.schemas import BUILDING
-from clawstream.projections.snapshot import ask, snapshot
+from clawstream.projections import database
+from clawstream.projections.look.snapshot import ask, snapshot
+from clawstream.projections.rebuild import makers, replaying, schemas
+from clawstream.projections.rebuild import rebuilding as rebuilding
+from clawstream.projections.rebuild.rebuilding import Rebuilt, rebuild
+from clawstream.projections.rebuild.schemas import BUILDING
 from clawstream.projections.tables import TOPICS, VOTES
-from clawstream.projections.writer import Writer
-from clawstream.stream.kafka import KafkaLog
+from clawstream.projections.write.projector import Projector, in_batches
+from clawstream.projections.write.writer import Writer
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Place
-from clawstream.stream.memory import MemoryLog
+from clawstream.stream.memory.memory_log import MemoryLog
 from tests.projections.reading import contents
 from tests.projections.test_audit import MANY, audited, projected, session, tampered
 from tests.projections.test_stage import caught_up, projecting

@@ -9,17 +9,18 @@ from sqlalchemy import Engine, text
 
 from clawstream.errors import TryLater
 from clawstream.events import VoteCast
-from clawstream.projections import rebuild, sorting
-from clawstream.projections.projector import Projector, in_batches
-from clawstream.projections.quarantine import Quarantine
-from clawstream.projections.sorting import GROUP, Release
-from clawstream.projections.stage import project
+from clawstream.projections.rebuild import rebuilding
 from clawstream.projections.tables import EXCHANGES, VOTES, set_aside
-from clawstream.projections.writer import Writer
-from clawstream.stream.failures import FailureRate
-from clawstream.stream.letters import EXPIRED, Fate, LetterId, Mark, Reason
+from clawstream.projections.write import sorting
+from clawstream.projections.write.projector import Projector, in_batches
+from clawstream.projections.write.quarantine import Quarantine
+from clawstream.projections.write.sorting import GROUP, Release
+from clawstream.projections.write.stage import project
+from clawstream.projections.write.writer import Writer
+from clawstream.stream.dead_letters.records import EXPIRED, Fate, LetterId, Mark, Reason
 from clawstream.stream.log import Arrived, Place, Raw, Start
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.runner.failures import FailureRate
 from tests.projections import story
 from tests.projections.quarantined import (
     NONSENSE,
@@ -57,7 +58,7 @@ async def test_what_a_rebuild_left_out_and_was_released_before_it_ends_has_its_r
     async with projecting(url, waiting):
         await caught_up(live, waiting)
 
-        async def catch_up(build: rebuild._Build) -> None:
+        async def catch_up(build: rebuilding._Build) -> None:
             """After the tables are filled, and before they are swapped."""
             await rule(waiting, True)
             await toys.until(queues.closed(waiting))
@@ -65,8 +66,8 @@ async def test_what_a_rebuild_left_out_and_was_released_before_it_ends_has_its_r
             await caught_up(live, waiting)
             await really(build)
 
-        really = rebuild._Build.catch_up
-        monkeypatch.setattr(rebuild._Build, "catch_up", catch_up)
+        really = rebuilding._Build.catch_up
+        monkeypatch.setattr(rebuilding._Build, "catch_up", catch_up)
         await rebuilt(live, waiting)
     assert exchanges(live) == ["a0", "a2", "a3", "a4", "b0"]
     found = await audited(url, waiting)

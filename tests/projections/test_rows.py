@@ -21,9 +21,9 @@ from clawstream.events import (
     TurnOrphaned,
     VoteCast,
 )
-from clawstream.projections.cells import indexable
-from clawstream.projections.rows import TABLE_OF, columns, row
 from clawstream.projections.text import escape, original_json, unescape
+from clawstream.projections.write.cells import indexable
+from clawstream.projections.write.rows import TABLE_OF, columns, row
 from clawstream.stream.topics import topic_of
 from tests.projections import logs
 from tests.projections.reading import write_all

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine
 
 from clawstream.errors import DatabaseMismatch, OperatorError
-from clawstream.projections.sql import Form, print_query
+from clawstream.projections.look.sql import Form, print_query
 from tests.projections import logs, story
 from tests.projections.reading import contents, write_all
 

@@ -10,15 +10,15 @@ from sqlalchemy import Engine, text
 
 from clawstream.errors import DatabaseMismatch, OperatorError, TryLater
 from clawstream.projections import database
-from clawstream.projections.sorting import GROUP
-from clawstream.projections.stage import project
 from clawstream.projections.tables import EXCHANGES, TOPICS
-from clawstream.stream.desk import letters, rule
-from clawstream.stream.failures import FEWEST
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.letters import Fate, Reason
+from clawstream.projections.write.sorting import GROUP
+from clawstream.projections.write.stage import project
+from clawstream.stream.dead_letters.records import Fate, Reason
+from clawstream.stream.dead_letters.rulings import letters, rule
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Place
-from clawstream.stream.memory import MemoryLog
+from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.runner.failures import FEWEST
 from tests.projections import story
 from tests.projections.reading import contents
 from tests.stream.raw import append_bytes

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from clawstream.errors import OperatorError
 from clawstream.events import Event
-from clawstream.projections.tail import as_line, in_time_order, start_ms, tail, wanted
-from clawstream.projections.words import MAX_WORDS, as_dict, line
-from clawstream.stream.kafka import KafkaLog
+from clawstream.projections.look.summaries import MAX_WORDS, as_dict, line
+from clawstream.projections.look.tail import as_line, in_time_order, start_ms, tail, wanted
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Arrived, Place, Raw, Undecodable
 from tests.projections import logs, story
 

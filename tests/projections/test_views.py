@@ -1,4 +1,4 @@
-"""The views join what the topics say, and whole requests are those of clawstream/events/history.py."""
+"""The views join what the topics say, and whole requests are those of clawstream/conversation/history.py."""
 
 import json
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
+from clawstream.conversation.history import Parent, WholeRequest, history, shorten
 from clawstream.events import (
     FOR_A_LATE_SAMPLE,
     NOBODY,
@@ -33,7 +34,6 @@ from clawstream.events import (
     TurnType,
     VersionSpan,
 )
-from clawstream.events.history import Parent, WholeRequest, history, shorten
 from clawstream.projections.text import storable_json
 from tests.projections import logs, story
 from tests.projections.reading import empty, write_all

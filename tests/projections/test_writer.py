@@ -9,10 +9,10 @@ from sqlalchemy import Engine, text
 
 from clawstream.events import Event, SessionDone, TurnOrphaned, TurnPaired
 from clawstream.events.turns import OrphanReason
-from clawstream.projections.chain import Block
-from clawstream.projections.rows import TABLE_OF
-from clawstream.projections.sorting import UnusableRecords
-from clawstream.projections.writer import _LINKED, Claim, Writer, _linked
+from clawstream.projections.write.chain import Block
+from clawstream.projections.write.rows import TABLE_OF
+from clawstream.projections.write.sorting import UnusableRecords
+from clawstream.projections.write.writer import _LINKED, Claim, Writer, _linked
 from clawstream.stream.log import Place
 from tests.chaos.reading import marked_twice
 from tests.projections import logs

@@ -10,14 +10,14 @@ import pytest
 
 from clawstream.errors import NotYet, TryLater
 from clawstream.events import AnswerRefreshed, FinishReason, Sampling, Shaping, VersionSpan
-from clawstream.inference.adapters import cache_key
-from clawstream.inference.dialect import Call
-from clawstream.inference.rendering import ParsedAnswer
-from clawstream.inference.scripted import Answer, Fault, ScriptedBackend, counting, serving
-from clawstream.inference.service import Generation
-from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.engines.adapters import cache_key
+from clawstream.inference.engines.dialect import Call
+from clawstream.inference.engines.scripted import Answer, Fault, ScriptedBackend, counting, serving
+from clawstream.inference.engines.service import Generation
+from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.refresh.answering import Refresher
 from clawstream.refresh.asking import Ask
+from clawstream.rendering.renderer import ParsedAnswer
 from tests.gateway.test_replicas import Cached
 
 PROMPT = (5, 6, 7)

@@ -30,7 +30,7 @@ from clawstream.samples.joining import Rules
 from clawstream.samples.joining import observe as joined
 from clawstream.samples.session import MAX_UNPLACED
 from clawstream.samples.session import Session as State
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Flow, Oracle, Tutor, now
 from tests.refresh.anew import HINT, Anew, of_anew, too_late
 from tests.samples.test_feedback import THUMBS, asked_twice, rated

@@ -10,10 +10,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from clawstream.events import Event, Question, TurnPaired, VoteCast, VoteStatus
-from clawstream.inference.rendering import PromptRenderer
 from clawstream.judging.prompts import PROMPT_VERSION
-from clawstream.simulation import tokenizer
-from clawstream.simulation.dialogues import COMPLAINTS, CORRECTIONS, HINTS, THANKS, Style, answer
+from clawstream.rendering.renderer import PromptRenderer
+from clawstream.simulation.policy import tokenizer
+from clawstream.simulation.policy.dialogues import COMPLAINTS, CORRECTIONS, HINTS, THANKS, Style, answer
 from clawstream.simulation.problems import Sum
 from clawstream.turns.stage import step
 from tests.bench.words import make_words

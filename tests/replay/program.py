@@ -6,11 +6,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from clawstream.cli.replay import work_on
+from clawstream.cli.replaying.replay import work_on
 from clawstream.config import load
 from clawstream.events import VotesFrom
 from clawstream.replay.running import Wanted
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka.kafka_log import KafkaLog
 
 
 async def main(settings_file: Path, name: str, num_workers: int, judge: str | None = None) -> None:

@@ -7,7 +7,7 @@ import pytest
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, Settings, TrainingSettings
 from clawstream.errors import OperatorError
 from clawstream.replay.again import Past, Version, asked, chosen, pairs
-from clawstream.training.trainer import Trainer
+from clawstream.training.step.trainer import Trainer
 from tests.engine.tiny_model import make_model
 from tests.training import tiny
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.cli.real import UNRELATED
+from clawstream.cli.learning.real import UNRELATED
 from clawstream.replay.blind import Choice, Pair, Tally, Task, tally
 from tests.replay.unrelated import RIGHT
 

@@ -4,11 +4,11 @@ import pytest
 
 from clawstream.errors import ConfigError
 from clawstream.events import Event, ReplayEnded, SampleAssembled, VotesFrom
-from clawstream.inference.judge_client import JudgeReply
+from clawstream.inference.judges.judge_client import JudgeReply
 from clawstream.replay.registry import Registry, promote, rollback
 from clawstream.replay.reporting import compared
 from clawstream.replay.running import begin
-from clawstream.stream.memory import MemoryLog
+from clawstream.stream.memory.memory_log import MemoryLog
 from tests.flow import Oracle
 from tests.replay.recorded import OUTPUTS, SETTINGS, lived, own, replayed, said, wanted, work, written
 from tests.samples.test_flow import GOOD, conversation

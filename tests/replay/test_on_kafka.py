@@ -14,11 +14,11 @@ from aiohttp import web
 
 from clawstream.config import EngineSettings, JudgeSettings, KafkaSettings, Settings, dump
 from clawstream.events import ReplayEnded
-from clawstream.inference.judge_client import judge_name
+from clawstream.inference.judges.judge_client import judge_name
 from clawstream.replay.registry import Registry, promote
 from clawstream.replay.reporting import compared
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Outgoing
 from clawstream.stream.topics import event_topics
 from tests.judging.endpoint import completion, endpoint

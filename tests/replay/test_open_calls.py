@@ -11,7 +11,7 @@ from clawstream.replay import work
 from clawstream.replay.hosting import EXPIRE_EVERY, Host, following
 from clawstream.replay.work import Worker
 from clawstream.stream.log import Place, Put
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record, Stage, Step
 from clawstream.stream.topics import replay_topic, replay_topics
 from tests.stream import toys

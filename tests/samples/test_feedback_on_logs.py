@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 
 from clawstream.events import Event, ExchangeCompleted, FeedbackSource, SampleAssembled
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Flow, Oracle
 from tests.samples.test_feedback import THUMBS, newest, place, rated, thumb
 from tests.samples.test_flow import MOVES, SEEDS, conversation

@@ -2,6 +2,7 @@
 
 import pytest
 
+from clawstream.conversation.floor import REMEMBERED_OVER, Mark, SecondLook, SecondLooks, buried, marked, second_looks
 from clawstream.events import (
     HintAbsence,
     HintAbsent,
@@ -11,7 +12,6 @@ from clawstream.events import (
     VerdictReached,
     VerdictStatus,
 )
-from clawstream.events.floor import REMEMBERED_OVER, Mark, SecondLook, SecondLooks, buried, marked, second_looks
 
 TURNS = ("t0", "t1", "t2")
 

@@ -11,15 +11,15 @@ from hypothesis import example, given, settings
 
 from clawstream.config import JudgeSettings, TurnsSettings
 from clawstream.events import Event, TurnPaired
-from clawstream.inference.judge_client import JudgeClient
+from clawstream.inference.judges.judge_client import JudgeClient
 from clawstream.judging.stage import Judge, judging_stage
 from clawstream.samples.joining import Rules
 from clawstream.samples.stage import samples_stage
-from clawstream.stream import admin
-from clawstream.stream.cut import Cut
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.stream.runner import run
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.memory.cut import Cut
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Record, Stage
 from clawstream.turns.stage import turns_stage
 from tests import recorded

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawstream.conversation.loops import LONGEST_CYCLE_TOKENS, LOOP_TIMES, LOOP_TOKENS, loops
 from clawstream.events import FinishReason, RefusalReason
-from clawstream.events.loops import LONGEST_CYCLE_TOKENS, LOOP_TIMES, LOOP_TOKENS, loops
 from clawstream.samples.masks import mask
 from tests.sessions import Session, user
 

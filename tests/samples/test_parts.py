@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawstream.conversation.messages import Message, text_of
 from clawstream.events import Event, FinishReason, RefusalReason, SampleAssembled, SampleRefused
-from clawstream.events.conversation import Message, text_of
 from clawstream.samples.hinted import with_hint
 from clawstream.samples.joining import Rules, observe
 from clawstream.samples.masks import mask

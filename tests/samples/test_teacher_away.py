@@ -17,13 +17,13 @@ from clawstream.events import (
     TurnPaired,
     VerdictReached,
 )
-from clawstream.inference.engine import Scores, Wanted
+from clawstream.inference.engines.engine import Scores, Wanted
 from clawstream.inference.teacher import Teacher as EngineTeacher
 from clawstream.samples.joining import Asks, Rules
 from clawstream.samples.stage import Teacher, asking_stage, samples_stage
-from clawstream.stream.breaker import FAILING_CALLS
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.stream.runner import Pace
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.runner.breaker import FAILING_CALLS
+from clawstream.stream.runner.hosting import Pace
 from tests.flow import Flow, Oracle
 from tests.inference.test_teacher import Engine
 from tests.samples.test_teacher import judge

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 
 from clawstream.config import EngineSettings, KafkaSettings, PolicySettings, Settings, TeacherSettings, dump
 from clawstream.events import SampleAssembled, SampleRefused, TeacherScored, VoteCast, float32
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.inference.scripted import ScriptedBackend, counting, serving, token_logprob
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.inference.engines.scripted import ScriptedBackend, counting, serving, token_logprob
+from clawstream.rendering.renderer import PromptRenderer
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 from tests.engine.tiny_model import make_config
 from tests.flow import Flow

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from clawstream import resources
 from clawstream.config import TurnsSettings
 from clawstream.events import Event, SampleAssembled, SessionIdle
-from clawstream.projections.cells import NULL
-from clawstream.projections.rows import columns, row
 from clawstream.projections.tables import samples
-from clawstream.stream.codec import Codec, codec
-from clawstream.stream.compatibility import problems
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.stream.plain import to_plain
-from clawstream.stream.schemas import LOCK, Schema, all_schemas, load
-from clawstream.stream.upcasting import UPCASTERS, Plain, Upcast, unsaid
+from clawstream.projections.write.cells import NULL
+from clawstream.projections.write.rows import columns, row
+from clawstream.stream.codec.avro import Codec, codec
+from clawstream.stream.codec.compatibility import problems
+from clawstream.stream.codec.plain import to_plain
+from clawstream.stream.codec.schemas import LOCK, Schema, all_schemas, load
+from clawstream.stream.codec.upcasting import UPCASTERS, Plain, Upcast, unsaid
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.turns.stage import turns_stage
 from tests.sessions import Session, assistant, user
 from tests.stream import toys

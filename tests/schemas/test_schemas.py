@@ -10,7 +10,7 @@ import pytest
 
 from clawstream import resources
 from clawstream.events import EVENTS, Event
-from clawstream.stream.schemas import LOCK, Schema, all_schemas, fingerprint, load, snake_name
+from clawstream.stream.codec.schemas import LOCK, Schema, all_schemas, fingerprint, load, snake_name
 
 FILES = sorted(resources.folder("schemas").glob("*.avsc"))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawstream import locks
-from clawstream.local import places
+from clawstream.local.servers import places
 
 VERSION = "0.5.23"
 INSTALL_WITHIN_S = 1200.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from clawstream.local.leash import Leash
+from clawstream.local.servers.leash import Leash
 from tests.sglang.installation import sglang_installation
 
 READY_WITHIN_S = 600.0

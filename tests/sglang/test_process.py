@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawstream.local.ports import reserved
+from clawstream.local.servers.ports import reserved
 from tests.engine.tiny_model import make_model
 from tests.sglang.process import sglang_engine
 

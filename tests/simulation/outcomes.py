@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from clawstream.simulation.controls import Control
-from clawstream.simulation.figures import Score
-from clawstream.simulation.grid import Cell
-from clawstream.simulation.outcome import Outcome, Reference, Row, Update
+from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.learn.grid import Cell
+from clawstream.simulation.learn.outcome import Outcome, Reference, Row, Update
+from clawstream.simulation.runs.figures import Score
 
 STEP = Update(
     update=16, loss_tokens=500, samples=16, kl=0.06, entropy=0.5, mean_length=30.5, mean_reward=0.75, grad_norm=0.4,

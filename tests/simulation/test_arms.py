@@ -11,12 +11,12 @@ import pytest
 from clawstream.config import Settings
 from clawstream.errors import PartUnavailable
 from clawstream.events import Event, GroupSettled, StepAdvantage, StepTaken
-from clawstream.simulation import rounds
-from clawstream.simulation.casting import CASTS, STEPS_A_ROUND
 from clawstream.simulation.chains import MAX_STEPS
-from clawstream.simulation.people import people_of
-from clawstream.simulation.run import Method, Plan, _settings
-from clawstream.simulation.watch import Watch
+from clawstream.simulation.runs import rounds
+from clawstream.simulation.runs.casting import CASTS, STEPS_A_ROUND
+from clawstream.simulation.runs.people import people_of
+from clawstream.simulation.runs.run import Method, Plan, _settings
+from clawstream.simulation.runs.watch import Watch
 from clawstream.stream.stage import Record
 from tests.monitoring.said import activated, plan, published
 from tests.projections.logs import example
@@ -121,7 +121,7 @@ async def test_a_round_ends_with_all_that_its_steps_taught_however_late_the_trai
 
 
 async def test_a_batch_that_is_never_planned_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clawstream.simulation.watch.UPDATE_WITHIN_S", 0.5)
+    monkeypatch.setattr("clawstream.simulation.runs.watch.UPDATE_WITHIN_S", 0.5)
     with pytest.raises(PartUnavailable, match="no plan of batch 1, whose samples are there, within"):
         await World(late_s=60).live(1)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from clawstream.events import StepTaken
-from clawstream.simulation import cell
-from clawstream.simulation.cell import Order, _outcome, _scores
-from clawstream.simulation.counting import Counts
-from clawstream.simulation.figures import Chat, Score
-from clawstream.simulation.run import Lived, People
+from clawstream.simulation.learn import cell
+from clawstream.simulation.learn.cell import Order, _outcome, _scores
+from clawstream.simulation.runs.counting import Counts
+from clawstream.simulation.runs.figures import Chat, Score
+from clawstream.simulation.runs.run import Lived, People
 from tests.projections.logs import example
 from tests.simulation.outcomes import cell as cell_of
 from tests.simulation.outcomes import score

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from clawstream.simulation import student
+from clawstream.simulation.reactions import Task, flip
 from clawstream.simulation.student import Classroom
-from clawstream.simulation.taste import Task, flip
 
 SUMS = [Task(persona="student", question="1 + 1", answer="2", flipped="ta")] * 3
 

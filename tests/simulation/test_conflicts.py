@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.simulation import conflicts, opinions, taste
-from clawstream.simulation.conflicts import Conflict, Style
-from clawstream.simulation.dialogues import CORRECTIONS, HINT_MARKER, THANKS
+from clawstream.simulation import opinions, reactions
 from clawstream.simulation.marks import Mark, Question, mark
+from clawstream.simulation.policy import conflicts
+from clawstream.simulation.policy.conflicts import Conflict, Style
+from clawstream.simulation.policy.dialogues import CORRECTIONS, HINT_MARKER, THANKS
+from clawstream.simulation.policy.recipe import RECIPES, Base
 from clawstream.simulation.problems import Group, Sum, all_of
-from clawstream.simulation.recipe import RECIPES, Base
-from clawstream.simulation.taste import Impression, Task, impression
+from clawstream.simulation.reactions import Impression, Task, impression
 
 SUMS = st.sampled_from(all_of(Group.BASE))
 SOURCES = st.integers(0, 2**32).map(random.Random)
@@ -90,13 +91,13 @@ def test_the_stated_share_of_first_answers_is_as_the_one_who_asks_wants_it(base:
 
 def test_the_policy_has_met_every_wording_of_the_people_and_their_judge() -> None:
     for style, persona in PERSONAS.items():
-        manner = taste.MANNERS[persona]
+        manner = reactions.MANNERS[persona]
         assert {q.replace("{question}", "{a} + {b}") for q in manner.questions} == set(conflicts.QUESTIONS[style])
         assert {*manner.complaints} <= set(conflicts.COMPLAINTS[style])
         assert set(conflicts.HINTS[style]) == set(opinions.HINTS[WISHES[style]])
-    assert set(taste.VAGUE) == set(conflicts.VAGUE)
-    assert {*taste.REACTIONS[Impression.WRONG]} <= set(CORRECTIONS)
-    assert {*taste.REACTIONS[Impression.GOOD]} <= set(THANKS)
+    assert set(reactions.VAGUE) == set(conflicts.VAGUE)
+    assert {*reactions.REACTIONS[Impression.WRONG]} <= set(CORRECTIONS)
+    assert {*reactions.REACTIONS[Impression.GOOD]} <= set(THANKS)
     habits = opinions.HABITS["all"]
     assert {*habits.corrections, *habits.inventions} == set(conflicts.NEUTRAL_HINTS)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
-from clawstream.simulation.controls import Coin, Shuffled, opening_of
+from clawstream.simulation.learn.controls import Coin, Shuffled, opening_of
 from clawstream.simulation.opinions import Judge
 from tests.simulation.test_opinions import SAID, boxed, hint_in
 

@@ -5,13 +5,14 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.simulation import dialogues, opinions, taste
-from clawstream.simulation.dialogues import Mix, Style
+from clawstream.simulation import opinions, reactions
 from clawstream.simulation.marks import Question, mark
 from clawstream.simulation.opinions import Wish
+from clawstream.simulation.policy import dialogues
+from clawstream.simulation.policy.dialogues import Mix, Style
+from clawstream.simulation.policy.recipe import Recipe
 from clawstream.simulation.problems import Group, Sum, all_of
-from clawstream.simulation.recipe import Recipe
-from clawstream.simulation.taste import Impression, Task, impression
+from clawstream.simulation.reactions import Impression, Task, impression
 
 SUMS = st.sampled_from(all_of(Group.BASE))
 SOURCES = st.integers(0, 2**32).map(random.Random)
@@ -74,11 +75,11 @@ def test_the_base_is_built_on_sums_of_its_own_group_only() -> None:
 
 
 def test_the_policy_has_met_every_wording_of_student_judge_and_scorer() -> None:
-    manner = taste.MANNERS["student"]
+    manner = reactions.MANNERS["student"]
     assert {q.replace("{question}", "{a} + {b}") for q in manner.questions} <= set(dialogues.QUESTIONS)
-    assert set(taste.REACTIONS[Impression.WRONG]) <= set(dialogues.CORRECTIONS)
-    assert set(taste.REACTIONS[Impression.GOOD]) <= set(dialogues.THANKS)
-    complaints = {*manner.complaints, *taste.REACTIONS[Impression.STEPS_MISSING]}
+    assert set(reactions.REACTIONS[Impression.WRONG]) <= set(dialogues.CORRECTIONS)
+    assert set(reactions.REACTIONS[Impression.GOOD]) <= set(dialogues.THANKS)
+    complaints = {*manner.complaints, *reactions.REACTIONS[Impression.STEPS_MISSING]}
     assert complaints <= set(dialogues.COMPLAINTS)
     assert {*opinions.HINTS[Wish.PLAIN], *opinions.HABITS["student"].corrections} <= set(dialogues.HINTS)
 

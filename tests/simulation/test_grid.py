@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from clawstream.simulation.casting import CASTS
-from clawstream.simulation.controls import Control
-from clawstream.simulation.grid import Cell, cell_of, grid
+from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.learn.grid import Cell, cell_of, grid
+from clawstream.simulation.runs.casting import CASTS
 
 CELL = Cell(
     scenario="all", base="standard", base_sha="a", problems_sha="a", method="opd", seed=3, control=Control.COIN,

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.simulation import learning
-from clawstream.simulation.cell import OUTCOME
-from clawstream.simulation.figures import Score
-from clawstream.simulation.grid import Cell
-from clawstream.simulation.learning import Grid
-from clawstream.simulation.outcome import Reference
-from clawstream.simulation.people import people_of
-from clawstream.simulation.run import People, Progress
+from clawstream.simulation.learn import learning
+from clawstream.simulation.learn.cell import OUTCOME
+from clawstream.simulation.learn.grid import Cell
+from clawstream.simulation.learn.learning import Grid
+from clawstream.simulation.learn.outcome import Reference
+from clawstream.simulation.runs.figures import Score
+from clawstream.simulation.runs.people import people_of
+from clawstream.simulation.runs.run import People, Progress
 from tests.simulation.outcomes import REFERENCE, cell, outcome
 from tests.simulation.outcomes import score as a_score
 

@@ -10,7 +10,7 @@ from clawstream.events import Question
 from clawstream.judging import readings
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
 from clawstream.simulation.opinions import HABITS, HINTS, Judge, Reaction, Wish, read
-from clawstream.simulation.taste import MANNERS, REACTIONS, VAGUE, Impression
+from clawstream.simulation.reactions import MANNERS, REACTIONS, VAGUE, Impression
 
 SURE = Judge(wrong_share=0.0, seed=0)
 READ_AS = {

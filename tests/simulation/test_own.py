@@ -9,13 +9,13 @@ from typing import Literal
 import pytest
 
 from clawstream.config import EngineSettings, Settings, TrainingSettings, load
-from clawstream.inference.sglang import SglangEngine, engine_session
-from clawstream.local.ports import reserved
-from clawstream.simulation.own import digest, lent
-from clawstream.simulation.people import people_of
-from clawstream.simulation.run import People, Plan, _settings
-from clawstream.simulation.scoring import room
-from clawstream.training.trainer import Trainer
+from clawstream.inference.engines.sglang import SglangEngine, engine_session
+from clawstream.local.servers.ports import reserved
+from clawstream.simulation.learn.scoring import room
+from clawstream.simulation.runs.own import digest, lent
+from clawstream.simulation.runs.people import people_of
+from clawstream.simulation.runs.run import People, Plan, _settings
+from clawstream.training.step.trainer import Trainer
 from tests.engine.process import cpu_engine
 from tests.engine.tiny_model import make_model
 
@@ -133,7 +133,7 @@ async def test_an_engine_that_died_is_named_and_the_others_are_given_back_all_th
             with pytest.raises(ArithmeticError, match="of the run"):
                 await run()
             assert await engine.weight_version() == "0"
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "clawstream.simulation.own"]
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "clawstream.simulation.runs.own"]
     assert said.startswith(f"engine={dead} state=not given back reason=")
 
 
@@ -152,5 +152,5 @@ async def test_an_engine_that_refuses_its_base_is_named_and_hides_no_error(
 
         with pytest.raises(ArithmeticError, match="of the run"):
             await run()
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "clawstream.simulation.own"]
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "clawstream.simulation.runs.own"]
     assert said.startswith(f"engine={url} state=not given back reason=")

@@ -15,8 +15,8 @@ import openai
 import pytest
 
 import clawstream.simulation
-from clawstream.simulation import taste
-from clawstream.simulation.scenarios import SCENARIOS, write
+from clawstream.simulation import reactions
+from clawstream.simulation.runs.scenarios import SCENARIOS, write
 from tests.simulation.chat_server import serving
 
 
@@ -211,7 +211,7 @@ async def test_the_stated_share_of_complaints_says_what_is_wanted(
 
     said = [body["messages"][2]["content"] for _, body in chat.asked if len(body["messages"]) == 3]
     assert len(said) == 20
-    assert sum(words not in taste.VAGUE for words in said) == specific
+    assert sum(words not in reactions.VAGUE for words in said) == specific
 
 
 async def test_a_judge_of_unknown_people_does_not_start() -> None:

@@ -1,8 +1,8 @@
 """What a picture of several methods shows is not hidden by its own words."""
 
-from clawstream.simulation.controls import Control
-from clawstream.simulation.plot import curves_figure
-from clawstream.simulation.report import curves
+from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.learn.plot import curves_figure
+from clawstream.simulation.learn.report import curves
 from tests.simulation.outcomes import REFERENCE, row
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.simulation import policy, tokenizer
-from clawstream.simulation.dialogues import Mix
-from clawstream.simulation.recipe import Recipe
+from clawstream.rendering.renderer import PromptRenderer
+from clawstream.simulation.policy import build, tokenizer
+from clawstream.simulation.policy.dialogues import Mix
+from clawstream.simulation.policy.recipe import Recipe
 
 SHORT = Recipe(steps=3, batch_dialogues=4, warm_up_steps=1)
 CHANGES = {"seed": 1, "width": 64, "steps": 4, "matrix_rate": 0.01, "mix": Mix(plain=0.5)}
@@ -19,7 +19,7 @@ CHANGES = {"seed": 1, "width": 64, "steps": 4, "matrix_rate": 0.01, "mix": Mix(p
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return policy.ensure(tmp_path_factory.mktemp("cache"), SHORT)
+    return build.ensure(tmp_path_factory.mktemp("cache"), SHORT)
 
 
 def test_the_folder_is_what_an_engine_and_the_gateway_load(built: Path) -> None:
@@ -38,9 +38,9 @@ def test_the_folder_is_what_an_engine_and_the_gateway_load(built: Path) -> None:
 
 
 def test_a_policy_of_the_same_recipe_is_not_built_again(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "build", lambda _recipe: pytest.fail("built again"))
+    monkeypatch.setattr(build, "build", lambda _recipe: pytest.fail("built again"))
 
-    assert policy.ensure(built.parent, SHORT) == built
+    assert build.ensure(built.parent, SHORT) == built
 
 
 @pytest.mark.parametrize("field", CHANGES)
@@ -52,7 +52,7 @@ def test_another_recipe_is_another_policy(field: str) -> None:
 
 def test_other_words_are_another_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     before = SHORT.digest()
-    monkeypatch.setattr("clawstream.simulation.dialogues.OPENERS", ("well, ",))
+    monkeypatch.setattr("clawstream.simulation.policy.dialogues.OPENERS", ("well, ",))
 
     assert SHORT.digest() != before
 
@@ -60,7 +60,7 @@ def test_other_words_are_another_policy(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_same_recipe_gives_the_same_weights(built: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(str(built), local_files_only=True)
 
-    again = policy.build(SHORT)
+    again = build.build(SHORT)
 
     assert all(torch.equal(loaded.get_parameter(name), p) for name, p in again.named_parameters())
 
@@ -72,7 +72,7 @@ def test_nothing_is_left_when_building_fails(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(tokenizer, "save", full_disk)
 
     with pytest.raises(OSError, match="no space left"):
-        policy.ensure(tmp_path, SHORT)
+        build.ensure(tmp_path, SHORT)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -86,7 +86,7 @@ def test_two_that_build_at_once_end_with_one_whole_folder(tmp_path: Path, monkey
 
     monkeypatch.setattr(tokenizer, "save", save_together)
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(policy.ensure(tmp_path, SHORT))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: found.append(build.ensure(tmp_path, SHORT))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -102,13 +102,13 @@ def test_building_leaves_the_random_numbers_of_others_alone(tmp_path: Path) -> N
     expected = torch.rand(3)
     torch.manual_seed(5)
 
-    policy.ensure(tmp_path, SHORT)
+    build.ensure(tmp_path, SHORT)
 
     assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_lesson_is_the_gateways_prompt_and_an_answer_that_ends(built: Path) -> None:
-    lesson, dialogue = policy.lessons_of(SHORT)[0], SHORT.dialogues(1)[0]
+    lesson, dialogue = build.lessons_of(SHORT)[0], SHORT.dialogues(1)[0]
     renderer = PromptRenderer.load(built, enable_thinking=False)
 
     assert lesson.prompt_ids == renderer.prompt_ids(list(dialogue.messages), {})

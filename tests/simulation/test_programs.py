@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from clawstream.errors import PartUnavailable
-from clawstream.simulation import programs
-from clawstream.simulation.programs import Students
+from clawstream.simulation.runs import programs
+from clawstream.simulation.runs.programs import Students
 
 ANSWER = {
     "event": "chat", "started_at_s": 0.0, "total_ms": 1.0, "ttft_ms": 1.0, "gaps": [], "failed": False,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.simulation.controls import Control
-from clawstream.simulation.outcome import Row, outcome_of
-from clawstream.simulation.report import T950, T975, checks, curves, gains, mean_of
+from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.learn.outcome import Row, outcome_of
+from clawstream.simulation.learn.report import T950, T975, checks, curves, gains, mean_of
 from tests.simulation.outcomes import failed, long_row, outcome, row, score
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from clawstream.errors import PartUnavailable
-from clawstream.simulation import rounds, run
-from clawstream.simulation.controls import Control
-from clawstream.simulation.run import People, Plan, _free_until, _judge, _next_stop, _settings, _teach
+from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.runs import rounds, run
+from clawstream.simulation.runs.run import People, Plan, _free_until, _judge, _next_stop, _settings, _teach
 
 PEOPLE = People(scenario="all", hint_share=0.5, asked=Path("a"), scored=Path("b"), scored_flipped=Path("c"))
 PLAN = Plan(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from clawstream.simulation import marks, taste
-from clawstream.simulation.conflicts import WANTED, Conflict
+from clawstream.simulation import marks, reactions
+from clawstream.simulation.policy.conflicts import WANTED, Conflict
+from clawstream.simulation.policy.recipe import RECIPES
 from clawstream.simulation.problems import Group, Sum
-from clawstream.simulation.recipe import RECIPES
-from clawstream.simulation.scenarios import SCENARIOS, SCORED_FLIPPED, UnusableProblems, write
+from clawstream.simulation.runs.scenarios import SCENARIOS, SCORED_FLIPPED, UnusableProblems, write
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def test_people_and_scorer_read_only_sums_of_their_own_group(name: str, tmp_path
 
     assert {s.group for s in sums(asked)} == {Group.STUDENTS}
     assert {s.group for s in sums(scored)} == {Group.SCORED}
-    assert len(taste.tasks(asked.read_text())) == len(set(sums(asked)))
+    assert len(reactions.tasks(asked.read_text())) == len(set(sums(asked)))
     assert len(marks.questions(scored.read_text())) == len(set(sums(scored))) == SCENARIOS[name].num_scored
 
 
@@ -49,7 +49,7 @@ def test_a_scored_question_is_in_a_wording_of_who_asks_and_brings_their_hint(tmp
 
     used = {(row["persona"], row["prompt"].replace(row["question"], "{question}")) for row in rows(scored)}
 
-    assert used == {(name, wording) for name, manner in taste.MANNERS.items() for wording in manner.questions}
+    assert used == {(name, wording) for name, manner in reactions.MANNERS.items() for wording in manner.questions}
     assert all(row["hint"] == hints[row["persona"]] for row in rows(scored))
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from clawstream.config import Settings, TrainingSettings
-from clawstream.simulation.people import people_of
-from clawstream.simulation.scoring import room
-from clawstream.training.trainer import Trainer
+from clawstream.simulation.learn.scoring import room
+from clawstream.simulation.runs.people import people_of
+from clawstream.training.step.trainer import Trainer
 from tests.engine.tiny_model import make_model
 
 

@@ -11,14 +11,14 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from clawstream.errors import PartUnavailable
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.simulation import policy, shipped
-from clawstream.simulation.base import base_policy
-from clawstream.simulation.demo import SCENARIO, TEMPERATURE
-from clawstream.simulation.dialogues import with_hint as hinted
+from clawstream.rendering.renderer import PromptRenderer
 from clawstream.simulation.marks import mark, questions, total
-from clawstream.simulation.people import people_of
-from clawstream.simulation.recipe import RECIPES
+from clawstream.simulation.policy import build, shipped
+from clawstream.simulation.policy.base import base_policy
+from clawstream.simulation.policy.dialogues import with_hint as hinted
+from clawstream.simulation.policy.recipe import RECIPES
+from clawstream.simulation.runs.demo import SCENARIO, TEMPERATURE
+from clawstream.simulation.runs.people import people_of
 
 HOLDS = 0.1  # two scores of 200 problems each that are this near are those of one policy, in 95 of 100 cases
 MAX_ANSWER_TOKENS = 160
@@ -88,7 +88,7 @@ def test_it_prefers_the_unwanted_style_and_can_do_the_wanted_one_with_the_hint(f
 @pytest.mark.timeout(1500)
 def test_what_its_recipe_makes_today_is_as_good(folder: Path, tmp_path: Path) -> None:
     places = ("--cache-dir", str(tmp_path / "cache"), "--pack", str(tmp_path / "package"))
-    command = [sys.executable, "-m", policy.__name__, *places]
+    command = [sys.executable, "-m", build.__name__, *places]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1400, check=True)
     built = Path(done.stdout.strip())
     for with_hint in (False, True):
@@ -100,7 +100,7 @@ def test_what_its_recipe_makes_today_is_as_good(folder: Path, tmp_path: Path) ->
 
 def test_who_only_asks_for_the_folder_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from clawstream.simulation.base import base_policy\n"
+        "import sys; from pathlib import Path; from clawstream.simulation.policy.base import base_policy\n"
         f"base_policy(Path({str(tmp_path)!r})); print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

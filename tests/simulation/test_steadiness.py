@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from clawstream.simulation.controls import Control
-from clawstream.simulation.outcome import Row
-from clawstream.simulation.steadiness import Line, steadiness, with_lines
+from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.learn.outcome import Row
+from clawstream.simulation.learn.steadiness import Line, steadiness, with_lines
 from tests.simulation.outcomes import failed, long_row, row
 
 LAST, LATE, REJECTED, ENTROPY, LENGTH, ANEW = range(6)

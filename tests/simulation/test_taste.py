@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from clawstream.simulation.taste import MANNERS, VAGUE, Impression, Task, ask, flip, impression, react, tasks
+from clawstream.simulation.reactions import MANNERS, VAGUE, Impression, Task, ask, flip, impression, react, tasks
 
 STUDENT = Task(persona="student", question="27 + 48", answer="75")
 TEACHER = replace(STUDENT, persona="teacher")

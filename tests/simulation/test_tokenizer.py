@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, Qwen3Config
 
-from clawstream.inference.rendering import PromptRenderer
-from clawstream.simulation import tokenizer
+from clawstream.rendering.renderer import PromptRenderer
+from clawstream.simulation.policy import tokenizer
 
 KNOWN = "".join(c for c in string.printable if c not in "\r\x0b\x0c")
 CHAT = [

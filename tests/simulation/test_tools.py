@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
 
-from clawstream.events.conversation import Message
+from clawstream.conversation.messages import Message
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
 from clawstream.simulation.agent import Attempt, Trier, attempts
 from clawstream.simulation.agent_scorer import score
 from clawstream.simulation.attempts import Agent, results
-from clawstream.simulation.calls import HINT, Calls
 from clawstream.simulation.chains import (
     MAX_STEPS,
     Chain,
@@ -30,9 +29,10 @@ from clawstream.simulation.chains import (
     tasks,
     worked_out,
 )
-from clawstream.simulation.dialogues import HINT_MARKER, Dialogue
-from clawstream.simulation.people import NUM_HELD_OUT, people_of
-from clawstream.simulation.recipe import RECIPES
+from clawstream.simulation.policy.calls import HINT, Calls
+from clawstream.simulation.policy.dialogues import HINT_MARKER, Dialogue
+from clawstream.simulation.policy.recipe import RECIPES
+from clawstream.simulation.runs.people import NUM_HELD_OUT, people_of
 from clawstream.simulation.step_opinions import StepJudge
 
 CHAIN = Chain(start=37, operations=((Operation.ADD, 58), (Operation.TIMES, 4), (Operation.MINUS, 19)))

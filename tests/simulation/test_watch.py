@@ -4,10 +4,10 @@ from typing import cast
 
 import pytest
 
-from clawstream.simulation import rounds
-from clawstream.simulation.casting import CASTS
-from clawstream.simulation.watch import Watch
-from clawstream.stream.kafka import KafkaLog
+from clawstream.simulation.runs import rounds
+from clawstream.simulation.runs.casting import CASTS
+from clawstream.simulation.runs.watch import Watch
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.monitoring.said import activated, plan, published, rejected
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from clawstream.errors import UnusableEvent
 from clawstream.events import SessionDone, TurnPaired
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.letters import Fate, Letter, Letters, Mark, Reason
+from clawstream.stream.dead_letters.records import Fate, Letter, Letters, Mark, Reason
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Place
-from clawstream.stream.memory import MemoryLog
+from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record, Stage, Step
 from tests.stream import toys
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from clawstream.stream.appending import Bytes
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.memory import MemoryLog
+from clawstream.stream.kafka.appending import Bytes
+from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.memory.memory_log import MemoryLog
 
 
 async def append_bytes(

@@ -6,10 +6,10 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from clawstream.config import KafkaSettings
 from clawstream.errors import ConfigError, PartUnavailable, TopicMismatch
-from clawstream.stream import admin
-from clawstream.stream.connect import connected
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.schemas import all_schemas
+from clawstream.stream.codec.schemas import all_schemas
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.connect import connected
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.topics import Altered, Created, Refused, all_topics
 from tests.stream import toys
 

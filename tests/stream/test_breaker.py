@@ -9,10 +9,10 @@ import pytest
 
 from clawstream.errors import NotYet, TooLate, TryLater
 from clawstream.events import Event, SessionDone, VoteCast, VoteStatus
-from clawstream.stream.breaker import FAILING_CALLS, LONGEST_WAIT_S, Breaker
-from clawstream.stream.calling import Caller
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.stream.runner import Progress
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.runner.breaker import FAILING_CALLS, LONGEST_WAIT_S, Breaker
+from clawstream.stream.runner.calling import Caller
+from clawstream.stream.runner.hosting import Progress
 from tests.stream import toys
 
 

@@ -1,6 +1,6 @@
 """The log's clock."""
 
-from clawstream.stream.clock import LogClock
+from clawstream.stream.runner.clock import LogClock
 
 
 def test_nothing_read_is_no_time() -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from clawstream.errors import TryLater
 from clawstream.events import Event, SessionDone
-from clawstream.stream.cut import Cut
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.stream.runner import run
+from clawstream.stream.memory.cut import Cut
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Stage
 from tests.stream import toys
 

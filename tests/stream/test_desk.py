@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from clawstream.errors import OperatorError
-from clawstream.stream import admin
-from clawstream.stream.desk import letters, plain, rule, shown
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.letters import Fate
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.dead_letters.records import Fate
+from clawstream.stream.dead_letters.rulings import letters, plain, rule, shown
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from tests.stream import queues, toys
 from tests.stream.raw import append_bytes
 

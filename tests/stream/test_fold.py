@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.errors import UnusableEvent
-from clawstream.stream.fold import CLOCK_SLACK_MS, Fold
 from clawstream.stream.log import Arrived, Raw, Undecodable
-from clawstream.stream.rebuild import Note, in_clock_order, read_note
+from clawstream.stream.runner.fold import CLOCK_SLACK_MS, Fold
+from clawstream.stream.runner.rebuild import Note, in_clock_order, read_note
 from clawstream.stream.stage import Record, Stage, Step
 from tests.stream import toys
 

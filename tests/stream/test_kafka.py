@@ -13,11 +13,11 @@ import pytest
 
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.events import Event, SessionDone
-from clawstream.local.kafka import EmbeddedKafka
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.member import GroupPatience
-from clawstream.stream.runner import run
+from clawstream.local.servers.kafka import EmbeddedKafka
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.kafka.member import GroupPatience
+from clawstream.stream.runner.hosting import run
 from tests.stream import toys
 
 

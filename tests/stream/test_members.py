@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from clawstream.events import Event, SessionDone
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.runner import Pace, Progress, run
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.runner.hosting import Pace, Progress, run
 from clawstream.stream.stage import Stage
 from tests.chaos.reading import moved
 from tests.stream import toys

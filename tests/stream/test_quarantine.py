@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from clawstream.errors import ParkedRecord, TryLater
-from clawstream.stream.letters import EXPIRED, Fate, LetterId, Mark
+from clawstream.stream.dead_letters.records import EXPIRED, Fate, LetterId, Mark
 from clawstream.stream.log import Arrived, Place
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.stream.runner import Progress
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.runner.hosting import Progress
 from tests.stream import queues, toys
 
 

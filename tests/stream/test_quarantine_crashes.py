@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawstream.events import SessionDone
-from clawstream.stream.letters import Fate
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.dead_letters.records import Fate
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from tests.stream import queues, toys
 from tests.stream.test_crashes import CUTS, HURRY, PARTITIONS, SESSIONS, numbered, pieces, survive
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 
-from clawstream.local.kafka import EmbeddedKafka
-from clawstream.stream import admin
-from clawstream.stream.appending import Appender
-from clawstream.stream.client import Broker, KafkaSecurity
-from clawstream.stream.codec import codec
+from clawstream.local.servers.kafka import EmbeddedKafka
+from clawstream.stream.codec.avro import codec
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.appending import Appender
+from clawstream.stream.kafka.client import Broker, KafkaSecurity
 
 WITHIN_S = 60.0
 EXCHANGES = "clawstream.exchanges.v1"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clawstream import resources
 from clawstream.events import EVENTS
-from clawstream.stream.client import MAX_RECORD_BYTES
+from clawstream.stream.kafka.client import MAX_RECORD_BYTES
 from clawstream.stream.topics import (
     Altered,
     Created,

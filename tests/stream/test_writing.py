@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from clawstream.errors import TryLater
 from clawstream.stream.log import Outgoing
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.stream.writing import Parcel, Writer
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.runner.writing import Parcel, Writer
 from tests.stream import toys
 
 

@@ -21,10 +21,10 @@ from clawstream.events import (
     VoteCast,
     VoteStatus,
 )
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Log
-from clawstream.stream.memory import MemoryLog
-from clawstream.stream.runner import Pace, Progress, run
+from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.runner.hosting import Pace, Progress, run
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
 
 EXCHANGES, TURNS, VOTES, HINTS = (f"clawstream.{name}.v1" for name in ("exchanges", "turns", "votes", "hints"))

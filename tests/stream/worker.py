@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from clawstream.events import Event, SessionDone
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.kafka.member import GroupPatience, KafkaMember
 from clawstream.stream.log import Commit, Place
-from clawstream.stream.member import GroupPatience, KafkaMember
-from clawstream.stream.runner import run
+from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Stage
 from tests.stream import toys
 

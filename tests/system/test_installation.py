@@ -15,10 +15,10 @@ import pytest
 from clawstream.config import Settings, load
 from clawstream.events import PolicyActivated
 from clawstream.local.installation import Installation, installation
-from clawstream.local.ports import reserved
+from clawstream.local.servers.ports import reserved
 from clawstream.local.supervisor import Part
-from clawstream.projections.sql import rows_of
-from clawstream.stream.connect import connected
+from clawstream.projections.look.sql import rows_of
+from clawstream.stream.kafka.connect import connected
 from clawstream.stream.stage import Record
 from tests.engine.tiny_model import make_model
 

@@ -14,7 +14,7 @@ import pytest
 from clawstream.config import load
 from clawstream.events import BatchPlanned, GroupSettled, StepTaken
 from clawstream.local.installation import Installation, installation
-from clawstream.stream.connect import connected
+from clawstream.stream.kafka.connect import connected
 from clawstream.stream.stage import Record
 from tests.engine.tiny_model import make_model
 from tests.system.test_installation import _database, _rows

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clawstream.events import BatchPlanned, Event, PolicyPublished, StepTaken
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 
 POLICY_TOPIC = "clawstream.policy.v1"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from clawstream.events import SampleAssembled
-from clawstream.training.trainer import Trainer
+from clawstream.training.step.trainer import Trainer
 
 Samples = Sequence[SampleAssembled]
 

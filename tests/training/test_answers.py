@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from clawstream.training.answers import Answers, Suffix
-from clawstream.training.packing import pack
+from clawstream.training.step.answers import Answers, Suffix
+from clawstream.training.step.packing import pack
 
 
 def test_a_place_that_many_answers_follow_gets_the_same_gradient_each_time() -> None:

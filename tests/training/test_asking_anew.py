@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from clawstream.events import BatchPlanned, Event, SampleAssembled
-from clawstream.stream.codec import codec
-from clawstream.stream.headers import key_bytes
+from clawstream.stream.codec.avro import codec
+from clawstream.stream.codec.headers import key_bytes
 from clawstream.stream.log import Arrived, Place, Put, Start
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.topics import replay_topic, replay_topics
-from clawstream.training.following import SAMPLES_TOPIC
+from clawstream.training.batches.following import SAMPLES_TOPIC
+from clawstream.training.batches.retraining import retraining
 from clawstream.training.loop import train
-from clawstream.training.retraining import retraining
 from tests.training.test_following import pointer
 from tests.training.test_loop import said, settings, trained_until
 from tests.training.test_refreshed import asked, sample

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import BatchPlanned, SampleAssembled
-from clawstream.training.batches import Arrival, Batch, Batcher, DropReason, Rules, resume_offsets, versions_behind
+from clawstream.training.batches.planning import (
+    Arrival,
+    Batch,
+    Batcher,
+    DropReason,
+    Rules,
+    resume_offsets,
+    versions_behind,
+)
 from tests.training import tiny
 
 RULES = Rules(policy_id="policy", batch_samples=3, max_wait_ms=1000)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawstream.training.losses import LogProbs, Objective, Tally, distillation_loss, divergence
+from clawstream.training.step.losses import LogProbs, Objective, Tally, distillation_loss, divergence
 
 Direction = Literal["reverse", "forward"]
 STUDENT = torch.tensor([0.3, -1.0, 1.2, 0.0, 0.4], dtype=torch.float64)

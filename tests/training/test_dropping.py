@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.training.batches import DropReason
-from clawstream.training.dropping import LOST, WHY, grown
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.training.batches.dropping import LOST, WHY, grown
+from clawstream.training.batches.planning import DropReason
 from clawstream.training.loop import train
 from tests.training import tiny
 from tests.training.test_loop import settings

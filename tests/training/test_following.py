@@ -5,15 +5,15 @@ import json
 from pathlib import Path
 
 from clawstream.events import BatchPlanned, PolicyPublished, SampleAssembled, SamplesPromoted, StepTaken
-from clawstream.stream.codec import codec
-from clawstream.stream.headers import key_bytes
+from clawstream.stream.codec.avro import codec
+from clawstream.stream.codec.headers import key_bytes
 from clawstream.stream.log import Place, Put
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.topics import replay_topic, replay_topics
-from clawstream.training.checkpoints import latest
-from clawstream.training.following import SAMPLES_TOPIC
+from clawstream.training.batches.following import SAMPLES_TOPIC
+from clawstream.training.batches.retraining import retraining
 from clawstream.training.loop import train
-from clawstream.training.retraining import retraining
+from clawstream.training.models.checkpoints import latest
 from tests.training import tiny
 from tests.training.test_loop import said, settings, trained_until
 

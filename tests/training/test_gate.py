@@ -16,11 +16,21 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled, VersionSpan, float32
 from clawstream.events.exchanges import Sampling, Shaping
-from clawstream.training import probing
-from clawstream.training.answers import Suffix
-from clawstream.training.gate import ALIKE_REWARDS, Memory, Seen, Written, astray, harm, misspoken, one_sided, stopped
-from clawstream.training.trainer import Trainer
-from clawstream.training.writing import _ends, write
+from clawstream.training.gate import probing
+from clawstream.training.gate.publishing import (
+    ALIKE_REWARDS,
+    Memory,
+    Seen,
+    Written,
+    astray,
+    harm,
+    misspoken,
+    one_sided,
+    stopped,
+)
+from clawstream.training.gate.writing import _ends, write
+from clawstream.training.step.answers import Suffix
+from clawstream.training.step.trainer import Trainer
 from tests.training import tiny
 from tests.training.planted import FAULTS, always_good
 

@@ -24,11 +24,11 @@ from clawstream.events import (
     StepTaken,
 )
 from clawstream.stream.log import Arrived, Start
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.training.batches import Arrival, Batch, Batcher, DropReason, Rules, resume_offsets, turn_of
-from clawstream.training.grouping import Groups
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.training.batches.grouping import Groups
+from clawstream.training.batches.planning import Arrival, Batch, Batcher, DropReason, Rules, resume_offsets, turn_of
 from clawstream.training.loop import train
-from clawstream.training.trainer import Trainer
+from clawstream.training.step.trainer import Trainer
 from tests.training import tiny
 from tests.training.test_loop import settings, trained_until
 from tests.training.test_methods import gradient_of

@@ -11,8 +11,8 @@ import pytest
 
 from clawstream.config import EngineSettings, KafkaSettings, PolicySettings, Settings, TrainingSettings, dump
 from clawstream.events import BatchPlanned, Event, PolicyPublished, SampleAssembled, StepTaken
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.training import tiny
 from tests.training.outside import broken, said, weights, whole
 from tests.training.victim import Point, begin

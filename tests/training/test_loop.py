@@ -16,11 +16,11 @@ from clawstream.events import (
     SampleAssembled,
     StepTaken,
 )
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record
-from clawstream.training.checkpoints import alone_on, latest, read
-from clawstream.training.following import SAMPLES_TOPIC
+from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import POLICY_TOPIC, train
+from clawstream.training.models.checkpoints import alone_on, latest, read
 from tests.training import tiny
 
 SAMPLES = [tiny.sample(f"s{i}", reward=1 if i % 2 else -1, hinted=i % 3 == 0) for i in range(9)]

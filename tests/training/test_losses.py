@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clawstream.training.losses import LogProbs, Objective, Tally, figures, policy_loss
+from clawstream.training.step.losses import LogProbs, Objective, Tally, figures, policy_loss
 
 NAN = float("nan")
 PLAIN = Objective(kl=0.0, importance_cap=1e9)

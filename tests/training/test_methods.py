@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from clawstream.config import TrainingSettings
-from clawstream.training.trainer import Trainer
+from clawstream.training.step.trainer import Trainer
 from tests.training import tiny
 from tests.training.test_trainer import MIXED, moved, on_policy, weights, with_settings
 

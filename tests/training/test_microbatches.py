@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.training.microbatches import micro_batches, optimizer_steps
+from clawstream.training.step.microbatches import micro_batches, optimizer_steps
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 200))

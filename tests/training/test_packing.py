@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.training import tree_attention
-from clawstream.training.microbatches import packed_batches
-from clawstream.training.packing import LEAST_SHARED_TOKENS, Pack, Tokens, num_shared, pack
-from clawstream.training.tree_attention import Tree
+from clawstream.training.models import tree_attention
+from clawstream.training.models.tree_attention import Tree
+from clawstream.training.step.microbatches import packed_batches
+from clawstream.training.step.packing import LEAST_SHARED_TOKENS, Pack, Tokens, num_shared, pack
 
 
 @pytest.fixture(scope="module", autouse=True)

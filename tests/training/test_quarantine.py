@@ -11,17 +11,18 @@ import pytest
 from clawstream.config import Settings
 from clawstream.errors import TooManyFailures, UnusableEvent
 from clawstream.events import BatchPlanned, SampleAssembled, SamplesPromoted, StepTaken
-from clawstream.stream import admin, desk
-from clawstream.stream.codec import codec
-from clawstream.stream.headers import key_bytes
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.letters import Fate, Letter, LetterId, Reason
+from clawstream.stream.codec.avro import codec
+from clawstream.stream.codec.headers import key_bytes
+from clawstream.stream.dead_letters import rulings
+from clawstream.stream.dead_letters.records import Fate, Letter, LetterId, Reason
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Place, Put
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.topics import replay_topic, replay_topics
-from clawstream.training.checkpoints import latest
-from clawstream.training.following import SAMPLES_TOPIC
+from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train
+from clawstream.training.models.checkpoints import latest
 from tests.stream.raw import append_bytes
 from tests.training import outside, tiny
 from tests.training.test_loop import names, said, settings, trained_until
@@ -50,7 +51,7 @@ def letter_at(offset: int, topic: str = SAMPLES_TOPIC) -> str:
 
 
 async def letters(log: MemoryLog) -> list[Letter]:
-    return await desk.letters(log)
+    return await rulings.letters(log)
 
 
 async def planned(log: MemoryLog) -> list[str]:
@@ -197,7 +198,7 @@ async def test_what_a_replay_has_that_cannot_be_trained_on_goes_to_the_live_topi
     await trained_until(log, settings(base, tmp_path), 1)
 
     assert len(log.broker.records(QUEUE)) == 1
-    shown = await desk.shown(log, letter_at(0, place.topic))
+    shown = await rulings.shown(log, letter_at(0, place.topic))
     assert "response_logprobs has 14 values" in shown["error"]
     assert bytes.fromhex(shown["value_hex"]) == codec().encode(samples[0])
 
@@ -222,7 +223,7 @@ async def test_a_letter_is_not_trained_on_until_it_is_asked_for_and_then_once(ba
     async def replayed() -> bool:
         return await fate(log) is Fate.REPLAYED
 
-    await desk.rule(log, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+    await rulings.rule(log, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
     await trained_while(log, chosen, replayed)
     await log.append(SAMPLES[6:])
     await trained_until(log, chosen, 4)
@@ -238,7 +239,7 @@ async def test_a_ruling_wakes_a_trainer_that_has_nothing_else_to_do(base: Path, 
         nonlocal asked
         if not asked and any(isinstance(event, StepTaken) for event in await said(log)):
             asked = True
-            await desk.rule(log, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+            await rulings.rule(log, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
         return await fate(log) is Fate.REPLAYED
 
     await trained_while(log, settings(base, tmp_path, batch_samples=1), replayed)
@@ -251,14 +252,14 @@ async def test_a_replayed_sample_is_in_its_plan_after_the_trainer_was_killed_bef
 ) -> None:
     first = await set_aside_by_hand(SAMPLES[:4])
     await trained_until(first, settings(base, tmp_path / "one"), 1)
-    await desk.rule(first, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+    await rulings.rule(first, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
     events = await trained_until(first, settings(base, tmp_path / "one", max_wait_s=0.1), 2)
     plans = [event for event in events if isinstance(event, BatchPlanned)]
     assert plans[1].sample_ids == (SAMPLES[0].sample_id,)
     assert plans[1].offsets == plans[0].offsets
 
     killed = await set_aside_by_hand(SAMPLES[:4])
-    await desk.rule(killed, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+    await rulings.rule(killed, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
     await killed.append(plans[:1])
     await trained_until(killed, settings(base, tmp_path / "two", max_updates=1), 1)
     await killed.append(plans[1:])
@@ -277,7 +278,7 @@ async def test_a_plan_that_names_a_replayed_sample_which_is_refused_since_is_exe
 ) -> None:
     older = await set_aside_by_hand(SAMPLES[:4])
     await trained_until(older, settings(base, tmp_path / "older"), 1)
-    await desk.rule(older, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+    await rulings.rule(older, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
     events = await trained_until(older, settings(base, tmp_path / "older", max_wait_s=0.1), 2)
     plans = [event for event in events if isinstance(event, BatchPlanned)]
     assert plans[1].sample_ids == (SAMPLES[0].sample_id,)
@@ -290,7 +291,7 @@ async def test_a_plan_that_names_a_replayed_sample_which_is_refused_since_is_exe
 
     await log.append(plans[:1])
     await trained_until(log, newer, 1)
-    await desk.rule(log, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+    await rulings.rule(log, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
     if refused_before:
         await trained_while(log, newer, refused)
     await log.append(plans[1:])
@@ -309,7 +310,7 @@ async def test_a_ruling_about_samples_that_are_not_trained_on_is_said_to_wait_on
     place = Place(replay_topic(SAMPLES_TOPIC, "again"), 0)
     await log.put([Put(place, b"key", codec().encode(SAMPLES[6]), ())])
     await log.set_aside(LetterId("train", *place, 0), error=UnusableEvent("an older version could not"))
-    await desk.rule(log, Fate.REPLAY, letter=letter_at(0, place.topic), stage=None, because=None)
+    await rulings.rule(log, Fate.REPLAY, letter=letter_at(0, place.topic), stage=None, because=None)
 
     await trained_until(log, settings(base, tmp_path), 2)
 
@@ -323,8 +324,8 @@ async def test_a_letter_that_still_cannot_be_used_is_set_aside_again_and_one_tha
     log = log_of([JUNK, replace(SAMPLES[0], **BAD[1]), *SAMPLES[1:4]])
     chosen = settings(base, tmp_path)
     await trained_until(log, chosen, 1)
-    await desk.rule(log, Fate.DISCARD, letter=letter_at(0), stage=None, because="not ours")
-    await desk.rule(log, Fate.REPLAY, letter=letter_at(1), stage=None, because=None)
+    await rulings.rule(log, Fate.DISCARD, letter=letter_at(0), stage=None, because="not ours")
+    await rulings.rule(log, Fate.REPLAY, letter=letter_at(1), stage=None, because=None)
 
     async def done() -> bool:
         junk, bad = await letters(log)
@@ -350,9 +351,9 @@ async def test_on_a_real_broker_too_what_cannot_be_used_is_copied_as_it_is_and_c
         async with asyncio.timeout(60):
             while not any(isinstance(event, StepTaken) for event in await outside.said(log)):
                 assert not running.done()
-            shown = [await desk.shown(log, letter_at(offset)) for offset in (0, 1)]
-            await desk.rule(log, Fate.DISCARD, letter=letter_at(1), stage=None, because="no such token")
-            while [letter.fate for letter in await desk.letters(log)] != [Fate.OPEN, Fate.DISCARDED]:
+            shown = [await rulings.shown(log, letter_at(offset)) for offset in (0, 1)]
+            await rulings.rule(log, Fate.DISCARD, letter=letter_at(1), stage=None, because="no such token")
+            while [letter.fate for letter in await rulings.letters(log)] != [Fate.OPEN, Fate.DISCARDED]:
                 assert not running.done()
         stop.set()
         await running

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from clawstream.config import TrainingSettings
 from clawstream.events import NOBODY, BatchPlanned, RefreshAsked, SampleAssembled, Sampling
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.training.batches import Arrival, Batcher, DropReason, resume_offsets
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.training.batches.planning import Arrival, Batcher, DropReason, resume_offsets
 from tests.sessions import ANSWERS
 from tests.stream import toys
 from tests.training import tiny

@@ -9,15 +9,15 @@ import aiohttp
 
 from clawstream.config import JudgeSettings, TurnsSettings
 from clawstream.events import AnswerRefreshed, BatchPlanned, SampleAssembled, StepTaken, VersionSpan
-from clawstream.inference.rendering import ParsedAnswer
-from clawstream.inference.scripted import Answer, Fault, ScriptedBackend, serving
-from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.engines.scripted import Answer, Fault, ScriptedBackend, serving
+from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.judging.stage import judging_stage
 from clawstream.refresh.answering import Refresher
 from clawstream.refresh.stage import refresh_stage
+from clawstream.rendering.renderer import ParsedAnswer
 from clawstream.samples.joining import Rules
 from clawstream.samples.stage import samples_stage
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.turns.stage import turns_stage
 from tests.flow import Oracle
 from tests.refresh.anew import HINT

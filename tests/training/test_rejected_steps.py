@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from clawstream.config import Settings
 from clawstream.events import BatchPlanned, Event, PolicyPublished, SampleAssembled, StepRejected, StepTaken
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.training.checkpoints import read
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.loop import train
-from clawstream.training.trainer import Trainer
+from clawstream.training.models.checkpoints import read
+from clawstream.training.step.trainer import Trainer
 from tests.training import tiny
 from tests.training.test_loop import names, said, settings, trained_until, trained_until_idle
 

@@ -11,11 +11,11 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from clawstream.errors import SamplesGone
 from clawstream.events import BatchPlanned, PolicyPublished
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Place
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.training.following import SAMPLES_TOPIC
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train
 from tests.training import outside, tiny
 from tests.training.test_loop import settings, trained_until

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import NOBODY, BatchPlanned, SampleAssembled
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.training.batches import Arrival, Batch, Batcher, DropReason, Rules, resume_offsets, turn_of
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.training.batches.planning import Arrival, Batch, Batcher, DropReason, Rules, resume_offsets, turn_of
 from tests.training import tiny
 from tests.training.test_loop import settings, trained_until
 

@@ -12,8 +12,8 @@ from clawstream.events import (
     StepTaken,
     VersionPinned,
 )
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.training.checkpoints import read
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.training.models.checkpoints import read
 from tests.training import tiny
 from tests.training.test_loop import names, settings, trained_until
 from tests.training.test_rejected_steps import of

@@ -19,16 +19,16 @@ from clawstream.events import (
     VerdictReached,
     float32,
 )
-from clawstream.inference.sglang import SglangEngine, engine_session
+from clawstream.inference.engines.sglang import SglangEngine, engine_session
 from clawstream.inference.teacher import Teacher
-from clawstream.local.ports import reserved
+from clawstream.local.servers.ports import reserved
 from clawstream.samples.joining import Asks, Rules
 from clawstream.samples.stage import asking_stage, samples_stage
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.training.batches import Arrival, Batcher, DropReason
-from clawstream.training.batches import Rules as BatchRules
-from clawstream.training.trainable import ModelLimits, flaw
-from clawstream.training.trainer import Trainer, Update
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.training.batches.planning import Arrival, Batcher, DropReason
+from clawstream.training.batches.planning import Rules as BatchRules
+from clawstream.training.batches.trainable import ModelLimits, flaw
+from clawstream.training.step.trainer import Trainer, Update
 from tests.engine.process import cpu_engine
 from tests.engine.tiny_model import make_model
 from tests.flow import Flow
@@ -89,7 +89,7 @@ def test_an_engine_s_score_is_never_held_against_the_trainer_s(base: Path) -> No
 
 def test_nor_does_the_gate_hold_it_against_them(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ways: list[object] = []
-    monkeypatch.setattr("clawstream.training.probing.astray", lambda _b, _a, _h, wanted: ways.append(wanted))
+    monkeypatch.setattr("clawstream.training.gate.probing.astray", lambda _b, _a, _h, wanted: ways.append(wanted))
     for louder in (0.0, -3.0):
         step(base, BY_ENGINE, louder=louder, gated=True)
     for one, other in zip(*ways, strict=True):

@@ -15,10 +15,10 @@ from transformers import GPT2Config, Qwen3Config
 from clawstream.config import TrainingSettings
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import SampleAssembled, VersionSpan
-from clawstream.training.base_folder import limits_of
+from clawstream.training.batches.trainable import ModelLimits, asks_too_much, flaw
+from clawstream.training.models.base_folder import limits_of
+from clawstream.training.step.trainer import Trainer
 from clawstream.training.stepping import Stepper
-from clawstream.training.trainable import ModelLimits, asks_too_much, flaw
-from clawstream.training.trainer import Trainer
 from tests.monitoring.said import plan
 from tests.training import tiny
 

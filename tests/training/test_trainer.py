@@ -10,11 +10,11 @@ import torch
 from clawstream.config import TrainingSettings
 from clawstream.errors import TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
-from clawstream.training.advantages import Baseline
-from clawstream.training.answers import Suffix
-from clawstream.training.schedule import Schedule
-from clawstream.training.torch_model import TorchModel
-from clawstream.training.trainer import Trainer
+from clawstream.training.models.torch_model import TorchModel
+from clawstream.training.step.advantages import Baseline
+from clawstream.training.step.answers import Suffix
+from clawstream.training.step.schedule import Schedule
+from clawstream.training.step.trainer import Trainer
 from tests.training import tiny
 
 SETTINGS = TrainingSettings(learning_rate=1e-3, weight_decay=0.0, micro_batch_tokens=4096)

@@ -18,10 +18,10 @@ import transformers.models.qwen3.modeling_qwen3  # noqa: F401  # seconds, which 
 
 from clawstream.cli import main
 from clawstream.events import BatchPlanned, Event, PolicyPublished
-from clawstream.inference.version_folder import MANIFEST
-from clawstream.stream.kafka import KafkaLog
+from clawstream.inference.models.version_folder import MANIFEST
+from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.training import loop, stepping  # noqa: F401
-from clawstream.training.trainer import Trainer
+from clawstream.training.step.trainer import Trainer
 
 
 class Point(StrEnum):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.events.authors import Author, written
-from clawstream.events.conversation import said_in, written_in
+from clawstream.conversation.authors import Author, written
+from clawstream.conversation.messages import said_in, written_in
 from clawstream.judging.prompts import Case, score_prompt
 from tests import recorded
 from tests.openclaw.constants import INSTRUCTIONS, QUEUED, QUEUED_MANY, REPORTS, SYSTEM_TURNS

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.errors import UnusableExchange
-from clawstream.events.conversation import (
+from clawstream.conversation.messages import (
     dump,
     is_ephemeral,
     meaning,
@@ -17,6 +16,7 @@ from clawstream.events.conversation import (
     text_of,
     tool_calls_of,
 )
+from clawstream.errors import UnusableExchange
 from tests import recorded
 from tests.sessions import Json, assistant, user
 

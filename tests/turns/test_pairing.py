@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clawstream.config import TurnsSettings
+from clawstream.conversation.messages import Message, said_in
 from clawstream.events import (
     Event,
     ExchangeCompleted,
@@ -19,7 +20,6 @@ from clawstream.events import (
     TurnsSettled,
     TurnType,
 )
-from clawstream.events.conversation import Message, said_in
 from clawstream.turns import echo
 from clawstream.turns.pairing import MAX_PENDING
 from clawstream.turns.pairing import Session as State

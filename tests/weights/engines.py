@@ -8,9 +8,9 @@ import aiohttp
 
 from clawstream.errors import TryLater
 from clawstream.events import Event, PolicyActivated, PolicyPublished
-from clawstream.inference.engine import ServerInfo
-from clawstream.inference.scripted import ScriptedBackend, counting, serving
-from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.engines.engine import ServerInfo
+from clawstream.inference.engines.scripted import ScriptedBackend, counting, serving
+from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
 from clawstream.weights.fetching import Fetcher

@@ -11,11 +11,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, PolicyActivated
-from clawstream.events.history import history
-from clawstream.inference.sglang import SglangEngine
-from clawstream.local.ports import reserved
-from clawstream.stream.memory import MemoryLog
+from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.local.servers.ports import reserved
+from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from tests.bench.replicas import Replica, healthy

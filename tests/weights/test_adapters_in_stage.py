@@ -7,7 +7,7 @@ import pytest
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected
-from clawstream.inference.engine import EngineRefused
+from clawstream.inference.engines.engine import EngineRefused
 from clawstream.weights.taking import forget, take_over
 from tests.monitoring.said import activated, published
 from tests.weights.engines import WITHIN_S, PolicyTopic, Watched, Weights, keeping

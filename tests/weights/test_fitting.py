@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from clawstream.inference.model_folder import TensorHeader
+from clawstream.inference.models.model_folder import TensorHeader
 from clawstream.weights.fitting import misfit
 
 CONFIG = {"num_hidden_layers": 2, "tie_word_embeddings": False}

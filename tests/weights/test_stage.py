@@ -7,10 +7,10 @@ import pytest
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyRejected
-from clawstream.inference.engine import EngineRefused, GenerateRequest, Sampling
-from clawstream.inference.scripted import counting, serving
-from clawstream.inference.sglang import SglangEngine
-from clawstream.stream.memory import MemoryLog
+from clawstream.inference.engines.engine import EngineRefused, GenerateRequest, Sampling
+from clawstream.inference.engines.scripted import counting, serving
+from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from clawstream.weights.taking import swap

@@ -13,8 +13,8 @@ import numpy as np
 from clawstream import __version__
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import Shaping
-from clawstream.inference.dialect import Call, Delta, RequestRefused, check_fits
-from clawstream.inference.service import Generation, Outcome
+from clawstream.inference.engines.dialect import Call, Delta, RequestRefused, check_fits
+from clawstream.inference.engines.service import Generation, Outcome
 from clawstream.local.engine.core import Core
 from clawstream.local.engine.job import Grammar, Job
 from clawstream.local.engine.model import RowModel

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clawstream.inference.dialect import Delta, Logprob
+from clawstream.inference.engines.dialect import Delta, Logprob
 from clawstream.local.engine.attention import plan_step
 from clawstream.local.engine.job import Decode, Job, finish_reason
 from clawstream.local.engine.kv import KvRows

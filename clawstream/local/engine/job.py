@@ -10,8 +10,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from torch import Tensor
 
-from clawstream.inference.dialect import Call, Delta, Logprob
-from clawstream.inference.engine import VersionSpan
+from clawstream.inference.engines.dialect import Call, Delta, Logprob
+from clawstream.inference.engines.engine import VersionSpan
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 TokenArray: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32]]"

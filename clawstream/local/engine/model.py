@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from clawstream.errors import PartUnavailable, UnusableCheckpoint
-from clawstream.inference.model_folder import weight_files
+from clawstream.inference.models.model_folder import weight_files
 from clawstream.local.engine import attention
 from clawstream.local.engine.attention import Step, plan_step
 from clawstream.local.engine.kv import KvRows

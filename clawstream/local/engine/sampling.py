@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clawstream.inference.engine import Sampling
+from clawstream.inference.engines.engine import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

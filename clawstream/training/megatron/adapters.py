@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional
 
-from clawstream.training.adapters import with_adapter
 from clawstream.training.megatron.names import Place
-from clawstream.training.unread import unread
+from clawstream.training.models.adapters import with_adapter
+from clawstream.training.models.unread import unread
 
 
 class Adapter(nn.Module):

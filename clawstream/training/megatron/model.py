@@ -22,9 +22,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clawstream.errors import UnusableCheckpoint
-from clawstream.training.adapters import STEM, saved_name
-from clawstream.training.answers import Answers, Suffix
-from clawstream.training.base_folder import compute_again, copy_words, stored_dtype
 from clawstream.training.megatron import vocabulary
 from clawstream.training.megatron.adapters import adapt, as_begun
 from clawstream.training.megatron.copies import part, spread
@@ -35,11 +32,14 @@ from clawstream.training.megatron.reducing import clip, reduce_gradients
 from clawstream.training.megatron.schedule import run
 from clawstream.training.megatron.shape import Shape, Sizes, configuration, frequencies, refuse_uneven, shape_of
 from clawstream.training.megatron.weights import Folder, collected, held
-from clawstream.training.microbatches import micro_batches
-from clawstream.training.model import Glance, Look, Model, Read, T, Top, Weights, head_pieces, stored
+from clawstream.training.models.adapters import STEM, saved_name
+from clawstream.training.models.base_folder import compute_again, copy_words, stored_dtype
+from clawstream.training.models.model import Glance, Look, Model, Read, T, Top, Weights, head_pieces, stored
 from clawstream.training.parallel import exchange
 from clawstream.training.parallel.files import write_parts
-from clawstream.training.sharing import shares
+from clawstream.training.step.answers import Answers, Suffix
+from clawstream.training.step.microbatches import micro_batches
+from clawstream.training.step.sharing import shares
 
 
 def join(sizes: Sizes) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch import distributed as dist
 
 from clawstream.errors import UnusableCheckpoint
-from clawstream.inference.model_folder import weight_files
+from clawstream.inference.models.model_folder import weight_files
 from clawstream.training.megatron.copies import together
 from clawstream.training.megatron.names import Place
-from clawstream.training.model import key, tensors_of
+from clawstream.training.models.model import key, tensors_of
 
 
 class Folder:

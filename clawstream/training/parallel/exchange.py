@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch import distributed as dist
 
-from clawstream.training.model import T
+from clawstream.training.models.model import T
 
 
 def together(found: Mapping[int, T]) -> dict[int, T]:

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch import distributed as dist
 
-from clawstream.inference.model_folder import INDEX
+from clawstream.inference.models.model_folder import INDEX
 
 
 def write_parts(folder: Path, stem: str, mine: Mapping[str, Tensor]) -> None:

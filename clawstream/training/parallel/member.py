@@ -7,8 +7,8 @@ from typing import Any
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled
-from clawstream.training.model import Model
-from clawstream.training.trainer import Trainer, Update, load_options
+from clawstream.training.models.model import Model
+from clawstream.training.step.trainer import Trainer, Update, load_options
 
 
 def begin(state: dict[str, Any], base: Path, settings: TrainingSettings, device: str) -> None:

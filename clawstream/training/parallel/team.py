@@ -10,7 +10,7 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import ConfigError, StepRefused
 from clawstream.events import SampleAssembled
 from clawstream.training.parallel.processes import Processes, Start
-from clawstream.training.trainer import Update
+from clawstream.training.step.trainer import Update
 
 _MEMBER = "clawstream.training.parallel.member"
 

@@ -5,9 +5,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
-from clawstream.stream import admin
-from clawstream.stream.kafka import KafkaLog
-from clawstream.stream.memory import MemoryBroker, MemoryLog
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 
 AnyLog = KafkaLog | MemoryLog
 Connect = Callable[[], AbstractAsyncContextManager[AnyLog]]

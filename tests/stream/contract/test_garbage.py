@@ -2,8 +2,8 @@
 
 import pytest
 
-from clawstream.stream import desk
-from clawstream.stream.codec import codec
+from clawstream.stream.codec.avro import codec
+from clawstream.stream.dead_letters import rulings
 from tests.stream import queues, toys
 from tests.stream.contract.conftest import AnyLog
 from tests.stream.raw import append_bytes
@@ -47,8 +47,8 @@ async def test_what_others_write_stops_nothing(
     async with toys.running(queues.chain(), log):
         await toys.settled(log, "chain")
     assert (await queues.chained(log))["b"] == [0]
-    found = await desk.letters(log)
+    found = await rulings.letters(log)
     assert len(found) == num_letters
     for letter in found:
-        shown = await desk.shown(log, "/".join(map(str, letter.id)))
+        shown = await rulings.shown(log, "/".join(map(str, letter.id)))
         assert shown["value_hex"] == b"junk".hex()

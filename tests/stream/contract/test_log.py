@@ -8,9 +8,9 @@ import pytest
 
 from clawstream.errors import UnusableEvent
 from clawstream.events import Event, PolicyPublished
-from clawstream.stream.codec import codec
+from clawstream.stream.codec.avro import codec
 from clawstream.stream.log import Arrived, Batch, Place, Put, Start
-from clawstream.stream.memory import MemoryLog
+from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from tests.stream import toys
 from tests.stream.contract.conftest import AnyLog, Connect

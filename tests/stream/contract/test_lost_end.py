@@ -7,9 +7,9 @@ import pytest
 
 from clawstream.errors import LogContradicted, PartUnavailable
 from clawstream.stream.log import Commit, Place
-from clawstream.stream.memory import MemoryBroker, MemoryLog
-from clawstream.stream.putting_back import put_back
-from clawstream.stream.runner import run
+from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.runner.hosting import run
+from clawstream.stream.runner.putting_back import put_back
 from tests.stream import toys
 from tests.stream.contract.conftest import AnyLog
 

@@ -9,8 +9,8 @@ import pytest
 
 from clawstream.errors import TooManyFailures, UnusableEvent
 from clawstream.events import Event, SessionDone, SessionIdle
-from clawstream.stream.failures import FEWEST
-from clawstream.stream.letters import Fate, Reason
+from clawstream.stream.dead_letters.records import Fate, Reason
+from clawstream.stream.runner.failures import FEWEST
 from clawstream.stream.stage import Record, Stage, Step
 from tests.stream import queues, toys
 from tests.stream.contract.conftest import AnyLog, Connect

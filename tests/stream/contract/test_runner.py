@@ -9,7 +9,7 @@ import pytest
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.events import Event, SessionDone, SessionIdle, VoteStatus
 from clawstream.stream.log import Place, Undecodable
-from clawstream.stream.runner import Progress
+from clawstream.stream.runner.hosting import Progress
 from clawstream.stream.stage import Record, Stage, Step
 from tests.stream import toys
 from tests.stream.contract.conftest import AnyLog, Connect

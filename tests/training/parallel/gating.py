@@ -8,7 +8,7 @@ from unittest.mock import patch
 from torch import distributed as dist
 
 from clawstream.events import SampleAssembled
-from clawstream.training import probing
+from clawstream.training.gate import probing
 from tests.training.planted import FAULTS
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import distributed as dist
 
 from clawstream.config import TrainingSettings
-from clawstream.inference.version_folder import STATE_FOLDER
+from clawstream.inference.models.version_folder import STATE_FOLDER
 from clawstream.training.megatron.copies import part
-from clawstream.training.model import tensors_of
+from clawstream.training.models.model import tensors_of
 from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.parallel.team import Team
-from clawstream.training.trainer import Trainer
+from clawstream.training.step.trainer import Trainer
 from tests.training.parallel.conftest import QUESTIONS
 from tests.training.parallel.cuda_on_cpu import cuda_on_cpu
 from tests.training.parallel.test_trainers import MIXED, same, settings_of, state, step, weights

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from clawstream.training.answers import Suffix
+from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.parallel.processes import Processes
-from clawstream.training.torch_model import TorchModel
+from clawstream.training.step.answers import Suffix
 from tests.training import head_memory
 from tests.training.parallel import families
 

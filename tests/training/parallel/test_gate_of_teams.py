@@ -10,10 +10,10 @@ import pytest
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
-from clawstream.training.gate import Seen
+from clawstream.training.gate.publishing import Seen
 from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.parallel.team import Team
-from clawstream.training.trainer import Trainer
+from clawstream.training.step.trainer import Trainer
 from tests.training import tiny
 from tests.training.parallel import gating
 from tests.training.parallel.conftest import Teams

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from clawstream.errors import ConfigError
-from clawstream.inference.model_folder import weight_files
-from clawstream.training.answers import Suffix
+from clawstream.inference.models.model_folder import weight_files
+from clawstream.training.gate.writing import write
 from clawstream.training.megatron.reading import Reading
 from clawstream.training.megatron.shape import Sizes
-from clawstream.training.model import Look, tensors_of
+from clawstream.training.models.model import Look, tensors_of
+from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.parallel.processes import Processes
-from clawstream.training.torch_model import TorchModel
-from clawstream.training.writing import write
+from clawstream.training.step.answers import Suffix
 from tests.training import head_memory
 from tests.training.parallel import families
 from tests.training.parallel.conftest import QUESTIONS

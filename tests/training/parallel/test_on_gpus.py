@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.parallel.team import Team
-from clawstream.training.trainer import Trainer
+from clawstream.training.step.trainer import Trainer
 from tests.training.parallel.cuda_on_cpu import cuda_on_cpu
 from tests.training.parallel.test_precision import AGAIN, HALF, PARAMETRISATIONS, moved
 from tests.training.parallel.test_trainers import CUTS, METHODS, MIXED, settings_of, step, values

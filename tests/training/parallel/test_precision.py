@@ -7,12 +7,12 @@ import torch
 from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from clawstream.training.answers import Suffix
 from clawstream.training.megatron.shape import Sizes
+from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.parallel.processes import Processes
 from clawstream.training.parallel.team import Team
-from clawstream.training.torch_model import TorchModel
-from clawstream.training.trainer import Trainer
+from clawstream.training.step.answers import Suffix
+from clawstream.training.step.trainer import Trainer
 from tests.training.parallel import families
 from tests.training.parallel.conftest import QUESTIONS, Teams
 from tests.training.parallel.test_trainers import ADAPTER, CUTS, MIXED, same, settings_of, step, values, weights

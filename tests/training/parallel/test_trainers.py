@@ -23,15 +23,15 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
 from clawstream.config import TrainingSettings
 from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected
-from clawstream.inference.model_folder import weight_files
-from clawstream.inference.version_folder import STATE_FOLDER
-from clawstream.training.base_folder import limits_of
-from clawstream.training.checkpoints import Checkpoint
-from clawstream.training.model import stored, tensors_of
+from clawstream.inference.models.model_folder import weight_files
+from clawstream.inference.models.version_folder import STATE_FOLDER
+from clawstream.training.models.base_folder import limits_of
+from clawstream.training.models.checkpoints import Checkpoint
+from clawstream.training.models.model import stored, tensors_of
 from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.parallel.team import Team
+from clawstream.training.step.trainer import Trainer, Update
 from clawstream.training.stepping import Stepper, refuse_what_cannot_be
-from clawstream.training.trainer import Trainer, Update
 from tests.training import tiny
 from tests.training.parallel import families
 from tests.training.parallel.conftest import Teams, two_processes

@@ -1,0 +1,1 @@
+"""`clawstream demo` and `clawstream learn`."""

@@ -1,0 +1,390 @@
+"""`clawstream learn`: does the policy learn what people want, and because of what they said?"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from clawstream.cli.learning.progress import shown, waiting
+from clawstream.cli.process import Context, hide_torch, log_to_stderr
+from clawstream.config import Settings
+from clawstream.errors import ConfigError
+from clawstream.local.needs import refuse_what_is_missing
+from clawstream.locks import locked
+
+if TYPE_CHECKING:
+    from clawstream.simulation.learn.controls import Control
+    from clawstream.simulation.learn.grid import Cell
+    from clawstream.simulation.learn.learning import Grid
+    from clawstream.simulation.learn.outcome import Reference, Row
+
+T = TypeVar("T")
+
+ADAPTER_RATE, FULL_RATE = 1.5e-3, 3e-4
+LONG_UPDATES = 32
+_OF_REAL = ("before", "after", "requests")
+_OF_BOTH = ("seeds", "json_file", "real")
+
+
+class Scenario(StrEnum):
+    """Who talks to the policy."""
+
+    ALL = "all"  # three kinds of people, who want different things
+    STUDENT = "student"
+    TOOLS = "tools"  # agents that try tasks with a calculator
+
+
+class Teacher(StrEnum):
+    """Whose scores of an answer, by the prompt with the hint, the policy learns from."""
+
+    REFERENCE = "reference"  # the base
+    EMA = "ema"  # the policy's moving average
+    CURRENT = "current"  # the policy itself
+
+
+class Base(StrEnum):
+    """Which policy they talk to."""
+
+    STANDARD = "standard"
+    HARD = "hard"  # what people want is rare in it
+    DEMO = "demo"
+    TOOLS = "tools"  # calls a calculator, and seldom to the end
+    OWN = "own"  # engine.model_path of the settings, with their engines, judge and trainer
+
+
+class Method(StrEnum):
+    """What trains."""
+
+    COMBINED = "combined"
+    BINARY = "binary"
+    OPD = "opd"
+    TOPK = "topk"
+    STEPWISE = "stepwise"  # verdicts on steps, and outcomes
+    OUTCOME = "outcome"  # the same with outcomes alone
+
+
+def learn(
+    context: typer.Context,
+    scenario: Annotated[Scenario, typer.Option(help="Who talks to the policy.")] = Scenario.ALL,
+    base: Annotated[
+        Base | None,
+        typer.Option(
+            help="Which policy they talk to; by default standard, or tools with agents. own: that of the settings file "
+            "(engine.model_path), with its engine.urls, its judge.url and its trainer."
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="As for `demo`, with commas; by default binary,opd,combined. Of agents: stepwise (verdicts on steps, "
+            "and outcomes) and outcome (the same with outcomes alone)."
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="A run of each method for each, with commas.")] = "0,1,2,3,4",
+    updates: Annotated[
+        int, typer.Option(help="Weight updates of each run; of agents: rounds, of 96 steps each.", min=1)
+    ] = 16,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="Of each run's first updates; by default 1.5e-3 for adapters, else 3e-4.", min=0),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over each batch.", min=1)] = 3,
+    answers_per_hint: Annotated[
+        int, typer.Option(help="That a hint scores, the turn's own among them; binary has none.", min=1, max=64)
+    ] = 1,
+    w_topk: Annotated[
+        float, typer.Option(help="Weight of the teacher's whole distribution in `combined`; 0: none.", min=0)
+    ] = 1.0,
+    lora_rank: Annotated[int, typer.Option(help="Of the adapter that is trained; 0: all weights are.", min=0)] = 16,
+    hurry: Annotated[
+        bool,
+        typer.Option("--hurry", help="People ask on while weights are trained: samples are older than the policy."),
+    ] = False,
+    teachers: Annotated[
+        str, typer.Option(help="Whose scores hints give: reference, ema, current; a run of each, with commas.")
+    ] = "reference",
+    flip_after: Annotated[
+        int | None,
+        typer.Option(help="After so many of the updates each person wants what another wanted.", min=1),
+    ] = None,
+    score_at: Annotated[
+        str | None,
+        typer.Option(help="After which updates; by default 0, half way and the last, of 32 or more every 8th."),
+    ] = None,
+    controls: Annotated[
+        str,
+        typer.Option(
+            help="Runs in which people are not listened to (coin: but for hints): shuffled, coin, frozen, with commas."
+        ),
+    ] = "",
+    problems: Annotated[
+        Path | None,
+        typer.Option(help='Real ones, [{"question", "ground_truth_answer"}], in place of sums.', metavar="FILE"),
+    ] = None,
+    at_once: Annotated[int, typer.Option(help="Runs at the same time.", min=1)] = 1,
+    folder: Annotated[Path | None, typer.Option(help="Where runs are kept; by default in the data folder.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write a row a run here.", metavar="FILE")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the curves here; by default into the folder.")] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="Your own past requests, asked again before and after, side by side, blind.")
+    ] = False,
+    before: Annotated[int | None, typer.Option(help="With --real: the older version; by default the base.")] = None,
+    after: Annotated[int | None, typer.Option(help="With --real: the newer one; by default the newest.")] = None,
+    requests: Annotated[int, typer.Option(help="With --real: how many.", min=1)] = 20,
+) -> None:
+    """Run each method with each seed on the whole pipeline, and say how much of what people want it learned.
+
+    A run takes two to four minutes on two cores, of opd up to half an hour. What was run already, in the same folder,
+    is not run again, so a grid that was interrupted goes on where it stopped. The exit code is 2 where a run failed;
+    the others are reported.
+    """
+    assert isinstance(context.obj, Context)
+    settings = context.obj.settings()
+    log_to_stderr("learn", level=30)
+    _refuse_idle(context, real=real)
+    to_be_made = None if folder is None else folder.absolute()
+    for option, file in (("--json", json_file), ("--plot", plot)):
+        into = None if file is None else file.absolute().parent
+        if into is not None and into != to_be_made and not into.is_dir():
+            raise ConfigError(f"{option} {file}: there is no folder {into}. Nothing was run. Make it")
+    if real:
+        from clawstream.cli.learning.real import compare
+
+        first, *others = _listed(seeds, int, "--seeds")
+        if others and _is_said(context, "seeds"):
+            raise ConfigError(f"--seeds {seeds}: --real draws with one seed. Nothing was asked. Name one")
+        compare(settings, before=before, after=after, count=requests, seed=first, json_file=json_file)
+        return
+    needed = settings if base is Base.OWN else Settings(environment=False)
+    refuse_what_is_missing(needed.model_copy(update={"data_dir": settings.data_dir, "cache_dir": settings.cache_dir}))
+    hide_torch()
+    from clawstream.cli.learning.learn_tables import show, tables
+    from clawstream.simulation.learn.controls import Control
+    from clawstream.simulation.learn.grid import UNTAUGHT, grid
+    from clawstream.simulation.learn.learning import Grid
+    from clawstream.simulation.learn.plot import plot_curves
+    from clawstream.simulation.learn.report import curves
+    from clawstream.simulation.learn.steadiness import with_lines
+    from clawstream.simulation.runs.casting import CASTS
+    from clawstream.simulation.runs.people import people_of
+    from clawstream.simulation.runs.scenarios import UnusableProblems
+
+    rate = learning_rate if learning_rate is not None else ADAPTER_RATE if lora_rank else FULL_RATE
+    at = _listed(score_at, int, "--score-at") if score_at else _scored_by_default(updates)
+    if not all(0 <= update <= updates for update in at):
+        raise ConfigError(f"--score-at {score_at}: there are {updates} updates; name numbers from 0 to {updates}")
+    cast = CASTS[scenario.value]
+    methods = methods or ",".join(cast.methods[:3])
+    wanted = _listed(methods, Method, "--methods"), _listed(seeds, int, "--seeds")
+    without = _listed(controls, Control, "--controls") if controls else []
+    taught_by = _listed(teachers, Teacher, "--teachers")
+    if {*wanted[0]} <= {*UNTAUGHT}:
+        for name in ("teachers", "answers_per_hint"):
+            if _is_said(context, name):
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} {context.params[name]}: hints teach nothing with --methods {methods}. "
+                    "Nothing was run. Leave it out, or name another method"
+                )
+    if _is_said(context, "w_topk") and Method.COMBINED not in wanted[0]:
+        raise ConfigError(
+            f"--w-topk {w_topk:g}: it adds to combined, and --methods are {methods}. Nothing was run. "
+            "Leave it out, or name combined"
+        )
+    _refuse_flip(flip_after, scenario, updates=updates, hurry=hurry, controls=controls, answers=answers_per_hint)
+    policy_base = base or Base(cast.bases[0])
+    _refuse_unfit(scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry)
+    for control in dict.fromkeys(without):
+        if not {method.value for method in wanted[0]} & set(cast.controls[control]):
+            raise ConfigError(
+                f"--controls {control.value}: it changes nothing of --methods {methods}, expected one of "
+                f"{', '.join(cast.controls[control])}. Nothing was run. Leave it out, or name such a method"
+            )
+        if left := [method.value for method in wanted[0] if method.value not in cast.controls[control]]:
+            Console(stderr=True).print(
+                f"--controls {control.value} changes nothing of {', '.join(left)}: left out there"
+            )
+    if policy_base is Base.OWN:
+        _refuse_not_own(settings, without, at_once=at_once)
+    place = folder or settings.data_dir / "learn"
+    place.mkdir(parents=True, exist_ok=True)
+    asked_in = place / "problems" / (scenario.value if problems is None else f"{scenario.value}-{problems.stem}")
+    with locked(place / ".lock", within_s=1.0):
+        try:
+            people = people_of(scenario.value, asked_in, problems=problems)
+        except UnusableProblems as error:
+            raise ConfigError(str(error)) from error
+        own = settings if policy_base is Base.OWN else None
+        policy, base_sha = _built(settings, policy_base)
+        cells = grid(
+            scenario=scenario.value, base=policy_base.value, base_sha=base_sha, problems_sha=people.sha,
+            updates=updates, learning_rate=rate, epochs=epochs, answers_per_hint=answers_per_hint,
+            w_topk=w_topk, lora_rank=lora_rank or None, hurry=hurry, score_at=at, methods=wanted[0], seeds=wanted[1],
+            controls=without, teachers=taught_by, flip_after=flip_after,
+        )  # fmt: skip
+        runs = Grid(place, people, policy, settings.cache_dir, base_sha=base_sha, own=own)
+        reference, rows = asyncio.run(_run(runs, cells, at_once=at_once))
+        written = json.dumps([with_lines(row) for row in rows], indent=1)
+        for file in (place / "report.json", *(() if json_file is None else (json_file,))):
+            file.write_text(written)
+        picture = plot or place / "curves.png"
+        plot_curves(curves(rows), reference, f"{scenario.value}, {policy_base.value} base", picture, unit=cast.unit)
+    show(tables(rows, reference))
+    _say_where(rows, picture, place / "cells")
+    if any(row.error is not None for row in rows):
+        raise typer.Exit(2)
+
+
+async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple[Reference, list[Row]]":
+    from clawstream.simulation.runs.casting import CASTS
+
+    console = Console(stderr=True)
+    with waiting(console) as say:
+        reference = await grid.reference(flips=cells[0].flip_after is not None, say=say)
+    for what, of in (("scores", reference), ("by the wishes after the flip scores", reference.flipped)):
+        if of is not None:
+            console.print(f"the base {what} {of.baseline.score:.2f}, with the hint {of.ceiling.score:.2f}")
+    with shown(console, cells[0].updates, CASTS[cells[0].scenario].unit) as tell:
+        rows = await grid.run(cells, reference, at_once=at_once, tell=lambda cell, step: tell(cell.title, step))
+    return reference, rows
+
+
+def _built(settings: "Settings", base: Base) -> tuple[Path, str]:
+    """Return the policy's folder, and what tells it from all others."""
+    from clawstream.simulation.policy.base import base_policy
+    from clawstream.simulation.runs.own import digest
+
+    if base is Base.OWN:
+        return settings.engine.base_policy, digest(settings)
+    policy = base_policy(settings.cache_dir, base.value)
+    return policy, policy.name
+
+
+def _scored_by_default(updates: int) -> list[int]:
+    return [0, updates // 2] if updates < LONG_UPDATES else list(range(0, updates, 8))
+
+
+def _refuse_flip(
+    after: int | None, scenario: Scenario, *, updates: int, hurry: bool, controls: str, answers: int
+) -> None:
+    """Refuse a flip that would not be one."""
+    if after is None:
+        return
+    if scenario is not Scenario.ALL:
+        raise ConfigError(
+            f"--flip-after {after}: with --scenario {scenario.value} there is nobody to exchange wishes with. Nothing "
+            "was run. Take --scenario all"
+        )
+    if hurry:
+        raise ConfigError(
+            f"--flip-after {after}: people who ask on all the time do not all change their minds between "
+            "two updates. Nothing was run. Leave out --hurry"
+        )
+    if after >= updates:
+        raise ConfigError(
+            f"--flip-after {after}: there are {updates} updates. Nothing was run. Name one before the last"
+        )
+    if answers > 1:
+        raise ConfigError(
+            f"--flip-after {after}: with --answers-per-hint {answers} a session gives several samples, and update "
+            f"{after} may be passed before anybody's wish changes. Nothing was run. Leave one of them out"
+        )
+    if controls:
+        raise ConfigError(
+            f"--flip-after {after}: --controls {controls} is held against its method at the last update, by when the "
+            "method need not have learned anew. Nothing was run. Run controls without a flip"
+        )
+
+
+def _refuse_idle(context: typer.Context, *, real: bool) -> None:
+    """Refuse options that would have no effect."""
+    idle = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name is not None
+        and parameter.name not in _OF_BOTH
+        and (parameter.name in _OF_REAL) is not real
+        and _is_said(context, parameter.name)
+    ]
+    if idle:
+        kind = "with --real: it asks the policy that there is" if real else "without --real"
+        raise ConfigError(f"{', '.join(idle)}: no effect {kind}. Nothing was run. Leave them out")
+
+
+def _refuse_unfit(
+    scenario: Scenario, base: Base, said: str, methods: Sequence[Method], *, problems: Path | None, hurry: bool
+) -> None:
+    """Refuse what the people of the scenario can't do."""
+    from clawstream.simulation.runs.casting import CASTS
+
+    cast = CASTS[scenario.value]
+    unfit = {f"--base {base.value}": cast.bases} if base.value not in cast.bases else {}
+    if not {method.value for method in methods} <= set(cast.methods):
+        unfit[f"--methods {said}"] = cast.methods
+    for option, known in unfit.items():
+        raise ConfigError(
+            f"{option}: expected {', '.join(known)} with --scenario {scenario.value}. Nothing was run. Name those"
+        )
+    idle = [option for option, is_said in (("--problems", problems is not None), ("--hurry", hurry)) if is_said]
+    if idle and cast.attempts is not None:
+        raise ConfigError(
+            f"{', '.join(idle)}: no effect with --scenario {scenario.value}. Nothing was run. Leave it out"
+        )
+
+
+def _refuse_not_own(settings: "Settings", controls: "Sequence[Control]", *, at_once: int) -> None:
+    """Refuse what can't be done with the settings' own policy."""
+    if not settings.engine.base_policy.is_dir():
+        raise ConfigError(
+            f"--base own: engine.model_path is {settings.engine.base_policy}, which is no folder. Nothing was run. "
+            "Name the policy's Hugging Face folder"
+        )
+    if settings.weights.url is not None:
+        raise ConfigError(
+            "--base own: weights.url says that the trainer is elsewhere, and each run has one of its own. Nothing was "
+            "run. Take it out of the settings that this command reads"
+        )
+    if at_once > 1 and settings.engine.urls:
+        raise ConfigError(
+            f"--at-once {at_once}: --base own has the engines of engine.urls serve one run's weights. Nothing was run. "
+            "Leave it out"
+        )
+    drawn = [control.value for control in controls if control.value != "frozen"]
+    if drawn and settings.judge.url is not None:
+        raise ConfigError(
+            f"--controls {','.join(drawn)}: with --base own the judge at judge.url is asked, and its verdicts are what "
+            "it says. Nothing was run. Take frozen, or take judge.url out"
+        )
+
+
+def _is_said(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _listed(text: str, kind: Callable[[str], T], option: str) -> list[T]:
+    """Return what an option names with commas between."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ConfigError(f"{option} names nothing: give at least one, with commas between. Nothing was run")
+    try:
+        return [kind(word) for word in words]
+    except ValueError as error:
+        raise ConfigError(f"{option} {text}: {error}. Nothing was run") from error
+
+
+def _say_where(rows: "Sequence[Row]", picture: Path, cells: Path) -> None:
+    console = Console(stderr=True)
+    for row in rows:
+        if row.error is not None:
+            console.print(
+                f"[bold red]failed:[/] {row.cell.title}: {escape(row.error)}", soft_wrap=True, highlight=False
+            )
+    if len({row.outcome.code for row in rows if row.outcome is not None}) > 1:
+        console.print("The rows were not all made by the same code (`code` in --json): name a new --folder to compare")
+    console.print(f"Curves: {picture}\nEach run's log, database and scored weights stay in {cells}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""`clawstream openclaw` and the configuration that it edits."""

@@ -1,0 +1,1 @@
+"""`clawstream replay` and its workers."""

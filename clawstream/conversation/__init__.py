@@ -1,0 +1,1 @@
+"""What several stages know about a conversation, beyond the events themselves. Pure."""

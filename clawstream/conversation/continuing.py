@@ -1,0 +1,246 @@
+"""A prompt that goes on from what the model sampled: answers of ours stand in it as they were sampled. Pure.
+
+The prompt is the template's rendering of all before the first such answer, then, for each, the ids that were sampled
+and what the template writes between it and the next. For a client that only adds to its history that is the previous
+prompt, what was sampled, and what is new.
+
+The one rule: equal requests after equal answers are equal token ids. The gateway renders a prompt once; who has the
+log gets the same ids again, whatever of the session was still in memory when the request came.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+
+from clawstream.conversation.echoes import Answered, Echo, Echoes
+from clawstream.conversation.messages import Message, normal_call_id
+from clawstream.errors import UnrenderableRequest
+from clawstream.events import TokenIds
+
+_SHAPING = ("tools", "tool_choice")  # of the options; chat_template_kwargs shape what stands before each answer
+
+
+class Renderer(Protocol):
+    """The policy's chat template."""
+
+    @property
+    def bridges(self) -> bool:
+        """Whether the family's template can go on from sampled tokens at all."""
+
+    def prompt_ids(self, messages: Sequence[Message], options: Mapping[str, Any]) -> TokenIds:
+        """The prompt as tokens; raises UnrenderableRequest."""
+
+    def bridge_ids(
+        self,
+        prompt_ids: Sequence[int],
+        answer: Message,
+        output_ids: TokenIds,
+        between: Sequence[Message],
+        options: Mapping[str, Any],
+    ) -> TokenIds | None:
+        """What follows `prompt_ids`: `output_ids`, then `between`, and the question for an answer; None: it can't."""
+
+
+class Made(StrEnum):
+    """How a prompt was made."""
+
+    CONTINUED = "continued"  # every answer in the history stands in it as sampled
+    SPLICED = "spliced"  # some do, behind a history that is rendered
+    RENDERED = "rendered"  # there was no answer, or none of this session is known
+    FALLBACK = "fallback"  # answers of this session are known, and none could be used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked: each message parsed and as JSON, and the body without them."""
+
+    messages: Sequence[Message]
+    raw: Sequence[bytes]
+    options: Mapping[str, Any]
+
+
+class _Step(NamedTuple):
+    """An answer, and the digest of how it was echoed, what stands between it and the next, and what asks for that."""
+
+    answer: Answered
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continued:
+    """A prompt, and what it is made of: `ends` are its token counts after its beginning and after each step."""
+
+    token_ids: TokenIds
+    num_spliced: int
+    made: Made
+    beginning: bytes  # the digest of options and messages
+    steps: tuple[_Step, ...]
+    ends: tuple[int, ...]
+
+
+def continue_prompt(
+    renderer: Renderer,
+    request: Request,
+    echoes: Echoes,
+    known: Sequence[Continued] = (),
+    *,
+    context_length_tokens: int | None = None,
+) -> Continued:
+    """Return the prompt of `request` with its `echoes` as sampled, as many of the last as the template allows.
+
+    What `known` prompts begin with alike is taken from them. A prompt that leaves no room in the context is made by
+    the template alone. Raises UnrenderableRequest.
+    """
+    used = echoes.found if renderer.bridges else ()
+    while used:
+        made = Made.CONTINUED if echoes.unbroken and len(used) == len(echoes.found) else Made.SPLICED
+        spliced = _splice(renderer, request, used, known, made)
+        if not isinstance(spliced, Continued):
+            used = used[spliced + 1 :]
+        elif context_length_tokens is None or len(spliced.token_ids) < context_length_tokens:
+            return spliced
+        else:
+            break
+    plain = _splice(renderer, request, (), known, Made.FALLBACK if echoes.expected else Made.RENDERED)
+    assert isinstance(plain, Continued)  # without an echo there is nothing that can't be bridged
+    return plain
+
+
+def num_new_bytes(request: Request, echoes: Echoes, known: Sequence[Continued]) -> int:
+    """Return how many bytes of messages no known prompt holds, so that they have to be rendered."""
+    beginning, *rest = _parts(request, echoes.found)
+    begun, num_steps = _longest_begun(*_plan(request, echoes.found), known)
+    new = sum(len(raw) for _, _, *between in rest[num_steps:] for raw in between)
+    return new if begun else new + sum(map(len, beginning))
+
+
+def _splice(
+    renderer: Renderer, request: Request, used: Sequence[Echo], known: Sequence[Continued], made: Made
+) -> Continued | int:
+    """Return the prompt, or the number of the last echo that the template can't go on from."""
+    beginning, steps = _plan(request, used)
+    begun, num_steps = _longest_begun(beginning, steps, known)
+    if begun is None:
+        try:
+            ids = list(_begin(renderer, request, used))
+        except UnrenderableRequest:
+            if used:
+                return 0
+            raise
+        ends = [len(ids)]
+    else:
+        ends = list(begun.ends[: num_steps + 1])
+        ids = list(begun.token_ids[: ends[-1]])
+    impossible = None
+    for number in range(num_steps, len(steps)):
+        bridge = _bridge(renderer, request, used, number, ids)
+        if bridge is None:
+            impossible = number  # there may be later ones, and the prompt so far ends like any other
+        else:
+            ids += bridge
+            ends.append(len(ids))
+    if impossible is not None:
+        return impossible
+    return Continued(
+        token_ids=tuple(ids), num_spliced=len(used), made=made, beginning=beginning, steps=steps, ends=tuple(ends)
+    )
+
+
+def _begin(renderer: Renderer, request: Request, used: Sequence[Echo]) -> TokenIds:
+    """All before the first echo, and what asked for that answer."""
+    if not used:
+        return renderer.prompt_ids(request.messages, request.options)
+    first = used[0]
+    return renderer.prompt_ids(request.messages[: first.at], _asking(request.options, first.answer.template))
+
+
+def _bridge(
+    renderer: Renderer, request: Request, used: Sequence[Echo], number: int, prompt_ids: Sequence[int]
+) -> TokenIds | None:
+    """What follows the prompt so far: the answer as sampled, and all up to what asks for the next."""
+    at, answer = used[number]
+    options, end = request.options, len(request.messages)
+    if number + 1 < len(used):
+        options, end = _asking(options, used[number + 1].answer.template), used[number + 1].at
+    between = _under_sampled_ids(request.messages[at], answer.message, request.messages[at + 1 : end])
+    return renderer.bridge_ids(prompt_ids, answer.message, answer.output_ids, between, options)
+
+
+def _plan(request: Request, used: Sequence[Echo]) -> tuple[bytes, tuple[_Step, ...]]:
+    """Return what the prompt rests on, such that equal values are equal prompts."""
+    beginning, *rest = map(_digest, _parts(request, used))
+    return beginning, tuple(_Step(echo.answer, digest) for echo, digest in zip(used, rest, strict=True))
+
+
+def _parts(request: Request, used: Sequence[Echo]) -> list[tuple[bytes, ...]]:
+    """Return what the beginning and each step rest on, besides the answers themselves."""
+    templates = [_json(echo.answer.template) for echo in used]
+    templates.append(_json(request.options.get("chat_template_kwargs")))
+    starts = [*(echo.at for echo in used), len(request.raw)]
+    shape = _json([request.options.get(key) for key in _SHAPING])
+    steps = (
+        (_call_ids(request.messages[echo.at]), template, *request.raw[echo.at + 1 : end])
+        for echo, end, template in zip(used, starts[1:], templates[1:], strict=True)
+    )
+    return [(shape, templates[0], *request.raw[: starts[0]]), *steps]
+
+
+def _call_ids(echo: Message) -> bytes:
+    """The ids by which results name the calls of an echoed answer."""
+    return _json([normal_call_id(str(call.get("id", ""))) for call in echo.get("tool_calls") or ()])
+
+
+def _digest(parts: Sequence[bytes]) -> bytes:
+    """Not the messages themselves: a session is remembered for a day, and one message may be 8 MB."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(len(part).to_bytes(8, "big"))
+        found.update(part)
+    return found.digest()
+
+
+def _longest_begun(
+    beginning: bytes, steps: tuple[_Step, ...], known: Sequence[Continued]
+) -> tuple[Continued | None, int]:
+    """Return the known prompt that begins like this one for longest, and how many steps they share."""
+    longest: tuple[Continued | None, int] = (None, 0)
+    for prompt in known:
+        if prompt.beginning == beginning:
+            pairs = zip(prompt.steps, steps, strict=False)
+            shared = next((number for number, (old, new) in enumerate(pairs) if old != new), None)
+            num_steps = min(len(prompt.steps), len(steps)) if shared is None else shared
+            if longest[0] is None or num_steps > longest[1]:
+                longest = (prompt, num_steps)
+    return longest
+
+
+def _under_sampled_ids(echo: Message, answer: Message, between: Sequence[Message]) -> list[Message]:
+    """Return `between` with its results under the ids that the model gave its calls, where the client rewrote them."""
+    given = {
+        normal_call_id(str(echoed.get("id", ""))): str(call.get("id", ""))
+        for echoed, call in zip(echo.get("tool_calls") or (), answer.get("tool_calls") or (), strict=False)
+    }
+    shown: list[Message] = []
+    for message in between:
+        call_id = message.get("tool_call_id")
+        sampled_id = given.get(normal_call_id(call_id)) if isinstance(call_id, str) else None
+        shown.append(message if sampled_id is None else {**message, "tool_call_id": sampled_id})
+    return shown
+
+
+def _asking(options: Mapping[str, Any], template: Any) -> Mapping[str, Any]:
+    """Return the options with another request's chat_template_kwargs."""
+    others = {key: value for key, value in options.items() if key != "chat_template_kwargs"}
+    return others if template is None else {**others, "chat_template_kwargs": template}
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value).encode("ascii")

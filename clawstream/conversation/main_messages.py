@@ -1,0 +1,54 @@
+"""Which messages of a request are the conversation, and which the client's own. Pure.
+
+A client asks the model for things of its own between two messages of a person's, such as a heartbeat: neither those
+questions nor the answers to them belong to the conversation, nor do system messages and what the client writes for one
+request alone.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from clawstream.conversation.authors import Author
+from clawstream.conversation.messages import Message, is_ephemeral, is_housekeeping, parse, role_of, written_in
+
+
+def main_messages(messages: Sequence[bytes], start: int = 0) -> Iterator[tuple[int, Message]]:
+    """Yield the conversation's messages from `start` on, each with its index.
+
+    Raises UnusableExchange at a message that is none.
+    """
+    aside = _is_aside(messages[:start])
+    for index in range(start, len(messages)):
+        message = parse(messages[index])
+        if not _belongs(message):
+            continue
+        if role_of(message) == "user":
+            aside = is_housekeeping(message)
+        if not aside:
+            yield index, message
+
+
+def answer_before(messages: Sequence[bytes], index: int) -> int:
+    """Return where the answer stands to which the message at `index` is a reaction.
+
+    Raises UnusableExchange at a message that is none, ValueError where the conversation has no answer before it.
+    """
+    return max(at for at, message in main_messages(messages[:index]) if role_of(message) == "assistant")
+
+
+def _belongs(message: Message) -> bool:
+    """Return whether it is part of the conversation, or a question of the client's own; an instruction is neither."""
+    if role_of(message) == "system" or is_ephemeral(message):
+        return False
+    if role_of(message) != "user" or is_housekeeping(message):
+        return True
+    pieces = written_in(message)
+    return not pieces or any(piece.author is not Author.CLIENT for piece in pieces)
+
+
+def _is_aside(before: Sequence[bytes]) -> bool:
+    """Return whether what follows `before` answers what the client asked for itself."""
+    for raw in reversed(before):
+        message = parse(raw)
+        if role_of(message) == "user" and _belongs(message):
+            return is_housekeeping(message)
+    return False

@@ -1,0 +1,141 @@
+"""The door of every route that answers: who asks, and whether there is room. What goes in comes out again.
+
+The one rule: a request without a key in force, or beyond a limit, is refused before its body is read.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from clawstream.config import LOOPBACK, GatewaySettings
+from clawstream.gateway.access.key_file import WatchedKeys
+from clawstream.gateway.access.keys import DEFAULT, Allowance, Caller, Key, KeyRing, sha256, shown_key
+from clawstream.gateway.access.limits import Limits, Rate, TooMuch
+from clawstream.gateway.answering.admission import CALLER, GROW, read_headers
+from clawstream.gateway.http.metrics import Metrics
+from clawstream.gateway.requests.refusal import BadRequest
+
+Refuse = Callable[[Send, BadRequest], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One for all routes."""
+
+    keys: WatchedKeys
+    default_key: Key | None
+    limits: Limits
+    metrics: Metrics
+    here_alone: bool = True  # it listens to this machine's programs alone
+    now_s: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def of(cls, settings: GatewaySettings, keys: WatchedKeys, metrics: Metrics) -> "Guard":
+        """Return the guard of a gateway with these settings; gateway.api_key is the key named "default"."""
+        secret = settings.api_key
+        default = None
+        if secret is not None:
+            default = Key(name=DEFAULT, sha256=sha256(secret.get_secret_value()), created_at="")
+        allowance = Allowance(
+            max_concurrent=settings.max_concurrent_per_key, requests_per_minute=settings.requests_per_minute_per_key
+        )
+        limits = Limits(allowance, settings.max_in_flight)
+        return cls(keys, default, limits, metrics, here_alone=settings.host in LOOPBACK)
+
+    def caller(self, headers: dict[str, str]) -> Caller:
+        """Return who asks; where no keys are in use, every program here may. Raises BadRequest (401, 403)."""
+        if self.default_key is None and self.here_alone and not self.keys.in_use:
+            _refuse_foreign_pages(headers.get("origin"))
+            return Caller(name=None)
+        shown = shown_key(headers)
+        if shown is None:
+            raise BadRequest(
+                "No API key was sent; expected the header `Authorization: Bearer KEY`, or `x-api-key: KEY`.",
+                status=401,
+                code="invalid_api_key",
+            )
+        ring = self.keys.ring()
+        whole = ring if self.default_key is None else KeyRing((*ring.keys, self.default_key))
+        caller = whole.holder(shown)
+        if caller is None:
+            raise BadRequest(
+                "The API key is none of this gateway's, or was revoked; ask for one of your own "
+                "(clawstream keys add NAME).",
+                status=401,
+                code="invalid_api_key",
+            )
+        return caller
+
+    def guarding(self, endpoint: ASGIApp, refuse: Refuse) -> ASGIApp:
+        """Return `endpoint` behind the door; what is not let in is told so by `refuse`."""
+
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                caller = self.caller(read_headers(scope))
+                rate = self.limits.enter(caller, self.now_s(), num_keys=self._num_keys())
+            except BadRequest as refused:
+                self.metrics.requests.labels("refused" if refused.status < 500 else "unavailable").inc()
+                await refuse(self._telling(send, refused), refused)
+                return
+            begun, num_more = False, 0
+
+            def grow(number: int) -> None:
+                nonlocal num_more
+                self._counted(lambda: self.limits.grow(caller, number, num_keys=self._num_keys()))
+                num_more += number
+
+            async def receiving() -> Message:
+                nonlocal begun
+                message = await receive()
+                if not begun and message["type"] == "http.request" and not message.get("more_body", False):
+                    self._counted(self.limits.begin)
+                    begun = True
+                return message
+
+            try:
+                scope[CALLER], scope[GROW] = caller, grow
+                await endpoint(scope, receiving, send if rate is None else with_headers(send, rate))
+            finally:
+                self.limits.leave(caller, begun=begun, num_more=num_more)
+
+        return guarded
+
+    def _num_keys(self) -> int:
+        return len(self.keys.ring().in_force) + (self.default_key is not None)
+
+    def _counted(self, let_in: Callable[[], None]) -> None:
+        try:
+            let_in()
+        except TooMuch as refused:
+            self.metrics.limited.labels(refused.limit).inc()
+            raise
+
+    def _telling(self, send: Send, refused: BadRequest) -> Send:
+        if not isinstance(refused, TooMuch):
+            return send
+        self.metrics.limited.labels(refused.limit).inc()
+        return send if refused.rate is None else with_headers(send, refused.rate)
+
+
+def _refuse_foreign_pages(origin: str | None) -> None:
+    """Raise BadRequest (403) for a page of another site: its reader did not mean to talk to the policy."""
+    if origin is not None and urlsplit(origin).hostname not in LOOPBACK:
+        raise BadRequest(
+            f"A page of {origin[:100]} may not use a gateway without keys. Add a key (clawstream keys add NAME).",
+            status=403,
+            code="foreign_origin",
+        )
+
+
+def with_headers(send: Send, rate: Rate) -> Send:
+    """Return a `send` whose answer has the rate's headers."""
+
+    def sending(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *rate.headers()]
+        return send(message)
+
+    return sending

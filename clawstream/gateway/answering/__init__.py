@@ -1,0 +1,1 @@
+"""From an admitted request to an answer that is shown and recorded."""

@@ -1,0 +1,297 @@
+"""One answer: generate, show, record, and only then say how it ended.
+
+The one rule: the client sees `finish_reason` after Kafka has acknowledged the exchange, or the spool's disk has it, and
+never before. What goes wrong is told to the client and recorded, once no other engine can be asked: until its first
+token is there, a request goes on to the next. Raw ASGI, because every token passes here.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from enum import StrEnum
+from time import perf_counter
+from typing import Any
+
+from clawstream.conversation.echoes import answered
+from clawstream.errors import TryLater
+from clawstream.events import FailureReason, SessionDone
+from clawstream.gateway.answering.admission import Admission, Exchange, unavailable
+from clawstream.gateway.answering.capture import Capture
+from clawstream.gateway.answering.closing import closing
+from clawstream.gateway.answering.deltas import AnswerStream
+from clawstream.gateway.answering.outlets import Outlet
+from clawstream.gateway.answering.replies import Ending, Usage
+from clawstream.gateway.dialects.responses import conversation_of
+from clawstream.gateway.engines.served import Place, ServedEngine, StaleCache
+from clawstream.gateway.requests.refusal import BadRequest, to_json
+from clawstream.inference.engines.adapters import policy_version
+from clawstream.inference.engines.behaviour import finish_reason
+from clawstream.inference.engines.engine import EngineRefused, FinishKind, GenerateRequest, as_recorded
+
+LOG = logging.getLogger(__name__)
+_SHARED_KEYS = 3  # tries under a cache key that others use too, before one of its own
+
+
+class _Again(StrEnum):
+    """Where a request that failed before its first token may be asked again."""
+
+    NOWHERE = "nowhere"
+    HERE = "here"
+    ELSEWHERE = "elsewhere"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why there is no answer: for the log, and for the client if there is one."""
+
+    reason: FailureReason | None  # None: neither Kafka nor the spool took the answer: there is nowhere to write
+    detail: str
+    refused: BadRequest
+    status: int | None = None  # the engine's
+    again: _Again = _Again.NOWHERE
+
+
+GONE = Failure(
+    reason=FailureReason.CLIENT_GONE,
+    detail="the client closed its connection while the answer was being sampled",
+    refused=BadRequest("The client went away.", status=499),
+)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Answering:
+    """One exchange from its prompt to its record."""
+
+    admission: Admission
+    exchange: Exchange
+    outlet: Outlet
+    started: float  # perf_counter, when the request came
+    capture: Capture = field(default_factory=Capture)
+    place: Place | None = None  # where it was asked last
+    answer: AnswerStream = field(init=False)
+    adapter_version: int | None = None  # of the adapter that it is asked of; None: the weights themselves
+
+    def __post_init__(self) -> None:
+        self.answer = AnswerStream(
+            renderer=self.admission.renderer,
+            prompt_ids=self.exchange.whole.token_ids,
+            options=self.exchange.chat.options,
+            exchange_id=self.exchange.accepted.exchange_id,
+            stop=self.exchange.accepted.sampling.stop,
+        )
+        if self.exchange.sampled is not None:
+            self.answer.said = self.exchange.sampled.said
+
+    async def generate(self) -> Failure | None:
+        """Stream the answer up to what has to wait for its record, from the first engine that begins one."""
+        engines, accepted = self.admission.engines, self.exchange.accepted
+        tenant = None if self.admission.settings.share_prefix_cache else accepted.key_name
+        deadline = asyncio.get_running_loop().time() + self.admission.settings.first_token_timeout_s
+        failure: Failure | None = None
+        failed: list[ServedEngine] = []
+        for tries in range(_SHARED_KEYS + 1 + len(engines.all)):
+            alone = tries >= _SHARED_KEYS
+            place = engines.place(accepted.session_id, tenant=tenant, avoid=failed, alone=alone)
+            if place is None:
+                break
+            if failure is not None:
+                self.admission.metrics.asked_again.labels(failure.again.value).inc()
+                LOG.info("exchange=%s asked_again=%s why=%s", accepted.exchange_id, failure.again, failure.detail)
+            # SGLang aborts what a client left by the beginning of its rid, so no try's may begin with another's.
+            rid = f"{tries}-{accepted.exchange_id}" if tries else accepted.exchange_id
+            failure = await self._ask(place, rid, deadline)
+            if failure is None or failure.again is _Again.NOWHERE or self.capture.token_ids:
+                return failure
+            if failure.again is _Again.ELSEWHERE:
+                failed.append(place.engine)
+        return failure or _engine_failed(f"no engine answers ({engines.problem()})")
+
+    async def _ask(self, place: Place, rid: str, deadline: float) -> Failure | None:
+        """Ask one engine; what it samples goes out from its first token on."""
+        self.capture, self.place, self.adapter_version = Capture(), place, place.adapter_version
+        try:
+            async with asyncio.timeout_at(deadline) as patience:
+                with self.admission.engines.asked(self.exchange.accepted.session_id, place, patience):
+                    await self._stream(place, rid, patience)
+        except EngineRefused as error:
+            return await self._refused(place, error)
+        except StaleCache as error:
+            return _engine_failed(str(error), _Again.HERE)
+        except TryLater as error:
+            place.engine.doubted.set()
+            return _engine_failed(str(error), _Again.ELSEWHERE)
+        except TimeoutError:
+            if place.engine.problem is not None:
+                return _engine_failed(place.engine.problem, _Again.ELSEWHERE)
+            detail = f"no token within {self.admission.settings.first_token_timeout_s:g} s"
+            refused = unavailable(f"The engine gave {detail}. Try again.")
+            return Failure(reason=FailureReason.TIMED_OUT, detail=detail, refused=refused)
+        finish = self.capture.finish
+        if finish is None or finish.kind is FinishKind.ABORT:
+            return _engine_failed((finish and finish.message) or "the engine gave the request up", _Again.ELSEWHERE)
+        return None
+
+    async def _stream(self, place: Place, rid: str, patience: asyncio.Timeout) -> None:
+        async with closing(place.engine.client.generate(self._request(place, rid))) as chunks:
+            async for chunk in chunks:
+                if chunk.token_ids and self.capture.first_token_at_ms is None:
+                    place.check(chunk)
+                    self.admission.metrics.ttft_s.observe(perf_counter() - self.started)
+                if chunk.token_ids and patience.when() is not None:
+                    patience.reschedule(None)
+                self.capture.add(chunk, self.admission.now_ms())
+                if self.exchange.sampled is not None:
+                    self.exchange.sampled.add(chunk)
+                delta = self.answer.feed(chunk.token_ids)
+                if delta is not None:
+                    await self.outlet.delta(delta)
+                elif chunk.token_ids:
+                    await self.outlet.begin()
+                self.capture.num_sent_tokens = self.answer.num_sent_tokens or self.capture.num_sent_tokens
+
+    async def _refused(self, place: Place, error: EngineRefused) -> Failure:
+        """Return what is to be said of a refusal; of one for an adapter that is gone, that the next may be asked."""
+        if place.adapter is not None:
+            await place.engine.ask()
+            if place.adapter not in place.engine.adapters.values():
+                return _engine_failed(f"{place.adapter} is not loaded any more", _Again.HERE)
+        refused = BadRequest(f"The engine refused the request: {error.message}", status=error.status)
+        return Failure(reason=FailureReason.ENGINE_REFUSED, detail=error.message, refused=refused, status=error.status)
+
+    async def finish(self, *, is_last: bool) -> Failure | None:
+        """Record the answer, then let the client see how it ended; `is_last`: no other of its request is to come."""
+        finish = self.capture.finish
+        assert finish is not None  # generate returns a failure otherwise
+        matched_stop = finish.matched if isinstance(finish.matched, str) else None
+        delta = self.answer.finish(matched_stop)
+        if delta is not None:
+            await self.outlet.delta(delta)
+        try:
+            behaviour = self.capture.behaviour(self.adapter_version)
+        except TryLater as error:
+            return _engine_failed(str(error))
+        accepted, message = self.exchange.accepted, self.answer.message()
+        reason = finish_reason(finish, self.answer.tool_calls)
+        now_ms = self.admission.now_ms()
+        done = SessionDone(session_id=accepted.session_id, after_exchange_id=accepted.exchange_id)
+        try:
+            with self.admission.metrics.ack_wait_s.time():
+                recorded = await self.admission.recorder.write(
+                    accepted.session_id,
+                    self.exchange.whole,
+                    lambda request: self.capture.completed(accepted, request, message, reason, behaviour, now_ms),
+                    then=(done,) if self.exchange.session_done and is_last else (),
+                    traceparent=self.exchange.traceparent,
+                )
+        except TryLater as error:
+            return Failure(reason=None, detail=str(error), refused=unavailable(str(error)))
+        self.admission.owners.learn((recorded,))
+        chat = self.exchange.chat
+        self.admission.sessions.answered(
+            chat.messages,
+            message,
+            chat.scope,
+            accepted.session_id,
+            accepted.exchange_id,
+            now_ms,
+            accepted.trace_id,
+        )
+        before = conversation_of(chat.messages_json, chat.options)
+        if before is not None:
+            self.admission.conversations.answered(
+                accepted.exchange_id,
+                session_id=accepted.session_id,
+                key_name=accepted.key_name,
+                before=before,
+                answer=to_json(message),
+                at_ms=now_ms,
+            )
+        if self.exchange.session_done:
+            self.admission.answers.forget(accepted.session_id)
+        else:
+            sampled = answered(reversed(chat.messages), chat.options, message, tuple(self.capture.token_ids))
+            self.admission.answers.answered(accepted.session_id, sampled, now_ms)
+        usage = self._count_tokens()
+        await self.outlet.finish(Ending(message=message, reason=reason, usage=usage, matched_stop=matched_stop))
+        return None
+
+    async def record(self, failure: Failure) -> None:
+        """Record that there is no answer, where there is something to write to."""
+        exchange_id = self.exchange.accepted.exchange_id
+        if failure.reason is None:
+            LOG.warning("exchange=%s state=unrecorded reason=%s", exchange_id, failure.detail)
+            return
+        LOG.info("exchange=%s state=%s detail=%s", exchange_id, failure.reason.value, failure.detail)
+        await self._record(failure, failure.reason)
+
+    async def _record(self, failure: Failure, reason: FailureReason) -> None:
+        accepted, now_ms = self.exchange.accepted, self.admission.now_ms()
+        try:
+            recorded = await self.admission.recorder.write(
+                accepted.session_id,
+                self.exchange.whole,
+                lambda request: self.capture.failed(
+                    accepted,
+                    request,
+                    reason,
+                    failure.detail,
+                    now_ms,
+                    status=failure.status,
+                    message=self._shown() if reason is FailureReason.CLIENT_GONE else None,
+                    version=self._version(),
+                ),
+                traceparent=self.exchange.traceparent,
+            )
+        except TryLater as error:
+            LOG.warning("exchange=%s state=unrecorded reason=%s", accepted.exchange_id, error)
+        else:
+            self.admission.owners.learn((recorded,))
+
+    def _shown(self) -> dict[str, Any] | None:
+        """What a client that went away was sent of the answer; None: nothing, or it waited for the whole.
+
+        Nor is it said of one of several answers: which of them a reaction is about could not be told.
+        """
+        if self.exchange.accepted.choice_of is not None:
+            return None
+        message = self.answer.message()
+        said = message["content"] or message.get("tool_calls")
+        return message if said and self.exchange.chat.asked.stream else None
+
+    def _version(self) -> int | None:
+        """The version that sampled all so far; None where it can't be told without the engine's last word.
+
+        What is sent under a name was sampled by those weights or older ones, and what was asked of a place by its
+        weights or newer ones.
+        """
+        if self.place is None or {policy_version(name) for name in self.capture.named} != {self.place.weights}:
+            return None
+        return self.place.version
+
+    def _request(self, place: Place, rid: str) -> GenerateRequest:
+        return GenerateRequest(
+            input_ids=self.exchange.whole.token_ids,
+            sampling=as_recorded(
+                self.exchange.accepted.sampling, self.admission.renderer.stop_ids(self.exchange.chat.options)
+            ),
+            extra_key=place.extra_key,
+            rid=rid,
+            lora_name=place.adapter,
+            top_logprobs_num=self.exchange.chat.asked.top_logprobs or 0,
+        )
+
+    def _count_tokens(self) -> Usage:
+        usage = Usage(
+            prompt_tokens=len(self.exchange.whole.token_ids),
+            completion_tokens=len(self.capture.token_ids),
+            cached_tokens=self.capture.cached_tokens,
+            reasoning_tokens=self.answer.num_thought_tokens(),
+        )
+        self.admission.metrics.tokens.labels("prompt").inc(usage.prompt_tokens)
+        self.admission.metrics.tokens.labels("completion").inc(usage.completion_tokens)
+        return usage
+
+
+def _engine_failed(detail: str, again: _Again = _Again.NOWHERE) -> Failure:
+    refused = unavailable(f"The engine failed: {detail}. Try again.")
+    return Failure(reason=FailureReason.ENGINE_FAILED, detail=detail, refused=refused, again=again)

@@ -1,0 +1,388 @@
+"""Sampled tokens to what a client sees of them, as they come: content, reasoning and tool calls. Pure.
+
+The one rule: however the tokens were cut into chunks, what was streamed adds up to the message that is recorded, and
+nothing that was streamed is taken back. So outer white space, half characters and what may become a stop string are
+held until it is known what they are.
+
+A tool call goes out whole, as soon as it is closed and no mark to come can turn it into something that was only
+thought. Where nothing closes a call but the end (Llama 3: an answer that is JSON), it goes out at the end, as does an
+answer that has to be calls.
+
+The family's own parser reads the whole answer at each marker token. Between markers plain tokens extend the field that
+the last reading saw grow, so an answer costs no more than its length.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+from clawstream.rendering.calling import functions_to_call
+from clawstream.rendering.renderer import HALF_CHARACTER, CalledTool, ParsedAnswer, PromptRenderer, offers_tools
+
+_MOST_HALVES = 3  # of a character that is not whole yet; any before them are no character at all
+_MOST_WAITING = 64  # tokens since the last that was whole; bytes that are no text are not read again for ever
+_READ_AGAIN_AFTER = 0.02  # growth of an answer between two readings outside of any field
+
+
+class _Place(Enum):
+    """Where the next plain token belongs."""
+
+    UNKNOWN = "unknown"
+    CONTENT = "content"
+    REASONING = "reasoning"
+    TOOLS = "tools"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A whole tool call, as the client sees it."""
+
+    index: int
+    call_id: str
+    name: str
+    arguments: str  # JSON
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the call as a message holds it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class Delta(NamedTuple):
+    """What is new; at least one of the three. A tuple, because one is made for every few tokens."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the delta of a chunk."""
+        delta: dict[str, Any] = {}
+        if self.reasoning:
+            delta["reasoning_content"] = self.reasoning
+        if self.content:
+            delta["content"] = self.content
+        if self.tool_calls:
+            delta["tool_calls"] = [{"index": call.index} | call.as_dict() for call in self.tool_calls]
+        return delta
+
+
+@dataclass(slots=True)
+class _Text:
+    """One field of the message: what is known of it, and how much of that was streamed."""
+
+    stops: tuple[str, ...]
+    marks: tuple[str, ...] = ()  # not cut, but held while they are in parts
+    text: str = ""
+    num_sent: int = 0
+    stopped: bool = False
+
+    def read(self, text: str) -> bool:
+        """Take over what a reading found; False where that would take back what was streamed, or nothing is new."""
+        grew = len(text) > len(self.text)
+        if not self.stopped and text.startswith(self.text[: self.num_sent]):
+            self.text = text
+        return grew
+
+    def release(self, *, ended: bool) -> str:
+        """Return what may be streamed now, up to a stop string."""
+        if self.num_sent == len(self.text):
+            return ""
+        found = [(at + len(stop), at) for stop in self.stops if (at := self.text.find(stop, self.num_sent)) >= 0]
+        if found:
+            # The one that was complete first, as if tokens had come one by one.
+            self.text, self.stopped = self.text[: min(found)[1]], True
+        shown = self.text
+        if not ended and not self.stopped:
+            shown = shown[: self._before_half_stop()].rstrip(HALF_CHARACTER)
+        limit = len(shown if self.stopped else shown.rstrip())
+        new = self.text[self.num_sent : max(limit, self.num_sent)]
+        self.num_sent += len(new)
+        return new
+
+    def drop_half_of(self, stop: str) -> None:
+        """Cut what the end shares with `stop`, whose beginning was white space that is not shown."""
+        for start in range(len(stop)):
+            if self.text.endswith(stop[start:]):
+                self.text = self.text[: max(len(self.text) - len(stop) + start, self.num_sent)]
+                return
+
+    def keep_space(self, space: str) -> None:
+        """The text ends with this white space, which a stop string came after."""
+        shown = self.text.rstrip()
+        if len(shown) + len(space) >= self.num_sent:
+            self.text, self.stopped = shown + space, True
+
+    def _before_half_stop(self) -> int:
+        if self.num_sent == 0 and any(stop.lstrip().startswith(self.text) for stop in self.stops):
+            return 0  # the white space before it, which is not shown, may have been the stop's beginning
+        held = self.stops + self.marks
+        if not held:
+            return len(self.text)
+        longest = max(map(len, held), default=0)
+        start = max(self.num_sent, len(self.text) - longest + 1)
+        for at in range(start, len(self.text)):
+            if any(one.startswith(self.text[at:]) for one in held):
+                return at
+        return len(self.text)
+
+    @property
+    def sent(self) -> str:
+        """What the client has."""
+        return self.text[: self.num_sent]
+
+
+@dataclass(slots=True, kw_only=True)
+class AnswerStream:
+    """One answer on its way: `feed` it what was sampled, then `finish`; both return what is to be streamed."""
+
+    renderer: PromptRenderer
+    prompt_ids: Sequence[int]
+    options: Mapping[str, Any]
+    exchange_id: str
+    stop: tuple[str, ...] = ()
+    said: set[int] = field(default_factory=set)  # the numbers of the tokens that content is of; emptied by who reads it
+    ids: list[int] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    _content: _Text = field(init=False)
+    _reasoning: _Text = field(init=False)
+    _place: _Place = _Place.UNKNOWN
+    _num_calls_sent: int = 0
+    _num_shown: int = 0  # tokens whose text the fields hold, while the place is known
+    _num_read: int = 0  # tokens that are read into the fields, whether they show anything or not
+    _context: str = ""  # text of the last of them: some tokenizers decode a token by the one before
+    _marked_at: int = 0  # tokens up to the last marker
+    _told_at: int = 0  # tokens of which is known whether content is of them
+    _read_again_at: int = 0
+    _forced: bool = field(init=False)  # under a grammar a mark may come in letters, so it is read once it is whole
+    _thinking: bool = True  # reasoning grew last: content is no sign of its end, since some think again after it
+
+    def __post_init__(self) -> None:
+        self._content = _Text(self.stop, self.renderer.text_marks)
+        self._reasoning = _Text(self.stop, self.renderer.text_marks)
+        self._forced = bool(functions_to_call(self.options))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string came; nothing is shown after it."""
+        return self._content.stopped or self._reasoning.stopped
+
+    @property
+    def num_sent_tokens(self) -> int | None:
+        """Of how many tokens all that they show was released; None while some of it is held."""
+        held = self._content.num_sent < len(self._content.text) or self._reasoning.num_sent < len(self._reasoning.text)
+        calling = self._place is _Place.TOOLS or self._num_calls_sent < len(self.tool_calls)
+        return None if held or calling else self._num_read
+
+    def feed(self, token_ids: Sequence[int]) -> Delta | None:
+        """Return what the client sees of the new tokens; None: nothing yet."""
+        if not token_ids:
+            return None
+        if self.renderer.marker_ids.isdisjoint(token_ids):
+            return self._feed(token_ids)
+        deltas = [self._feed(piece) for piece in _up_to_markers(token_ids, self.renderer.marker_ids)]
+        return _joined([delta for delta in deltas if delta is not None])
+
+    def finish(self, matched_stop: str | None = None) -> Delta | None:
+        """Return what was held back; afterwards `message` is whole. `matched_stop` is what the engine stopped at."""
+        if not self.stopped:
+            before = self._content.text
+            self._read(ended=True)
+            if not self._forced:
+                self._tell(before, len(self.ids))
+            newest = self._content if self._content.text else self._reasoning
+            if matched_stop is not None and matched_stop not in newest.text:
+                newest.drop_half_of(matched_stop)
+                before, _, _ = self.renderer.decode(self.ids).rpartition(matched_stop)
+                if newest.text and before.rstrip().endswith(newest.text.rstrip()):
+                    newest.keep_space(before[len(before.rstrip()) :])
+        return self._release(ended=True)
+
+    def _feed(self, piece: Sequence[int]) -> Delta | None:
+        """Take in plain tokens, or some that end with a marker: what is closed by then is so however chunks are cut."""
+        self.ids.extend(piece)
+        if self.stopped or self._forced:
+            return None
+        before, is_marked = self._content.text, piece[-1] in self.renderer.marker_ids
+        if is_marked:
+            self._marked_at = len(self.ids)
+            self._read(ended=False)
+        elif self._place is _Place.UNKNOWN:
+            if len(self.ids) >= self._read_again_at:
+                self._read(ended=False)
+        elif self._place is not _Place.TOOLS:
+            self._extend()
+        self._tell(before, len(self.ids) - is_marked)
+        if is_marked:
+            self._told_at = len(self.ids)
+        return self._release(ended=False)
+
+    def _tell(self, before: str, end: int) -> None:
+        """Take the tokens up to `end` for content's where that changed: between two marks all is of one kind."""
+        if not self._content.text:
+            self.said.clear()  # also where it turned out to be thought
+        elif self._content.text != before:
+            self.said.update(range(self._told_at, end))
+            self._told_at = end
+
+    def num_thought_tokens(self) -> int | None:
+        """Return how many tokens stand between the marks of thoughts in a finished answer; None: that can't be told.
+
+        It can't where the model's marks are no tokens of their own.
+        """
+        if not self._reasoning.text:
+            return 0
+        ends = [at + 1 for at, token in enumerate(self.ids) if token in self.renderer.marker_ids]
+        found = start = num_thought = num_said = 0
+        for end in (*ends, len(self.ids)):
+            parsed = self._parse(end, ended=False)
+            if num_said and not parsed.content:
+                found = start = 0  # what had looked like content was thought
+            if len(parsed.reasoning) > num_thought:
+                if self.renderer.text_marks or len(parsed.content) > num_said:
+                    return None
+                found += sum(token not in self.renderer.marker_ids for token in self.ids[start:end])
+            num_thought, num_said, start = len(parsed.reasoning), len(parsed.content), end
+            if num_thought >= len(self._reasoning.text):
+                break
+        return found
+
+    def message(self) -> dict[str, Any]:
+        """Return the assistant message, exactly as streamed."""
+        message: dict[str, Any] = {"role": "assistant", "content": self._content.sent or None}
+        if not self._content.sent and not self.tool_calls:
+            message["content"] = ""
+        if self._reasoning.sent:
+            message["reasoning_content"] = self._reasoning.sent
+        if self.tool_calls:
+            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+        return message
+
+    def _read(self, *, ended: bool) -> None:
+        """Read the whole answer anew, and find out where plain tokens go from here."""
+        parsed = self._parse(len(self.ids), ended=ended)
+        self._num_read = len(self.ids)
+        content_grew = self._content.read(parsed.content)
+        reasoning_grew = self._reasoning.read(parsed.reasoning)
+        if content_grew or reasoning_grew:
+            self._thinking = reasoning_grew
+        growth = min(len(self.ids) - self._marked_at, int(len(self.ids) * _READ_AGAIN_AFTER))
+        self._read_again_at = len(self.ids) + max(growth, 1)
+        self._place = _Place.UNKNOWN
+        if len(parsed.tool_calls) > len(self.tool_calls):
+            self._hear(parsed.tool_calls if ended else self._closed(parsed.tool_calls))
+        if ended:
+            return
+        if parsed.unfinished:
+            self._place = _Place.UNKNOWN if self.renderer.listed_tool_calls else _Place.TOOLS
+        elif content_grew or reasoning_grew:
+            self._settle(parsed)
+
+    def _hear(self, calls: Sequence[CalledTool]) -> None:
+        """Take over the calls that are new."""
+        for call in calls[len(self.tool_calls) :]:
+            self.tool_calls.append(self._named(len(self.tool_calls), call))
+
+    def _closed(self, calls: Sequence[CalledTool]) -> Sequence[CalledTool]:
+        """Those of `calls` that the end of thinking leaves calls: the one mark that can unsay what came before it."""
+        ids = (*self.ids, *self.renderer.encode("</think>"))
+        left = self.renderer.parse(ids, self.prompt_ids, self.options, ended=False).tool_calls
+        same = next((at for at, (call, other) in enumerate(zip(calls, left, strict=False)) if call != other), None)
+        return calls[: min(len(calls), len(left)) if same is None else same]
+
+    def _settle(self, parsed: ParsedAnswer) -> None:
+        """Let plain tokens extend the field that ends with the newest token, if one can be told."""
+        last = self.renderer.decode(self.ids[-1:])
+        if not last.strip() or last[-1].isspace() or HALF_CHARACTER in last or self.ids[-1] in self.renderer.marker_ids:
+            return
+        before = self._parse(len(self.ids) - 1, ended=False)
+        if parsed.reasoning == before.reasoning and len(parsed.content) > len(before.content):
+            place, text = _Place.CONTENT, parsed.content
+        elif parsed.content == before.content and len(parsed.reasoning) > len(before.reasoning):
+            place, text = _Place.REASONING, parsed.reasoning
+        else:
+            return
+        if text.endswith(last.lstrip()):
+            self._place, self._num_shown, self._context = place, len(self.ids), last
+
+    def _extend(self) -> None:
+        self._thinking = self._place is _Place.REASONING
+        shown = self._reasoning if self._thinking else self._content
+        start = len(shown.text)
+        shown.text += self._new_text()
+        self._num_read = self._num_shown
+        if any(shown.text.find(mark, max(start - len(mark) + 1, 0)) >= 0 for mark in self.renderer.text_marks):
+            self._read(ended=False)
+
+    def _new_text(self) -> str:
+        """Return the text of the plain tokens that no field holds yet, up to half a character."""
+        pieces = [self.renderer.piece(token) for token in self.ids[self._num_shown :]]
+        whole = [piece for piece in pieces if piece is not None]
+        if len(whole) == len(pieces):
+            self._num_shown, self._context = len(self.ids), whole[-1]
+            return "".join(whole)
+        first = self._num_shown - 1
+        text = self.renderer.decode(self.ids[first:])[len(self._context) :]
+        halves = min(len(text) - len(text.rstrip(HALF_CHARACTER)), _MOST_HALVES)
+        if len(self.ids) - first > _MOST_WAITING:
+            halves = 0
+        known = text[: len(text) - halves]
+        if halves:
+            self._context += known
+        else:
+            self._num_shown, self._context = len(self.ids), self.renderer.decode(self.ids[-1:])
+        return known
+
+    def _parse(self, num_tokens: int, *, ended: bool) -> ParsedAnswer:
+        return self.renderer.parse(self.ids[:num_tokens], self.prompt_ids, self.options, ended=ended)
+
+    def _named(self, index: int, call: CalledTool) -> ToolCall:
+        # Clients strip what is not a letter or digit from ids, so ours have nothing else.
+        call_id = call.native_id
+        if call_id is None or any(call_id == known.call_id for known in self.tool_calls):
+            call_id = f"call{self.exchange_id.replace('-', '')[:20]}{index:02d}"
+        return ToolCall(index=index, call_id=call_id, name=call.name, arguments=call.arguments)
+
+    def _release(self, *, ended: bool) -> Delta | None:
+        if not ended and self._may_be_bare_call():
+            return None
+        reasoning = self._reasoning.release(ended=ended or not self._thinking)
+        content = "" if self._reasoning.stopped else self._content.release(ended=ended)
+        if self.stopped and not ended:
+            del self.tool_calls[self._num_calls_sent :]  # they come after the stop
+        calls = tuple(self.tool_calls[self._num_calls_sent :])
+        self._num_calls_sent = len(self.tool_calls)
+        if not (reasoning or content or calls):
+            return None
+        return Delta(content=content, reasoning=reasoning, tool_calls=calls)
+
+    def _may_be_bare_call(self) -> bool:
+        return (
+            self.renderer.bare_tool_calls
+            and offers_tools(self.options)
+            and not self._content.num_sent
+            and self._content.text.lstrip().startswith("{")
+        )
+
+
+def _up_to_markers(token_ids: Iterable[int], markers: frozenset[int]) -> Iterator[list[int]]:
+    """Cut tokens after each marker."""
+    piece: list[int] = []
+    for token in token_ids:
+        piece.append(token)
+        if token in markers:
+            yield piece
+            piece = []
+    if piece:
+        yield piece
+
+
+def _joined(deltas: Sequence[Delta]) -> Delta | None:
+    if len(deltas) <= 1:
+        return deltas[0] if deltas else None
+    return Delta(
+        content="".join(delta.content for delta in deltas),
+        reasoning="".join(delta.reasoning for delta in deltas),
+        tool_calls=tuple(call for delta in deltas for call in delta.tool_calls),
+    )

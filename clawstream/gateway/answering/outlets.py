@@ -1,0 +1,170 @@
+"""How an answer leaves, in whatever dialect: as a stream of events, or whole. The only place that sends one.
+
+The one rule: a status can be told only before the first byte; after it an error is an event and the stream just ends.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from starlette.types import Send
+
+from clawstream.gateway.answering.deltas import Delta
+from clawstream.gateway.answering.replies import Ending, error_headers
+from clawstream.gateway.requests.refusal import BadRequest
+
+Refuse = Callable[[Send, BadRequest], Awaitable[None]]
+
+
+class Outlet(Protocol):
+    """Where an answer goes."""
+
+    async def begin(self) -> None:
+        """The first token is there, though it shows nothing yet."""
+
+    async def delta(self, delta: Delta) -> None:
+        """What is new goes out, if this outlet shows an answer as it grows."""
+
+    async def keep_alive(self, every_s: float) -> None:
+        """A silent stream gets a sign of life every so often; never returns."""
+
+    async def finish(self, ending: Ending) -> None:
+        """The answer is over, and on the log."""
+
+    async def fail(self, refused: BadRequest) -> None:
+        """The answer ends here, with what went wrong."""
+
+
+class Growing(Protocol):
+    """An answer as events of its dialect; each call returns what is to be sent."""
+
+    def start(self) -> bytes:
+        """Return the beginning, the first time."""
+
+    def alive(self) -> bytes:
+        """Return a sign of life."""
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return what is new."""
+
+    def finish(self, ending: Ending) -> bytes:
+        """Return how the answer ended, and, of the last answer, the end of the stream."""
+
+    def fail(self, refused: BadRequest) -> bytes:
+        """Return what breaks the stream off."""
+
+
+class EventStream:
+    """A response of server-sent events, one write at a time; it ends with the last of its answers."""
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], num_answers: int = 1) -> None:
+        self.started = False
+        self._num_answers = num_answers
+        self._send = send
+        self._headers = headers
+        self._sending = asyncio.Lock()
+        self._sent_at = asyncio.get_running_loop().time()
+
+    async def write(self, body: bytes, *, more: bool = True) -> None:
+        """Send events; the first write sends the headers before them."""
+        async with self._sending:
+            if not self.started:
+                self.started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            self._sent_at = asyncio.get_running_loop().time()
+
+    async def end_answer(self, body: bytes) -> None:
+        """Send the events that end one of the answers."""
+        self._num_answers -= 1
+        await self.write(body, more=self._num_answers > 0)
+
+    async def keep_alive(self, every_s: float, sign_of_life: Callable[[], bytes]) -> None:
+        """Send a sign of life whenever nothing was sent for `every_s`; never returns."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(max(0.0, self._sent_at + every_s - loop.time()))
+            if loop.time() >= self._sent_at + every_s:
+                await self.write(sign_of_life())
+
+
+class StreamOutlet:
+    """Server-sent events, each as soon as it is known."""
+
+    def __init__(self, send: Send, events: EventStream, answer: Growing, refuse: Refuse) -> None:
+        self._send = send
+        self._events = events
+        self._answer = answer
+        self._refuse = refuse
+
+    async def begin(self) -> None:
+        """Send the beginning alone: markup and half characters may keep content waiting for a while."""
+        beginning = self._answer.start()
+        if beginning:
+            await self._events.write(beginning)
+
+    async def delta(self, delta: Delta) -> None:
+        """Send what is new."""
+        await self._events.write(self._answer.delta(delta))
+
+    async def keep_alive(self, every_s: float) -> None:
+        """Send a sign of life whenever nothing was sent for `every_s`."""
+        await self._events.keep_alive(every_s, self._answer.alive)
+
+    async def finish(self, ending: Ending) -> None:
+        """Send how the answer ended, and, of the last answer, the end of the stream."""
+        await self._events.end_answer(self._answer.finish(ending))
+
+    async def fail(self, refused: BadRequest) -> None:
+        """Break the stream off, or send the error with its status if nothing was sent yet."""
+        if self._events.started:
+            await self._events.write(self._answer.fail(refused), more=False)
+        else:
+            await self._refuse(self._send, refused)
+
+
+class WholeOutlet:
+    """One body at the end: what `body` makes of it, None while other answers of the request are to come."""
+
+    def __init__(
+        self,
+        send: Send,
+        headers: list[tuple[bytes, bytes]],
+        body: Callable[[Ending], bytes | None],
+        refuse: Refuse,
+    ) -> None:
+        self._send = send
+        self._headers = headers
+        self._body = body
+        self._refuse = refuse
+
+    async def begin(self) -> None:
+        """A status can still be told."""
+
+    async def delta(self, delta: Delta) -> None:
+        """The message at the end has it all."""
+
+    async def keep_alive(self, every_s: float) -> None:
+        """A body has no room for comments."""
+
+    async def finish(self, ending: Ending) -> None:
+        """Send the body, if this was the last answer."""
+        body = self._body(ending)
+        if body is not None:
+            await send_whole(self._send, 200, self._headers, body)
+
+    async def fail(self, refused: BadRequest) -> None:
+        """Send the error with its status."""
+        await self._refuse(self._send, refused)
+
+
+async def send_error(send: Send, refused: BadRequest) -> None:
+    """Send OpenAI's error object as the whole answer."""
+    await send_whole(send, refused.status, error_headers(refused), refused.as_json())
+
+
+async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    """Send a whole answer."""
+    length = (b"content-length", str(len(body)).encode("ascii"))
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,222 @@
+"""Answers as OpenAI's JSON: chunks of a stream, whole completions, and what ends them. Pure.
+
+The one rule: a stream that has no `finish_reason` is not finished; only an exchange that is on the log gets one.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from clawstream.events import FinishReason
+from clawstream.gateway.answering.deltas import Delta
+from clawstream.gateway.answering.sampled import SampledTokens
+from clawstream.gateway.requests.refusal import BadRequest, to_json
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+_JSON = (b"content-type", b"application/json")
+_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one exchange; `cached_tokens` None: the engine did not say."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+    reasoning_tokens: int | None = None  # of completion_tokens; None: not known
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return OpenAI's usage object."""
+        usage: dict[str, Any] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+        if self.cached_tokens is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        if self.reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return usage
+
+
+def usage_of_all(usages: Collection[Usage]) -> Usage:
+    """Return the usage of a request's answers: its one prompt, and all that was sampled."""
+    cached = [usage.cached_tokens for usage in usages if usage.cached_tokens is not None]
+    thought = [usage.reasoning_tokens for usage in usages if usage.reasoning_tokens is not None]
+    return Usage(
+        prompt_tokens=max(usage.prompt_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        cached_tokens=min(cached, default=None),  # by the first that was asked, which the others found in the cache
+        reasoning_tokens=sum(thought) if len(thought) == len(usages) else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an answer ended, which is on the log."""
+
+    message: dict[str, Any]  # OpenAI's of Chat Completions
+    reason: FinishReason
+    usage: Usage
+    matched_stop: str | None = None  # the client's string that ended it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One answer's frame: everything but what it says."""
+
+    exchange_id: str  # of the request's first answer
+    session_id: str
+    model: str
+    created_s: int
+    policy_version: int
+    index: int = 0
+    choice_id: str | None = None  # the answer's own exchange; None: the request has no other
+    _prefix: bytes = field(init=False)
+    _suffix: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        frame = orjson.dumps(self._frame("chat.completion.chunk"))[:-1]
+        object.__setattr__(self, "_prefix", b"data: " + frame + b',"choices":[{"index":%d,"delta":' % self.index)
+        object.__setattr__(self, "_suffix", b',"logprobs":null,"finish_reason":null}]}\n\n')
+
+    def headers(self, *, stream: bool) -> list[tuple[bytes, bytes]]:
+        """Return the response headers."""
+        return reply_headers(self.session_id, self.policy_version, stream=stream)
+
+    def chunk(self, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> bytes:
+        """Return the event of a delta."""
+        if logprobs is not None:
+            return self._prefix + to_json(delta) + b',"logprobs":' + to_json(logprobs) + b',"finish_reason":null}]}\n\n'
+        return self._prefix + to_json(delta) + self._suffix
+
+    def text_chunk(self, content: str) -> bytes:
+        """Return the event of a delta that is content alone, as most are."""
+        return self._prefix + b'{"content":' + to_json(content) + b"}" + self._suffix
+
+    def ending(self, finish_reason: FinishReason, logprobs: dict[str, Any] | None = None) -> bytes:
+        """Return the event that ends the answer."""
+        choice = self._choice({"delta": {}}, finish_reason, logprobs)
+        return b"data: " + to_json(self._frame("chat.completion.chunk") | {"choices": [choice]}) + b"\n\n"
+
+    def end(self, usage: Usage | None) -> bytes:
+        """Return what ends the stream, behind the endings of all answers; with `usage` where the client wants it."""
+        if usage is None:
+            return DONE
+        frame = self._frame("chat.completion.chunk") | {"choices": [], "usage": usage.as_dict()}
+        return b"data: " + orjson.dumps(frame) + b"\n\n" + DONE
+
+    def choice(self, ending: Ending, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the answer as one of a plain completion."""
+        return self._choice({"message": ending.message}, ending.reason, logprobs)
+
+    def whole(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+        """Return the body of a plain completion."""
+        return to_json(self._frame("chat.completion") | {"choices": choices, "usage": usage.as_dict()})
+
+    def _choice(
+        self, said: dict[str, Any], finish_reason: FinishReason, logprobs: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        choice = {"index": self.index, **said, "logprobs": logprobs, "finish_reason": finish_reason.value}
+        return choice if self.choice_id is None else choice | {"response_id": f"chatcmpl-{self.choice_id}"}
+
+    def _frame(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{self.exchange_id}",
+            "object": kind,
+            "created": self.created_s,
+            "model": self.model,
+            "session_id": self.session_id,
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class Together:
+    """The answers of one request as they end."""
+
+    num: int
+    choices: dict[int, dict[str, Any]] = field(default_factory=dict)
+    usages: list[Usage] = field(default_factory=list)
+
+    def usage_after(self, usage: Usage) -> Usage | None:
+        """Count an answer that ended; return the usage of all once none is to come."""
+        self.usages.append(usage)
+        return usage_of_all(self.usages) if len(self.usages) == self.num else None
+
+    def whole_after(self, reply: Reply, ending: Ending, logprobs: dict[str, Any] | None) -> bytes | None:
+        """Take in an answer that ended; return the body of the completion once none is to come."""
+        self.choices[reply.index] = reply.choice(ending, logprobs)
+        usage = self.usage_after(ending.usage)
+        return None if usage is None else reply.whole([self.choices[at] for at in sorted(self.choices)], usage)
+
+
+@dataclass(slots=True, kw_only=True)
+class Chunks:
+    """The chunks of one answer as it grows; each call returns what is to be sent."""
+
+    reply: Reply
+    together: Together
+    include_usage: bool
+    sampled: SampledTokens | None
+    _role: dict[str, Any] = field(default_factory=lambda: {"role": "assistant"})  # the first chunk has it
+
+    def start(self) -> bytes:
+        """Return the role alone, the first time."""
+        return self.delta(Delta()) if self._role else b""
+
+    def alive(self) -> bytes:
+        """Return a comment."""
+        return KEEP_ALIVE
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return a chunk."""
+        logprobs = None if self.sampled is None else self.sampled.take()
+        if not (self._role or delta.reasoning or delta.tool_calls or logprobs):
+            return self.reply.text_chunk(delta.content)
+        content, self._role = self._role | (delta.as_dict() or {"content": ""}), {}
+        return self.reply.chunk(content, logprobs)
+
+    def finish(self, ending: Ending) -> bytes:
+        """Return how the answer ended; of the last with the usage where that was asked for, and the stream's end."""
+        begun = self.reply.chunk(self._role | {"content": ""}) if self._role else b""
+        logprobs = None if self.sampled is None else self.sampled.take()
+        events = begun + self.reply.ending(ending.reason, logprobs)
+        usage = self.together.usage_after(ending.usage)
+        return events if usage is None else events + self.reply.end(usage if self.include_usage else None)
+
+    def fail(self, refused: BadRequest) -> bytes:
+        """Return the event that breaks the stream off."""
+        return b"data: " + refused.as_json() + b"\n\n"
+
+
+def reply_headers(session_id: str, policy_version: int, *, stream: bool) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an answer."""
+    return [
+        *(_STREAM if stream else (_JSON,)),
+        (b"x-session-id", session_id.encode("ascii")),
+        (b"x-policy-version", str(policy_version).encode("ascii")),
+    ]
+
+
+def session_ended(session_id: str, model: str, created_s: int) -> bytes:
+    """Return the answer to a request that only ends its session: a completion without choices."""
+    frame = {"id": f"session-{session_id}", "object": "chat.completion", "created": created_s, "model": model}
+    return orjson.dumps(frame | {"choices": [], "session_id": session_id, "session_done": True})
+
+
+def error_headers(refused: BadRequest) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an error answer."""
+    headers = [_JSON]
+    if refused.retry_after_s is not None:
+        headers.append((b"retry-after", str(refused.retry_after_s).encode("ascii")))
+    if refused.allow is not None:
+        headers.append((b"allow", refused.allow.encode("ascii")))
+    if refused.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if refused.status in (408, 413):
+        headers.append((b"connection", b"close"))  # the rest of the body is not read
+    return headers

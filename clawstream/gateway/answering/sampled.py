@@ -1,0 +1,51 @@
+"""The log-probs that a client asked for, in OpenAI's shape: of every token that was sampled but the one that ends it.
+
+They are the engine's own, at the sampling temperature. Chat Completions has those of thoughts and marks among them,
+the Responses API those of the text alone. Pure.
+"""
+
+from typing import Any
+
+from clawstream.inference.engines.engine import Chunk
+from clawstream.rendering.renderer import HALF_CHARACTER, PromptRenderer
+
+
+class SampledTokens:
+    """What was sampled since it was last taken; one for each answer."""
+
+    def __init__(self, renderer: PromptRenderer) -> None:
+        self._renderer = renderer
+        self._waiting: list[tuple[int, dict[str, Any]]] = []  # with the token's number in the answer
+        self._num_tokens = 0
+        self.said: set[int] = set()  # the numbers of the tokens that text is of, as far as that is known
+
+    def another(self) -> "SampledTokens":
+        """Return one for another answer."""
+        return SampledTokens(self._renderer)
+
+    def add(self, chunk: Chunk) -> None:
+        """Take in what an engine sampled."""
+        top = chunk.top_logprobs or ((),) * len(chunk.token_ids)
+        values = zip(chunk.token_ids, chunk.logprobs_nats, top, strict=True)
+        for number, (token, value, others) in enumerate(values, self._num_tokens):
+            if token not in self._renderer.stop_token_ids:
+                likeliest = [self._entry(other, other_value) for other_value, other in others]
+                self._waiting.append((number, self._entry(token, value) | {"top_logprobs": likeliest}))
+        self._num_tokens += len(chunk.token_ids)
+
+    def take(self) -> dict[str, Any] | None:
+        """Return what is new, as a choice holds it; None: nothing is."""
+        found, self._waiting = self._waiting, []
+        return {"content": [entry for _, entry in found], "refusal": None} if found else None
+
+    def take_said(self) -> list[dict[str, Any]]:
+        """Return what is new of the text; tokens before its last are no text's, those behind may be."""
+        found = [entry for number, entry in self._waiting if number in self.said]
+        last = max(self.said, default=-1)
+        self._waiting = [(number, entry) for number, entry in self._waiting if number > last]
+        self.said.clear()
+        return found
+
+    def _entry(self, token: int, value: float | None) -> dict[str, Any]:
+        text = self._renderer.decode((token,))
+        return {"token": text, "logprob": value, "bytes": None if HALF_CHARACTER in text else list(text.encode())}

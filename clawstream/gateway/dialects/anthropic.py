@@ -1,0 +1,245 @@
+"""What a client of Anthropic's Messages API asks for, in OpenAI's form. Pure.
+
+The one rule: each request of one conversation comes out as the same messages, so that answers are found again in later
+histories. What has no place in OpenAI's form is refused by its own name, or listed here:
+
+* `cache_control`, `citations` and `caller` of blocks, and `eager_input_streaming`, `strict`, `input_examples`,
+  `defer_loading` and `allowed_callers` of tools, are left out: they ask for nothing that changes what is answered.
+* `thinking.budget_tokens`, `output_config.effort`, `context_management`, `service_tier` and `speed` are recorded with
+  the request and change nothing: reasoning counts towards max_tokens, and the whole history is shown to the policy.
+* An image is words in its place (pictures.py), of a user's as of a tool's; a document its text, or words.
+* A tool result with `is_error` says so in front of its text, since a tool message has no such mark.
+
+Source: Anthropic's published Messages API, as the `anthropic` package 2.10.0 has it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clawstream.gateway.dialects.anthropic_replies import SIGNED, arguments_of, signature
+from clawstream.gateway.requests.fields import boolean, items, kind, mapping, number, text
+from clawstream.gateway.requests.pictures import SHOWN_BY_A_TOOL, SHOWN_BY_THE_USER, check_shown, with_words
+from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.wire import MAX_STOPS, PRIVATE_KEYS, ChatRequest, read_request, truthy
+
+_SAME_IN_BOTH = frozenset({"model", "stream", "max_tokens", "temperature", "top_p", "top_k"}) | PRIVATE_KEYS
+_TRANSLATED = frozenset({"messages", "system", "stop_sequences", "tools", "tool_choice", "metadata", "cache_control"})
+_NOT_THERE = ("container", "mcp_servers", "prefill", "n", "logprobs", "response_format")
+_THINKING: Mapping[str, dict[str, bool]] = {
+    "enabled": {"enable_thinking": True},
+    "disabled": {"enable_thinking": False},
+    "adaptive": {},
+}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_ROLES = ("user", "assistant", "system")
+_FAILED = "Error: "
+
+
+def read_messages(body: Mapping[str, Any], ends_session: bool = False, *, counted: bool = False) -> ChatRequest:
+    """Return what the body asks for; `ends_session` says that a header ends the session. Raises BadRequest.
+
+    `counted` is for a request to count its tokens, which names no max_tokens.
+    """
+    for key in _NOT_THERE:
+        if body.get(key) is not None:
+            raise BadRequest(f"{key} is not supported; leave it out.", param=key)
+    if mapping(body, "output_config").get("format") is not None:
+        raise BadRequest("output_config.format is not supported: output is not constrained.", param="output_config")
+    number(body, "temperature", lambda value: 0 <= value <= 1, "0 to 1")
+    ending = not counted and (truthy(body.get("session_done")) or ends_session) and not body.get("messages")
+    if body.get("max_tokens") is None and not (ending or counted):
+        raise BadRequest("max_tokens is missing; say how many tokens the answer may have.", param="max_tokens")
+    named = mapping(body, "metadata")
+    same = {key: value for key, value in body.items() if key in _SAME_IN_BOTH}
+    labels = {key: value for key, value in body.items() if key not in _SAME_IN_BOTH | _TRANSLATED}
+    found = {
+        "user": text(named, "user_id"),
+        "metadata": {key: value for key, value in named.items() if key != "user_id"},
+        "stop": _stops(body),
+        "tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(items(body.get("tools"), "tools"))],
+        "chat_template_kwargs": _template_options(body),
+    }
+    said = {key: value for key, value in found.items() if value} | _tool_choice(body)
+    messages = [] if ending else [*_system(body.get("system")), *_messages(body.get("messages"))]
+    return read_request(labels | same | said | {"messages": messages}, ends_session)
+
+
+def _stops(body: Mapping[str, Any]) -> list[str]:
+    stops = items(body.get("stop_sequences"), "stop_sequences")
+    if len(stops) > MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
+        raise BadRequest(f"stop_sequences: expected up to {MAX_STOPS} strings, none empty.", param="stop_sequences")
+    return stops
+
+
+def _tool(tool: object, where: str) -> dict[str, Any]:
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+        raise BadRequest(f"{where} is not a tool with a name.", param=where)
+    if tool.get("type") not in (None, "custom"):
+        raise BadRequest(f"{where} is a {tool['type']!r} tool; only tools of the client's own are called.", param=where)
+    schema = tool.get("input_schema")
+    if not isinstance(schema, dict):
+        raise BadRequest(f"{where}.input_schema is {kind(schema)}; expected a JSON schema.", param=where)
+    about = text(tool, "description")
+    described = {} if about is None else {"description": about}
+    return {"type": "function", "function": {"name": tool["name"], **described, "parameters": schema}}
+
+
+def _tool_choice(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return OpenAI's tool_choice and parallel_tool_calls."""
+    choice = mapping(body, "tool_choice")
+    if body.get("tool_choice") is None:
+        return {}
+    wanted: object = _CHOICES.get(str(choice.get("type")))
+    if choice.get("type") == "tool" and isinstance(choice.get("name"), str):
+        wanted = {"type": "function", "function": {"name": choice["name"]}}
+    if wanted is None:
+        found = json.dumps(choice)[:100]
+        raise BadRequest(
+            f"tool_choice is {found}; expected type auto, any, none, or tool with name.", param="tool_choice"
+        )
+    single = {"parallel_tool_calls": False} if boolean(choice, "disable_parallel_tool_use") else {}
+    return {"tool_choice": wanted, **single}
+
+
+def _template_options(body: Mapping[str, Any]) -> dict[str, Any]:
+    thinking = mapping(body, "thinking")
+    given = dict(mapping(body, "chat_template_kwargs"))
+    if not isinstance(given.get("enable_thinking", True), bool):  # `thinking` may go before it
+        raise BadRequest("chat_template_kwargs.enable_thinking is not a boolean.", param="chat_template_kwargs")
+    if body.get("thinking") is None:
+        return given
+    wanted = thinking.get("type")
+    if not isinstance(wanted, str) or wanted not in _THINKING:
+        raise BadRequest(
+            f"thinking.type is {json.dumps(wanted)[:50]}; expected one of {', '.join(_THINKING)}.", param="thinking"
+        )
+    if thinking.get("display") not in (None, "summarized"):
+        raise BadRequest("thinking.display is not supported; thinking is always shown whole.", param="thinking")
+    return given | _THINKING[wanted]
+
+
+def _system(found: object) -> list[dict[str, Any]]:
+    if found in (None, "", []):
+        return []
+    return [{"role": "system", "content": found if isinstance(found, str) else _plain(_texts(found, "system"))}]
+
+
+def _messages(found: object) -> list[dict[str, Any]]:
+    if not isinstance(found, list) or not found:
+        raise BadRequest(f"messages is {kind(found)}; expected a list with at least one message.", param="messages")
+    messages: list[dict[str, Any]] = []
+    for index, message in enumerate(found):
+        where = f"messages[{index}]"
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in _ROLES:
+            raise BadRequest(
+                f"{where}.role is {json.dumps(role)[:50]}; expected one of {', '.join(_ROLES)}.", param=where
+            )
+        assert isinstance(message, dict)
+        blocks = _blocks(message.get("content"), f"{where}.content", may_be_empty=role == "assistant")
+        if role == "system":
+            messages.append({"role": "system", "content": _plain(_texts(blocks, f"{where}.content"))})
+        else:
+            messages += _user(blocks, where) if role == "user" else [_assistant(blocks, where)]
+    if messages[-1]["role"] == "assistant":
+        raise BadRequest(
+            "The last message is the assistant's; an answer can't be prefilled. End with a user message.",
+            param="messages",
+        )
+    return messages
+
+
+def _blocks(content: object, where: str, *, may_be_empty: bool) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list) or not (content or may_be_empty):
+        raise BadRequest(f"{where} is {kind(content)}; expected a string or a list of content blocks.", param=where)
+    for number_, block in enumerate(content):
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise BadRequest(f"{where}[{number_}] is not a content block with a type.", param=where)
+    return content
+
+
+def _user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
+    """Return the tool messages that the results are, then what the user said."""
+    num_results = sum(block["type"] == "tool_result" for block in blocks)
+    results = [_tool_message(block, f"{where}.content[{at}]") for at, block in enumerate(blocks[:num_results])]
+    said = _texts(blocks[num_results:], f"{where}.content", pictures=SHOWN_BY_THE_USER)
+    return [*results, {"role": "user", "content": _plain(said)}] if said else results
+
+
+def _tool_message(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if block["type"] != "tool_result":
+        raise BadRequest(f"{where} is {block['type']!r}; tool_result blocks come before all others.", param=where)
+    call_id, content = block.get("tool_use_id"), block.get("content")
+    if not isinstance(call_id, str):
+        raise BadRequest(f"{where}.tool_use_id is {kind(call_id)}; name the call that this answers.", param=where)
+    if content is None:
+        content = ""
+    if not isinstance(content, str):
+        content = "".join(part["text"] for part in _texts(content, where, pictures=SHOWN_BY_A_TOOL))
+    failed = _FAILED if boolean(block, "is_error") else ""
+    return {"role": "tool", "tool_call_id": call_id, "content": failed + content}
+
+
+def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
+    said: list[str] = []
+    thought: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for number_, block in enumerate(blocks):
+        place = f"{where}.content[{number_}]"
+        if block["type"] == "thinking":
+            thought.append(_thinking(block, place))
+        elif block["type"] == "tool_use":
+            calls.append(_tool_call(block, place))
+        else:
+            said += [part["text"] for part in _texts([block], place)]
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(said) or (None if calls else "")}
+    if thought:
+        message["reasoning_content"] = "".join(thought)
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _thinking(block: Mapping[str, Any], where: str) -> str:
+    thought, signed = block.get("thinking"), block.get("signature")
+    if not isinstance(thought, str) or not isinstance(signed, str):
+        raise BadRequest(f"{where} is not a thinking block: expected thinking and signature.", param=where)
+    if signed.startswith(SIGNED) and signed != signature(thought):
+        raise BadRequest(f"{where} was changed after it was signed; send thinking as it came.", param=where)
+    return thought
+
+
+def _tool_call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not all(isinstance(block.get(key), str) for key in ("id", "name")) or not isinstance(block.get("input"), dict):
+        raise BadRequest(f"{where} is not a tool_use block: expected id, name and an input object.", param=where)
+    function = {"name": block["name"], "arguments": arguments_of(block["input"])}
+    return {"id": block["id"], "type": "function", "function": function}
+
+
+def _plain(parts: list[dict[str, str]]) -> str | list[dict[str, str]]:
+    """Return one part as a string: clients send either, even of the same message."""
+    return parts[0]["text"] if len(parts) == 1 else parts
+
+
+def _texts(found: object, where: str, *, pictures: str | None = None) -> list[dict[str, str]]:
+    """Return text blocks as OpenAI's parts, `pictures` in the place of images; None: nothing but text may stand here.
+
+    Raises BadRequest for any other block.
+    """
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        raise BadRequest(f"{where} is {kind(found)}; expected a string or a list of text blocks.", param=where)
+    for block in found:
+        named = block.get("type") if isinstance(block, dict) else None
+        if named == "redacted_thinking":
+            raise BadRequest(
+                f"{where} holds redacted_thinking, which only the model that wrote it can read; leave it out.",
+                param=where,
+            )
+        if named in ("image", "document") and pictures is not None:
+            check_shown(block, where)
+        elif named != "text" or not isinstance(block.get("text"), str):
+            shown = f"{named!r} content" if isinstance(named, str) else "content without a type"
+            raise BadRequest(f"{where} holds {shown}; this policy reads text only.", param=where)
+    said = found if pictures is None else with_words(found, pictures)
+    return [{"type": "text", "text": block["text"]} for block in said]

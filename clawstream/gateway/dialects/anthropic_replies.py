@@ -1,0 +1,222 @@
+"""Answers as Anthropic's JSON: the events of a stream, whole messages, and errors. Pure.
+
+The one rule: a stream that has no `stop_reason` is not finished; only an exchange that is on the log gets one.
+Source: Anthropic's published Messages API, as the `anthropic` package 2.10.0 has it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from clawstream.events import FinishReason
+from clawstream.gateway.answering.deltas import Delta, ToolCall
+from clawstream.gateway.answering.replies import Ending, Usage, reply_headers
+from clawstream.gateway.requests.refusal import BadRequest, TooLong, to_json
+
+SIGNED = "clawstream-"
+_NO_OBJECT = "arguments_that_are_no_object"
+_STOPPED = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_STOP_REASONS = {
+    FinishReason.STOP: "end_turn",
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.TOOL_CALLS: "tool_use",
+}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageReply:
+    """One answer's frame: everything but what it says."""
+
+    exchange_id: str
+    session_id: str
+    model: str
+    policy_version: int
+    prompt_tokens: int
+
+    def headers(self, *, stream: bool) -> list[tuple[bytes, bytes]]:
+        """Return the response headers."""
+        request_id = (b"request-id", f"req_{self.exchange_id}".encode("ascii"))
+        return [*reply_headers(self.session_id, self.policy_version, stream=stream), request_id]
+
+    def frame(self, content: list[dict[str, Any]], ending: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with this content."""
+        said = {"role": "assistant", "model": self.model, "content": content}
+        return {"id": f"msg_{self.exchange_id}", "type": "message", **said, **ending, "usage": usage}
+
+    def whole(self, ending: Ending) -> dict[str, Any]:
+        """Return a plain answer."""
+        return self.frame(_blocks(ending.message), _ending(ending), _usage(ending.usage))
+
+
+@dataclass(slots=True, kw_only=True)
+class MessageEvents:
+    """The events of one answer as it grows; each call returns what is to be sent."""
+
+    reply: MessageReply
+    _started: bool = False
+    _index: int = -1  # of the newest content block
+    _open: str | None = None  # its type, while it grows
+    _thought: list[str] = field(default_factory=list)  # of the thinking block that grows
+
+    def start(self) -> bytes:
+        """Return the beginning of the message, the first time."""
+        if self._started:
+            return b""
+        self._started = True
+        usage = {"input_tokens": self.reply.prompt_tokens, "output_tokens": 0}
+        message = self.reply.frame([], {"stop_reason": None, "stop_sequence": None}, usage)
+        return _event("message_start", message=message) + PING
+
+    def alive(self) -> bytes:
+        """Return a ping; the beginning of a message has one."""
+        return self.start() or PING
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return what is new, each kind in a block of its own."""
+        events = self.start()
+        if delta.reasoning:
+            events += self._grow("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            events += self._change(type="thinking_delta", thinking=delta.reasoning)
+            self._thought.append(delta.reasoning)
+        if delta.content:
+            events += self._grow("text", {"type": "text", "text": ""})
+            events += self._change(type="text_delta", text=delta.content)
+        for call in delta.tool_calls:
+            events += self._call(call)
+        return events
+
+    def finish(self, ending: Ending) -> bytes:
+        """Return how the answer ended, and the end of the stream."""
+        events = self.start() + self._close()
+        return events + _event("message_delta", delta=_ending(ending), usage=_usage(ending.usage)) + _STOPPED
+
+    def fail(self, refused: BadRequest) -> bytes:
+        """Return the event that breaks the stream off."""
+        return b"event: error\ndata: " + error_body(refused) + b"\n\n"
+
+    def _call(self, call: ToolCall) -> bytes:
+        block = {"type": "tool_use", "id": call.call_id, "name": call.name, "input": {}}
+        events = self._close() + self._grow("tool_use", block)
+        return events + self._change(type="input_json_delta", partial_json=json.dumps(input_of(call.arguments)))
+
+    def _grow(self, kind: str, empty: dict[str, Any]) -> bytes:
+        """Return the events after which a block of this kind grows."""
+        if self._open == kind:
+            return b""
+        closed = self._close()
+        self._open, self._index = kind, self._index + 1
+        return closed + _event("content_block_start", index=self._index, content_block=empty)
+
+    def _close(self) -> bytes:
+        if self._open is None:
+            return b""
+        signed = b""
+        if self._open == "thinking":
+            signed = self._change(type="signature_delta", signature=signature("".join(self._thought)))
+            self._thought.clear()
+        self._open = None
+        return signed + _event("content_block_stop", index=self._index)
+
+    def _change(self, **delta: str) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+
+def signature(thought: str) -> str:
+    """Return what says that a thinking block is as this gateway sent it; no secret, it guards against slips."""
+    return SIGNED + hashlib.sha256(thought.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def input_of(arguments: str) -> dict[str, Any]:
+    """Return a call's arguments as the object that a tool_use block holds; what is no object is a field of one."""
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {_NO_OBJECT: arguments}
+
+
+def arguments_of(found: Mapping[str, Any]) -> str:
+    """Return what `input_of` was given, or JSON that means the same."""
+    if found.keys() == {_NO_OBJECT} and isinstance(found[_NO_OBJECT], str):
+        return str(found[_NO_OBJECT])
+    return json.dumps(found, ensure_ascii=False)
+
+
+def session_ended(session_id: str, model: str) -> bytes:
+    """Return the answer to a request that only ends its session: a message without content."""
+    said = {"role": "assistant", "model": model, "content": []}
+    ended = {"stop_reason": "end_turn", "stop_sequence": None, "usage": {"input_tokens": 0, "output_tokens": 0}}
+    return orjson.dumps({"id": f"session-{session_id}", "type": "message", **said, **ended})
+
+
+def error_body(refused: BadRequest) -> bytes:
+    """Return Anthropic's error object."""
+    fallback = "invalid_request_error" if refused.status < 500 else "api_error"
+    error = {"type": _ERROR_TYPES.get(refused.status, fallback), "message": _words(refused)}
+    return to_json({"type": "error", "error": error})
+
+
+def _words(refused: BadRequest) -> str:
+    """Return the message; of a conversation that is too long in the words by which Anthropic's clients know that."""
+    if not isinstance(refused, TooLong):
+        return str(refused)
+    if refused.prompt_tokens is None:
+        return (
+            f"prompt is too long: {refused.found}; the model's context is {refused.context_length_tokens} tokens. "
+            "Shorten the conversation."
+        )
+    return (
+        f"prompt is too long: {refused.prompt_tokens} tokens > {refused.context_length_tokens} maximum, the answer "
+        "included. Shorten the conversation."
+    )
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: " + kind.encode("ascii") + b"\ndata: " + to_json({"type": kind, **fields}) + b"\n\n"
+
+
+def _blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    thought, said = message.get("reasoning_content"), message.get("content")
+    if thought:
+        blocks.append({"type": "thinking", "thinking": thought, "signature": signature(thought)})
+    if said:
+        blocks.append({"type": "text", "text": said})
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        block = {
+            "type": "tool_use",
+            "id": call["id"],
+            "name": function["name"],
+            "input": input_of(function["arguments"]),
+        }
+        blocks.append(block)
+    return blocks
+
+
+def _ending(ending: Ending) -> dict[str, Any]:
+    if ending.reason is FinishReason.STOP and ending.matched_stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": ending.matched_stop}
+    return {"stop_reason": _STOP_REASONS[ending.reason], "stop_sequence": None}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Return Anthropic's usage, in which tokens that were read from a cache are counted apart."""
+    cached = usage.cached_tokens or 0
+    known = {} if usage.cached_tokens is None else {"cache_read_input_tokens": cached}
+    return {"input_tokens": usage.prompt_tokens - cached, **known, "output_tokens": usage.completion_tokens}

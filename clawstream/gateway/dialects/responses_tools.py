@@ -1,0 +1,129 @@
+"""The tools of OpenAI's Responses API as functions of Chat Completions, and a call's way back. Pure.
+
+The one rule: the policy calls functions with JSON. A `custom` tool, which takes bare text, is shown to it as a function
+with one string, `input`, and a function within a namespace by both names; what is called leaves as the client offered
+it. Tools that OpenAI's own servers run are refused by name, but for those that Codex offers unasked: they are left out.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from clawstream.gateway.requests.fields import items, mapping, text
+from clawstream.gateway.requests.refusal import BadRequest
+
+_CUSTOM, _NAMESPACED = "custom", "namespaced"
+
+
+class Offered(NamedTuple):
+    """A function as the client offered it: bare text in place of arguments, and within a namespace."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+def flat_name(namespace: object, name: str) -> str:
+    """Return how the policy knows a function that may be within a namespace."""
+    return f"{namespace.removesuffix('__')}__{name}" if isinstance(namespace, str) and namespace else name
+
+
+def read_tools(found: object, *, may_leave_out: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the functions, and which of them the client knows otherwise: custom ones, and those of a namespace.
+
+    `may_leave_out`: the client offers tools of OpenAI's servers whoever serves. Raises BadRequest.
+    """
+    functions: list[dict[str, Any]] = []
+    custom: list[str] = []
+    namespaced: dict[str, list[str]] = {}
+    for at, tool in enumerate(items(found, "tools")):
+        where = f"tools[{at}]"
+        named = tool.get("type") if isinstance(tool, dict) else None
+        if named == "function":
+            functions.append(_function(tool, where))
+        elif named == "custom":
+            functions.append(_custom(tool, where))
+            custom.append(tool["name"])
+        elif named == "namespace":
+            within = _name(tool, where)
+            for number, inner in enumerate(items(tool.get("tools"), f"{where}.tools")):
+                if not isinstance(inner, dict) or inner.get("type") != "function":
+                    raise BadRequest(f"{where}.tools[{number}] is not a function.", param=where)
+                function = _function(inner, f"{where}.tools[{number}]")
+                name, flat = function["function"]["name"], flat_name(within, function["function"]["name"])
+                function["function"]["name"] = flat
+                functions.append(function)
+                namespaced[flat] = [within, name]
+        elif not (may_leave_out and isinstance(named, str)):
+            raise BadRequest(
+                f"{where} is a {json.dumps(named)[:60]} tool; expected function, custom or namespace: only tools of "
+                "the client's own are called.",
+                code="unsupported_value",
+                param=where,
+            )
+    known = {_CUSTOM: custom, _NAMESPACED: namespaced}
+    return functions, {key: value for key, value in known.items() if value}
+
+
+def read_choice(found: object) -> Any:
+    """Return `tool_choice` as Chat Completions has it."""
+    if not isinstance(found, dict):
+        return found
+    if found.get("type") in ("function", "custom"):
+        return {"type": "function", "function": {"name": found.get("name")}}
+    if found.get("type") == "allowed_tools":
+        raise BadRequest(
+            "tool_choice.type is allowed_tools, which is not supported; offer those tools alone.",
+            code="unsupported_value",
+            param="tool_choice",
+        )
+    return dict(found)
+
+
+def offered(name: str, known: Mapping[str, Any]) -> Offered:
+    """Return the function as the client offered it; `known` is what `read_tools` returned beside the functions."""
+    if name in known.get(_CUSTOM, ()):
+        return Offered(name, is_custom=True)
+    within: Sequence[str] | None = known.get(_NAMESPACED, {}).get(name)
+    return Offered(name) if within is None else Offered(within[1], within[0])
+
+
+def custom_arguments(given: str) -> str:
+    """Return bare text as the arguments of the function that stands for a custom tool."""
+    return json.dumps({"input": given}, ensure_ascii=False)
+
+
+def custom_input(arguments: str) -> str:
+    """Return what `custom_arguments` was given; arguments of another form as they are."""
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return arguments
+    given = found.get("input") if isinstance(found, dict) else None
+    return given if isinstance(given, str) else arguments
+
+
+def _function(tool: object, where: str) -> dict[str, Any]:
+    name = _name(tool, where)
+    assert isinstance(tool, dict)
+    said = {key: tool[key] for key in ("description", "parameters", "strict") if tool.get(key) is not None}
+    return {"type": "function", "function": {"name": name, **said}}
+
+
+def _custom(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    name = _name(tool, where)
+    shape = mapping(tool, "format")
+    wanted = {"type": "string"}
+    if shape.get("type") == "grammar":
+        wanted["description"] = f"Text that follows this {shape.get('syntax')} grammar:\n{shape.get('definition')}"
+    parameters = {"type": "object", "properties": {"input": wanted}, "required": ["input"]}
+    about = text(tool, "description")
+    described = {} if about is None else {"description": about}
+    return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
+
+
+def _name(tool: object, where: str) -> str:
+    name = tool.get("name") if isinstance(tool, dict) else None
+    if not isinstance(name, str) or not name:
+        raise BadRequest(f"{where} is not a tool with a name.", param=where)
+    return name

@@ -1,0 +1,1 @@
+"""The routes, the connections and the pages of the gateway."""

@@ -1,0 +1,249 @@
+"""One client's connection: uvicorn's HTTP/1.1 with a bound on everything that a client can make last or grow.
+
+The one rule: whatever a client sends, or does not send or read, its connection holds a stated amount of memory for a
+stated time. What llhttp refuses (both lengths, a length twice, a transfer coding that does not end in chunked, bare
+line feeds, spaces before a colon) is refused here too, and never parsed leniently. An `Upgrade` is ignored, as RFC 9110
+7.8 allows: the request has its body and its end like any other. llhttp takes it to have no body, and what follows for
+the other protocol's; so its head is parsed again without that header.
+
+uvicorn has no such bounds: it takes headers of any size, waits for ever for the first request and for one that began,
+adds the trailers of a body to the headers, and waits for ever for a client that reads nothing.
+"""
+
+import asyncio
+from asyncio import TimerHandle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from clawstream.gateway.requests.refusal import BadRequest
+
+MAX_HEADERS = 128
+MAX_HEADER_BYTES = 64 * 1024
+# What a piece of a body may take on the wire beside itself: one byte a chunk needs six.
+_FRAMING_PER_BODY_BYTE = 16
+_VERSIONS = ("1.0", "1.1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """For how long a client may keep a connection waiting."""
+
+    request_s: float  # for the headers, from the first byte
+    idle_s: float  # from an answer to the next request
+    write_s: float  # for 64 KiB to be read
+
+
+def connection_class(bounds: Bounds) -> type[asyncio.Protocol]:
+    """Return the protocol of connections within `bounds`."""
+
+    class Connection(_Connection):
+        _bounds = bounds
+
+    return Connection
+
+
+class _Connection(HttpToolsProtocol):
+    _bounds: Bounds
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._reading: TimerHandle | None = None
+        self._writing: TimerHandle | None = None
+        self._answering: RequestResponseCycle | None = None
+        self._in_headers = False
+        self._header_bytes = 0
+        self._framing_bytes = 0
+        self._refused = BadRequest("This is not HTTP/1.1; the connection is closed.")
+        self._head_to_parse = b""
+
+    # The connection's life
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast("asyncio.Transport", transport))
+        self._read_within(self._bounds.idle_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._reading, self._writing):
+            if timer is not None:
+                timer.cancel()
+        running = self._answering
+        super().connection_lost(exc)
+        if running is not None and not running.response_complete:
+            # uvicorn tells only the newest request, which may wait behind this one.
+            running.disconnected = True
+            running.message_event.set()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_within(self._bounds.write_s)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._writing is not None:
+            self._writing.cancel()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    # What comes in
+
+    def data_received(self, data: bytes) -> None:
+        self._framing_bytes += len(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(memoryview(data))
+        except HttpParserError:
+            self.logger.warning("connection=refused reason=%s", self._refused)
+            self._refuse(self._refused)
+            return
+        if self._framing_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self._refuse(_too_many_headers())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers = True
+        self._header_bytes = 0
+        self._read_within(self._bounds.request_s)
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_headers:
+            return  # a trailer: it says nothing that we would believe
+        self._count(len(name) + len(value))
+        if len(self.headers) == MAX_HEADERS:
+            raise self._remember(_too_many_headers())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        if self._reading is not None:
+            self._reading.cancel()
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        problem = unclear(method, version, self.headers)
+        if problem is not None:
+            raise self._remember(problem)
+        if self.parser.should_upgrade():
+            self._head_to_parse = without_upgrade(method, self.url, version, self.headers)
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = max(0, self._framing_bytes - (1 + _FRAMING_PER_BODY_BYTE) * len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # so it only seems
+        self._framing_bytes = 0
+        super().on_message_complete()
+
+    def _parse(self, data: memoryview) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                self.parser = HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+                self.parser.feed_data(self._head_to_parse)
+            else:
+                return
+
+    # What goes out
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._write_within(self._bounds.write_s)
+        elif not self._in_headers:
+            self._read_within(self._bounds.idle_s)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _refuse(self, refused: BadRequest) -> None:
+        """The connection ends, with the reason, unless that would stand in the middle of an answer."""
+        running = self._answering
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+            if running.response_started:
+                self.transport.abort()
+                return
+        body = refused.as_json()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[refused.status] + head + body)
+        self._close()
+
+    def _close(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._write_within(self._bounds.write_s)
+
+    # Bounds
+
+    def _count(self, num_bytes: int) -> None:
+        self._header_bytes += num_bytes
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise self._remember(_too_many_headers())
+
+    def _remember(self, refused: BadRequest) -> BadRequest:
+        """Return the refusal to raise; the parser tells only that something was."""
+        self._refused = refused
+        return refused
+
+    def _read_within(self, seconds: float) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        self._reading = self.loop.call_later(seconds, self._late)
+
+    def _write_within(self, seconds: float) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+        self._writing = self.loop.call_later(seconds, self.transport.abort)
+
+    def _late(self) -> None:
+        if not self._in_headers:
+            self._close()
+            return
+        message = f"The request's headers did not come within {self._bounds.request_s:g} s."
+        self._refuse(BadRequest(message, status=408, code="request_timeout"))
+
+
+def unclear(method: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> BadRequest | None:
+    """Return why others could read these headers as another request than we do; None: they could not."""
+    if method == b"CONNECT":
+        return BadRequest("CONNECT asks for a tunnel; this is no proxy.")
+    if version not in _VERSIONS:
+        return BadRequest(f"HTTP/{version[:10]} is not spoken here; use HTTP/1.1.", status=505)
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and version == "1.0":
+        return BadRequest("HTTP/1.0 has no Transfer-Encoding; use HTTP/1.1.")
+    if codings not in ([], [b"chunked"]):
+        return BadRequest("The Transfer-Encoding is not known here; expected chunked alone.", status=501)
+    num_hosts = sum(name == b"host" for name, _ in headers)
+    if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
+        return BadRequest(f"The request has {num_hosts} Host headers; expected one.")
+    return None
+
+
+def without_upgrade(method: bytes, url: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Return the head of the request as it would be had the client not asked for another protocol."""
+    lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
+    return b"".join([b"%b %b HTTP/%b\r\n" % (method, url, version.encode("ascii")), *lines, b"\r\n"])
+
+
+def _too_many_headers() -> BadRequest:
+    return BadRequest(
+        f"The headers are more than {MAX_HEADERS}, or than {MAX_HEADER_BYTES} bytes; the connection is closed.",
+        status=431,
+        code="headers_too_large",
+    )

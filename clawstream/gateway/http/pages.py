@@ -1,0 +1,219 @@
+"""The gateway's routes. Everything but chat is a page: models, health, what is missing, metrics."""
+
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from clawstream.config import LOOPBACK
+from clawstream.gateway.access.security import Guard
+from clawstream.gateway.answering.admission import Admission
+from clawstream.gateway.answering.endpoint import Endpoint
+from clawstream.gateway.answering.outlets import send_error
+from clawstream.gateway.answering.replies import error_headers
+from clawstream.gateway.dialects.anthropic_replies import error_body
+from clawstream.gateway.dialects.kinds import ChatCompletions, Messages, Responses
+from clawstream.gateway.http.models import anthropic_model, anthropic_models, asks_as_anthropic, openai_model
+from clawstream.gateway.http.openapi import openapi_json
+from clawstream.gateway.http.posts import Post, count_tokens, give_feedback
+from clawstream.gateway.http.routes import (
+    CHAT_PATH,
+    COUNT_PATH,
+    FEEDBACK_PATH,
+    MESSAGES_PATH,
+    MODELS_PATH,
+    RESPONSES_PATH,
+    wrong_path,
+)
+from clawstream.gateway.requests.refusal import BadRequest
+
+Page = Callable[[Request], Awaitable[Response]]
+
+
+def build_app(admission: Admission, guard: Guard) -> ASGIApp:
+    """Return the routes; those that answer go around Starlette."""
+    pages = _Pages(admission, guard)
+    others = Starlette(
+        routes=[
+            Route(MODELS_PATH, pages.models),
+            Route(f"{MODELS_PATH}/{{model:path}}", pages.model),
+            Route("/healthz", pages.healthz),
+            Route("/healthz/ready", pages.ready),
+            Route("/readyz", pages.inside(pages.readyz)),
+            Route("/metrics", pages.inside(pages.metrics)),
+            Route("/openapi.json", pages.inside(pages.openapi)),
+        ],
+        exception_handlers={404: _not_found, 405: _not_allowed},
+    )
+    posts = {
+        path: (guard.guarding(endpoint, endpoint.refuse), endpoint.refuse)
+        for path, endpoint in _endpoints(admission).items()
+    }
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        found = posts.get(scope["path"]) if scope["type"] == "http" else None
+        if found is None:
+            await others(scope, receive, send)
+            return
+        endpoint, refuse = found
+        if scope["method"] == "POST":
+            await endpoint(scope, receive, send)
+        else:
+            await refuse(send, _wrong_method(scope["method"], scope["path"], "POST"))
+
+    return app
+
+
+def _endpoints(admission: Admission) -> dict[str, Endpoint | Post]:
+    messages = Messages()
+    return {
+        CHAT_PATH: Endpoint(admission, ChatCompletions()),
+        RESPONSES_PATH: Endpoint(admission, Responses()),
+        MESSAGES_PATH: Endpoint(admission, messages),
+        COUNT_PATH: Post(admission, count_tokens, messages.refuse),
+        FEEDBACK_PATH: Post(admission, give_feedback, send_error),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Something the gateway works with; `problem` is None while it is there."""
+
+    name: str
+    problem: str | None
+    needed: bool = True  # else the gateway serves without it
+
+
+class _Pages:
+    """Everything that is not a chat."""
+
+    def __init__(self, admission: Admission, guard: Guard) -> None:
+        self._admission = admission
+        self._guard = guard
+        self._since_s = int(time.time())
+        self._openapi = openapi_json()
+        self._here_alone = admission.settings.host in LOOPBACK  # only this machine's programs come
+
+    def inside(self, page: Page) -> Page:
+        """Return the page; where the gateway listens to the network, for who shows a key."""
+
+        async def shown(request: Request) -> Response:
+            refusal = None if self._here_alone else self._refusal(request)
+            return refusal or await page(request)
+
+        return shown
+
+    async def models(self, request: Request) -> Response:
+        refusal, model = self._refusal(request), self._model(request)
+        as_anthropic = asks_as_anthropic(request.headers)
+        return refusal or _json(anthropic_models(model) if as_anthropic else {"object": "list", "data": [model]})
+
+    async def model(self, request: Request) -> Response:
+        refusal = self._refusal(request)
+        asked, served = request.path_params["model"], self._admission.policy.served_model
+        if refusal is None and asked != served:
+            message = f"The model {asked!r} does not exist; this gateway serves {served!r}."
+            refusal = _refusal(request, BadRequest(message, status=404, code="model_not_found", param="model"))
+        return refusal or _json(self._model(request))
+
+    async def healthz(self, _request: Request) -> Response:
+        return _json({"ok": True})
+
+    async def ready(self, _request: Request) -> Response:
+        """For probes, which have no key: whether it serves, and not what is missing."""
+        ready = self._ready(self._parts())
+        return _json({"ready": ready}, 200 if ready else 503)
+
+    async def readyz(self, _request: Request) -> Response:
+        parts = self._parts()
+        missing = [{"part": part.name, "problem": part.problem} for part in parts if part.problem is not None]
+        ready = self._ready(parts)
+        content = {"ready": ready, "missing": missing, "parts": [part.name for part in parts], "spool": self._spool()}
+        return _json(content, 200 if ready else 503)
+
+    async def openapi(self, _request: Request) -> Response:
+        return Response(self._openapi, media_type="application/json")
+
+    async def metrics(self, _request: Request) -> Response:
+        metrics = self._admission.metrics
+        for engine, offered in self._admission.engines.offered().items():
+            metrics.engine_offered.labels(engine.url).set(offered)
+            metrics.engine_in_flight.labels(engine.url).set(engine.in_flight)
+            if engine.version is not None:
+                metrics.policy_version.labels(engine.url).set(engine.version)
+        spool = self._spool()
+        metrics.spool_records.set(spool["records"] or 0)
+        metrics.spool_bytes.set(spool["bytes"] or 0)
+        metrics.spool_damaged_bytes.set(self._admission.delivery.damaged_bytes)
+        metrics.spool_oldest_s.set(spool["oldest_s"] or 0)
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _ready(self, parts: list[_Part]) -> bool:
+        # One engine is enough to serve; that another one is away is said all the same.
+        answers = any(engine.problem is None for engine in self._admission.engines.all)
+        return answers and not any(part.needed and part.problem is not None for part in parts)
+
+    def _parts(self) -> list[_Part]:
+        engines = [
+            _Part(name=f"engine {engine.url}", problem=engine.problem, needed=False)
+            for engine in self._admission.engines.all
+        ]
+        delivery = self._admission.delivery
+        full = delivery.problem(str(uuid.uuid4()))  # of a session that is new
+        kafka = _Part(name="kafka", problem=full or delivery.away, needed=full is not None)
+        # The process does not get this far without one.
+        tokenizer = _Part(name=f"tokenizer ({self._admission.renderer.family})", problem=None)
+        return [*engines, kafka, tokenizer]
+
+    def _spool(self) -> dict[str, float | None]:
+        """What waits for Kafka on this machine's disk."""
+        delivery = self._admission.delivery
+        age_s = None if delivery.oldest_ms is None else (self._admission.now_ms() - delivery.oldest_ms) / 1000
+        return {"records": delivery.num_waiting, "bytes": delivery.spool_bytes, "oldest_s": age_s}
+
+    def _model(self, request: Request) -> dict[str, object]:
+        contexts = [engine.context_length_tokens for engine in self._admission.engines.all]
+        known = [context for context in contexts if context is not None]
+        served = self._admission.policy.served_model
+        if asks_as_anthropic(request.headers):
+            return anthropic_model(served, self._since_s)
+        context = min(known) if known else None
+        return openai_model(served, self._since_s, context, thinks=self._admission.renderer.thinks)
+
+    def _refusal(self, request: Request) -> Response | None:
+        try:
+            self._guard.caller(dict(request.headers))
+        except BadRequest as refused:
+            return _refusal(request, refused)
+        return None
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status_code=status, media_type="application/json")
+
+
+def _refusal(request: Request, refused: BadRequest) -> Response:
+    headers = {name.decode(): value.decode() for name, value in error_headers(refused)}
+    body = error_body(refused) if asks_as_anthropic(request.headers) else refused.as_json()
+    return Response(body, status_code=refused.status, headers=headers)
+
+
+async def _not_found(request: Request, _error: Exception) -> Response:
+    words = wrong_path(request.method, request.scope["path"])
+    return _refusal(request, BadRequest(words, status=404, code="unknown_url"))
+
+
+async def _not_allowed(request: Request, _error: Exception) -> Response:
+    return _refusal(request, _wrong_method(request.method, request.url.path, "GET"))
+
+
+def _wrong_method(found: str, path: str, expected: str) -> BadRequest:
+    return BadRequest(f"{found} {path} is not offered; use {expected}.", status=405, allow=expected)

@@ -1,0 +1,1 @@
+"""What a client's request says, read and checked."""

@@ -1,0 +1,137 @@
+"""Whose request this is: the session and the turn type that a client names, each client in its own way. Pure.
+
+The one rule: an explicit word (header, then body) goes before anything that is read out of a message, one that can't be
+used is refused wherever it stands, and a session id is never invented here. What OpenClaw sends was recorded from
+OpenClaw 2026.9.6, what Codex sends from Codex 0.169.0.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from clawstream.conversation.messages import Message, is_ephemeral, is_housekeeping, parts_of, role_of, text_of
+from clawstream.events import TurnType
+from clawstream.gateway.requests.grouped import Grouped, read_group
+from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.wire import ChatRequest, truthy
+
+SESSION_ID = re.compile(r"[!-~]{1,200}")
+_COUNT = re.compile(r"[0-9]{1,9}")  # what is longer counts nothing
+_RUNTIME = re.compile(r"(?:\A|\n)Runtime: agent=[^\n]*\| sessionId=([!-~]{1,200}) \|[^\n]*\s*\Z")
+_RUNTIME_CHARACTERS = 4000
+# A history shown to the model for something of the client's own; it goes on beside the conversation, not in it.
+_DETACHED = "internal-session-effects-"
+_CLAUDE_CODE = "x-claude-code-session-id"
+_CLAUDE_CODE_AGENT = "x-claude-code-agent-id"
+_CODEX = "x-codex-turn-metadata"
+_CODEX_TURN = "turn"  # the kind of request that is no compaction and nothing else of its own
+_SUMMARISING = "You are a context summarization assistant"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """What a request says of itself. `client` is who named the session; None where nobody did."""
+
+    session_id: str | None
+    client: str | None
+    turn_type: TurnType
+    session_done: bool
+    retry_count: int | None
+    group: Grouped | None
+
+
+def name_request(headers: Mapping[str, str], request: ChatRequest, default: TurnType) -> Named:
+    """Return what headers, body and messages say of session, turn and group. Raises BadRequest for unusable names."""
+    named = (
+        ("headers", headers.get("x-session-id") or None),
+        ("body", request.session_id),
+        ("openclaw", openclaw_session(request.messages)),
+        ("claude-code", claude_code_session(headers)),
+        ("codex", codex_session(headers)),
+    )
+    for _, name in named:
+        if name is not None and not SESSION_ID.fullmatch(name):
+            raise BadRequest(
+                f"The session id is {name[:50]!r}; expected 1 to 200 printable ASCII characters without spaces.",
+                param="session_id",
+            )
+    client, session_id = next(((who, what) for who, what in named if what is not None), (None, None))
+    turn_types = [_turn_type(word) for word in (headers.get("x-turn-type"), request.turn_type) if word]
+    if not turn_types:
+        aside = (
+            claude_code_housekeeping(headers, request.options)
+            or codex_housekeeping(headers)
+            or openclaw_housekeeping(request.messages)
+        )
+        turn_types = [TurnType.SIDE if aside else default]
+    retries = headers.get("x-stainless-retry-count", "")
+    return Named(
+        session_id=session_id,
+        client=client,
+        turn_type=turn_types[0],
+        session_done=request.session_done or truthy(headers.get("x-session-done")),
+        retry_count=int(retries) if _COUNT.fullmatch(retries) else None,
+        group=read_group(headers),
+    )
+
+
+def openclaw_session(messages: tuple[Message, ...]) -> str | None:
+    """Return the id in the Runtime line at the end of the first user message that has one."""
+    for message in messages:
+        if role_of(message) == "user":
+            for part in parts_of(message):
+                found = _RUNTIME.search(part[-_RUNTIME_CHARACTERS:])
+                if found:
+                    return found.group(1)
+    return None
+
+
+def openclaw_housekeeping(messages: tuple[Message, ...]) -> bool:
+    """Return whether OpenClaw asks this for itself: a heartbeat, a memory flush, a reminder, a summary, a cron job."""
+    if messages and role_of(messages[0]) == "system" and text_of(messages[0]).startswith(_SUMMARISING):
+        return True
+    if (openclaw_session(messages) or "").startswith(_DETACHED):
+        return True
+    asked = (one for one in reversed(messages) if role_of(one) == "user" and not is_ephemeral(one))
+    return any(is_housekeeping(message) for message in islice(asked, 1))
+
+
+def claude_code_session(headers: Mapping[str, str]) -> str | None:
+    """Return the id that Claude Code sends with each request; a sub-agent's conversation has one of its own.
+
+    Source: the gateway protocol reference on code.claude.com, and requests of Claude Code 2.1.197.
+    """
+    session, agent = headers.get(_CLAUDE_CODE), headers.get(_CLAUDE_CODE_AGENT)
+    return f"{session}.{agent}" if session and agent else session or None
+
+
+def claude_code_housekeeping(headers: Mapping[str, str], options: Mapping[str, Any]) -> bool:
+    """Return whether Claude Code asks this for itself, a title for instance: then it offers no tools."""
+    return bool(headers.get(_CLAUDE_CODE)) and not options.get("tools")
+
+
+def codex_session(headers: Mapping[str, str]) -> str | None:
+    """Return the id that Codex sends with each request; a sub-agent's thread has one of its own."""
+    if _CODEX not in headers:
+        return None
+    session, thread = headers.get("session-id"), headers.get("thread-id")
+    return f"{session}.{thread}" if session and thread and session != thread else session or thread or None
+
+
+def codex_housekeeping(headers: Mapping[str, str]) -> bool:
+    """Return whether Codex asks this for itself, a summary for instance."""
+    try:
+        said = json.loads(headers.get(_CODEX, "{}"))
+    except ValueError:
+        return False
+    return isinstance(said, dict) and said.get("request_kind", _CODEX_TURN) != _CODEX_TURN
+
+
+def _turn_type(word: str) -> TurnType:
+    try:
+        return TurnType(word.strip().lower())
+    except ValueError as error:
+        raise BadRequest(f"The turn type is {word[:50]!r}; expected main or side.", param="turn_type") from error

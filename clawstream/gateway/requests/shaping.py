@@ -1,0 +1,109 @@
+"""What a client asks that makes an answer's distribution another than the policy's own, checked. Pure."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from clawstream.events import Shaping, TokenBias
+from clawstream.gateway.requests.fields import integer, kind, mapping, number, text
+from clawstream.gateway.requests.refusal import BadRequest, to_json, unsupported
+from clawstream.gateway.requests.tools import forces_calls
+
+HALF = re.compile("[\ud800-\udfff]")  # of a character
+_ANY_OBJECT = '{"type": "object"}'  # as a JSON schema: what SGLang makes of json_object
+_MAX_BIASES = 1024
+MAX_GRAMMAR_BYTES = 128 * 2**10  # it is recorded a second time, beside the request that it stands in
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
+_LEAST_REPETITION = 0.01  # SGLang divides by it as it is: by nearer to 0, logits become no numbers
+
+
+def read_shaping(body: Mapping[str, Any]) -> Shaping | None:
+    """Return what would make the distribution another than the policy's own; None: nothing does."""
+    grammars = {
+        "response_format": _schema_of(body.get("response_format")),
+        "json_schema": _schema(body.get("json_schema"), "json_schema"),
+        "regex": text(body, "regex"),
+        "ebnf": text(body, "ebnf"),
+    }
+    asked = {name: grammar for name, grammar in grammars.items() if grammar is not None}
+    by = [*asked, *["tool_choice"] * forces_calls(body)]  # a call that has to be made is made by a grammar
+    if len(by) > 1:
+        raise BadRequest(f"{' and '.join(by)} are both there; expected one grammar at most.", param=by[1])
+    for name, grammar in asked.items():
+        if HALF.search(grammar):
+            raise BadRequest(f"{name} holds half a character (a lone surrogate); no answer can contain it.", param=name)
+        if (num_bytes := len(grammar.encode())) > MAX_GRAMMAR_BYTES:
+            shown = f"{name} is a grammar of {num_bytes} bytes"
+            raise BadRequest(f"{shown}; expected at most {MAX_GRAMMAR_BYTES}.", param=name)
+    penalty = _between(body, -2, 2)
+    least = integer(body, "min_tokens", low=0) or 0
+    if by and least:
+        raise BadRequest(
+            f"min_tokens is {least} beside {by[0]}; an answer that follows a grammar ends where the "
+            "grammar does. Leave one of them out.",
+            param="min_tokens",
+        )
+    limits = f"{_LEAST_REPETITION} to 2; 1 is none"
+    repetition = number(body, "repetition_penalty", lambda value: _LEAST_REPETITION <= value <= 2, limits)
+    shaping = Shaping(
+        frequency_penalty=penalty("frequency_penalty"),
+        presence_penalty=penalty("presence_penalty"),
+        repetition_penalty=1.0 if repetition is None else repetition,
+        min_p=_between(body, 0, 1)("min_p"),
+        min_new_tokens=least,
+        logit_bias=_biases(body),
+        json_schema=grammars["response_format"] or grammars["json_schema"],
+        regex=grammars["regex"],
+        ebnf=grammars["ebnf"],
+    )
+    return None if shaping == Shaping() else shaping
+
+
+def _between(body: Mapping[str, Any], low: float, high: float) -> Callable[[str], float]:
+    """Return what reads a number between the limits; absent is 0."""
+    return lambda key: number(body, key, lambda value: low <= value <= high, f"{low} to {high}") or 0.0
+
+
+def _biases(body: Mapping[str, Any]) -> tuple[TokenBias, ...]:
+    found = mapping(body, "logit_bias")
+    if len(found) > _MAX_BIASES:
+        raise BadRequest(f"logit_bias has {len(found)} tokens; expected at most {_MAX_BIASES}.", param="logit_bias")
+    for token in found:
+        if not _TOKEN_ID.fullmatch(token):
+            raise BadRequest(
+                f"logit_bias names {token[:20]!r}; expected token ids of the model's vocabulary.", param="logit_bias"
+            )
+    named = {f"logit_bias.{token}": bias for token, bias in found.items()}
+    bias = _between(named, -100, 100)
+    biases = (TokenBias(token_id=int(token), bias=bias(name)) for token, name in zip(found, named, strict=True))
+    return tuple(biased for biased in biases if biased.bias)
+
+
+def _schema_of(shape: object) -> str | None:
+    """Return the JSON schema that a response_format stands for, as text; None: any text will do."""
+    if shape is None:
+        return None
+    wanted = shape.get("type") if isinstance(shape, dict) else None
+    if wanted == "json_object":
+        return _ANY_OBJECT
+    if isinstance(shape, dict) and wanted == "json_schema":
+        where = "response_format.json_schema"
+        return _schema(mapping(shape, "json_schema").get("schema"), f"{where}.schema", required=True)
+    if wanted != "text":
+        raise unsupported("response_format", shape, "an object whose type is text, json_object or json_schema")
+    return None
+
+
+def _schema(found: object, where: str, *, required: bool = False) -> str | None:
+    """Return a JSON schema as text, as which it may also come."""
+    if found is None and not required:
+        return None
+    try:
+        schema = orjson.loads(found) if isinstance(found, str) else found
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"{where} is no JSON: {error}. Send the schema as an object.", param=where) from error
+    if not isinstance(schema, dict):
+        raise BadRequest(f"{where} is {kind(found)}; expected a JSON schema, as an object.", param=where)
+    return to_json(schema).decode()

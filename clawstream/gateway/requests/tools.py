@@ -1,0 +1,40 @@
+"""The tools that a client offers, and which of them it wants called, checked. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from clawstream.gateway.requests.fields import boolean, items
+from clawstream.gateway.requests.refusal import BadRequest, unsupported
+
+_EXPECTED = '"auto", "none", "required", or {"type": "function", "function": {"name": "..."}}'
+
+
+def check_tools(body: Mapping[str, Any]) -> None:
+    """Raise BadRequest where a tool is no function with a name, or one is to be called that is not there."""
+    names = [_name(tool, f"tools[{index}]") for index, tool in enumerate(items(body.get("tools"), "tools"))]
+    boolean(body, "parallel_tool_calls")
+    choice = body.get("tool_choice")
+    if choice in (None, "auto", "none"):
+        return
+    if choice != "required":
+        function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+        wanted = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(wanted, str):
+            raise unsupported("tool_choice", choice, _EXPECTED)
+        if wanted not in names:
+            raise BadRequest(f"tool_choice names {wanted[:100]!r}, which is none of the tools.", param="tool_choice")
+    if not names:
+        raise BadRequest("tool_choice is required, and there are no tools to call; send tools.", param="tool_choice")
+
+
+def forces_calls(body: Mapping[str, Any]) -> bool:
+    """Whether the answer has to call a tool."""
+    return body.get("tool_choice") not in (None, "auto", "none")
+
+
+def _name(tool: object, where: str) -> str:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise BadRequest(f"{where} is not a function with a name.", param=where)
+    return name

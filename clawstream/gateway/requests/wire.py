@@ -1,0 +1,289 @@
+"""What a client's request says, checked: OpenAI's JSON to frozen values. Pure.
+
+The one rule: what can't be done is refused with a message that names the field, what was found and what is expected;
+nothing that was asked for is dropped in silence. Fields that only label a request (`user`, `metadata`, ...) are kept.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from clawstream.conversation.messages import Message
+from clawstream.events import Shaping
+from clawstream.gateway.requests.fields import boolean, integer, items, kind, labels, mapping, number, text
+from clawstream.gateway.requests.pictures import (
+    DOCUMENTS,
+    PICTURES,
+    SHOWN_BY_A_TOOL,
+    SHOWN_BY_THE_USER,
+    check_shown,
+    with_words,
+)
+from clawstream.gateway.requests.refusal import BadRequest, to_json, unsupported
+from clawstream.gateway.requests.shaping import HALF, read_shaping
+from clawstream.gateway.requests.tools import check_tools
+
+# Ours, not the model's: they name the session and are no part of what a retry has to repeat.
+PRIVATE_KEYS = frozenset({"session_id", "session_done", "turn_type"})
+_HOW_TO_SEND = frozenset({"stream", "stream_options"})
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_MAY_SHOW = {"user": SHOWN_BY_THE_USER, "tool": SHOWN_BY_A_TOOL}  # pictures, by role
+_NO_TEXT = PICTURES.keys() | DOCUMENTS.keys()
+MAX_STOPS = 16
+_MAX_TOP_LOGPROBS = 20
+_MAX_CHOICES = 8
+_MAX_STOP_CHARACTERS = 1024  # it is recorded a second time, beside the request that it stands in
+_DIGITS_OF_64_BITS = 20  # with a sign
+_MAX_LENIENT_BYTES = 2 * 2**20
+_MAX_OPENED = 300_000  # brackets and braces, also within strings: to count them takes 10 ms, to read them a second
+_LEFT_OUT = (
+    *("audio", "functions", "function_call", "ignore_eos", "stop_token_ids"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+)
+_TRUE = frozenset({"1", "true", "yes", "on"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How the client wants to be answered; None: it did not say."""
+
+    stream: bool
+    include_usage: bool
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    seed: int | None
+    stop: tuple[str, ...]
+    shaping: Shaping | None
+    top_logprobs: int | None  # how many likeliest tokens beside each token's log-prob; None: no log-probs
+    num_choices: int  # answers to this request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A request that can be answered, or, without messages, one that only ends its session."""
+
+    model: str | None
+    messages: tuple[Message, ...]
+    messages_json: tuple[bytes, ...]
+    options: Mapping[str, Any]  # the body without messages and private keys
+    options_json: bytes
+    sha256: str  # of messages and options without how to send the answer; equal for a retry
+    asked: Asked
+    session_id: str | None
+    turn_type: str | None
+    session_done: bool
+    scope: str  # `user` and `prompt_cache_key`: histories are looked up within them only
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object in `raw`; NUL and lone surrogates survive. Raises BadRequest."""
+    num_opened = raw.count(b"[") + raw.count(b"{")
+    if num_opened > _MAX_OPENED:
+        raise BadRequest(
+            f"The body's JSON opens {num_opened} brackets and braces; expected at most {_MAX_OPENED}. Shorten it."
+        )
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        if len(raw) > _MAX_LENIENT_BYTES:
+            raise _too_long_to_be_odd(len(raw), error) from error
+        body = _lenient(raw)
+    if not isinstance(body, dict):
+        raise BadRequest(f"The body is {kind(body)}; expected a JSON object with model and messages.")
+    return body
+
+
+def read_request(body: Mapping[str, Any], ends_session: bool = False) -> ChatRequest:
+    """Return what the body asks for; `ends_session` says that a header ends the session. Raises BadRequest."""
+    session_done = truthy(body.get("session_done")) or ends_session
+    messages = _messages(body.get("messages"), may_be_absent=session_done)
+    _refuse_what_is_not_there(body)
+    options = {key: value for key, value in body.items() if key != "messages" and key not in PRIVATE_KEYS}
+    metadata = labels(body, "metadata")
+    if "session_id" in metadata:
+        options["metadata"] = {key: value for key, value in metadata.items() if key != "session_id"}
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise BadRequest(f"model is {kind(model)}; expected a string.", param="model")
+    messages_json = tuple(map(to_json, messages))
+    return ChatRequest(
+        model=model,
+        messages=messages,
+        messages_json=messages_json,
+        options=options,
+        options_json=to_json(options),
+        sha256=_sha256(messages_json, options),
+        asked=_asked(body),
+        session_id=text(body, "session_id") or text(metadata, "session_id"),
+        turn_type=text(body, "turn_type"),
+        session_done=session_done,
+        scope=scope_of(options),
+    )
+
+
+def scope_of(options: Mapping[str, Any], key_name: str | None = None) -> str:
+    """Return what a conversation without a session id is looked up within: key, `user` and `prompt_cache_key`."""
+    return json.dumps([options.get("user"), options.get("prompt_cache_key"), key_name], sort_keys=True)
+
+
+def truthy(value: object) -> bool:
+    """Return whether a header's or body's value says yes."""
+    return value is True or value == 1 or (isinstance(value, str) and value.strip().lower() in _TRUE)
+
+
+def _lenient(raw: bytes) -> Any:
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(raw, parse_constant=refuse, parse_float=_finite, parse_int=_whole)
+    except RecursionError as error:
+        raise BadRequest("The body is nested too deeply to be read; expected a JSON object.") from error
+    except ValueError as error:  # UnicodeDecodeError is one too
+        raise BadRequest(f"The body is not JSON: {error}. Send a JSON object with model and messages.") from error
+
+
+def _too_long_to_be_odd(num_bytes: int, error: orjson.JSONDecodeError) -> BadRequest:
+    return BadRequest(
+        f"The body is not JSON in UTF-8: {error}. One of {num_bytes} bytes is read only without numbers out of range, "
+        f"deep nesting and halves of characters (lone surrogates); up to {_MAX_LENIENT_BYTES} bytes may have those."
+    )
+
+
+def _finite(written: str) -> float:
+    value = float(written)
+    if not math.isfinite(value):
+        raise ValueError(f"{written[:20]} is larger than any number that can be kept")
+    return value
+
+
+def _whole(written: str) -> int | float:
+    """Return the number as orjson reads it: exactly up to 64 bits; more digits take Python quadratic time."""
+    return int(written) if len(written) <= _DIGITS_OF_64_BITS else _finite(written)
+
+
+def _sha256(messages_json: tuple[bytes, ...], options: Mapping[str, Any]) -> str:
+    said = {key: value for key, value in options.items() if key not in _HOW_TO_SEND}
+    digest = hashlib.sha256(_sorted_json(said))
+    for message in messages_json:
+        digest.update(b"\x1e" + message)
+    return digest.hexdigest()
+
+
+def _sorted_json(said: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return json.dumps(said, sort_keys=True).encode("ascii")
+
+
+def _messages(found: object, *, may_be_absent: bool) -> tuple[Message, ...]:
+    if may_be_absent and (found is None or found == []):
+        return ()
+    if not isinstance(found, list) or not found:
+        raise BadRequest(f"messages is {kind(found)}; expected a list with at least one message.", param="messages")
+    for index, message in enumerate(found):
+        _check_message(message, f"messages[{index}]")
+    return tuple(map(_in_words, found))
+
+
+def _in_words(message: Message) -> Message:
+    """Return the message with words in the place of its pictures and documents."""
+    content = message["content"] if message["role"] in _MAY_SHOW else None
+    if not isinstance(content, list) or not any(part["type"] in _NO_TEXT for part in content):
+        return message
+    return {**message, "content": with_words(content, _MAY_SHOW[message["role"]])}
+
+
+def _check_message(message: object, where: str) -> None:
+    if not isinstance(message, dict):
+        raise BadRequest(f"{where} is {kind(message)}; expected an object with role and content.", param=where)
+    role = message.get("role")
+    if role not in _ROLES:
+        raise BadRequest(f"{where}.role is {role!r}; expected one of {', '.join(_ROLES)}.", param=f"{where}.role")
+    content = message.get("content")
+    if isinstance(content, list):
+        for number, part in enumerate(content):
+            _check_part(part, f"{where}.content[{number}]", may_show=role in _MAY_SHOW)
+    elif not isinstance(content, str) and not (content is None and role == "assistant"):
+        raise BadRequest(
+            f"{where}.content is {kind(content)}; expected a string or a list of text parts.", param=f"{where}.content"
+        )
+    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+        raise BadRequest(f"{where}.tool_call_id is missing; name the call that this answers.", param=where)
+    for number, call in enumerate(items(message.get("tool_calls"), f"{where}.tool_calls")):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadRequest(f"{where}.tool_calls[{number}] has no function name.", param=f"{where}.tool_calls")
+        if not isinstance(function.get("arguments", ""), str | dict):
+            raise BadRequest(f"{where}.tool_calls[{number}]: arguments is not a string.", param=f"{where}.tool_calls")
+
+
+def _check_part(part: object, where: str, *, may_show: bool) -> None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if may_show and isinstance(part, dict) and kind in ("image_url", "file"):
+        check_shown(part, where)
+        return
+    if kind != "text":
+        found = f"{kind!r} content" if isinstance(kind, str) else "content without a type"
+        raise BadRequest(f"{where} is {found}; this policy reads text only.", code="unsupported_content", param=where)
+    assert isinstance(part, dict)
+    if not isinstance(part.get("text"), str):
+        raise BadRequest(f"{where}.text is not a string.", param=where)
+
+
+def _refuse_what_is_not_there(body: Mapping[str, Any]) -> None:
+    """Raise BadRequest for what OpenAI's API has and this gateway has not."""
+    check_tools(body)
+    if body.get("modalities") not in (None, ["text"]):
+        raise unsupported("modalities", body["modalities"], '["text"]')
+    for key in _LEFT_OUT:
+        if body.get(key):
+            raise unsupported(key, body[key], "it left out")
+
+
+def _asked(body: Mapping[str, Any]) -> Asked:
+    newer = integer(body, "max_completion_tokens", low=1)
+    older = integer(body, "max_tokens", low=1)
+    top_k = body.get("top_k")
+    return Asked(
+        stream=boolean(body, "stream"),
+        include_usage=boolean(mapping(body, "stream_options"), "include_usage"),
+        max_tokens=older if newer is None else newer,
+        temperature=number(body, "temperature", lambda value: 0 <= value <= 2, "0 to 2"),
+        top_p=number(body, "top_p", lambda value: 0 < value <= 1, "above 0, at most 1"),
+        top_k=None if top_k == -1 else integer(body, "top_k", low=1),
+        seed=integer(body, "seed", low=-(2**63), high=2**63 - 1),
+        stop=_stop(body.get("stop")),
+        shaping=read_shaping(body),
+        top_logprobs=_top_logprobs(body),
+        num_choices=integer(body, "n", low=1, high=_MAX_CHOICES) or 1,
+    )
+
+
+def _top_logprobs(body: Mapping[str, Any]) -> int | None:
+    number = integer(body, "top_logprobs", low=0, high=_MAX_TOP_LOGPROBS)
+    if boolean(body, "logprobs"):
+        return number or 0
+    if number:
+        raise BadRequest(f"top_logprobs is {number} without logprobs; send logprobs true.", param="top_logprobs")
+    return None
+
+
+def _stop(found: object) -> tuple[str, ...]:
+    stops = [found] if isinstance(found, str) else found if isinstance(found, list) else [] if found is None else None
+    if stops is None or len(stops) > MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
+        raise BadRequest(f"stop is {kind(found)}; expected up to {MAX_STOPS} strings, none empty.", param="stop")
+    if (longest := max(map(len, stops), default=0)) > _MAX_STOP_CHARACTERS:
+        shown = f"stop holds a string of {longest} characters"
+        raise BadRequest(f"{shown}; expected at most {_MAX_STOP_CHARACTERS}.", param="stop")
+    if any(HALF.search(stop) for stop in stops):
+        raise BadRequest("stop holds half a character (a lone surrogate); no answer can contain it.", param="stop")
+    return tuple(stops)

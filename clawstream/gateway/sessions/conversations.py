@@ -1,0 +1,79 @@
+"""Which conversation a response stands in, so that a client may name it instead of sending it again. Pure.
+
+The one rule: what is forgotten here is asked for in words, never guessed. It is a fold over answered exchanges, so it
+is the same whether it was kept live or rebuilt from the log. A response is its key's alone.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clawstream.conversation.messages import Message, parse
+
+MAX_BYTES = 128 * 2**20  # of messages as JSON, each response with all that was said before it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled:
+    """A response: its session, what was said before it without the instructions of its request, and what it says."""
+
+    session_id: str
+    before: tuple[Message, ...]
+    answer: Message
+
+
+Recall = Callable[[str], Recalled | None]  # a response's exchange id; None: not known, or another key's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    session_id: str
+    key_name: str | None
+    before: tuple[bytes, ...]
+    answer: bytes
+    at_ms: int
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.before)) + len(self.answer)
+
+
+class Conversations:
+    """Responses by exchange id, for `window_ms`, and the newest of them within `max_bytes`."""
+
+    def __init__(self, window_ms: int, *, max_bytes: int = MAX_BYTES) -> None:
+        self._window_ms = window_ms
+        self._max_bytes = max_bytes
+        self._said: OrderedDict[str, _Said] = OrderedDict()
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._said)
+
+    def answered(
+        self,
+        exchange_id: str,
+        *,
+        session_id: str,
+        key_name: str | None,
+        before: tuple[bytes, ...],
+        answer: bytes,
+        at_ms: int,
+    ) -> None:
+        """The exchange was answered this; what is older than the window, or too much, is forgotten."""
+        said = _Said(session_id=session_id, key_name=key_name, before=before, answer=answer, at_ms=at_ms)
+        self._said[exchange_id] = said
+        self._num_bytes += said.num_bytes
+        while self._said:
+            oldest = next(iter(self._said.values()))
+            if self._num_bytes <= self._max_bytes and oldest.at_ms >= at_ms - self._window_ms:
+                return
+            self._said.popitem(last=False)
+            self._num_bytes -= oldest.num_bytes
+
+    def recall(self, exchange_id: str, key_name: str | None) -> Recalled | None:
+        """Return the response; None: it is not known, or another key's."""
+        said = self._said.get(exchange_id)
+        if said is None or said.key_name not in (None, key_name):
+            return None
+        return Recalled(session_id=said.session_id, before=tuple(map(parse, said.before)), answer=parse(said.answer))

@@ -1,0 +1,1 @@
+"""How an engine is asked, in SGLang's dialect, and what it answers."""

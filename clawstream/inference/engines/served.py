@@ -1,0 +1,28 @@
+"""What an engine samples with now: asked of it before a request whose tokens or scores are to bear a version."""
+
+from typing import NamedTuple, Protocol
+
+from clawstream.inference.engines.adapters import adapter_version, policy_version
+
+
+class Served(NamedTuple):
+    """What answers a request for the newest version."""
+
+    weights: int
+    version: int
+    adapter: str | None  # that has the version; None: the weights do
+
+
+class Telling(Protocol):
+    """What is needed of an engine."""
+
+    async def weight_version(self) -> str | None: ...
+    async def lora_adapters(self) -> tuple[str, ...]: ...
+
+
+async def served(engine: Telling, policy_id: str) -> Served:
+    """Return what the engine says. Raises TryLater where it says nothing, or its weights are no version of ours."""
+    weights = policy_version(await engine.weight_version())
+    adapters = {adapter_version(policy_id, name): name for name in await engine.lora_adapters()}
+    newest = max((version for version in adapters if version is not None), default=weights)
+    return Served(weights, max(weights, newest), adapters[newest] if newest > weights else None)

@@ -1,0 +1,362 @@
+"""SGLang's routes over any backend: the ASGI application of the CPU engine and of the scripted one.
+
+The event loop only moves values here; a backend never blocks it. A client that goes away cancels its request.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from clawstream.inference.door import Door
+from clawstream.inference.engines.dialect import Call, Delta, GenerateBody, RequestRefused, read_body, write_delta
+
+PAUSE_MODES = ("abort", "retract", "in_place")
+
+
+class Cut(Exception):
+    """The backend drops this connection without a last byte, as a killed engine does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a command; `message` goes to whoever gave it."""
+
+    success: bool
+    message: str
+    status: int | None = None
+
+
+class Generation(Protocol):
+    """One request under way."""
+
+    async def next(self) -> Delta:
+        """What is new, waiting for at least one token or the finish; not called after a finish."""
+
+    def cancel(self) -> None:
+        """The request stops and frees what it holds; harmless after its finish."""
+
+
+class Backend(Protocol):
+    """What serves the dialect. Every method returns at once or awaits; none computes on the event loop."""
+
+    async def start(self, call: Call) -> Generation:
+        """The request is queued; raises RequestRefused where it can't run."""
+
+    def abort(self, rid: str | None) -> None:
+        """The request (None: every request) finishes as aborted."""
+
+    async def pause(self, mode: str) -> None:
+        """No token is sampled until `resume`."""
+
+    async def resume(self) -> None:
+        """Sampling goes on."""
+
+    async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> Outcome:
+        """New weights, all of them or none."""
+
+    async def load_lora(self, name: str, path: str) -> Outcome:
+        """Requests may name the adapter."""
+
+    async def unload_lora(self, name: str) -> Outcome:
+        """The adapter is gone."""
+
+    async def flush_cache(self) -> Outcome:
+        """No later request reuses what is cached now."""
+
+    def adapters(self) -> Mapping[str, str]:
+        """Loaded adapters, name to path."""
+
+    def alive(self) -> bool:
+        """Whether a request sent now would be answered."""
+
+    def model_info(self) -> dict[str, object]:
+        """The body of /model_info."""
+
+    def server_info(self) -> dict[str, object]:
+        """The body of /server_info."""
+
+
+def build_app(backend: Backend) -> Starlette:
+    """The dialect's routes over `backend`."""
+    control = _Control(backend)
+    reads = {
+        "/health": control.health,
+        "/ping": control.health,
+        "/health_generate": control.health_generate,
+        "/server_info": control.server_info,
+        "/get_server_info": control.server_info,
+        "/model_info": control.model_info,
+        "/get_model_info": control.model_info,
+        "/v1/models": control.models,
+    }
+    commands = {
+        "/flush_cache": control.flush_cache,  # SGLang takes GET too, which any page can send
+        "/abort_request": control.abort,
+        "/pause_generation": control.pause,
+        "/continue_generation": control.resume,
+        "/update_weights_from_disk": control.update_weights,
+        "/load_lora_adapter": control.load_lora,
+        "/unload_lora_adapter": control.unload_lora,
+    }
+    routes = [
+        Route("/generate", _Generate(backend), methods=["POST", "PUT"]),
+        *(Route(path, handler) for path, handler in reads.items()),
+        *(Route(path, handler, methods=["POST"]) for path, handler in commands.items()),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(Door)])
+
+
+class AppServer(uvicorn.Server):
+    """uvicorn that leaves signals to its process and ends within about a second of `should_exit`."""
+
+    def __init__(self, app: Starlette) -> None:
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        super().__init__(config)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Installs no handler."""
+        yield
+
+
+def answer(content: object, status: int = 200) -> Response:
+    """A JSON response."""
+    return Response(orjson.dumps(content), status_code=status, media_type="application/json")
+
+
+def refuse(message: str, status: int) -> Response:
+    """SGLang's error body."""
+    return answer({"error": {"message": message}}, status)
+
+
+class _Generate:
+    """POST /generate, raw ASGI because every token passes here."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            body = read_body(_json(await request.body()), new_rid=uuid.uuid4().hex)
+        except RequestRefused as refused:
+            await refuse(str(refused), refused.status)(scope, receive, send)
+            return
+        generations: list[Generation] = []
+        with ExitStack() as started:  # those before a refusal are cancelled too
+            try:
+                for call in body.calls:
+                    generation = await self._backend.start(call)
+                    started.callback(generation.cancel)
+                    generations.append(generation)
+                await _answer(body, generations, scope, receive, send)
+            except RequestRefused as refused:
+                await (_stream_refusal(refused) if body.stream else refuse(str(refused), refused.status))(
+                    scope, receive, send
+                )
+
+
+async def _answer(
+    body: GenerateBody, generations: list[Generation], scope: Scope, receive: Receive, send: Send
+) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(_cancel_when_gone(receive, generations))
+            if body.stream:
+                await _stream(body, generations, send)
+            else:
+                await _whole(body, generations, scope, receive, send)
+            watcher.cancel()
+    except* Cut:
+        pass  # the server closes a connection whose response was not completed
+
+
+async def _cancel_when_gone(receive: Receive, generations: list[Generation]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    for generation in generations:
+        generation.cancel()
+
+
+async def _stream(body: GenerateBody, generations: list[Generation], send: Send) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def follow(index: int) -> None:
+        call, generation = body.calls[index], generations[index]
+        finish = None
+        while finish is None:
+            delta = await generation.next()
+            finish = delta.finish
+            element = write_delta(call, delta)
+            if body.batch:
+                element["index"] = index
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": b"data: " + orjson.dumps(element) + b"\n\n",
+                    "more_body": True,
+                }
+            )
+
+    if len(generations) == 1:
+        await follow(0)
+    else:
+        async with asyncio.TaskGroup() as group:
+            for index in range(len(generations)):
+                group.create_task(follow(index))
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+async def _whole(body: GenerateBody, generations: list[Generation], scope: Scope, receive: Receive, send: Send) -> None:
+    async def collect(index: int) -> dict[str, object]:
+        total = await generations[index].next()
+        while total.finish is None:
+            total.absorb(await generations[index].next())
+        return write_delta(body.calls[index], total)
+
+    elements = [await collect(index) for index in range(len(generations))]
+    await answer(elements if body.batch else elements[0])(scope, receive, send)
+
+
+def _stream_refusal(refused: RequestRefused) -> Response:
+    error = {"message": str(refused), "type": "invalid_request_error", "code": refused.status, "retryable": False}
+    content = b"data: " + orjson.dumps({"error": error}) + b"\n\ndata: [DONE]\n\n"
+    return Response(content, media_type="text/event-stream")
+
+
+class _Control:
+    """Every route but /generate."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def health(self, _request: Request) -> Response:
+        return Response(status_code=200 if self._backend.alive() else 503)
+
+    async def health_generate(self, _request: Request) -> Response:
+        if not self._backend.alive():
+            return Response(status_code=503)
+        body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
+        generation = await self._backend.start(read_body(body, new_rid=f"health_{uuid.uuid4().hex}").calls[0])
+        try:
+            async with asyncio.timeout(20):
+                await generation.next()
+        except TimeoutError:
+            return Response(status_code=503)
+        finally:
+            generation.cancel()
+        return Response(status_code=200)
+
+    async def server_info(self, _request: Request) -> Response:
+        return answer(self._backend.server_info())
+
+    async def model_info(self, _request: Request) -> Response:
+        return answer(self._backend.model_info())
+
+    async def models(self, _request: Request) -> Response:
+        name = str(self._backend.model_info()["model_path"])
+        adapters = [{"id": key, "root": path, "parent": name} for key, path in self._backend.adapters().items()]
+        limit = self._backend.server_info()["context_length"]
+        base = {"id": name, "root": name, "parent": None, "max_model_len": limit}
+        return answer({"object": "list", "data": [base, *adapters]})
+
+    async def abort(self, request: Request) -> Response:
+        async def run(body: dict[str, Any]) -> Response:
+            everything, rid = body.get("abort_all") is True, body.get("rid")
+            if everything or rid:
+                self._backend.abort(None if everything else str(rid))
+            return Response(status_code=200)
+
+        return await _with_body(request, run)
+
+    async def pause(self, request: Request) -> Response:
+        async def run(body: dict[str, Any]) -> Response:
+            mode = body.get("mode", "abort")
+            if mode not in PAUSE_MODES:
+                return refuse(f"mode is {mode!r}, expected one of {', '.join(PAUSE_MODES)}", 400)
+            await self._backend.pause(mode)
+            return answer({"message": "Generation paused successfully.", "status": "ok"})
+
+        return await _with_body(request, run)
+
+    async def resume(self, request: Request) -> Response:
+        async def run(_body: dict[str, Any]) -> Response:
+            await self._backend.resume()
+            return answer({"message": "Generation continued successfully.", "status": "ok"})
+
+        return await _with_body(request, run)
+
+    async def update_weights(self, request: Request) -> Response:
+        async def run(body: dict[str, Any]) -> Response:
+            version = body.get("weight_version")
+            outcome = await self._backend.update_weights(
+                _field(body, "model_path"),
+                None if version is None else str(version),
+                abort_all=body.get("abort_all_requests") is True,
+            )
+            content = {"success": outcome.success, "message": outcome.message, "num_paused_requests": 0}
+            return answer(content, 200 if outcome.success else 400)
+
+        return await _with_body(request, run)
+
+    async def load_lora(self, request: Request) -> Response:
+        async def run(body: dict[str, Any]) -> Response:
+            return self._lora(await self._backend.load_lora(_field(body, "lora_name"), _field(body, "lora_path")))
+
+        return await _with_body(request, run)
+
+    async def unload_lora(self, request: Request) -> Response:
+        async def run(body: dict[str, Any]) -> Response:
+            return self._lora(await self._backend.unload_lora(_field(body, "lora_name")))
+
+        return await _with_body(request, run)
+
+    async def flush_cache(self, _request: Request) -> Response:
+        outcome = await self._backend.flush_cache()
+        return Response(outcome.message + "\n", status_code=200 if outcome.success else 400)
+
+    def _lora(self, outcome: Outcome) -> Response:
+        content: dict[str, object] = {"success": outcome.success, "loaded_adapters": dict(self._backend.adapters())}
+        if not outcome.success:
+            content["error_message"] = outcome.message
+        return answer(content, 200 if outcome.success else 400)
+
+
+async def _with_body(request: Request, run: Callable[[dict[str, Any]], Awaitable[Response]]) -> Response:
+    try:
+        return await run(_dict(_json(await request.body() or b"{}")))
+    except RequestRefused as refused:
+        return refuse(str(refused), refused.status)
+
+
+def _json(raw: bytes) -> object:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise RequestRefused(f"the body is not JSON ({error}); send a JSON object") from error
+
+
+def _dict(body: object) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        raise RequestRefused(f"the body is a {type(body).__name__}, expected a JSON object")
+    return body
+
+
+def _field(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not value:
+        raise RequestRefused(f"{name} is {value!r}, expected a string that is not empty")
+    return value

@@ -1,0 +1,1 @@
+"""How a judge model is asked."""

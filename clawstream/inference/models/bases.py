@@ -1,0 +1,162 @@
+"""Which model a policy begins with: known by its bytes wherever it lies, and the same one for ever.
+
+A sample is tokens and log-probs of one model, and means nothing to another. So the policy topic names the base by its
+hashes, and every part that has a base looks there before it does anything.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from clawstream.errors import ConfigError, OtherBase
+from clawstream.events import BaseNamed, PolicyEvent, PolicyPublished
+from clawstream.inference.models.version_folder import STATE_FOLDER, File
+
+_WEIGHTS = frozenset({".safetensors", ".bin"})
+_VOCABULARY = frozenset(
+    {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "tekken.json"}
+)
+Digest = Callable[[Path], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """A model folder, by what it holds."""
+
+    path: Path
+    model_sha256: str | None  # None: no weights are there
+    tokenizer_sha256: str | None  # None: no vocabulary's file is there
+
+
+def base_in(folder: Path, cache_dir: Path) -> Base:
+    """Return what the folder holds; a file that was hashed before is hashed again only where its size or time differ.
+
+    Raises ConfigError where the folder can't be read.
+    """
+    digest = _remembered(cache_dir / "sha256")
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        vocabulary = [path for path in files if path.name in _VOCABULARY or path.suffix == ".tiktoken"]
+        return Base(
+            path=folder,
+            model_sha256=fingerprint(folder, digest) if any(path.suffix in _WEIGHTS for path in files) else None,
+            tokenizer_sha256=_of_all(folder, vocabulary, digest) if vocabulary else None,
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"engine.model_path {folder} can't be read ({error}); nothing was started. Name the policy's Hugging Face "
+            "folder"
+        ) from error
+
+
+def sha256_of_file(path: Path) -> str:
+    """Return the sha256 of the file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprint(folder: Path, digest: Digest = sha256_of_file) -> str:
+    """Return the sha256 of a model folder's weights and configuration, by which a base is known wherever it lies."""
+    return _of_all(folder, [p for p in folder.iterdir() if p.suffix in _WEIGHTS or p.name == "config.json"], digest)
+
+
+def to_name(
+    policy_id: str, base: Base, events: Sequence[PolicyEvent], *, checkpoints_dir: Path, now_ms: int
+) -> BaseNamed | None:
+    """Return what the log of a policy still has to say of `base`; None: it says it already.
+
+    `events` are those of the policy. Raises OtherBase where they name another one, or, where they name none, where
+    their version 0 or the newest checkpoint in `checkpoints_dir` was made of another one.
+    """
+    refuse_other(policy_id, base, events)
+    model, tokenizer = _named(events)
+    if model is None and base.model_sha256 is not None:
+        _refuse_other_than_before(policy_id, base, events, checkpoints_dir)
+    elif tokenizer is not None or base.tokenizer_sha256 is None:
+        return None
+    return BaseNamed(
+        policy_id=policy_id,
+        path=str(base.path.absolute()),
+        model_sha256=base.model_sha256,
+        tokenizer_sha256=base.tokenizer_sha256,
+        named_at_ms=now_ms,
+    )
+
+
+def refuse_other(policy_id: str, base: Base, events: Sequence[PolicyEvent]) -> None:
+    """Raise OtherBase where the events of a policy name another base."""
+    model, tokenizer = _named(events)
+    if model is not None and base.model_sha256 not in (None, model.model_sha256):
+        raise _other(policy_id, base, "model", model.model_sha256, base.model_sha256, f"on the log, of {model.path}")
+    if tokenizer is not None and base.tokenizer_sha256 not in (None, tokenizer.tokenizer_sha256):
+        raise _other(
+            policy_id, base, "tokenizer", tokenizer.tokenizer_sha256, base.tokenizer_sha256,
+            f"on the log, of {tokenizer.path}",
+        )  # fmt: skip
+
+
+def _named(events: Sequence[PolicyEvent]) -> tuple[BaseNamed | None, BaseNamed | None]:
+    """Return what first named the model, and what first named the tokenizer."""
+    said = [event for event in events if isinstance(event, BaseNamed)]
+    return (
+        next((one for one in said if one.model_sha256 is not None), None),
+        next((one for one in said if one.tokenizer_sha256 is not None), None),
+    )
+
+
+def _refuse_other_than_before(policy_id: str, base: Base, events: Sequence[PolicyEvent], checkpoints_dir: Path) -> None:
+    """Refuse what is provably not what the policy began with, of a policy from before bases were named."""
+    for state in sorted(checkpoints_dir.glob(f"v*/{STATE_FOLDER}/state.json"), reverse=True)[:1]:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            began = json.loads(state.read_bytes())["base_sha256"]
+            if began != base.model_sha256:
+                raise _other(policy_id, base, "model", began, base.model_sha256, f"by {state}")
+    for event in events:
+        if isinstance(event, PolicyPublished) and event.policy_version == 0 and event.manifest_sha256 is None:
+            with suppress(OSError):
+                before = Path(event.path)
+                if before.resolve() != base.path.resolve() and (began := fingerprint(before)) != base.model_sha256:
+                    raise _other(policy_id, base, "model", began, base.model_sha256, f"as its version 0, in {before}")
+
+
+def _other(policy_id: str, base: Base, what: str, began: str | None, found: str | None, where: str) -> OtherBase:
+    return OtherBase(
+        f"policy.id {policy_id} began with another base: its {what} has sha256 {(began or 'none')[:12]} ({where}), and "
+        f"that in {base.path} has {(found or 'none')[:12]}. What one model said is never trained into another, so "
+        "nothing was started. Give this base a policy.id of its own (or a data_dir), or name the folder that the "
+        "policy began with in engine.model_path"
+    )
+
+
+def _of_all(folder: Path, paths: Sequence[Path], digest: Digest) -> str:
+    files = [
+        File(name=path.relative_to(folder).as_posix(), num_bytes=path.stat().st_size, sha256=digest(path))
+        for path in sorted(paths)
+    ]
+    return hashlib.sha256(json.dumps([asdict(file) for file in files]).encode()).hexdigest()
+
+
+def _remembered(folder: Path) -> Digest:
+    """Return what hashes a file once for each size and time of change that it has; what can't be kept is not."""
+
+    def digest(path: Path) -> str:
+        facts = path.stat()
+        mark = f"{path.absolute()}\n{facts.st_size}\n{facts.st_mtime_ns}\n{facts.st_ino}"
+        kept = folder / hashlib.sha256(mark.encode()).hexdigest()
+        with suppress(OSError):
+            known = kept.read_text()
+            if len(known) == hashlib.sha256().digest_size * 2:
+                return known
+        sha256 = sha256_of_file(path)
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            writing = kept.with_suffix(f".{time.time_ns()}")
+            writing.write_text(sha256)
+            writing.rename(kept)
+        return sha256
+
+    return digest

@@ -1,0 +1,1 @@
+"""The servers of one machine: Kafka, Postgres, SGLang, and what keeps them."""

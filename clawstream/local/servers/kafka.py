@@ -1,0 +1,220 @@
+"""A Kafka broker of our own, in KRaft mode, for one machine.
+
+It is ready when it lists itself as a broker that takes requests, and not before.
+"""
+
+import base64
+import secrets
+import shutil
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from clawstream.errors import PartUnavailable
+from clawstream.local.servers import places
+from clawstream.local.servers.access import (
+    access_to,
+    alteration,
+    credential,
+    keep_password,
+    listeners,
+    new_password,
+    password_in,
+)
+from clawstream.local.servers.jars import KAFKA_REMEDIES, broker_jars, java
+from clawstream.local.servers.leash import Leash
+from clawstream.local.servers.ports import HOST, reserved
+
+READY_WITHIN_S = 90.0
+STOP_WITHIN_S = 15.0
+_LOOK_EVERY_S = 0.02
+_CONFIG = Path(__file__).parent / "broker"
+_CORRELATION = 0x636C6177  # comes back in the reply; a server that is no broker does not say it
+_DATA, _NEW_DATA = "data", "data.new"
+_STARTED = "Kafka Server started"  # its last word of a start: it lists itself, and takes requests
+# The first compiler only: half the processor time of a start and 35 MB less, for a load that never needs the second.
+_JVM = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
+        "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true")  # fmt: skip
+
+
+class EmbeddedKafka:
+    """A broker on `data_dir`, from `__enter__` to `__exit__` and never longer than this process.
+
+    What it holds is kept between runs; `fresh` empties it first. Only who has the password in its folder is let in,
+    unless it is `open_to_all` on this machine. Raises PartUnavailable with the end of the broker's
+    log if it does not get ready.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        fresh: bool = False,
+        port: int | None = None,
+        cache_dir: Path | None = None,
+        open_to_all: bool = False,
+    ) -> None:
+        self.data_dir = data_dir.absolute()
+        self.log = self.data_dir / "kafka.log"
+        self._fresh = fresh
+        self._port = port
+        self._open_to_all = open_to_all
+        self._cache_dir = places.cache_folder() if cache_dir is None else cache_dir.absolute()
+        self._leash: Leash | None = None
+        self._bootstrap: str | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port for clients."""
+        assert self._bootstrap is not None, "read before __enter__"
+        return self._bootstrap
+
+    @property
+    def access(self) -> dict[str, Any]:
+        """The Kafka settings of its clients."""
+        return {"bootstrap": self.bootstrap} if self._open_to_all else access_to(self.data_dir, self.bootstrap)
+
+    def __enter__(self) -> Self:
+        command = java_command(java(), broker_jars(self._cache_dir))
+        self._close_once(command)
+        with (
+            places.claimed(self.data_dir, fresh=self._fresh) as claim,
+            reserved(self._port, setting="kafka.port") as port,
+            reserved() as controller_port,
+        ):
+            self.data_dir.chmod(0o700)
+            _keep_one_old_log(self.log)
+            self._format_once(command)
+            password = None if self._open_to_all else password_in(self.data_dir)
+            settings = self.data_dir / "server.properties"
+            places.write_private(settings, server_properties(_DATA, listeners(port, controller_port, password)))
+            self._leash = Leash(
+                [*command, "kafka.Kafka", settings.name],
+                folder=self.data_dir, log=self.log, grace_s=STOP_WITHIN_S, keep_fd=claim,
+            )  # fmt: skip
+            try:
+                self._wait_until_ready(self._leash)
+                self._bootstrap = f"{HOST}:{port}"
+                places.publish(self.data_dir, self._bootstrap)
+            except BaseException:
+                self._leash.stop()
+                raise
+        self._fresh, self._port = False, port
+        return self
+
+    def restart(self) -> None:
+        """Start a broker that ended on the same data and port; raises PartUnavailable as the first start does."""
+        self.__exit__(None, None, None)  # lets go of what is left of it
+        self.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._leash is not None:
+            self._leash.stop()
+
+    def exit_status(self) -> int | None:
+        """None while the broker runs; else its exit status."""
+        assert self._leash is not None, "asked before __enter__"
+        return self._leash.exit_status()
+
+    def _format_once(self, command: Sequence[str]) -> None:
+        """A data folder has a cluster id of its own for life; one that was half formatted is formatted again."""
+        if (self.data_dir / _DATA).is_dir():
+            return
+        shutil.rmtree(self.data_dir / _NEW_DATA, ignore_errors=True)
+        settings, password = self.data_dir / "format.properties", new_password()
+        places.write_private(settings, server_properties(_NEW_DATA, listeners(9092, 9093, None)))  # not listened on
+        words = ["kafka.tools.StorageTool", "format", "--cluster-id", new_cluster_id(), "--config", settings.name]
+        _run(command, [*words, "--add-scram", credential(password)], self.data_dir, "could not be formatted")
+        settings.unlink()
+        keep_password(self.data_dir, password)
+        (self.data_dir / _NEW_DATA).rename(self.data_dir / _DATA)
+
+    def _close_once(self, command: Sequence[str]) -> None:
+        """Data of a broker that let everybody in gets a password; for that it is started so once more."""
+        if self._open_to_all or self._fresh or password_in(self.data_dir) or not (self.data_dir / _DATA).is_dir():
+            return
+        with EmbeddedKafka(self.data_dir, cache_dir=self._cache_dir, open_to_all=True) as broker:
+            password = new_password()
+            content, words = alteration(password)
+            file = self.data_dir / "credential.properties"
+            places.write_private(file, content)
+            words = ["kafka.admin.ConfigCommand", "--bootstrap-server", broker.bootstrap, *words]
+            _run(command, [*words, "--add-config-file", file.name], self.data_dir, "could not be given a password")
+            file.unlink()
+            keep_password(self.data_dir, password)
+
+    def _wait_until_ready(self, leash: Leash) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while leash.exit_status() is None and time.monotonic() < deadline:
+            if _STARTED in self.log.read_text(errors="replace"):
+                return
+            time.sleep(_LOOK_EVERY_S)
+        status = leash.exit_status()
+        what = f"did not answer within {READY_WITHIN_S:g} s" if status is None else f"ended with exit status {status}"
+        raise PartUnavailable(
+            f"the Kafka broker on {self.data_dir} {what}. It was stopped; its data is as it was. "
+            "If that data may go, start with --fresh; or set CLAWSTREAM_KAFKA to the host:port of another broker. "
+            f"The end of its log, {self.log}:\n{leash.last_words()}"
+        )
+
+
+def new_cluster_id() -> str:
+    """16 bytes in base64, 15 of them random: one that begins with "-" is an option to Kafka's tools, so none does."""
+    return base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
+
+
+def server_properties(log_dir: str, ports: str) -> str:
+    """The broker's settings; `log_dir` is relative to the working directory, so no character of a path matters."""
+    controller = ports.partition("CONTROLLER://")[2].partition("\n")[0]
+    own = f"\nlog.dirs={log_dir}\ncontroller.quorum.voters=1@{controller}\n{ports}"
+    return (_CONFIG / "server.properties").read_text() + own
+
+
+def _run(command: Sequence[str], words: Sequence[str], folder: Path, what: str) -> None:
+    """Run a tool of Kafka's whose words may hold a secret: by a file, as everybody sees a process's command line."""
+    told = folder / "told"
+    places.write_private(told, "\n".join(f'"{word}"' for word in words))
+    done = subprocess.run(
+        [*command, f"@{told.name}"],
+        cwd=folder, capture_output=True, text=True, timeout=READY_WITHIN_S, check=False,
+    )  # fmt: skip
+    told.unlink()
+    if done.returncode != 0:
+        last = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+        raise PartUnavailable(
+            f"Kafka's storage in {folder} {what}: exit status {done.returncode}. "
+            f"Nothing was started. If the lines below speak of a class version, JAVA_HOME names a Java before 17. "
+            f"{KAFKA_REMEDIES}. The last words:\n{last}"
+        )
+
+
+def java_command(program: Path, jars: Path) -> list[str]:
+    """Java, which is `program`, with the broker's classes, up to the name of the class to run."""
+    log_config = (_CONFIG / "log4j2.properties").as_uri()
+    return [str(program), *_JVM, f"-Dlog4j2.configurationFile={log_config}", "-cp", f"{jars}/*"]
+
+
+def answers(bootstrap: str, *, timeout_s: float = 2.0) -> bool:
+    """Whether the broker at host:port answers a metadata request with at least one broker that takes requests."""
+    host, _, port = bootstrap.rpartition(":")
+    request = struct.pack(">hhihi", 3, 0, _CORRELATION, -1, 0)  # Metadata, version 0, no client id, all topics
+    try:
+        with socket.create_connection((host, int(port)), timeout=timeout_s) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            reply = connection.makefile("rb").read(12)
+    except OSError:
+        return False
+    if len(reply) < 12:
+        return False
+    _size, correlation, num_brokers = struct.unpack(">iii", reply)
+    return bool(correlation == _CORRELATION and num_brokers >= 1)
+
+
+def _keep_one_old_log(log: Path) -> None:
+    if log.exists():
+        log.replace(log.with_suffix(".log.1"))

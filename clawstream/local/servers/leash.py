@@ -1,0 +1,80 @@
+"""Keep a server for as long as this process lives, and not longer, however this process ends.
+
+A small watcher stands between the two. It holds one end of a pipe whose other end dies with us, so a SIGKILL of the
+owner is noticed too. Watcher and server have sessions of their own: a Ctrl-C in the terminal reaches the owner alone,
+which lets its clients finish first and stops the server last.
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from clawstream.errors import PartUnavailable
+from clawstream.local.servers import watcher
+
+_BEYOND_GRACE_S = 5.0
+
+die_with_parent = watcher.signal_at_parents_death(signal.SIGKILL)
+"""A `preexec_fn` for a child that may be killed at any time: it ends with the thread that started it (Linux only)."""
+
+
+class Leash:
+    """A running server that ends with this process.
+
+    `keep_fd` is held open until the server is gone; a lock on it says that the server's folder is in use.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        folder: Path,
+        log: Path,
+        grace_s: float,
+        stop_signal: signal.Signals = signal.SIGTERM,
+        keep_fd: int | None = None,
+    ) -> None:
+        self.name = Path(command[0]).name
+        self.log = log
+        self._grace_s = grace_s
+        with log.open("ab") as output:
+            self._watcher = subprocess.Popen(
+                [sys.executable, "-I", "-S", watcher.__file__, str(int(stop_signal)), str(grace_s), *command],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                cwd=folder,
+                start_new_session=True,
+                pass_fds=() if keep_fd is None else (keep_fd,),
+            )
+
+    @property
+    def watcher_pid(self) -> int:
+        """The process whose only child is the server."""
+        return self._watcher.pid
+
+    def exit_status(self) -> int | None:
+        """None while the server runs; else its exit status, 128 + n for signal n."""
+        return self._watcher.poll()
+
+    def stop(self) -> None:
+        """End the server; return when it is gone. A second call does nothing."""
+        assert self._watcher.stdin is not None
+        # Both, because a forked child of ours may hold a copy of the pipe.
+        self._watcher.stdin.close()
+        with suppress(ProcessLookupError):
+            self._watcher.terminate()
+        try:
+            self._watcher.wait(self._grace_s + _BEYOND_GRACE_S)
+        except subprocess.TimeoutExpired as error:
+            raise PartUnavailable(
+                f"{self.name} is still there {self._grace_s + _BEYOND_GRACE_S:g} s after it was told to stop, "
+                f"below process {self._watcher.pid}. Kill that one and its child. Log: {self.log}"
+            ) from error
+
+    def last_words(self, num_lines: int = 15) -> str:
+        """The end of the server's log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])

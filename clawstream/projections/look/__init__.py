@@ -1,0 +1,1 @@
+"""Tables and topics for people: SQL, tail, export."""

@@ -1,0 +1,121 @@
+"""`clawstream sql`: one query that reads, printed as a table, as CSV or as JSON.
+
+Strangers wrote what is in the cells, so nothing that is printed makes a terminal do anything, and no cell of the CSV is
+a formula to a spreadsheet. The values of the JSON are those of the database.
+"""
+
+import csv
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from itertools import islice
+from types import MappingProxyType
+from typing import TextIO
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from clawstream.layout import show
+from clawstream.projections.look.snapshot import Answer, Json, ask, snapshot
+from clawstream.projections.look.summaries import printable, printable_json
+
+TIMEOUT_S = 60.0
+MAX_TABLE_ROWS = 1000
+_OF_FORMULAS = tuple("=+-@\t\n\uff1d\uff0b\uff0d\uff20")  # the last are the first in full width
+_NUMBER = re.compile(r"[+-]?[0-9]{1,300}(?:\.[0-9]{0,300})?(?:[eE][+-]?[0-9]{1,3})?")
+
+
+class Form(StrEnum):
+    """How rows are printed."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"  # one array, a line per row
+
+
+def print_query(url: str, query: str, *, form: Form, out: TextIO, timeout_s: float = TIMEOUT_S) -> None:
+    """Print what `query` finds; the errors are those of `snapshot`."""
+    with snapshot(url, timeout_s=timeout_s) as cursor, ask(cursor, query) as answer:
+        _PRINT[form](answer, out)
+
+
+def rows_of(url: str, query: str, *, timeout_s: float = TIMEOUT_S) -> list[dict[str, object]]:
+    """Return what `query` finds, by column, JSON as its text; the errors are those of `snapshot`."""
+    with snapshot(url, timeout_s=timeout_s) as cursor, ask(cursor, query) as answer:
+        return [dict(zip(answer.names, row, strict=True)) for row in answer.rows]
+
+
+def as_json(value: object) -> object:
+    """Return what orjson does not know as something that it does; for its `default`."""
+    if isinstance(value, Json):
+        return orjson.Fragment(value.encode())
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return str(value)
+
+
+def _print_csv(answer: Answer, out: TextIO) -> None:
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(_csv_cell, answer.names))
+    for row in answer.rows:
+        writer.writerow(map(_csv_cell, row))
+
+
+def _print_json(answer: Answer, out: TextIO) -> None:
+    before = "[\n"
+    for row in answer.rows:
+        line = orjson.dumps(
+            dict(zip(answer.names, row, strict=True)), default=as_json, option=orjson.OPT_PASSTHROUGH_SUBCLASS
+        )
+        out.write(before + printable_json(line.decode()))
+        before = ",\n"
+    out.write("[]\n" if before == "[\n" else "\n]\n")
+
+
+def _print_table(answer: Answer, out: TextIO) -> None:
+    table = Table()
+    for name in answer.names:
+        table.add_column(Text(printable(name)))
+    for row in islice(answer.rows, MAX_TABLE_ROWS):
+        table.add_row(*(Text(printable(_short(value) or "", kept="\n")) for value in row))
+    if next(answer.rows, None) is not None:
+        table.caption = f"the first {MAX_TABLE_ROWS} rows; --csv and --json print all"
+    show(Console(file=out), table)
+
+
+_PRINT: Mapping[Form, Callable[[Answer, TextIO], None]] = MappingProxyType(
+    {Form.TABLE: _print_table, Form.CSV: _print_csv, Form.JSON: _print_json}
+)
+
+
+def _short(value: object) -> str | None:
+    """A cell of the table for people: four digits of a number, whole seconds of a time."""
+    if isinstance(value, float | Decimal):
+        return f"{float(value):.4g}"
+    if isinstance(value, datetime):
+        return value.isoformat(" ", timespec="seconds")
+    return _cell(value)
+
+
+def _csv_cell(value: object) -> str | None:
+    """A cell that no spreadsheet takes for a formula: where it would, an apostrophe goes before it."""
+    cell = _cell(value)
+    if cell is None:
+        return None
+    shown = printable(cell, kept="\n\t")
+    is_formula = isinstance(value, str) and shown.startswith(_OF_FORMULAS) and not _NUMBER.fullmatch(shown)
+    return f"'{shown}" if is_formula else shown
+
+
+def _cell(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list | dict):
+        return orjson.dumps(value, default=as_json, option=orjson.OPT_PASSTHROUGH_SUBCLASS).decode()
+    return str(value)

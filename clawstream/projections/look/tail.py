@@ -1,0 +1,154 @@
+"""`clawstream tail`: a topic's events as people read them, as they come."""
+
+import json
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol, TextIO
+
+from clawstream.errors import OperatorError
+from clawstream.projections.look.summaries import as_dict, line, printable
+from clawstream.stream.log import Arrived, Place, Start, Undecodable
+from clawstream.stream.stage import Record
+from clawstream.stream.topics import event_topics
+
+_AGO = re.compile(r"(\d{1,6})(s|m|h|d)")
+_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class FollowedLog(Protocol):
+    """What tail needs of a log."""
+
+    def follow(self, topics: Sequence[str], start: Start = "earliest") -> AsyncIterator[Sequence[Arrived]]:
+        """Yield what is on the topics and what comes."""
+
+    def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
+        """Yield each partition's records from the first offset up to and without the second, in order."""
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]:
+        """Return the offset that each partition's next record will have."""
+
+    async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[Place, int]:
+        """Return the first offset of each partition at `start`; the end where none is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to show."""
+
+    topic: str  # whole
+    session_id: str | None = None  # the record key, so a policy's id does too; None: all
+    start: Start = "latest"
+    until_end: bool = False
+
+
+def wanted(topic: str, *, session_id: str | None, since: str | None, until_end: bool, now_ms: int) -> Wanted:
+    """Return what the words of a command line ask for; raises OperatorError for words that it can't read.
+
+    `topic` may be short ("turns"). Without `since` it begins now, or at the earliest record where it ends at the end.
+    """
+    start: Start = "earliest" if until_end else "latest"
+    if since is not None:
+        start = start_ms(since, now_ms)
+    return Wanted(topic=_whole_name(topic), session_id=session_id, start=start, until_end=until_end)
+
+
+def start_ms(since: str, now_ms: int) -> int:
+    """Return the time that "90s", "5m", "2h", "1d" (before `now_ms`) or an ISO time means, in ms since the epoch."""
+    ago = _AGO.fullmatch(since)
+    if ago is not None:
+        return now_ms - int(ago[1]) * _UNIT_MS[ago[2]]
+    try:
+        time = datetime.fromisoformat(since)
+    except ValueError as error:
+        raise OperatorError(
+            f"--from {since!r} is no time: expected 90s, 5m, 2h or 1d before now, or an ISO time such as "
+            "2026-11-20T14:00 (UTC where it names no zone)"
+        ) from error
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+async def tail(log: FollowedLog, what: Wanted, *, as_json: bool, out: TextIO) -> None:
+    """Print each record once until cancelled or, with `until_end`, where the topic ends.
+
+    What is there is printed in the order of time, what comes as it comes.
+    """
+    ends = await log.end_offsets([what.topic])
+    starts = await log.offsets_at([what.topic], what.start) if what.start != "latest" else ends
+    ranges = {place: (start, ends[place]) for place, start in starts.items() if start < ends[place]}
+    async with aclosing(in_time_order(log.replay(ranges), ranges)) as there:
+        async for arrived in there:
+            _show(arrived, what, as_json=as_json, out=out)
+    out.flush()
+    if what.until_end:
+        return
+    from_there = {(topic, partition): offset for (topic, partition), offset in ends.items()}
+    async for arrivals in log.follow([what.topic], from_there):
+        for arrived in arrivals:
+            _show(arrived, what, as_json=as_json, out=out)
+        out.flush()
+
+
+async def in_time_order(
+    batches: AsyncGenerator[Sequence[Arrived], None], ranges: Mapping[Place, tuple[int, int]]
+) -> AsyncGenerator[Arrived, None]:
+    """Yield what `batches` have of the ranges, those of one partition in their order, else the older one first.
+
+    What of a partition comes later than others' is waited for, so at worst all is held until the batches end.
+    """
+    held = {place: deque[Arrived]() for place in ranges}
+    pending = set(ranges)  # may still have an older one than all that are held
+    async with aclosing(batches):
+        async for arrivals in batches:
+            for arrived in arrivals:
+                place = Place(arrived.topic, arrived.partition)
+                held[place].append(arrived)
+                if arrived.offset + 1 >= ranges[place][1]:
+                    pending.discard(place)
+            while all(held[place] for place in pending) and any(held.values()):
+                yield _oldest(held)
+    while any(held.values()):
+        yield _oldest(held)
+
+
+def _oldest(held: Mapping[Place, deque[Arrived]]) -> Arrived:
+    return min((queue for queue in held.values() if queue), key=lambda queue: queue[0].timestamp_ms).popleft()
+
+
+def _show(arrived: Arrived, what: Wanted, *, as_json: bool, out: TextIO) -> None:
+    if isinstance(arrived, Undecodable):
+        _print(_undecodable(arrived, as_json), out)
+    elif what.session_id in (None, arrived.key):
+        _print(json.dumps(as_dict(arrived)) if as_json else as_line(arrived), out)
+
+
+def as_line(record: Record) -> str:
+    """Return time, event, key and what it says."""
+    name = type(record.event).__name__
+    return f"{_time(record.timestamp_ms)}  {name:<17}  {printable(record.key)}  {line(record.event)}"
+
+
+def _undecodable(record: Undecodable, as_json: bool) -> str:
+    at = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+    if as_json:
+        return json.dumps(at | {"timestamp_ms": record.timestamp_ms, "type": None, "reason": record.reason})
+    return f"{_time(record.timestamp_ms)}  (undecodable)  {'-'.join(map(str, at.values()))}  {printable(record.reason)}"
+
+
+def _print(text: str, out: TextIO) -> None:
+    out.write(f"{text}\n")
+
+
+def _time(timestamp_ms: int) -> str:
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _whole_name(topic: str) -> str:
+    names = event_topics()
+    found = [name for name in names if topic in (name, name.removeprefix("clawstream.").rpartition(".")[0])]
+    if not found:
+        raise OperatorError(f"there is no topic {topic!r}: expected one of {', '.join(names)}, or its middle word")
+    return found[0]

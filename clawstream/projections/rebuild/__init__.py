@@ -1,0 +1,1 @@
+"""Every table made again from the log, beside those that are read."""

@@ -1,0 +1,83 @@
+"""Books that a rebuild does not follow, since a person says that the log is right; what they said stays on record."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import psycopg
+
+from clawstream.projections.write.progress import Book
+from clawstream.projections.write.writer import Claim
+from clawstream.stream.log import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overruled:
+    """What the books said of a partition, and what stands there in place of it."""
+
+    place: Place
+    at: datetime
+    next_offset: int
+    chain: bytes | None
+    made_next_offset: int
+    made_chain: bytes | None
+    kept_schema: str  # where the old tables were left
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it as plain values."""
+        return {
+            "place": f"{self.place.topic}-{self.place.partition}",
+            "at": self.at.isoformat(),
+            "next_offset": self.next_offset,
+            "made_next_offset": self.made_next_offset,
+            "chain_differed": self.made_chain != self.chain,
+            "kept_schema": self.kept_schema,
+        }
+
+
+def overrule(
+    cursor: psycopg.Cursor, books: Mapping[Place, Book], made: Mapping[Place, Claim], kept_schema: str
+) -> None:
+    """Put what was made in place of these books, and note what they said."""
+    for place, book in books.items():
+        end, chain = made[place].next_offset, made[place].chain
+        cursor.execute(_NOTED, (*place, book.next_offset, book.chain, end, chain, kept_schema))
+        # Other records will stand there, and have rows and commits of their own.
+        cursor.execute(_UNCOMMITTED, (*place, end))
+        cursor.execute(_NOT_SET_ASIDE, (*place, end))
+        cursor.execute(_SET, (end, *place))
+
+
+def fence(cursor: psycopg.Cursor, places: Iterable[Place]) -> None:
+    """Let no projector that goes on from the chain that was there write these; it claims them again, and reads this."""
+    cursor.executemany("UPDATE offsets SET epoch = epoch + 1 WHERE topic = %s AND partition = %s", list(places))
+
+
+def overruled_of(cursor: psycopg.Cursor) -> list[Overruled]:
+    """Return all that was ever overruled, the oldest first."""
+    return [
+        Overruled(
+            place=Place(topic, partition),
+            at=at,
+            next_offset=next_offset,
+            chain=chain,
+            made_next_offset=end,
+            made_chain=made_chain,
+            kept_schema=kept_schema,
+        )
+        for topic, partition, at, next_offset, chain, end, made_chain, kept_schema in cursor.execute(_FOUND)
+    ]
+
+
+_NOTED = """
+    INSERT INTO overruled
+        (topic, partition, overruled_at, next_offset, chain, made_next_offset, made_chain, kept_schema)
+    VALUES (%s, %s, now(), %s, %s, %s, %s, %s)
+"""
+_UNCOMMITTED = "DELETE FROM commits WHERE topic = %s AND partition = %s AND next_offset > %s"
+_NOT_SET_ASIDE = "DELETE FROM set_aside WHERE topic = %s AND partition = %s AND source_offset >= %s"
+_SET = "UPDATE offsets SET next_offset = %s WHERE topic = %s AND partition = %s"
+_FOUND = """
+    SELECT topic, partition, overruled_at, next_offset, chain, made_next_offset, made_chain, kept_schema
+    FROM overruled ORDER BY overruled_at, topic, partition
+"""

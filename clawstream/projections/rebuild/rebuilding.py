@@ -1,0 +1,352 @@
+"""`clawstream projection rebuild`: every table made anew of the log beside those that are read, then swapped.
+
+Readers and the projector go on meanwhile; what they name stays. At the swap the projector waits at the books until the
+new tables have exactly what the old ones have, and goes on with the new ones where it was; readers wait a moment.
+Where the log and the books contradict each other nothing is changed, unless a person says that the log is right.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import psycopg
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+
+from clawstream.errors import OperatorError
+from clawstream.projections import database
+from clawstream.projections.rebuild import schemas
+from clawstream.projections.rebuild.filling import filling
+from clawstream.projections.rebuild.makers import Make, makers, num_processes
+from clawstream.projections.rebuild.overruling import fence, overrule
+from clawstream.projections.rebuild.replaying import ReplayedLog, Tell, on_a_thread, read_again
+from clawstream.projections.rebuild.schemas import BUILDING
+from clawstream.projections.tables import TOPICS
+from clawstream.projections.write.lines import LeftOut
+from clawstream.projections.write.progress import Book, books, left_out, refuse_another_log
+from clawstream.projections.write.projector import in_batches, slice_of
+from clawstream.projections.write.rows import Row
+from clawstream.projections.write.sorting import Release, rows_of
+from clawstream.projections.write.writer import Claim, Writer
+from clawstream.stream.ends import past_the_end
+from clawstream.stream.log import Arrived, Place, Undecodable
+
+_BUILD_LOCK = 0x636C6178  # any number that no other program on this database takes
+HELD_RECORDS = 2000  # as many as the projector is kept waiting for, unless it is as fast as we are
+SWAP_TRIES = 600
+SWAP_AGAIN_S = 0.5
+_IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """What was made."""
+
+    records: int
+    records_set_aside: int  # that have no row, as the projector says
+    records_unread: int  # others that can't be read and have no row
+    processes: int  # that made rows, beside this one
+    seconds: Mapping[str, float]  # by phase
+    kept_schema: str | None  # where the old tables are; None: they are gone
+    kept_because: str | None
+    overruled: Sequence[str]  # partitions whose books were not followed; the table of that name says what they said
+    fenced: Sequence[str]  # that a projector which runs has to claim again, and does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What the projector has read, and which records of that have no row, as they are set aside."""
+
+    books: Mapping[Place, Book]
+    left_out: LeftOut
+
+
+async def rebuild(
+    url: str, log: ReplayedLog, *, keep: bool, forget_expired: bool, trust_log: bool = False, tell: Tell
+) -> Rebuilt:
+    """Make the tables anew and swap them in; without `keep` the old ones are dropped.
+
+    Raises OperatorError, with the tables as they were, where another rebuild runs, where the log has lost records that
+    the tables have and `forget_expired` does not allow for that, or where the log is not what was projected. With
+    `trust_log` that is no error: the new tables are of the log as it is, the old ones are kept, and what their books
+    said of it is noted.
+    """
+    engine = database.connect(url, application="clawstream rebuild")
+    building = database.connect(url, application="clawstream rebuild", schema=BUILDING)
+    try:
+        async with on_a_thread(_alone(engine)):
+            build = _Build(engine, building, log, tell, trust_log=trust_log)
+            recorded = await asyncio.to_thread(build.recorded)
+            # Their processes start while all else is prepared.
+            async with makers(sum(book.next_offset for book in recorded.books.values())) as made_by:
+                with build.phase("preparing"):
+                    recorded = await build.begin(recorded, forget_expired=forget_expired)
+                    missing = await asyncio.to_thread(_prepared, engine, building, url)
+                await build.fill(recorded, made_by.make)
+            await build.make_indexes(missing)
+            with build.phase("catching_up"):
+                await build.catch_up()
+            with build.phase("swapping"):
+                old = await build.swap_in(f"clawstream_before_{datetime.now(UTC):%Y%m%d_%H%M%S_%f}")
+                because = "--keep" if keep else "--trust-log" if trust_log else None
+                because = because or await asyncio.to_thread(schemas.dropped, engine, old)
+            return Rebuilt(
+                records=build.records,
+                records_set_aside=build.num_left_out,
+                records_unread=build.num_unread,
+                processes=made_by.processes,
+                seconds=build.seconds,
+                kept_schema=old if because else None,
+                kept_because=because,
+                overruled=[f"{place.topic}-{place.partition}" for place in build.overruled],
+                fenced=[f"{place.topic}-{place.partition}" for place in build.fenced],
+            )
+    except OperationalError as error:
+        raise database.unreachable(engine, error) from error
+    except psycopg.Error as error:
+        raise OperatorError(f"Postgres did not let the tables be rebuilt: {error}. They are as they were") from error
+    finally:
+        building.dispose()
+        engine.dispose()
+
+
+@contextmanager
+def _alone(engine: Engine) -> Iterator[None]:
+    """Be the only rebuild of the database, for the length of the block."""
+    database.check(engine)
+    with schemas.session(engine) as cursor:
+        if cursor.execute("SELECT pg_try_advisory_lock(%s)", (_BUILD_LOCK,)).fetchone() != (True,):
+            raise OperatorError("another rebuild of this database runs; nothing was changed. Wait for it, or stop it")
+        yield
+
+
+def _prepared(engine: Engine, building: Engine, url: str) -> list[schemas.MissingIndex]:
+    schemas.make_building(engine)
+    database.upgrade(url, schema=BUILDING)
+    return schemas.take_indexes_away(building)
+
+
+class _Build:
+    """Tables in a schema of their own, and how far they have read."""
+
+    def __init__(self, engine: Engine, building: Engine, log: ReplayedLog, tell: Tell, *, trust_log: bool) -> None:
+        self._engine = engine
+        self._writer = Writer(building)
+        self._building = building
+        self._log = log
+        self._tell = tell
+        self._claims: dict[Place, Claim] = {}
+        self._trust_log = trust_log
+        self._begins: dict[Place, int] = {}
+        self._cut: dict[Place, int] = {}  # the log's end where the books go further
+        self._filled: Sequence[Place] = ()
+        self._left_out: LeftOut = {}
+        self.records = 0
+        self.num_unread = 0
+        self.overruled: Sequence[Place] = ()
+        self.fenced: Sequence[Place] = ()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Note how long the block takes."""
+        begun = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - begun, 2)
+
+    @property
+    def num_left_out(self) -> int:
+        """How many records have no row as they are set aside."""
+        return sum(map(len, self._left_out.values()))
+
+    def recorded(self) -> Recorded:
+        """Return what the projector has read by now; blocks."""
+        with schemas.session(self._engine) as cursor:
+            return _without(_recorded(cursor), self._cut)
+
+    async def begin(self, recorded: Recorded, *, forget_expired: bool) -> Recorded:
+        """Refuse a log that the tables can't be made of; return what of the records is to be read."""
+        ends, self._begins = await asyncio.gather(self._log.end_offsets(TOPICS), self._log.begin_offsets(TOPICS))
+        offsets = {place: book.next_offset for place, book in recorded.books.items()}
+        if not self._trust_log:
+            refuse_another_log(offsets, ends)
+        self._cut = {place: ends.get(place, 0) for place in past_the_end(offsets, ends)}
+        recorded = _without(recorded, self._cut)
+        lost = [place for place in recorded.books if self._begins[place] > 0]
+        if lost and not forget_expired:
+            first = lost[0]
+            raise OperatorError(
+                f"the log begins at offset {self._begins[first]} of {first.topic} partition {first.partition}, and the "
+                "tables may have rows of records before it, which a rebuild would lose. Nothing was changed; "
+                f"`clawstream projection rebuild --forget-expired{' --trust-log' if self._trust_log else ''}` rebuilds "
+                "without them"
+            )
+        return recorded
+
+    async def fill(self, recorded: Recorded, make: Make) -> None:
+        """Fill the tables, empty and without keys, with all of that."""
+        ranges, left = self._ranges(recorded), self.left(recorded)
+        self._left_out = recorded.left_out
+        self._filled = list(ranges)
+        with self.phase("reading"):
+            async with on_a_thread(filling(self._building)) as tables:
+                told = lambda done: self._tell("reading the log", done, left)  # noqa: E731
+                self.records += await read_again(
+                    self._log, ranges, tables.take, told, make=make, left_out=recorded.left_out
+                )
+                await asyncio.to_thread(tables.finish, {place: end for place, (_, end) in ranges.items()})
+                self.num_unread += tables.num_unread
+
+    async def make_indexes(self, missing: Sequence[schemas.MissingIndex]) -> None:
+        """Make what rows are merged by and readers need; from here on the tables are as the projector's."""
+        room = asyncio.Semaphore(num_processes())
+        num_made = 0
+
+        async def made(index: schemas.MissingIndex) -> None:
+            nonlocal num_made
+            async with room:
+                await asyncio.to_thread(schemas.make_index, self._building, index)
+            num_made += 1
+            self._tell("making indexes", num_made, len(missing))
+
+        with self.phase("indexing"):
+            await asyncio.gather(*map(made, missing))
+            await asyncio.to_thread(schemas.complete, self._building, missing)
+        self._claims = await asyncio.to_thread(self._writer.claim, self._filled)
+
+    async def catch_up(self) -> None:
+        """Read until little is left of what the projector has read, or until it reads as fast as we do."""
+        before = None
+        recorded = await asyncio.to_thread(self.recorded)
+        await self._use_released(recorded.left_out)
+        while (left := self.left(recorded)) > HELD_RECORDS and (before is None or left < before):
+            await self._read_to(recorded, left)
+            before, recorded = left, await asyncio.to_thread(self.recorded)
+
+    async def swap_in(self, old: str) -> str:
+        """Let the new tables have the names, and the old ones stand in the schema `old`; return that."""
+        for _ in range(SWAP_TRIES):
+            try:
+                async with on_a_thread(schemas.projector_held(self._engine)) as cursor:
+                    found = await asyncio.to_thread(_recorded, cursor)
+                    recorded = _without(found, self._cut)
+                    await self._read_to(recorded, self.left(recorded))
+                    self._settle(found.books)
+                    await asyncio.to_thread(schemas.swap, cursor, old)
+                    wrong = {place: found.books[place] for place in self.overruled}
+                    await asyncio.to_thread(overrule, cursor, wrong, self._claims, old)
+                    await asyncio.to_thread(fence, cursor, self.fenced)
+                    return old
+            except _IN_USE:
+                self._tell("waiting for a long query to end, to swap", 0, 0)
+                await asyncio.sleep(SWAP_AGAIN_S)
+            await self.catch_up()
+        raise OperatorError(
+            f"queries kept the tables in use: {SWAP_TRIES} tries to swap them failed. They are as they were. End the "
+            "long queries, which pg_stat_activity shows, and rebuild again"
+        )
+
+    def left(self, recorded: Recorded) -> int:
+        """Return how many records of these are not in the tables."""
+        return sum(max(0, end - start) for start, end in self._ranges(recorded).values())
+
+    def _ranges(self, recorded: Recorded) -> dict[Place, tuple[int, int]]:
+        return {
+            place: (max(self._begins[place], self._read(place)), book.next_offset)
+            for place, book in recorded.books.items()
+        }
+
+    def _read(self, place: Place) -> int:
+        claim = self._claims.get(place)
+        return 0 if claim is None else claim.next_offset
+
+    async def _read_to(self, recorded: Recorded, left: int) -> None:
+        new = [place for place in recorded.books if place not in self._claims]
+        if new:
+            self._claims |= await asyncio.to_thread(self._writer.claim, new)
+        # First, so that the rows of each key are made in order: nothing after these was used before they were.
+        await self._use_released(recorded.left_out)
+        if not left:
+            return
+        ranges = {place: range_ for place, range_ in self._ranges(recorded).items() if range_[0] < range_[1]}
+        done = 0
+        async with aclosing(self._log.replay(ranges)) as arriving:
+            async for records in arriving:
+                await asyncio.to_thread(self._take, records)
+                done += len(records)
+                self.num_unread += sum(
+                    isinstance(record, Undecodable) and not self._is_left_out(record) for record in records
+                )
+                self._tell("catching up", done, left)
+        self.records += done
+
+    async def _use_released(self, left_out: LeftOut) -> None:
+        """Make the rows of what was left out and is not any more; what is left out now is known from here on."""
+        before, self._left_out = self._left_out, left_out
+        for place, offsets in before.items():
+            wanted = offsets - left_out.get(place, frozenset())
+            if not wanted:
+                continue
+            async with aclosing(self._log.replay({place: (min(wanted), max(wanted) + 1)})) as arriving:
+                async for records in arriving:
+                    rows = rows_of(record for record in records if record.offset in wanted)
+                    await asyncio.to_thread(self._put, place, rows)
+
+    def _put(self, place: Place, rows: Sequence[Row]) -> None:
+        release = Release(rows=rows, used=(), discarded=(), again=None, closed=())
+        if not self._writer.release(place, self._claims[place], release):
+            raise _rivalled()
+
+    def _is_left_out(self, record: Arrived) -> bool:
+        return record.offset in self._left_out.get(Place(record.topic, record.partition), ())
+
+    def _take(self, records: Sequence[Arrived]) -> None:
+        parts = [
+            slice_of(batch, self._claims[batch.place], self._left_out.get(batch.place, frozenset()))
+            for batch in in_batches(records)
+        ]
+        lost = self._writer.write(parts)
+        if lost:
+            raise _rivalled()
+        for part in parts:
+            self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
+
+    def _settle(self, found: Mapping[Place, Book]) -> None:
+        """Say which books are wrong, or refuse; and which partitions a projector can't just go on with."""
+        other = [place for place, book in found.items() if self._is_other(place, book)]
+        if other and not self._trust_log:
+            first = other[0]
+            raise OperatorError(
+                f"the log of {first.topic} partition {first.partition} is not the one that was projected: their "
+                "hash chains differ. The tables are as they were; `clawstream audit verify` names the records. Where "
+                "the log is right, `clawstream projection rebuild --trust-log` makes the tables and the chain of it, "
+                "keeps the old tables and notes what their books said"
+            )
+        self.overruled = sorted({*other, *self._cut})
+        changed = [place for place, claim in self._claims.items() if claim.chain != found[place].chain]
+        self.fenced = sorted({*changed, *self.overruled})
+
+    def _is_other(self, place: Place, book: Book) -> bool:
+        whole = book.chain_from == self._begins[place] == 0
+        return whole and book.chain != self._claims[place].chain
+
+
+def _recorded(cursor: psycopg.Cursor) -> Recorded:
+    # In this order: of what was read then, less and less is left out.
+    return Recorded(books=books(cursor), left_out=left_out(cursor))
+
+
+def _without(recorded: Recorded, cut: Mapping[Place, int]) -> Recorded:
+    """Return what of that the log has, which ends where `cut` says."""
+    books, left_out = dict(recorded.books), dict(recorded.left_out)
+    for place, end in cut.items():
+        books[place] = replace(books[place], next_offset=end)
+        left_out[place] = frozenset(offset for offset in left_out.get(place, ()) if offset < end)
+    return Recorded(books=books, left_out=left_out)
+
+
+def _rivalled() -> OperatorError:
+    return OperatorError(f"somebody else writes to the schema {BUILDING}; the tables are as they were")

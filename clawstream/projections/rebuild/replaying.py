@@ -1,0 +1,115 @@
+"""The log read again, up to offsets that are fixed: while one part is put somewhere, the lines of the next are made."""
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager
+from typing import Protocol, TypeVar
+
+from clawstream.projections.rebuild.makers import Make, num_processes
+from clawstream.projections.write.lines import LeftOut, Lines, RawBatch, telling
+from clawstream.stream.log import Arrived, Place, Raw
+
+T = TypeVar("T")
+
+RECORDS_AT_ONCE = 4000
+BYTES_AT_ONCE = 16_000_000
+
+Tell = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+Take = Callable[[Sequence[RawBatch], Lines | None], None]
+
+
+class ReplayedLog(Protocol):
+    """What reading again needs of a log."""
+
+    def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
+        """Yield each partition's records from the first offset up to and without the second, in order."""
+
+    def replay_raw(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Raw], None]:
+        """Yield their bytes."""
+
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        """Return the oldest offset that each partition still has."""
+
+    async def end_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        """Return the offset that each partition's next record will have."""
+
+
+async def read_again(
+    log: ReplayedLog,
+    ranges: Mapping[Place, tuple[int, int]],
+    take: Take,
+    tell: Callable[[int], None],
+    *,
+    make: Make | None,
+    left_out: LeftOut,
+) -> int:
+    """Give all records of the ranges to `take`, on a thread and in order per partition; return how many there are.
+
+    With `make` it has their lines too, but for those that are left out. `tell` is told how many were taken so far.
+    """
+    taken = 0
+    wanted = {place: range_ for place, range_ in ranges.items() if range_[0] < range_[1]}
+    making: deque[tuple[Sequence[RawBatch], asyncio.Task[Lines | None]]] = deque()
+
+    async def take_first() -> None:
+        nonlocal taken
+        batches, task = making[0]
+        made = await task
+        await asyncio.to_thread(take, batches, made)
+        making.popleft()
+        taken += sum(len(batch.records) for batch in batches)
+        tell(taken)
+
+    try:
+        async with aclosing(log.replay_raw(wanted)) as arriving, aclosing(_gathered(arriving)) as gathered:
+            async for raws in gathered:
+                batches = batches_of(raws)
+                making.append((batches, asyncio.create_task(_made(batches, make, left_out))))
+                if len(making) > num_processes() + 1:
+                    await take_first()
+            while making:
+                await take_first()
+    finally:
+        for _, task in making:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in making), return_exceptions=True)
+    return taken
+
+
+@asynccontextmanager
+async def on_a_thread(blocking: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enter and leave a context that blocks."""
+    value = await asyncio.to_thread(blocking.__enter__)
+    try:
+        yield value
+    except BaseException as error:
+        if not await asyncio.to_thread(blocking.__exit__, type(error), error, error.__traceback__):
+            raise
+    else:
+        await asyncio.to_thread(blocking.__exit__, None, None, None)
+
+
+def batches_of(raws: Sequence[Raw]) -> list[RawBatch]:
+    """Return the records by partition."""
+    placed: defaultdict[Place, list[Raw]] = defaultdict(list)
+    for raw in raws:
+        placed[Place(raw.topic, raw.partition)].append(raw)
+    return [RawBatch(place=place, records=some) for place, some in placed.items()]
+
+
+async def _made(batches: Sequence[RawBatch], make: Make | None, left_out: LeftOut) -> Lines | None:
+    return None if make is None else await make(telling(batches, left_out))
+
+
+async def _gathered(arriving: AsyncGenerator[Sequence[Raw], None]) -> AsyncGenerator[list[Raw], None]:
+    waiting: list[Raw] = []
+    num_bytes = 0
+    async for raws in arriving:
+        waiting += raws
+        num_bytes += sum(len(raw.value or b"") for raw in raws)
+        if len(waiting) >= RECORDS_AT_ONCE or num_bytes >= BYTES_AT_ONCE:
+            yield waiting
+            waiting, num_bytes = [], 0
+    if waiting:
+        yield waiting

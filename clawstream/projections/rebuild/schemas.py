@@ -1,0 +1,215 @@
+"""Two generations of the tables in one database, and the moment at which they change places.
+
+Whoever names a table gets the one in the schema that `offsets` stands in. Names are moved, never rows.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Engine
+
+from clawstream.projections.audit.comparing import live_schema
+from clawstream.projections.rebuild.filling import keep_the_first
+from clawstream.projections.tables import FACTS, metadata
+from clawstream.projections.write.merge import count_sessions
+
+BUILDING = "clawstream_rebuild"
+HOLD_WITHIN_MS = 10_000  # a batch of the projector's takes less
+# Readers wait for so long at most, which is less than the second after which Postgres looks for deadlocks: a reader
+# that has a table and waits for one that we have is never the one that it ends.
+SWAP_WITHIN_MS = 800
+DROP_WITHIN_MS = 60_000
+_INDEX_MEMORY = "128MB"  # for each that is being made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Thing:
+    """A table, view or function of a generation."""
+
+    kind: str  # as ALTER and DROP name it
+    name: sql.Composable  # a function's with its arguments
+
+    def at(self, schema: str) -> sql.Composed:
+        """Return its whole name."""
+        return sql.SQL("{}.{}").format(sql.Identifier(schema), self.name)
+
+
+@contextmanager
+def session(engine: Engine) -> Iterator[psycopg.Cursor]:
+    """Yield a cursor of which each statement is a transaction."""
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        driver.rollback()  # what the pool asked first
+        driver.autocommit = True
+        try:
+            yield driver.cursor()
+        finally:
+            connection.invalidate()  # locks and settings end with the session
+
+
+def make_building(engine: Engine) -> None:
+    """Make the schema to build in, empty; what a rebuild that was cut off left there is gone."""
+    with session(engine) as cursor:
+        cursor.execute(f"DROP SCHEMA IF EXISTS {BUILDING} CASCADE")
+        cursor.execute(f"CREATE SCHEMA {BUILDING}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingIndex:
+    """An index that was taken away, and how it is made."""
+
+    table: str
+    name: str
+    definition: str
+    is_key: bool
+
+
+_INDEXES = """
+    SELECT tablename, indexname, indexdef, EXISTS (
+        SELECT FROM pg_constraint WHERE conindid = format('%%I.%%I', schemaname, indexname)::regclass
+    )
+    FROM pg_indexes WHERE schemaname = current_schema() AND tablename = ANY(%s)
+"""
+
+
+def take_indexes_away(building: Engine) -> list[MissingIndex]:
+    """Drop the indexes and keys of the tables that are filled from the log, and return them, the largest last."""
+    with session(building) as cursor:
+        found = cursor.execute(_INDEXES, ([table.name for table in FACTS],)).fetchall()
+        for table, name, _, is_key in found:
+            names = {"table": sql.Identifier(table), "name": sql.Identifier(name)}
+            drop = "ALTER TABLE {table} DROP CONSTRAINT {name}" if is_key else "DROP INDEX {name}"
+            cursor.execute(sql.SQL(drop).format(**names))
+        return [
+            MissingIndex(table=table, name=name, definition=definition, is_key=is_key)
+            for table, name, definition, is_key in found
+        ]
+
+
+def make_index(building: Engine, missing: MissingIndex) -> None:
+    """Make one of them; a table that is to have a key keeps the first row of each."""
+    with session(building) as cursor:
+        cursor.execute(f"SET maintenance_work_mem = '{_INDEX_MEMORY}'")
+        try:
+            cursor.execute(missing.definition)
+        except psycopg.errors.UniqueViolation:
+            keep_the_first(cursor, metadata.tables[missing.table])
+            cursor.execute(missing.definition)
+
+
+def complete(building: Engine, made: Sequence[MissingIndex]) -> None:
+    """Let the indexes that are keys be keys, count the sessions, and let the planner know the tables."""
+    with session(building) as cursor:
+        for index in made:
+            if index.is_key:
+                names = {"table": sql.Identifier(index.table), "name": sql.Identifier(index.name)}
+                cursor.execute(
+                    sql.SQL("ALTER TABLE {table} ADD CONSTRAINT {name} PRIMARY KEY USING INDEX {name}").format(**names)
+                )
+        count_sessions(cursor)
+        for table in metadata.tables:
+            cursor.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(table)))
+
+
+@contextmanager
+def projector_held(engine: Engine) -> Iterator[psycopg.Cursor]:
+    """Yield a cursor in a transaction in which no projector writes, from its books on; readers go on.
+
+    What was done in it stands if the block ends without an error, and is undone if not. Raises LockNotAvailable.
+    """
+    with session(engine) as cursor, cursor.connection.transaction():
+        cursor.execute(f"SET LOCAL lock_timeout = {HOLD_WITHIN_MS}")
+        cursor.execute("LOCK TABLE offsets IN SHARE ROW EXCLUSIVE MODE")
+        yield cursor
+
+
+def swap(cursor: psycopg.Cursor, old: str) -> None:
+    """Move what has the names to the schema `old`, and what was built to where that was, with the same readers.
+
+    The books go on as they were. Raises QueryCanceled where a query does not let go of a table.
+    """
+    live = live_schema(cursor)
+    names = {"live": sql.Identifier(live), "new": sql.Identifier(BUILDING), "old": sql.Identifier(old)}
+    for statement in _BOOKS:
+        cursor.execute(statement.format(**names))
+    things = _things(cursor, BUILDING)
+    _grant_alike(cursor, live, [thing for thing in things if thing.kind != "FUNCTION"])
+    cursor.execute(sql.SQL("CREATE SCHEMA {old}").format(**names))
+    cursor.execute(f"SET LOCAL statement_timeout = {SWAP_WITHIN_MS}")
+    # At once, so that few readers have a part of them; the books first, as readers of many tables begin with them.
+    taken = sql.SQL(", ").join(thing.at(live) for thing in things if thing.kind != "FUNCTION")
+    cursor.execute(sql.SQL("LOCK TABLE {live}.offsets, {} IN ACCESS EXCLUSIVE MODE").format(taken, **names))
+    for source, target in ((live, old), (BUILDING, live)):
+        for thing in things:
+            cursor.execute(_MOVE.format(sql.SQL(thing.kind), thing.at(source), sql.Identifier(target)))
+    cursor.execute(sql.SQL("DROP SCHEMA {new}").format(**names))
+
+
+def dropped(engine: Engine, old: str) -> str | None:
+    """Drop a generation and return None, or leave it as it is and return why: something of others rests on it."""
+    with session(engine) as cursor:
+        cursor.execute(f"SET lock_timeout = {DROP_WITHIN_MS}")
+        things = _things(cursor, old)
+        try:
+            with cursor.connection.transaction():
+                for kind in ("VIEW", "TABLE", "FUNCTION"):
+                    names = sql.SQL(", ").join(thing.at(old) for thing in things if thing.kind == kind)
+                    cursor.execute(sql.SQL("DROP {} {}").format(sql.SQL(kind), names))
+                cursor.execute(sql.SQL("DROP SCHEMA {}").format(sql.Identifier(old)))
+        except (psycopg.errors.DependentObjectsStillExist, psycopg.errors.LockNotAvailable) as error:
+            return f"{error.diag.message_primary}: {error.diag.message_detail or ''}".rstrip(": ")
+    return None
+
+
+# When a row could first be read is not on the log.
+_BOOKS = (
+    sql.SQL("TRUNCATE {new}.commits, {new}.set_aside"),
+    sql.SQL("INSERT INTO {new}.set_aside SELECT * FROM {live}.set_aside"),
+    sql.SQL("INSERT INTO {new}.commits SELECT * FROM {live}.commits"),
+    sql.SQL("INSERT INTO {new}.overruled SELECT * FROM {live}.overruled"),
+    sql.SQL("""
+        INSERT INTO {new}.offsets (topic, partition, next_offset, epoch)
+        SELECT topic, partition, next_offset, epoch FROM {live}.offsets
+        ON CONFLICT (topic, partition) DO UPDATE SET next_offset = excluded.next_offset, epoch = excluded.epoch
+    """),
+)
+_MOVE = sql.SQL("ALTER {} {} SET SCHEMA {}")
+# Views before what they are of, as queries take them.
+_THINGS = """
+    SELECT CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, relname, NULL, oid
+    FROM pg_class WHERE relnamespace = %(schema)s::regnamespace AND relkind IN ('r', 'v')
+    UNION ALL
+    SELECT 'FUNCTION', proname, pg_get_function_identity_arguments(oid), oid
+    FROM pg_proc WHERE pronamespace = %(schema)s::regnamespace
+    ORDER BY 1 DESC, 4 DESC
+"""
+_GRANTS = """
+    SELECT privilege_type, is_grantable, CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END
+    FROM pg_class, aclexplode(relacl) WHERE oid = %s::regclass AND grantee <> relowner
+"""
+
+
+def _things(cursor: psycopg.Cursor, schema: str) -> list[_Thing]:
+    found = cursor.execute(_THINGS, {"schema": schema}).fetchall()
+    return [
+        _Thing(
+            kind=kind,
+            name=sql.Identifier(name)
+            if arguments is None
+            else sql.SQL("{}({})").format(sql.Identifier(name), sql.SQL(arguments)),
+        )
+        for kind, name, arguments, _ in found
+    ]
+
+
+def _grant_alike(cursor: psycopg.Cursor, live: str, things: Sequence[_Thing]) -> None:
+    for thing in things:
+        whole = thing.at(live).as_string(cursor)
+        for privilege, grantable, grantee in cursor.execute(_GRANTS, (whole,)).fetchall():
+            option = " WITH GRANT OPTION" if grantable else ""
+            to = sql.SQL(f" TO {grantee}{option}")
+            cursor.execute(sql.SQL(f"GRANT {privilege} ON {{}}").format(thing.at(BUILDING)) + to)

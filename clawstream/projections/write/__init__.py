@@ -1,0 +1,1 @@
+"""Records of the log to rows in Postgres."""

@@ -1,0 +1,86 @@
+"""What the projector has on record of each partition, as of the reader's transaction."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psycopg
+
+from clawstream.errors import DatabaseMismatch
+from clawstream.projections.write.chain import Block
+from clawstream.projections.write.lines import LeftOut
+from clawstream.stream.dead_letters.records import Fate, Letter, LetterId, Reason
+from clawstream.stream.ends import past_the_end
+from clawstream.stream.log import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Book:
+    """How far a partition was read, who may write it, and its chain."""
+
+    next_offset: int
+    epoch: int
+    chain: bytes | None
+    chain_from: int | None
+
+
+def books(cursor: psycopg.Cursor) -> dict[Place, Book]:
+    """Return the books of every partition that was ever claimed."""
+    found = cursor.execute("SELECT topic, partition, next_offset, epoch, chain, chain_from FROM offsets")
+    return {
+        Place(topic, partition): Book(next_offset=next_offset, epoch=epoch, chain=chain, chain_from=chain_from)
+        for topic, partition, next_offset, epoch, chain, chain_from in found
+    }
+
+
+def blocks_of(cursor: psycopg.Cursor) -> dict[Place, list[Block]]:
+    """Return the chain's blocks of every partition, ascending."""
+    made: dict[Place, list[Block]] = {}
+    query = "SELECT topic, partition, block, next_offset, chain, marks FROM chain_blocks ORDER BY 1, 2, 3"
+    for topic, partition, number, next_offset, chain, marks in cursor.execute(query):
+        block = Block(number=number, next_offset=next_offset, chain=chain, marks=marks)
+        made.setdefault(Place(topic, partition), []).append(block)
+    return made
+
+
+def left_out(cursor: psycopg.Cursor) -> LeftOut:
+    """Return the offsets that were read and have no row as they are set aside, or were discarded."""
+    found: defaultdict[Place, set[int]] = defaultdict(set)
+    for topic, partition, offset in cursor.execute("SELECT topic, partition, source_offset FROM set_aside"):
+        found[Place(topic, partition)].add(offset)
+    return {place: frozenset(offsets) for place, offsets in found.items()}
+
+
+def waiting(cursor: psycopg.Cursor, group: str) -> list[Letter]:
+    """Return the letters of what is set aside and waits, in order per partition."""
+    return [
+        Letter(
+            id=LetterId(group, topic, partition, offset),
+            key=key,
+            timestamp_ms=log_time_ms,
+            reason=Reason(reason),
+            error=error,
+            attempt=attempt,
+            story={},
+            set_aside_at_ms=log_time_ms,
+        )
+        for topic, partition, offset, log_time_ms, key, reason, error, attempt in cursor.execute(_WAITING, (Fate.OPEN,))
+    ]
+
+
+_WAITING = """
+    SELECT topic, partition, source_offset, log_time_ms, record_key, reason, error, attempt
+    FROM set_aside WHERE fate = %s ORDER BY topic, partition, source_offset
+"""
+
+
+def refuse_another_log(offsets: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
+    """Raise DatabaseMismatch where the database has read further than the log goes."""
+    for place in past_the_end(offsets, ends):
+        raise DatabaseMismatch(
+            f"the database has read {place.topic} partition {place.partition} up to offset {offsets[place]}, and this "
+            f"log ends at {ends.get(place, 0)}: it is not the log that the database was filled from, or it has lost "
+            "its end. Nothing was written: name the right broker and prefix, or an empty database. Where this log is "
+            "the right one, `clawstream projection rebuild --trust-log` makes the tables of what it has, keeps the old "
+            "ones, and puts the stages back that have read further than it goes"
+        )

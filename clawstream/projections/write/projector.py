@@ -1,0 +1,190 @@
+"""Owns partitions of the log and puts what is read of them into the tables.
+
+Nothing read is dropped: a batch that the database did not take is offered again until it does, or until the partition
+has another owner, who starts where the tables end; after a rebuild that may be ourselves.
+"""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import TypeVar
+
+from clawstream.errors import OperatorError, TryLater
+from clawstream.projections.write.chain import Link, blocks, seed
+from clawstream.projections.write.sorting import Release, rows_of
+from clawstream.projections.write.writer import Claim, Slice, Writer
+from clawstream.stream.dead_letters.records import Letter
+from clawstream.stream.log import Arrived, Batch, Place, Undecodable
+from clawstream.stream.records import digest_of
+
+T = TypeVar("T")
+
+FIRST_WAIT_S = 0.05
+LONGEST_WAIT_S = 5.0
+LOST_GRACE_S = 60.0  # a rebalance tells a member within that time that a partition is not its own
+
+_NOTHING: Mapping[Place, Sequence[Letter]] = MappingProxyType({})
+_log = logging.getLogger(__name__)
+
+
+class Projector:
+    """The partitions that are ours and the writer; one task uses it. The database is waited for until `stop`."""
+
+    def __init__(self, writer: Writer, stop: asyncio.Event, *, lost_grace_s: float = LOST_GRACE_S) -> None:
+        self._writer = writer
+        self._stop = stop
+        self._lost_grace_s = lost_grace_s
+        self._claims: dict[Place, Claim] = {}
+        self._lost_at_s: dict[Place, float] = {}
+        self.overtaken = False  # a rebuild has made the books of partitions of ours anew; `leave`, and claim them again
+
+    async def claim(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Own these partitions; return where each is to be read from. Raises TryLater only once `stop` is set."""
+        claims = await self._until_taken(partial(self._writer.claim, list(places)))
+        self.release(claims)
+        self._claims |= claims
+        return {place: claim.next_offset for place, claim in claims.items()}
+
+    def release(self, places: Iterable[Place]) -> None:
+        """Own these partitions no more; what was read of them and not written is somebody else's to read."""
+        for place in places:
+            self._claims.pop(place, None)
+            self._lost_at_s.pop(place, None)
+
+    def leave(self) -> None:
+        """Own nothing any more; what was read and not written is for whoever claims next, as we may."""
+        self._claims.clear()
+        self._lost_at_s.clear()
+        self.overtaken = False
+
+    def positions(self) -> dict[Place, int]:
+        """Return the first offset that is not in the tables, of each partition that is ours."""
+        return {place: claim.next_offset for place, claim in self._claims.items()}
+
+    def missing(self, batches: Iterable[Batch]) -> list[Batch]:
+        """Return what the tables lack of the batches of partitions that are ours."""
+        ours = [(batch, self._claims[batch.place].next_offset) for batch in batches if batch.place in self._claims]
+        return [
+            replace(batch, records=[record for record in batch.records if record.offset >= start])
+            for batch, start in ours
+            if batch.next_offset > start
+        ]
+
+    async def take(self, batches: Sequence[Batch], set_aside: Mapping[Place, Sequence[Letter]] = _NOTHING) -> None:
+        """Put what was read of partitions that are ours into the tables, and what of it is set aside into their books.
+
+        Raises TryLater only once `stop` is set, UnusableRecords as `Writer.write` does, and OperatorError where
+        somebody else keeps writing a partition that the group says is ours.
+        """
+        self._refuse_rivals(batch.place for batch in batches)
+        parts = await asyncio.to_thread(_slices, self.missing(batches), dict(self._claims), set_aside)
+        while parts:
+            lost = await self._until_taken(partial(self._writer.write, parts))
+            if not lost:
+                break
+            await self._lose({part.place: part.claim for part in parts if part.place in lost})
+            parts = [part for part in parts if part.place not in lost]
+        for part in parts:
+            if self._claims.get(part.place) == part.claim:
+                self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
+
+    async def waiting(self) -> list[Letter]:
+        """Return the letters that the tables say wait. Raises TryLater only once `stop` is set."""
+        return await self._until_taken(self._writer.waiting)
+
+    async def use(self, place: Place, release: Release) -> bool:
+        """Write what becomes of letters of the partition; return whether it was ours to. Raises as `take` does."""
+        claim = self._claims.get(place)
+        if claim is None:
+            return False
+        ours = await self._until_taken(partial(self._writer.release, place, claim, release))
+        if not ours:
+            await self._lose({place: claim})
+        return ours
+
+    async def _lose(self, claims: Mapping[Place, Claim]) -> None:
+        overtaken = await self._until_taken(partial(self._writer.overtaken, claims))
+        for place, claim in claims.items():
+            if self._claims.get(place) != claim:
+                continue
+            del self._claims[place]
+            if place in overtaken:
+                self.overtaken = True
+                _log.warning("partition=%s-%s state=lost reason=made_anew_by_a_rebuild", *place)
+            else:
+                self._lost_at_s[place] = time.monotonic()
+                _log.warning("partition=%s-%s state=lost reason=claimed_by_another_projector", *place)
+
+    def _refuse_rivals(self, places: Iterable[Place]) -> None:
+        for place in places:
+            since_s = self._lost_at_s.get(place)
+            if since_s is not None and time.monotonic() - since_s > self._lost_grace_s:
+                raise OperatorError(
+                    f"{place.topic} partition {place.partition} of this database was claimed by another projector that "
+                    "is not of our consumer group. This one stops: stop the other, or give each a database of its own"
+                )
+
+    async def _until_taken(self, work: Callable[[], T]) -> T:
+        wait_s = FIRST_WAIT_S
+        while True:
+            try:
+                return await asyncio.to_thread(work)
+            except TryLater as error:
+                if self._stop.is_set():
+                    raise
+                _log.warning("state=waiting_for_database wait_s=%.2f reason=%r", wait_s, str(error))
+            try:
+                await asyncio.wait_for(self._stop.wait(), wait_s)
+            except TimeoutError:
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+def _slices(
+    batches: Sequence[Batch], claims: Mapping[Place, Claim], set_aside: Mapping[Place, Sequence[Letter]]
+) -> list[Slice]:
+    """Return what is to be written of the batches; on a thread, since it takes a while."""
+    found = []
+    for batch in batches:
+        letters = set_aside.get(batch.place, ())
+        part = slice_of(batch, claims[batch.place], {letter.id.offset for letter in letters})
+        found.append(replace(part, set_aside=letters))
+    return found
+
+
+def in_batches(records: Iterable[Arrived]) -> list[Batch]:
+    """Return what was read of some partitions by partition."""
+    placed: defaultdict[Place, list[Arrived]] = defaultdict(list)
+    for record in records:
+        placed[Place(record.topic, record.partition)].append(record)
+    return [Batch(place=place, records=some, next_offset=some[-1].offset + 1) for place, some in placed.items()]
+
+
+def slice_of(batch: Batch, claim: Claim, left_out: Container[int] = ()) -> Slice:
+    """Return what the tables of the claim lack of the batch, without rows of the records at the offsets `left_out`.
+
+    Raises UnusableRecords where a record can't be made a row.
+    """
+    records = [record for record in batch.records if record.offset >= claim.next_offset]
+    for record in records:
+        if isinstance(record, Undecodable) and record.offset not in left_out:
+            _log.warning("record=%s-%s-%s state=skipped reason=%r", *batch.place, record.offset, record.reason)
+    return Slice(
+        place=batch.place,
+        claim=claim,
+        next_offset=batch.next_offset,
+        rows=rows_of(record for record in records if record.offset not in left_out),
+        blocks=blocks(claim.chain or seed(batch.place), map(link_of, records)),
+        first_offset=records[0].offset if records else None,
+    )
+
+
+def link_of(record: Arrived) -> Link:
+    """Return what the chain takes of a record; its offset and bytes, whatever they mean."""
+    digest = digest_of(record.raw) if isinstance(record, Undecodable) else record.digest
+    assert digest is not None, "the record was read from a log"
+    return Link(record.offset, digest)

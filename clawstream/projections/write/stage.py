@@ -1,0 +1,152 @@
+"""The projector's process: a member of a consumer group whose offsets are kept in Postgres, beside the rows.
+
+What the group notes is for people who look at its lag; where to read from is what the tables say. A record that can't
+be used is in its dead-letter queue before the tables move past it, and what follows of its key waits there behind it,
+as quarantine.py says. A flood of them stops the projector, as it does any stage.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from clawstream.errors import TryLater
+from clawstream.projections import database
+from clawstream.projections.tables import TOPICS
+from clawstream.projections.write.progress import refuse_another_log
+from clawstream.projections.write.projector import Projector
+from clawstream.projections.write.quarantine import LetterLog, Quarantine
+from clawstream.projections.write.sorting import GROUP
+from clawstream.projections.write.writer import Writer
+from clawstream.stream.log import Arrived, Batch, Commit, Listener, Member, Place
+from clawstream.stream.runner.failures import FailureRate, flooded
+
+POLL_S = 0.2
+POLL_RECORDS = 1000
+NOTE_EVERY_S = 0.5
+RETRY_S = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class GroupLog(LetterLog, Protocol):
+    """What the projector needs of a log."""
+
+    def join(
+        self, group: str, topics: Sequence[str], listener: Listener, *, instance_id: str | None = None
+    ) -> AbstractAsyncContextManager[Member]:
+        """Be a member of `group` for the length of the block."""
+
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        """Return the oldest offset that each partition still has."""
+
+    async def end_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        """Return the offset that each partition's next record will have."""
+
+
+async def project(url: str, log: GroupLog, *, stop: asyncio.Event, instance_id: str | None = None) -> None:
+    """Keep the tables at `url` equal to the log until `stop`; a database or broker that goes away is waited for.
+
+    Where a rebuild has made the books of our partitions anew we leave the group and join it again, and go on from them.
+    A projector that comes back under its `instance_id` has its partitions at once.
+    Raises DatabaseMismatch for a database of another revision, or one that has read further than this log goes.
+    """
+    engine = database.connect(url, application="clawstream project")
+    projector = Projector(Writer(engine), stop)
+    failures = FailureRate(asyncio.get_running_loop().time)
+    quarantine = Quarantine(projector, log, stop, failures)
+    listener = _Share(projector, quarantine, log)
+    try:
+        await asyncio.to_thread(database.check, engine)
+        while not stop.is_set():
+            try:
+                async with log.join(GROUP, TOPICS, listener, instance_id=instance_id) as member:
+                    await _follow(member, projector, quarantine, stop, failures)
+            except TryLater as error:
+                # A member that was not given its partitions never will be: the next one is.
+                _log.warning("state=waiting_for_kafka reason=%r", str(error))
+                await _pause(stop, RETRY_S)
+            quarantine.end()
+            projector.leave()
+    finally:
+        quarantine.end()
+        engine.dispose()
+
+
+async def _follow(
+    member: Member, projector: Projector, quarantine: Quarantine, stop: asyncio.Event, failures: FailureRate
+) -> None:
+    """Return once `stop` is set, or where partitions are to be claimed again.
+
+    Raises TryLater where the broker does not let this member read or have its partitions.
+    """
+    noted: dict[Place, int] = {}
+    noted_at_s = 0.0
+    clock = asyncio.get_running_loop().time
+    while not (stop.is_set() or projector.overtaken):
+        found = await member.poll(max_records=POLL_RECORDS, timeout_s=POLL_S)
+        if found:
+            for _ in (record for records in found.values() for record in records):
+                failures.read()
+            await quarantine.take([_batch(place, records) for place, records in found.items()])
+            too_many = failures.too_many()
+            if too_many is not None:
+                await _note(member, projector.positions(), noted)
+                raise flooded(GROUP, *too_many)
+        await quarantine.release()
+        if not found or clock() - noted_at_s > NOTE_EVERY_S:
+            noted = await _note(member, projector.positions(), noted)
+            noted_at_s = clock()
+
+
+def _batch(place: Place, records: Sequence[Arrived]) -> Batch:
+    return Batch(place=place, records=records, next_offset=records[-1].offset + 1)
+
+
+async def _note(member: Member, positions: dict[Place, int], noted: dict[Place, int]) -> dict[Place, int]:
+    """Let the group know what is new in `positions`; return what it knows."""
+    news = {place: Commit(offset) for place, offset in positions.items() if noted.get(place) != offset}
+    if not news:
+        return noted
+    try:
+        await member.commit(news)
+    except TryLater as error:
+        _log.warning("state=lag_not_noted reason=%r", str(error))
+        return noted
+    return positions
+
+
+async def _pause(stop: asyncio.Event, wait_s: float) -> None:
+    try:
+        await asyncio.wait_for(stop.wait(), wait_s)
+    except TimeoutError:
+        return
+
+
+class _Share:
+    """Tells the projector which partitions are ours."""
+
+    def __init__(self, projector: Projector, quarantine: Quarantine, log: GroupLog) -> None:
+        self._projector = projector
+        self._quarantine = quarantine
+        self._offsets = log
+
+    async def assigned(self, committed: Mapping[Place, Commit | None]) -> Mapping[Place, int]:
+        """Start where the tables end, or where the log begins if retention has taken more than they have."""
+        self._quarantine.end()
+        begins = await self._offsets.begin_offsets(TOPICS)
+        claimed = await self._projector.claim(committed)
+        # After the claim, which may take as long as the database is away: another projector may write meanwhile.
+        ends = await self._offsets.end_offsets(TOPICS)
+        refuse_another_log(claimed, ends)
+        await self._quarantine.begin()
+        for place, offset in claimed.items():
+            if offset < begins[place]:
+                _log.warning("partition=%s-%s state=gap from=%d to=%d reason=retention", *place, offset, begins[place])
+        return {place: max(offset, begins[place]) for place, offset in claimed.items()}
+
+    async def revoked(self, places: frozenset[Place]) -> None:
+        """What is under way fails at the books, if its partition is claimed before it is written."""
+        self._quarantine.end()
+        self._projector.release(places)

@@ -1,0 +1,255 @@
+"""Rows and the offsets they come from, written in one transaction.
+
+The books in `offsets` say how far each partition was read and who owns it: a writer claims a partition by raising its
+epoch, and writes only where the books still say what it last read there. So of two writers that think they own a
+partition one writes, and a batch is in the tables once, whole, or not at all.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+
+import psycopg
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+
+from clawstream.errors import TryLater, UnusableEvent
+from clawstream.projections.tables import metadata
+from clawstream.projections.text import escape
+from clawstream.projections.write.chain import Block
+from clawstream.projections.write.merge import merge
+from clawstream.projections.write.progress import Book, books, waiting
+from clawstream.projections.write.rows import Row
+from clawstream.projections.write.sorting import GROUP, Release, UnusableRecords
+from clawstream.stream.dead_letters.records import MESSAGE_CHARACTERS, Fate, Letter, LetterId
+from clawstream.stream.log import Place
+
+STATEMENT_TIMEOUT_MS = 60_000
+KEEP_COMMITS = "30 days"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """That a partition is ours under `epoch`, and the first offset that is not in the tables."""
+
+    next_offset: int
+    epoch: int
+    chain: bytes | None = None  # over what was read so far; None: nothing since there are chains
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """What was read of one partition: every record from the claim's offset up to `next_offset`."""
+
+    place: Place
+    claim: Claim
+    next_offset: int
+    rows: Sequence[Row]
+    blocks: Sequence[Block]  # what the records add to the chain
+    first_offset: int | None  # of the first of the records; None: there is none
+    set_aside: Sequence[Letter] = ()  # of records that have no row
+
+    @property
+    def chain(self) -> bytes | None:
+        """The chain after the last record."""
+        return self.blocks[-1].chain if self.blocks else self.claim.chain
+
+
+class Writer:
+    """Writes batches on one connection at a time; blocking, so it lives on a thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def claim(self, places: Iterable[Place]) -> dict[Place, Claim]:
+        """Own these partitions from now on: whoever owned them can't write them any more.
+
+        Raises TryLater while the database is away.
+        """
+        with _transaction(self._engine) as cursor:
+            claims = {place: _claim(cursor, place) for place in sorted(places)}
+            cursor.execute("DELETE FROM commits WHERE committed_at < now() - %s::interval", (KEEP_COMMITS,))
+            return claims
+
+    def write(self, batch: Sequence[Slice]) -> frozenset[Place]:
+        """Write all of the batch and return nothing, or write none of it and return the partitions that were lost.
+
+        Raises TryLater while the database is away; to write the same batch again is safe whatever happened to it.
+        Raises UnusableRecords, with nothing written, for rows that the database refuses.
+        """
+        with self._refusals([row for part in batch for row in part.rows]), _transaction(self._engine) as cursor:
+            states = {part.place: _advance(cursor, part) for part in sorted(batch, key=lambda part: part.place)}
+            lost = frozenset(place for place, state in states.items() if state is _State.LOST)
+            if lost:
+                cursor.connection.rollback()
+                return lost
+            fresh = [part for part in batch if states[part.place] is _State.ADVANCED]
+            _merge(cursor, [row for part in fresh for row in part.rows])
+            cursor.executemany(_SET_ASIDE, [_noted(letter) for part in fresh for letter in part.set_aside])
+            cursor.executemany(_LINKED, [_linked(part.place, block) for part in fresh for block in part.blocks])
+            cursor.executemany(_COMMITTED, [(*part.place, part.next_offset, part.claim.next_offset) for part in fresh])
+        return lost
+
+    def overtaken(self, claims: Mapping[Place, Claim]) -> frozenset[Place]:
+        """Return which of these, which were lost, a rebuild took: the books say another chain, or less.
+
+        A projector that takes a partition changes neither before it has written more. Raises TryLater while the
+        database is away.
+        """
+        with _transaction(self._engine) as cursor:
+            found = books(cursor)
+        return frozenset(place for place, claim in claims.items() if _is_overtaken(claim, found.get(place)))
+
+    def waiting(self) -> list[Letter]:
+        """Return the letters of what is set aside and waits; raises TryLater while the database is away."""
+        with _transaction(self._engine) as cursor:
+            return waiting(cursor, GROUP)
+
+    def release(self, place: Place, claim: Claim, release: Release) -> bool:
+        """Write what becomes of letters of the partition, and return whether it is still ours; else nothing is written.
+
+        Raises as `write` does, and is as safe to do again.
+        """
+        with self._refusals(release.rows), _transaction(self._engine) as cursor:
+            # An update, as a rebuild that swaps the tables lets nobody make one.
+            cursor.execute(_HELD, (*place, claim.epoch))
+            if cursor.rowcount != 1:
+                return False
+            _merge(cursor, release.rows)
+            cursor.execute(_USED, (*place, list(release.used)))
+            cursor.execute(_DISCARDED, (Fate.DISCARDED, *place, list(release.discarded)))
+            if release.again is not None:
+                cursor.execute(_SET_ASIDE, _noted(release.again.letter))
+            return True
+
+    @contextmanager
+    def _refusals(self, rows: Sequence[Row]) -> Iterator[None]:
+        """Say which of the rows it is where the database refuses what they hold."""
+        try:
+            yield
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            found = self._refused(rows)
+            if not found:
+                raise
+            raise UnusableRecords(found) from error
+
+    def _refused(self, rows: Sequence[Row]) -> dict[LetterId, Exception]:
+        found: dict[LetterId, Exception] = {}
+        with _transaction(self._engine) as cursor:
+            for row in rows:
+                try:
+                    with cursor.connection.transaction():
+                        merge(cursor, metadata.tables[row.table], [row])
+                        raise psycopg.Rollback
+                except (psycopg.DataError, psycopg.IntegrityError) as error:
+                    found[LetterId(GROUP, *row.source)] = UnusableEvent(f"Postgres refuses its row: {_what(error)}")
+        return found
+
+
+class _State(Enum):
+    ADVANCED = "advanced"
+    WRITTEN = "written"  # by this very batch, whose commit was not answered
+    LOST = "lost"
+
+
+_CLAIMED = """
+    INSERT INTO offsets AS o (topic, partition, next_offset, epoch) VALUES (%s, %s, 0, 1)
+    ON CONFLICT (topic, partition) DO UPDATE SET epoch = o.epoch + 1
+    RETURNING next_offset, epoch, chain
+"""
+_ADVANCED = """
+    UPDATE offsets SET next_offset = %s, chain = %s, chain_from = coalesce(chain_from, %s)
+    WHERE topic = %s AND partition = %s AND next_offset = %s AND epoch = %s
+"""
+_BOOKED = "SELECT next_offset, epoch FROM offsets WHERE topic = %s AND partition = %s"
+_LINKED = """
+    INSERT INTO chain_blocks AS b (topic, partition, block, next_offset, chain, marks) VALUES (%s, %s, %s, %s, %s, %s)
+    ON CONFLICT (topic, partition, block) DO UPDATE
+    SET next_offset = excluded.next_offset, chain = excluded.chain, marks = b.marks || excluded.marks
+"""
+_SET_ASIDE = """
+    INSERT INTO set_aside
+        (topic, partition, source_offset, log_time_ms, record_key, reason, error, attempt, fate)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
+    ON CONFLICT (topic, partition, source_offset) DO UPDATE
+    SET reason = excluded.reason, error = excluded.error, attempt = excluded.attempt, fate = excluded.fate
+"""
+_HELD = "UPDATE offsets SET epoch = epoch WHERE topic = %s AND partition = %s AND epoch = %s"
+_USED = "DELETE FROM set_aside WHERE topic = %s AND partition = %s AND source_offset = ANY(%s)"
+_DISCARDED = "UPDATE set_aside SET fate = %s WHERE topic = %s AND partition = %s AND source_offset = ANY(%s)"
+_COMMITTED = """
+    INSERT INTO commits (topic, partition, next_offset, first_offset, committed_at)
+    VALUES (%s, %s, %s, %s, clock_timestamp())
+"""
+
+
+def _claim(cursor: psycopg.Cursor, place: Place) -> Claim:
+    found = cursor.execute(_CLAIMED, place).fetchone()
+    assert found is not None, "RETURNING gives a row"
+    next_offset, epoch, chain = found
+    return Claim(next_offset=next_offset, epoch=epoch, chain=chain)
+
+
+def _is_overtaken(claim: Claim, book: Book | None) -> bool:
+    if book is None or book.next_offset != claim.next_offset:
+        return book is None or book.next_offset < claim.next_offset
+    return book.chain != claim.chain
+
+
+def _linked(place: Place, block: Block) -> tuple[str, int, int, int, bytes, bytes]:
+    return (*place, block.number, block.next_offset, block.chain, block.marks)
+
+
+def _advance(cursor: psycopg.Cursor, part: Slice) -> _State:
+    """Move the books on; the row stays locked until the transaction ends."""
+    advance = (part.next_offset, part.chain, part.first_offset)
+    cursor.execute(_ADVANCED, (*advance, *part.place, part.claim.next_offset, part.claim.epoch))
+    if cursor.rowcount == 1:
+        return _State.ADVANCED
+    booked = cursor.execute(_BOOKED, part.place).fetchone()
+    return _State.WRITTEN if booked == (part.next_offset, part.claim.epoch) else _State.LOST
+
+
+def _what(error: psycopg.Error) -> str:
+    """Return what a refusal is about; the database's own words quote the row."""
+    about = error.diag.constraint_name or error.diag.column_name
+    return f"{type(error).__name__}{f' ({about})' if about else ''}"
+
+
+def _noted(letter: Letter) -> tuple[object, ...]:
+    """A letter as the table has it; what is asked of it, and not done, is in its queue alone."""
+    fate = Fate.DISCARDED if letter.fate is Fate.DISCARDED else Fate.OPEN
+    error = escape(letter.error[:MESSAGE_CHARACTERS])
+    _, *at = letter.id
+    return (*at, letter.timestamp_ms, letter.key, letter.reason, error, letter.attempt, fate)
+
+
+def _merge(cursor: psycopg.Cursor, rows: Sequence[Row]) -> None:
+    by_table: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_table[row.table].append(row)
+    for name, some in sorted(by_table.items()):
+        merge(cursor, metadata.tables[name], some)
+
+
+@contextmanager
+def _transaction(engine: Engine) -> Iterator[psycopg.Cursor]:
+    """Commit at the end. A database that is away, restarting, out of space or in a deadlock raises TryLater."""
+    try:
+        connection = engine.raw_connection()
+    except (psycopg.OperationalError, OperationalError) as error:
+        raise TryLater(f"Postgres can't be reached: {str(error).partition(chr(10))[0]}") from error
+    try:
+        driver = connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        cursor = driver.cursor()
+        cursor.execute(f"SET LOCAL statement_timeout = {STATEMENT_TIMEOUT_MS}")
+        yield cursor
+        driver.commit()
+    except psycopg.OperationalError as error:
+        connection.invalidate()
+        raise TryLater(f"Postgres did not take the transaction: {str(error).partition(chr(10))[0]}") from error
+    finally:
+        connection.close()

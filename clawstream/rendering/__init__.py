@@ -1,0 +1,1 @@
+"""Prompts and chat templates: messages to tokens, and sampled tokens to messages."""

@@ -1,0 +1,197 @@
+"""Tool calls that have to be made: the grammar under which an answer is calls, as a family's template has them. Pure.
+
+The one rule: what follows the grammar is found by the family's parser as calls of the functions that were offered. A
+grammar is of text, and a model may spell a mark that is a token in letters: whoever reads such an answer encodes its
+text anew.
+"""
+
+# ruff: noqa: RUF001 - DeepSeek's marks
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clawstream.rendering.history import UNPRINTABLE
+from clawstream.rendering.json_rules import JsonRules, fields_of, literal, resolved
+
+
+def _spelled(said: str) -> str:
+    """Return what matches this text letter by letter: llguidance takes the longest literal that a text begins."""
+    return " ".join(map(literal, said))
+
+
+def _all_but(*names: str) -> str:
+    """Return what matches text without the end marks of these names, `</name>`; their first letters differ."""
+
+    def no_mark(letters: str) -> str:
+        """What does not complete a mark of which `letters` are to come; another may begin behind it."""
+        found = f"[^<{letters[-1]}]"
+        for letter in reversed(letters[:-1]):
+            found = f"[^<{letter}] | {literal(letter)} ({found})"
+        return found
+
+    def broken_off(letters: str) -> str:
+        found = f"{literal(letters[-1])}?"
+        for letter in reversed(letters[:-1]):
+            found = f"({literal(letter)} {found})?"
+        return found
+
+    firsts = "".join(name[0] for name in names)
+    others = " | ".join(f"{literal(name[0])} ({no_mark(name[1:] + '>')})" for name in names)
+    begun = f'"<" ("/" ({" | ".join(map(broken_off, names))}))?'
+    return f'([^<] | ({begun})* "<" ([^</] | "/" ([^<{firsts}] | {others})))* ({begun})*'
+
+
+_THOUGHT = f'{_all_but("think")} {_spelled("</think>")} "\\n"*'  # the rest of one that the prompt opened
+_BARE = _all_but("parameter", "function", "tool_call", "arg_value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """How a family writes calls; `ends` is the mark after which one is over, None: the answer ends there by itself."""
+
+    call: Callable[[JsonRules, Mapping[str, Any]], str]
+    before: str = '""'
+    between: str | None = None  # None: an answer has one call
+    after: str = '""'
+    ends: str | None = None
+
+
+def functions_to_call(options: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the functions of which one has to be called; none where the model may answer as it likes."""
+    choice = options.get("tool_choice")
+    if choice in (None, "auto", "none"):
+        return ()
+    functions = [tool["function"] for tool in options.get("tools") or ()]
+    if choice == "required":
+        return functions
+    return [function for function in functions if function["name"] == choice["function"]["name"]]
+
+
+def wants_one_call(options: Mapping[str, Any]) -> bool:
+    """Whether an answer may have one call at most."""
+    return options.get("parallel_tool_calls") is False
+
+
+def call_grammar(form: str | None, options: Mapping[str, Any], *, thinks: bool) -> str:
+    """Return the EBNF that an answer has to follow which has to make a call.
+
+    `thinks` says that the prompt has opened a thought, which comes first. Raises ValueError where no grammar writes
+    calls of that `form`.
+    """
+    family = _FORMS.get(form or "")
+    if family is None:
+        raise ValueError("its calls are marked by tokens that no grammar can name; leave tool_choice at auto")
+    try:
+        return _grammar(family, functions_to_call(options), options, thinks=thinks)
+    except RecursionError as error:
+        raise ValueError("a tool's schema is nested too deeply; leave tool_choice at auto") from error
+
+
+def _grammar(family: _Form, functions: Sequence[Mapping[str, Any]], options: Mapping[str, Any], *, thinks: bool) -> str:
+    rules = JsonRules()
+    calls = " | ".join(rules.add(f"f{at}", family.call(rules, function)) for at, function in enumerate(functions))
+    several = options["tool_choice"] == "required" and not wants_one_call(options) and family.between is not None
+    more = f" ({family.between} call)*" if several else ""
+    thought = f"{_THOUGHT} " if thinks else ""
+    root = f"{thought}{family.before} call{more} {family.after}"
+    found = f"root ::= {root}\ncall ::= {calls}\n{rules}"
+    if found.translate(UNPRINTABLE) != found:
+        raise ValueError("a tool holds NUL or half a character (a lone surrogate), which no answer can contain")
+    return found
+
+
+def call_ends(form: str | None) -> str | None:
+    """Return the mark after which a call is over; "" where an answer has one call anyway; None: there is none."""
+    family = _FORMS.get(form or "")
+    if family is None:
+        return "" if form == "gpt-oss" else None
+    return family.ends or ""
+
+
+def _as_json(key: str, begin: str = "", end: str = "") -> Callable[[JsonRules, Mapping[str, Any]], str]:
+    """Return what writes name and arguments as one object; `key` is what holds the arguments."""
+
+    def call(rules: JsonRules, function: Mapping[str, Any]) -> str:
+        named = f'{begin}{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "{key}": '
+        return f"{literal(named)} {_arguments(rules, function)} {literal('}' + end)}"
+
+    return call
+
+
+def _deepseek(rules: JsonRules, function: Mapping[str, Any]) -> str:
+    begin = literal(f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{function['name']}\n```json\n")
+    return " ".join((begin, _arguments(rules, function), literal("\n```<｜tool▁call▁end｜>")))
+
+
+def _as_fields(
+    begin: tuple[str, str], end: str, field: tuple[str, str, str]
+) -> Callable[[JsonRules, Mapping[str, Any]], str]:
+    """Return what writes each argument between marks; `field` is before a name, behind it, and behind the value."""
+
+    def call(rules: JsonRules, function: Mapping[str, Any]) -> str:
+        schema = _schema(function)
+        written = []
+        for key, part, required in fields_of(schema) or ():
+            value = _bare(rules, resolved(part, schema), schema)
+            one = f"{literal(field[0] + key + field[1])} {value} {_spelled(field[2])}"
+            written.append(one if required else f"({one})?")
+        return " ".join([literal(function["name"].join(begin)), *written, literal(end)])
+
+    return call
+
+
+def _bare(rules: JsonRules, schema: object, root: Mapping[str, Any]) -> str:
+    """Return what matches a value as it stands between marks: text without quotes, all else as JSON."""
+    if not isinstance(schema, Mapping) or schema.get("type") not in ("string", ["string"]):
+        return rules.value(schema, root)
+    words = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(words, list) and words:
+        return f"({' | '.join(literal(str(word)) for word in words)})"
+    return f"({_BARE})"
+
+
+def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = function.get("parameters")
+    return found if isinstance(found, Mapping) and found else {"type": "object", "properties": {}}
+
+
+def _arguments(rules: JsonRules, function: Mapping[str, Any]) -> str:
+    schema = _schema(function)
+    return rules.value({"type": "object", **schema}, schema)
+
+
+_HERMES = _Form(
+    call=_as_json("arguments", "<tool_call>\n", "\n</tool_call>"), between=literal("\n"), ends="</tool_call>"
+)
+_QWEN = _Form(
+    call=_as_fields(
+        ("<tool_call>\n<function=", ">\n"), "</function>\n</tool_call>", ("<parameter=", ">\n", "\n</parameter>\n")
+    ),
+    between=literal("\n"),
+    ends="</tool_call>",
+)
+_GLM = _Form(
+    call=_as_fields(("<tool_call>", "\n"), "</tool_call>", ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")),
+    before='"\\n"?',
+    between=literal("\n"),
+    ends="</tool_call>",
+)
+_DEEPSEEK = _Form(
+    call=_deepseek,
+    before=literal("<｜tool▁calls▁begin｜>"),
+    between='"\\n"?',
+    after=literal("<｜tool▁calls▁end｜>"),
+    ends="<｜tool▁call▁end｜>",
+)
+_FORMS: Mapping[str, _Form] = {
+    "qwen3": _HERMES,
+    "qwen3.5": _QWEN,
+    "glm-4.5": _GLM,
+    "glm-5": _GLM,
+    "glm-5.1": _GLM,
+    "deepseek-v3": _DEEPSEEK,
+    "deepseek-r1": _DEEPSEEK,
+    "llama-3": _Form(call=_as_json("parameters")),
+}

@@ -1,0 +1,355 @@
+"""Chat messages to prompt tokens, and sampled tokens back to a message, by the model family's own template.
+
+The one rule: whoever needs a prompt of the policy renders it here (the gateway what it serves, the samples their hinted
+prompts), so equal messages and options are equal token ids everywhere. Nothing is fetched: tokenizer and template lie
+in the model's folder.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from jinja2 import TemplateError
+from renderers import ParsedResponse, ToolCallParseStatus, create_renderer
+from tokenizers.decoders import ByteLevel
+
+from clawstream.config import PolicySettings
+from clawstream.errors import ConfigError, UnrenderableRequest
+from clawstream.rendering import mistral
+from clawstream.rendering.calling import call_ends, call_grammar, functions_to_call, wants_one_call
+from clawstream.rendering.encoding import RememberingTokenizer, spread
+from clawstream.rendering.families import config_named, family_config
+from clawstream.rendering.history import UNPRINTABLE, placed, probed, shown
+from clawstream.rendering.markup import ANSWER_HEADERS, PlainText, TemplateTokenizer
+from clawstream.rendering.template_options import template_options, template_variables
+from clawstream.rendering.tokenizer import load_tokenizer
+from clawstream.rendering.tool_history import fitted
+
+# Families whose code asks a tokenizer for ids and text and for nothing else, and sets its marks by id. For the others
+# the tokenizer itself encodes, and a user's marks are marks (but for gpt-oss, whose own encoder takes them apart).
+_REMEMBERED = frozenset(
+    {"qwen3", "qwen3.5", "llama-3", "glm-4.5", "glm-5", "glm-5.1", "deepseek-v3", "deepseek-r1", "kimi-k2"}
+)
+HALF_CHARACTER = "\ufffd"  # what bytes are shown as that are no character, or not yet
+_THINKING_MARKS = ("<think>", "</think>")
+_THOUGHTS = ("<think>", "[THINK]", "<seed:think>", "◁think▷")
+_LLAMA_MARKS = ("<|python_tag|>", "<|start_header_id|>", "<|end_header_id|>")
+_HARMONY_DATE = "2025-08-05"  # GPT-OSS's own day: with today's a prompt would have other ids tomorrow
+_PROMPT_TAIL_TOKENS = 256  # enough to hold any family's generation prompt
+_MAX_VARIANTS = 32
+_REFUSALS = (ValueError, TypeError, KeyError, AttributeError, TemplateError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalledTool:
+    """A tool call that was sampled whole."""
+
+    native_id: str | None  # where the family's format carries one
+    name: str
+    arguments: str  # JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedAnswer:
+    """What sampled tokens say. `unfinished` is tool markup that is no call, so far."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[CalledTool, ...]
+    unfinished: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """A family's template under one set of options: what `writer` encodes has no marks of its own, `reader` knows all.
+
+    `bridger` writes as `writer` does and leaves reasoning in a history; None: the template can't, or is told not to.
+    """
+
+    writer: Any
+    reader: Any
+    bridger: Any
+
+
+class PromptRenderer:
+    """One model folder's template and tokenizer, both ways."""
+
+    def __init__(self, tokenizer: Any, config: Any) -> None:
+        self._tokenizer = tokenizer
+        # transformers takes four times as long over the few tokens of a chunk, and without clean-up adds nothing.
+        fast = None if tokenizer.clean_up_tokenization_spaces else getattr(tokenizer, "backend_tokenizer", None)
+        self._text_of = tokenizer.decode if fast is None else fast.decode
+        self._bytes_add_up = fast is not None and isinstance(fast.decoder, ByteLevel)
+        self._pieces: dict[int, str | None] = {}  # at most as many as the vocabulary has
+        self._config = config
+        template = tokenizer.chat_template
+        self._template_text = template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
+        self._marked = RememberingTokenizer(tokenizer) if config.name in _REMEMBERED else tokenizer
+        self._plain = RememberingTokenizer(PlainText(tokenizer)) if config.name in _REMEMBERED else tokenizer
+        self._variants: dict[bytes, _Template] = {}
+        special = {*tokenizer.SPECIAL_TOKENS_ATTRIBUTES, *tokenizer.special_tokens_map}
+        self._variables = (
+            None
+            if self.bridges
+            else template_variables(tokenizer.chat_template, special, tokenizer.apply_chat_template)
+        )
+        self._template = self._made()
+        marks = tokenizer.get_added_vocab()
+        self.stop_token_ids: tuple[int, ...] = tuple(self._template.reader.get_stop_token_ids())
+        self.marker_ids: frozenset[int] = frozenset(marks.values())
+        # Marks that are several tokens here: they come in parts.
+        self.text_marks: tuple[str, ...] = tuple(mark for mark in _THINKING_MARKS if mark not in marks)
+        self.bare_tool_calls: bool = config.name == "llama-3"  # nothing but JSON tells a call from an answer
+        # No part of an answer: the reader would take what follows a header for all of it.
+        self._passed_over = {marks.get(mark) for mark in _LLAMA_MARKS} if self.bare_tool_calls else set()
+        self.listed_tool_calls: bool = getattr(config, "tool_parser", None) == mistral.NAME  # no mark closes them
+        self._call_form = "qwen3" if getattr(config, "tool_parser", None) == "qwen3" else config.name
+        # Read as the template's, where the message that holds nothing else is text.
+        self._headers = {header.strip() for header in ANSWER_HEADERS if any(mark in header for mark in marks)}
+        self._takes = probed(self._text_of_prompt)
+
+    @classmethod
+    def of(cls, policy: PolicySettings, model_path: Path) -> "PromptRenderer":
+        """Return the renderer of `policy`, whose model is in `model_path`. Raises ConfigError."""
+        return cls.load(
+            model_path, policy.renderer, policy.enable_thinking, trust_tokenizer_code=policy.trust_tokenizer_code
+        )
+
+    @classmethod
+    def load(
+        cls,
+        model_path: Path,
+        renderer: str = "auto",
+        enable_thinking: bool | None = None,
+        *,
+        trust_tokenizer_code: bool = False,
+    ) -> "PromptRenderer":
+        """Return the renderer of the model in `model_path`; `renderer` names the family, or "auto".
+
+        A tokenizer that is Python code in the folder is run where it is trusted. Raises ConfigError where the folder
+        has no tokenizer, or one that is not trusted, or the family is unknown or has no such option.
+        """
+        tokenizer = load_tokenizer(model_path, trust_code=trust_tokenizer_code)
+        thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        try:
+            auto = renderer == "auto"
+            named = family_config(tokenizer, model_path, thinking) if auto else config_named(renderer, thinking)
+            if named.name == "gpt-oss":
+                from clawstream.rendering.harmony import use_vocabulary_of  # a third of a second, for one family
+
+                use_vocabulary_of(tokenizer)
+                named = named.model_copy(update={"conversation_start_date": _HARMONY_DATE})
+            return cls(tokenizer, named)
+        except (ValueError, TypeError, AssertionError) as error:
+            raise ConfigError(
+                f"policy.renderer = {renderer!r} with enable_thinking = {enable_thinking} does not fit "
+                f"{model_path}: {error}"
+            ) from error
+
+    @property
+    def family(self) -> str:
+        """The template's family, as the renderers package names it."""
+        return str(self._config.name)
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the prompt that asks for an answer to `messages`; `options` is the request's body without them.
+
+        Of the options, `tools`, `tool_choice` and `chat_template_kwargs` shape a prompt. NUL and lone surrogates are
+        shown to the model as U+FFFD. Raises UnrenderableRequest.
+        """
+        template = self._variant(options)
+        try:
+            ids = template.writer.render_ids(self._fitted(messages), tools=_tools(options), add_generation_prompt=True)
+        except _REFUSALS as error:
+            said = str(error).rstrip(".")
+            raise UnrenderableRequest(f"the {self.family} template can't render this conversation: {said}") from error
+        return spread(ids)
+
+    def grammar_of_calls(self, options: Mapping[str, Any], prompt_ids: Sequence[int]) -> str | None:
+        """Return the EBNF under which the answer to a prompt makes the calls that it has to; None: it has to make none.
+
+        Raises UnrenderableRequest for a family whose calls no grammar writes.
+        """
+        if not functions_to_call(options):
+            return None
+        thinks = self.decode(prompt_ids[-_PROMPT_TAIL_TOKENS:]).rstrip().endswith(_THINKING_MARKS[0])
+        try:
+            return call_grammar(self._call_form, options, thinks=thinks)
+        except ValueError as error:
+            raise UnrenderableRequest(f"the {self.family} template can't be made to call a tool: {error}") from error
+
+    def stop_ids(self, options: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the tokens that end an answer: the model's own, and a call's last where it may have no other call.
+
+        Raises UnrenderableRequest for a family that marks no call's end.
+        """
+        if not (wants_one_call(options) and offers_tools(options)) or functions_to_call(options):
+            return self.stop_token_ids
+        mark = call_ends(self._call_form)
+        ends = self._tokenizer.get_added_vocab().get(mark)
+        if mark is None or (mark and ends is None):
+            raise UnrenderableRequest(f"the {self.family} template marks no call's end; leave parallel_tool_calls out")
+        return self.stop_token_ids if ends is None else (*self.stop_token_ids, ends)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model's answers may begin with what it thought, as its own template shows them."""
+        if getattr(self._config, "enable_thinking", None) is False:
+            return False
+        return self.family == "gpt-oss" or any(mark in self._template_text for mark in _THOUGHTS)
+
+    @property
+    def bridges(self) -> bool:
+        """Whether the family's template can go on from sampled tokens."""
+        return self.family != "default"
+
+    def bridge_ids(
+        self,
+        prompt_ids: Sequence[int],
+        answer: Mapping[str, Any],
+        output_ids: tuple[int, ...],
+        between: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> tuple[int, ...] | None:
+        """Return what follows `prompt_ids`: `output_ids`, sampled there as `answer`, then the prompt's rest.
+
+        The rest closes the answer where it was cut, shows the messages `between`, and asks for the next answer. Of
+        `prompt_ids` only the end is read. None: the template can't go on from this answer, or not under these options.
+        """
+        tail = list(prompt_ids[-_PROMPT_TAIL_TOKENS:])
+        try:
+            fitting = self._fitted((answer, *between))
+            if any(message["content"].strip() in self._headers for message in fitting):
+                return None
+            bridger = self._variant(options).bridger
+            new = fitting[1:]
+            bridged = bridger and bridger.bridge_to_next_turn(tail, list(output_ids), new, tools=_tools(options))
+        except (UnrenderableRequest, *_REFUSALS):
+            return None
+        following = spread(bridged.token_ids[len(tail) :]) if bridged is not None else ()
+        return following if output_ids and following[: len(output_ids)] == output_ids else None
+
+    def parse(
+        self, output_ids: Sequence[int], prompt_ids: Sequence[int], options: Mapping[str, Any], *, ended: bool = True
+    ) -> ParsedAnswer:
+        """Return what `output_ids`, sampled after `prompt_ids`, say so far.
+
+        A tool call that can't be read, or that is cut short by the end, is content: nothing sampled vanishes.
+        """
+        if functions_to_call(options):  # by a grammar, which lets a model spell marks in letters
+            output_ids = self._tokenizer.encode(self.decode(output_ids), add_special_tokens=False)
+        ids = [token for token in output_ids if token not in self._passed_over]
+        tail = list(prompt_ids[-_PROMPT_TAIL_TOKENS:])
+        parsed = self._read(ids, tail, options)
+        calls: list[CalledTool] = []
+        content, unfinished = parsed.content.strip(), ""
+        for call in parsed.tool_calls:
+            text = self.decode(ids[slice(*call.token_span)]) if call.token_span else call.raw
+            called = _called(call) if offers_tools(options) else None
+            if called is not None:
+                calls.append(called)
+            elif not ended:
+                unfinished += text
+            else:
+                content = f"{content}\n{text.strip()}".strip()
+        reasoning = (parsed.reasoning_content or "").strip()
+        return ParsedAnswer(content=content, reasoning=reasoning, tool_calls=tuple(calls), unfinished=unfinished)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of `token_ids`, markup and special tokens included."""
+        return str(self._text_of(list(token_ids), skip_special_tokens=False)) if token_ids else ""
+
+    def piece(self, token_id: int) -> str | None:
+        """Return what a plain token adds to any text; None where that depends on the tokens beside it."""
+        if token_id not in self._pieces:
+            text = self.decode((token_id,)) if self._bytes_add_up else HALF_CHARACTER
+            self._pieces[token_id] = None if HALF_CHARACTER in text else text
+        return self._pieces[token_id]
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of `text` alone, without a template."""
+        return tuple(self._tokenizer.encode(text.translate(UNPRINTABLE), add_special_tokens=False))
+
+    def _fitted(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        standing = placed([shown(message) for message in messages], self._takes)
+        return fitted(standing, mistral.NAME if self.listed_tool_calls else self.family)
+
+    def _text_of_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str | None:
+        try:
+            ids = self._template.reader.render_ids(list(messages), tools=tools, add_generation_prompt=True)
+        except _REFUSALS:
+            return None
+        return self.decode(ids)
+
+    def _read(self, ids: list[int], prompt_tail: list[int], options: Mapping[str, Any]) -> ParsedResponse:
+        reader = self._variant(options).reader
+        try:
+            return reader.parse_response(ids, tools=_tools(options), prompt_ids=prompt_tail)
+        except (ValueError, RecursionError):
+            # JSON that is nested too deeply, or a number with too many digits: what was sampled is text then.
+            ends = [at for at, token in enumerate(ids) if token in self.stop_token_ids]
+            return ParsedResponse(content=self.decode(ids[: ends[0]] if ends else ids))
+
+    def _made(self, **kwargs: Any) -> _Template:
+        reader = create_renderer(self._marked, self._config, **kwargs)
+        if self._plain is self._marked:
+            return _Template(reader, reader, self._bridger(kwargs))
+        tokenizer = TemplateTokenizer(self._marked, self._plain)
+        writer = create_renderer(tokenizer, self._config, **kwargs)
+        tokenizer.seal()
+        return _Template(writer, reader, self._bridger(kwargs))
+
+    def _bridger(self, kwargs: Mapping[str, Any]) -> Any:
+        if not self.bridges:
+            return None
+        keeping = self._config.model_copy(update={"thinking_retention": "all"})
+        tokenizer = TemplateTokenizer(self._marked, self._plain, ANSWER_HEADERS)
+        try:
+            bridger = create_renderer(self._marked if self._plain is self._marked else tokenizer, keeping, **kwargs)
+        except ValueError:  # the request's own options say that reasoning is dropped
+            return None
+        tokenizer.seal()
+        return bridger
+
+    def _variant(self, options: Mapping[str, Any]) -> _Template:
+        kwargs = template_options(options.get("chat_template_kwargs"), self._variables)
+        if not kwargs:
+            return self._template
+        key = orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS)
+        if key not in self._variants:
+            if len(self._variants) >= _MAX_VARIANTS:
+                self._variants.clear()
+            try:
+                self._variants[key] = self._made(chat_template_kwargs=kwargs)
+            except (ValueError, TypeError) as error:
+                raise UnrenderableRequest(f"chat_template_kwargs: {error}") from error
+        return self._variants[key]
+
+
+def offers_tools(options: Mapping[str, Any]) -> bool:
+    """Whether the model may call tools under these options."""
+    return bool(options.get("tools")) and options.get("tool_choice") != "none"
+
+
+def _tools(options: Mapping[str, Any]) -> list[Any] | None:
+    return list(options["tools"]) if offers_tools(options) else None
+
+
+def _called(call: Any) -> CalledTool | None:
+    """The call, if it can be made: with a name, and arguments that are an object in JSON."""
+    # A value that is not JSON is text where a family writes values bare; elsewhere there are then no arguments at all.
+    if call.status not in (ToolCallParseStatus.OK, ToolCallParseStatus.INVALID_JSON):
+        return None
+    given = {} if call.arguments is None and call.status is ToolCallParseStatus.OK else call.arguments
+    try:
+        arguments = json.loads(given) if isinstance(given, str) else given
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call.name, str) or not call.name or not isinstance(arguments, Mapping):
+        return None
+    name, arguments, native_id = (part.translate(UNPRINTABLE) for part in (call.name, text, call.id or ""))
+    return CalledTool(native_id=native_id or None, name=name, arguments=arguments)

@@ -1,0 +1,48 @@
+"""The bytes that a vocabulary's tokens stand for. To decode one alone does not tell: it may be half a character."""
+
+import json
+from functools import cache
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from clawstream.rendering.markup import WRITTEN_AS_TEXT
+
+_WORD_BEGINS = "\u2581"  # in vocabularies of sentencepiece
+
+
+def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
+    """Return each token's bytes, by id; None for special tokens and ids of no token, which are no text."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    added = tokenizer.get_added_tokens_decoder()
+    kinds = _kinds(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder is not None else set()
+    found: list[bytes | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+    for token, number in vocabulary.items():
+        mark = added.get(number)
+        if mark is None:
+            found[number] = _bytes_of(token, kinds)
+        elif not mark.special or mark.content in WRITTEN_AS_TEXT:
+            found[number] = str(mark.content).encode()
+    return found
+
+
+def _bytes_of(token: str, kinds: set[str]) -> bytes | None:
+    if "ByteLevel" in kinds:
+        known = _of_letters()
+        return bytes(known[letter] for letter in token) if all(letter in known for letter in token) else token.encode()
+    if "ByteFallback" in kinds and len(token) == 6 and token.startswith("<0x"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace(_WORD_BEGINS, " ").encode() if kinds & {"Metaspace", "ByteFallback"} else token.encode()
+
+
+def _kinds(decoder: dict[str, Any]) -> set[str]:
+    """Return what a decoder is made of."""
+    return {str(decoder["type"])}.union(*(_kinds(part) for part in decoder.get("decoders", ())))
+
+
+@cache
+def _of_letters() -> dict[str, int]:
+    """Return the byte that each letter of a byte-level vocabulary stands for; unprintable ones are letters from 256."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + at): byte for at, byte in enumerate(others)}

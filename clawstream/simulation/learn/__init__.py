@@ -1,0 +1,1 @@
+"""The grids, controls and reports of `clawstream learn`."""

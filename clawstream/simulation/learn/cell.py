@@ -1,0 +1,178 @@
+"""One cell of a grid as a process: a run, then scores of what it published; what it came to stands in outcome.json.
+
+Run as `python -m clawstream.simulation.learn.cell FOLDER`, where FOLDER/order.json says what to run. A line of JSON on
+stdout says how far it is; exit code 2 means that it failed, and what is on stderr says why.
+"""
+
+import asyncio
+import hashlib
+import json
+import shutil
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import clawstream
+from clawstream.config import load
+from clawstream.errors import OperatorError, TryLater
+from clawstream.simulation.learn.grid import UNTAUGHT, Cell, cell_of
+from clawstream.simulation.learn.outcome import Outcome, median, update_of
+from clawstream.simulation.learn.scoring import TEMPERATURE, Room, room
+from clawstream.simulation.runs.figures import Score, at_share
+from clawstream.simulation.runs.run import Lived, People, Plan, Progress, live
+
+ORDER, OUTCOME = "order.json", "outcome.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A cell to run, and with what."""
+
+    cell: Cell
+    people: People
+    base: Path
+    cache_dir: Path
+    own: Path | None = None  # a person's settings as `dump` writes them; None: all parts are simulated
+
+    def write(self, folder: Path) -> None:
+        """Leave it where the cell's process reads it."""
+        order = asdict(self) | {"cell": self.cell.as_json()}
+        (folder / ORDER).write_text(json.dumps(order, indent=1, default=str))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Order":
+        """Return what was written."""
+        order = json.loads((folder / ORDER).read_text())
+        people = order["people"]
+        return cls(
+            cell=cell_of(order["cell"]),
+            people=People(**people | {name: Path(people[name]) for name in ("asked", "scored", "scored_flipped")}),
+            base=Path(order["base"]),
+            cache_dir=Path(order["cache_dir"]),
+            own=None if order.get("own") is None else Path(order["own"]),
+        )
+
+
+async def run_cell(order: Order, folder: Path) -> Outcome:
+    """Return what the cell came to; raises what `live` and `Room.score` raise."""
+    cell = order.cell
+    plan = Plan(
+        people=order.people,
+        method=cell.method,  # type: ignore[arg-type]
+        updates=cell.updates,
+        seed=cell.seed,
+        control=cell.control,
+        temperature=TEMPERATURE,
+        learning_rate=cell.learning_rate,
+        epochs=cell.epochs,
+        answers_per_hint=cell.answers_per_hint,
+        w_topk=cell.w_topk,
+        lora_rank=cell.lora_rank,
+        patient=not cell.hurry,
+        teacher=None if cell.method in UNTAUGHT else cell.teacher,
+        flip_after=cell.flip_after,
+        base=order.base,
+        cache_dir=order.cache_dir,
+        folder=folder,
+        own=None if order.own is None else load(order.own),
+    )
+    lived = await live(plan, tell=_tell)
+    scores, at_flip = await _scores(order, folder, lived)
+    return _outcome(lived, scores, at_flip, code=code_sha())
+
+
+def _outcome(lived: Lived, scores: dict[int, Score], at_flip: Score | None, *, code: str) -> Outcome:
+    counts = lived.counts
+    took_s = counts.correction_to_policy_s
+    return Outcome(
+        scores=scores,
+        interactions={
+            update: counts.interactions[version]
+            for update, version in enumerate(lived.versions)
+            if update in scores and version in counts.interactions
+        },
+        turns=counts.turns,
+        samples=counts.samples,
+        corrections=counts.corrections,
+        refusals=counts.refusals,
+        correction_to_policy_s=median(took_s),
+        correction_to_policy_p90_s=at_share(took_s, 0.9) if took_s else None,
+        steps=tuple(update_of(step, update) for update, step in enumerate(lived.steps, 1)),
+        rejected=lived.num_rejected,
+        at_flip=at_flip,
+        requests_failed=sum(chat.failed for chat in lived.chats),
+        environment_steps=lived.environment_steps,
+        run_s=lived.wall_s,
+        code=code,
+    )
+
+
+async def _scores(order: Order, folder: Path, lived: Lived) -> tuple[dict[int, Score], Score | None]:
+    """Score the published versions that the cell names; only their weights are kept afterwards.
+
+    What was wanted when a version learned is what it is scored by, and that of the flip by what is wanted then, too.
+    """
+    cell, scores, at_flip = order.cell, dict[int, Score](), None
+    own = None if order.own is None else load(order.own)
+    async with room(folder / "scoring", order.people, order.cache_dir, own=own) as asking:
+        asking_flipped = replace(asking, problems=order.people.scored_flipped)
+
+        async def scored(update: int, room: Room) -> Score:
+            _tell(Progress(phase=f"scoring update {update} in a fresh engine", update=cell.updates))
+            version = lived.versions[update]
+            checkpoint = lived.published[version] if version else order.base
+            found = replace(await room.score(checkpoint, version, base=order.base), update=update)
+            _tell(Progress(phase=f"update {update} is scored", update=cell.updates, score=found.score))
+            return found
+
+        for update, by_flipped in cell.scorings:
+            found = await scored(update, asking_flipped if by_flipped else asking)
+            if by_flipped and update == cell.flip_after:
+                at_flip = found
+            else:
+                scores[update] = found
+    named = {lived.versions[update] for update in cell.score_at}
+    for version, path in lived.published.items():
+        if version and version not in named:
+            shutil.rmtree(path)
+    return scores, at_flip
+
+
+def _tell(progress: Progress) -> None:
+    print(json.dumps(asdict(progress)), flush=True)
+
+
+def code_sha() -> str:
+    """Return a hash of this package's source: figures of different code are not to be compared unlooked at."""
+    package = Path(clawstream.__file__).parent
+    material = hashlib.sha256()
+    for source in sorted(package.rglob("*.py")):
+        material.update(source.relative_to(package).as_posix().encode() + source.read_bytes())
+    return material.hexdigest()[:12]
+
+
+def main() -> int:
+    """Run the cell of the folder that is named; 2: it failed."""
+    folder = Path(sys.argv[1])
+    try:
+        outcome = asyncio.run(run_cell(Order.read(folder), folder))
+    except* (OperatorError, TryLater, OSError, TimeoutError) as failed:
+        print(_first(failed), file=sys.stderr)
+        return_code = 2
+    else:
+        written = folder / f"{OUTCOME}.new"
+        written.write_text(json.dumps(outcome.as_json(), indent=1))
+        written.rename(folder / OUTCOME)  # whole or not there: it says that the cell need not be run again
+        return_code = 0
+    return return_code
+
+
+def _first(failed: BaseExceptionGroup[BaseException]) -> str:
+    first = failed.exceptions[0]
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return f"{type(first).__name__}: {first}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

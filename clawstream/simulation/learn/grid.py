@@ -1,0 +1,119 @@
+"""Which runs a comparison is made of, and by which name each is known. Pure.
+
+The one rule: two cells with the same plan have the same name, and whatever changes a plan changes the name. A field
+that came later has as its default what was done before it came, and enters no name with it: kept runs are found again.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.runs.casting import CASTS
+
+USUAL_TEACHER = "reference"
+ANEW_WITHIN = 24  # updates after a flip: until then what is wanted is to be learned anew
+UNTAUGHT = ("binary", "stepwise", "outcome")  # methods that no hint teaches: one run for all teachers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run of a grid."""
+
+    scenario: str
+    base: str
+    base_sha: str  # of the recipe that the base policy was built by
+    problems_sha: str  # of all that is asked
+    method: str
+    seed: int
+    control: Control | None
+    updates: int
+    learning_rate: float
+    epochs: int  # passes over each batch
+    answers_per_hint: int = 1  # the turn's own among them
+    w_topk: float = 0.0  # of the teacher's whole distribution, beside the gaps of `combined`
+    lora_rank: int | None  # None: all weights are trained
+    hurry: bool  # people do not wait for the policy that learned from what they said
+    score_at: tuple[int, ...]  # updates, ascending
+    teacher: str = USUAL_TEACHER  # by training.teacher's names; of no effect where no hint teaches
+    flip_after: int | None = None  # updates: then each person wants what another wanted
+
+    @property
+    def name(self) -> str:
+        """Its folder's name."""
+        usual = {field.name: field.default for field in fields(self)}
+        plan = {name: value for name, value in asdict(self).items() if value != usual[name]}
+        digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:8]
+        control = () if self.control is None else (self.control.value,)
+        teacher = () if self.teacher == USUAL_TEACHER else (self.teacher,)
+        return "-".join((self.scenario, self.base, self.method, *teacher, *control, f"seed{self.seed}", digest))
+
+    @property
+    def arm(self) -> str:
+        """What is compared over seeds: the method, and by which teacher where that is not the usual one."""
+        return self.method if self.teacher == USUAL_TEACHER else f"{self.method}, {self.teacher} teacher"
+
+    @property
+    def title(self) -> str:
+        """How people are told of it."""
+        control = "" if self.control is None else f" {self.control.value}"
+        return f"{self.arm}{control} seed {self.seed}"
+
+    def is_flipped(self, update: int) -> bool:
+        """Whether this update is one of those that learn from what people want after the flip."""
+        return self.flip_after is not None and update > self.flip_after
+
+    @property
+    def scorings(self) -> tuple[tuple[int, bool], ...]:
+        """Which updates are scored, and whether by what is wanted after the flip; that of the flip is by both."""
+        twice = () if self.flip_after is None else ((self.flip_after, True),)
+        return tuple(sorted([*((update, self.is_flipped(update)) for update in self.score_at[1:]), *twice]))
+
+    def as_json(self) -> dict[str, Any]:
+        """What `cell_of` reads."""
+        return asdict(self)
+
+
+def cell_of(plan: dict[str, Any]) -> Cell:
+    """Return the cell that was written as `as_json`."""
+    control = None if plan["control"] is None else Control(plan["control"])
+    return Cell(**plan | {"control": control, "score_at": tuple(plan["score_at"])})
+
+
+def grid(
+    *, scenario: str, base: str, base_sha: str, problems_sha: str, methods: Sequence[str], seeds: Sequence[int],
+    controls: Sequence[Control], updates: int, learning_rate: float, epochs: int, answers_per_hint: int,
+    w_topk: float, lora_rank: int | None, hurry: bool, score_at: Sequence[int], teachers: Sequence[str],
+    flip_after: int | None,
+) -> tuple[Cell, ...]:  # fmt: skip
+    """Return every cell, seed by seed, so that a grid that is cut short has all methods with the same seeds."""
+    flip = () if flip_after is None else (flip_after, min(flip_after + ANEW_WITHIN, updates))
+    return tuple(
+        Cell(
+            scenario=scenario,
+            base=base,
+            base_sha=base_sha,
+            problems_sha=problems_sha,
+            method=method,
+            seed=seed,
+            control=control,
+            updates=updates,
+            learning_rate=learning_rate,
+            epochs=epochs,
+            # Where no hint counts none is answered again.
+            answers_per_hint=1 if method in UNTAUGHT else answers_per_hint,
+            w_topk=w_topk if method == "combined" else 0.0,
+            lora_rank=lora_rank,
+            hurry=hurry,
+            score_at=tuple(sorted({0, *score_at, *flip, updates})),
+            teacher=teacher,
+            flip_after=flip_after,
+        )
+        for seed in dict.fromkeys(seeds)
+        for control in (None, *dict.fromkeys(controls))
+        for method in dict.fromkeys(methods)
+        for teacher in ((USUAL_TEACHER,) if method in UNTAUGHT else dict.fromkeys(teachers))
+        if control is None or method in CASTS[scenario].controls[control]
+    )

@@ -1,0 +1,124 @@
+"""Runs the cells of a grid, each as a process, and keeps what each came to; what is there already is not run again.
+
+The one rule: a cell that fails is a row with its error, and the others go on. A failed one is run again when the grid
+is started again.
+"""
+
+import asyncio
+import json
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from clawstream.config import Settings, dump
+from clawstream.local.servers.places import write_private
+from clawstream.simulation.learn.cell import OUTCOME, Order
+from clawstream.simulation.learn.grid import Cell
+from clawstream.simulation.learn.outcome import Outcome, Reference, Row, outcome_of
+from clawstream.simulation.learn.scoring import room
+from clawstream.simulation.runs.figures import Score
+from clawstream.simulation.runs.programs import program
+from clawstream.simulation.runs.run import People, Progress
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+LAST_WORDS_LINES = 5
+Tell = Callable[[Cell, Progress], None]
+
+
+class Grid:
+    """A folder of cells: `cells/NAME/outcome.json` is there once a cell is whole."""
+
+    def __init__(
+        self, folder: Path, people: People, base: Path, cache_dir: Path, *, base_sha: str, own: Settings | None = None
+    ) -> None:
+        self._folder, self._people, self._base, self._cache_dir = folder, people, base, cache_dir
+        self._base_sha, self._own = base_sha, own
+
+    async def reference(self, *, flips: bool = False, say: Callable[[str], None] = lambda _: None) -> Reference:
+        """Return how the base does as it is and with each person's hint; scored once for all cells on it."""
+        found = await self._reference("reference", self._people.scored, say)
+        if not flips:
+            return found
+        return replace(found, flipped=await self._reference("flipped", self._people.scored_flipped, say))
+
+    async def _reference(self, kind: str, problems: Path, say: Callable[[str], None]) -> Reference:
+        kept = self._folder / f"{kind}-{self._people.scenario}-{self._people.sha}-{self._base_sha}.json"
+        found = _read(kept, _reference_of)
+        if found is None:
+            async with room(self._folder / "scoring", self._people, self._cache_dir, own=self._own) as place:
+                asking = replace(place, problems=problems)
+                say("scoring the base; that takes a minute or two, and it is kept")
+                baseline = await asking.score(self._base, 0, base=self._base, hinted=False)
+                say(f"the base scores {baseline.score:.2f}; scoring it with the hint in its prompt")
+                ceiling = await asking.score(self._base, 0, base=self._base, hinted=True)
+                found = Reference(baseline=baseline, ceiling=ceiling)
+            kept.write_text(json.dumps(asdict(found), indent=1))
+        return found
+
+    async def run(self, cells: Sequence[Cell], reference: Reference, *, at_once: int, tell: Tell) -> list[Row]:
+        """Return a row for each cell, in their order."""
+        slots = asyncio.Semaphore(at_once)
+
+        async def row(cell: Cell) -> Row:
+            async with slots:
+                return await self._row(cell, reference, tell)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(row(cell)) for cell in cells]
+        return [task.result() for task in tasks]
+
+    def kept(self, cell: Cell) -> Outcome | None:
+        """What the cell came to; None: it is still to be run."""
+        return _read(self.folder_of(cell) / OUTCOME, outcome_of)
+
+    def folder_of(self, cell: Cell) -> Path:
+        """Where a cell's log, database and weights are."""
+        return self._folder / "cells" / cell.name
+
+    async def _row(self, cell: Cell, reference: Reference, tell: Tell) -> Row:
+        error = None
+        if self.kept(cell) is None:
+            tell(cell, Progress(phase="starting"))
+            error = await self._run(cell, tell)
+        tell(cell, Progress(phase="failed" if error else "done", update=cell.updates))
+        return Row(cell=cell, reference=reference, outcome=self.kept(cell), error=error)
+
+    async def _run(self, cell: Cell, tell: Tell) -> str | None:
+        """Run the cell from the beginning; return why it failed."""
+        folder = self.folder_of(cell)
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "logs").mkdir(parents=True)
+        own = None if self._own is None else folder / "settings-own.json"
+        if own is not None and self._own is not None:
+            write_private(own, dump(self._own))
+        Order(cell=cell, people=self._people, base=self._base, cache_dir=self._cache_dir, own=own).write(folder)
+        words = folder / "logs" / "cell.log"
+        async with program("clawstream.simulation.learn.cell", str(folder), log=words) as process:
+            assert process.stdout is not None
+            async for line in process.stdout:
+                tell(cell, Progress(**json.loads(line)))
+            code = await process.wait()
+        if code == 0:
+            return None
+        last = words.read_text(errors="replace").splitlines()[-LAST_WORDS_LINES:]
+        return "\n".join([f"exit code {code}; {words} ends with:", *last])
+
+
+def _read(file: Path, of: Callable[[dict[str, Any]], T]) -> T | None:
+    """Return what the file holds; None: there is none, or none that can be read, which is said."""
+    if not file.exists():
+        return None
+    try:
+        return of(json.loads(file.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("file=%s found=%r expected=what an earlier run wrote next=it is run again", file, error)
+        return None
+
+
+def _reference_of(read: dict[str, Any]) -> Reference:
+    return Reference(baseline=Score(**read["baseline"]), ceiling=Score(**read["ceiling"]))

@@ -1,0 +1,199 @@
+"""What one cell of a grid came to, as a value and as the object of the report's JSON. Pure.
+
+The one rule: what was not measured is None, and a cell that failed has its error and no figure.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from clawstream.events import StepTaken
+from clawstream.simulation.learn.grid import UNTAUGHT, Cell
+from clawstream.simulation.runs.casting import CASTS
+from clawstream.simulation.runs.figures import Score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The base policy, asked as it is and with the hint in its prompt: the same for all cells on it."""
+
+    baseline: Score
+    ceiling: Score
+    flipped: "Reference | None" = None  # by what people want after the flip; None: nobody's wish is exchanged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one step of the trainer said of itself, under the names that the report has."""
+
+    update: int
+    loss_tokens: int
+    samples: int
+    kl: float | None  # to the base, nats a token
+    entropy: float | None  # nats a token
+    mean_length: float | None  # tokens an answer
+    mean_reward: float | None
+    grad_norm: float | None
+    learning_rate: float
+    versions_behind: float
+    weights_changed_share: float | None
+    version: int | None = None  # the numbers that are left out are of rejected steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run measured."""
+
+    scores: Mapping[int, Score]  # by update, without the base's
+    interactions: Mapping[int, int]  # by update: answers that people had got when its batch was planned
+    turns: int
+    samples: int
+    corrections: int  # turns judged bad, or with a hint
+    refusals: Mapping[str, int]  # by reason
+    correction_to_policy_s: float | None  # median; None: after no correction anybody asked again
+    correction_to_policy_p90_s: float | None
+    steps: tuple[Update, ...]
+    run_s: float
+    code: str  # of the package that ran it
+    rejected: int | None = None  # steps that were no update; None, here and below: an older version did not say
+    requests_failed: int | None = None
+    at_flip: Score | None = None  # of the version at the flip, by what people want from then on
+    environment_steps: int | None = None  # answers that agents got; None: people talked
+
+    def as_json(self) -> dict[str, Any]:
+        """What `outcome_of` reads."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A cell of the report: its plan, what the base does without it, and its outcome or why there is none."""
+
+    cell: Cell
+    reference: Reference
+    outcome: Outcome | None
+    error: str | None
+
+    def score(self, update: int) -> Score | None:
+        """The score at `update`; None where there is none."""
+        if update == 0:
+            return self.reference.baseline
+        return None if self.outcome is None else self.outcome.scores.get(update)
+
+    def reference_at(self, update: int) -> Reference:
+        """The base by what people want at `update`."""
+        flipped = self.reference.flipped if self.cell.is_flipped(update) else None
+        return flipped or self.reference
+
+    def rejected_share(self, until: int) -> float | None:
+        """The share of steps that were rejected, up to the one that made update `until`; None: that was not said, or
+        the run counts rounds.
+        """
+        if self.outcome is None or CASTS[self.cell.scenario].attempts is not None:
+            return None
+        steps = self.outcome.steps
+        version = next((step.version for step in steps if step.update == until), None)
+        return None if version is None else (version - until) / version
+
+    def interactions(self, update: int) -> int | None:
+        """How many answers people had got when the batch of `update` was planned; None: that was not counted."""
+        if update == 0:
+            return 0
+        return None if self.outcome is None else self.outcome.interactions.get(update)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of the report."""
+        cell, outcome, reference = self.cell, self.outcome, self.reference
+        control = None if cell.control is None else cell.control.value
+        head = {"method": cell.method, "base": cell.base, "seed": cell.seed, "control": control}
+        head |= {
+            "scenario": cell.scenario,
+            "updates": cell.updates,
+            "learning_rate": cell.learning_rate,
+            "epochs": cell.epochs,
+            "answers_per_hint": cell.answers_per_hint,
+            "w_topk": cell.w_topk,
+        }
+        head |= {"lora_rank": cell.lora_rank, "hurry": cell.hurry}
+        head |= {"ceiling": reference.ceiling.score, "baseline": reference.baseline.score}
+        head |= {"teacher": None if cell.method in UNTAUGHT else cell.teacher, "flip_after": cell.flip_after}
+        if outcome is None:
+            return head | {"error": self.error}
+        scores = {0: reference.baseline, **outcome.scores}
+        last = outcome.steps[-1] if outcome.steps else None
+        return head | {
+            "scores": {str(update): score.score for update, score in scores.items()},
+            "intervals": {str(update): [score.low, score.high] for update, score in scores.items()},
+            "interactions": {str(update): self.interactions(update) for update in scores},
+            "right": {str(update): score.num_right for update, score in scores.items()},
+            "styled": {str(update): score.num_styled for update, score in scores.items()},
+            "by_persona": {str(update): score.by_persona for update, score in scores.items()},
+            "flip": self._flip(),
+            "rejected": outcome.rejected,
+            "rejected_share": self.rejected_share(cell.updates),
+            "requests_failed": outcome.requests_failed,
+            "environment_steps": outcome.environment_steps,
+            "turns": outcome.turns,
+            "samples": outcome.samples,
+            "corrections": outcome.corrections,
+            "loss_tokens": sum(step.loss_tokens for step in outcome.steps),
+            "refusals": dict(outcome.refusals),
+            "kl": None if last is None else last.kl,
+            "entropy": None if last is None else last.entropy,
+            "mean_length": None if last is None else last.mean_length,
+            "correction_to_policy_s": outcome.correction_to_policy_s,
+            "correction_to_policy_p90_s": outcome.correction_to_policy_p90_s,
+            "problems": reference.baseline.num_problems,
+            "steps": [asdict(step) for step in outcome.steps],
+            "run_s": outcome.run_s,
+            "code": outcome.code,
+        }
+
+    def _flip(self) -> dict[str, Any] | None:
+        """The scores by what people want after the flip, by the updates since; None: there was none."""
+        after, flipped, outcome = self.cell.flip_after, self.reference.flipped, self.outcome
+        if after is None or flipped is None or outcome is None or outcome.at_flip is None:
+            return None
+        scores = {after: outcome.at_flip, **{u: s for u, s in outcome.scores.items() if u > after}}
+        return {
+            "baseline": flipped.baseline.score,
+            "ceiling": flipped.ceiling.score,
+            "scores": {str(update - after): score.score for update, score in scores.items()},
+        }
+
+
+def update_of(step: StepTaken, update: int) -> Update:
+    """Return what the report says of a step, the `update`th that was published."""
+    return Update(
+        update=update,
+        loss_tokens=step.num_tokens,
+        samples=step.num_samples,
+        kl=step.kl_reference_nats,
+        entropy=step.entropy_nats,
+        mean_length=step.mean_response_tokens,
+        mean_reward=step.mean_reward,
+        grad_norm=step.grad_norm,
+        learning_rate=step.learning_rate,
+        versions_behind=step.mean_versions_behind,
+        weights_changed_share=step.weights_changed_share,
+        version=step.policy_version,
+    )
+
+
+def outcome_of(found: Mapping[str, Any]) -> Outcome:
+    """Return the outcome that was written as `as_json`, once or more often through JSON."""
+    return Outcome(
+        **{field.name: found[field.name] for field in fields(Outcome) if field.name in found}
+        | {
+            "scores": {int(update): Score(**score) for update, score in found["scores"].items()},
+            "interactions": {int(update): number for update, number in found["interactions"].items()},
+            "at_flip": Score(**at_flip) if (at_flip := found.get("at_flip")) else None,
+            "steps": tuple(Update(**step) for step in found["steps"]),
+        }
+    )
+
+
+def median(values: Sequence[float]) -> float | None:
+    """Return the median; None of nothing."""
+    return statistics.median(values) if values else None

@@ -1,0 +1,233 @@
+"""What a grid shows: means over seeds with their intervals, and whether the controls stay where they started. Pure.
+
+A cell that failed counts nowhere but among the failed. S seeds.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import sqrt
+from statistics import fmean, stdev
+
+from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.learn.outcome import Reference, Row
+from clawstream.simulation.runs.casting import CASTS
+
+CONTROL_RISE = 0.10  # a control may end so far above the base
+CONTROL_GAP = 0.40  # and its method ends at least so far above it
+# Below these lie 95 and 97.5 % of the draws of Student's t with 1, 2, ... 30 degrees of freedom: NIST/SEMATECH
+# e-Handbook of Statistical Methods, 1.3.6.7.2. With more of them the last one is taken, some 4 % too wide at most.
+T950 = (
+    6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746,
+    1.740, 1.734, 1.729, 1.725, 1.721, 1.717, 1.714, 1.711, 1.708, 1.706, 1.703, 1.701, 1.699, 1.697,
+)  # fmt: skip
+T975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """A mean over seeds with its 95 % interval by Student's t; None: one seed has none.
+
+    The base is one policy, whatever the seed: its interval is that over its problems.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    num_seeds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A method, or a control of it, at one update."""
+
+    update: int
+    score: Mean
+    share: float | None  # of the ceiling, mean; None: that is 0
+    interactions: float | None  # mean; None: they were not counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A method, or a control of it, over all seeds."""
+
+    method: str  # and by which teacher, here and below: a cell's arm
+    control: Control | None
+    points: tuple[Point, ...]  # by what people wanted when the version learned
+    num_failed: int
+    correction_to_policy_s: float | None  # mean over seeds
+    flip: Point | None = None  # the version at the flip by what people want after it; None: nobody's wish is exchanged
+
+    @property
+    def name(self) -> str:
+        """How tables call it."""
+        return self.method if self.control is None else f"{self.method}, {self.control.value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Whether a control did what it had to: nothing. At the last update, seed by seed."""
+
+    method: str
+    control: Control
+    rise_S: tuple[float, ...]  # of the control above the base
+    gap_S: tuple[float, ...]  # of the method above its control
+    num_seeds: int  # that there should be
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether no seed's control rose, and each seed's method is far above it; None: seeds are missing to say so."""
+        rises = any(round(rise, 6) > CONTROL_RISE for rise in self.rise_S)  # shares of some 500, as floats
+        if rises or any(round(gap, 6) < CONTROL_GAP for gap in self.gap_S):
+            return False
+        return True if len(self.rise_S) == self.num_seeds else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """How far a method is above another at one update, seed by seed, with the mean's 90 % interval by Student's t.
+
+    None: one seed has no interval.
+    """
+
+    method: str
+    over: str
+    update: int
+    gain_S: tuple[float, ...]
+    low: float | None
+    high: float | None
+
+    @property
+    def mean(self) -> float:
+        """Over seeds."""
+        return fmean(self.gain_S)
+
+
+def mean_of(values: Sequence[float], *, bounds: tuple[float, float] = (0.0, 1.0)) -> Mean:
+    """Return the mean of at least one value with its interval, cut to what can be."""
+    mean, number = fmean(values), len(values)
+    half = _half(values, T975)
+    if half is None:
+        return Mean(mean=mean, low=None, high=None, num_seeds=number)
+    return Mean(mean=mean, low=max(bounds[0], mean - half), high=min(bounds[1], mean + half), num_seeds=number)
+
+
+def _half(values: Sequence[float], quantiles: Sequence[float]) -> float | None:
+    """Return half the interval around the mean of the values; None: one value has none."""
+    number = len(values)
+    return None if number < 2 else quantiles[min(number - 1, len(quantiles)) - 1] * stdev(values) / sqrt(number)
+
+
+def curves(rows: Iterable[Row]) -> list[Curve]:
+    """Return a curve for each method and each control of it, in the order in which they first come."""
+    grouped: dict[tuple[str, Control | None], list[Row]] = {}
+    for row in rows:
+        grouped.setdefault((row.cell.arm, row.cell.control), []).append(row)
+    return [_curve(method, control, group) for (method, control), group in grouped.items()]
+
+
+def checks(rows: Sequence[Row]) -> list[Check]:
+    """Return a check for each control that leaves nothing to learn from.
+
+    It is on the seeds with which both the control and its method are whole.
+    """
+    found: dict[tuple[str, Control], None] = {}
+    for row in rows:
+        if row.cell.control is not None and _arm(row) is None:
+            found.setdefault((row.cell.arm, row.cell.control))
+    return [_check(method, control, rows) for method, control in found]
+
+
+def _check(method: str, control: Control, rows: Sequence[Row]) -> Check:
+    ours = [row for row in rows if row.cell.arm == method and row.cell.control in (None, control)]
+    whole = {(row.cell.control, row.cell.seed): row for row in ours if row.outcome is not None}
+    seeds = dict.fromkeys(row.cell.seed for row in ours)
+    pairs = [(whole[control, s], whole[None, s]) for s in seeds if (control, s) in whole and (None, s) in whole]
+    return Check(
+        method=method,
+        control=control,
+        rise_S=tuple(_last(controlled) - controlled.reference.baseline.score for controlled, _ in pairs),
+        gap_S=tuple(_last(real) - _last(controlled) for controlled, real in pairs),
+        num_seeds=len(seeds),
+    )
+
+
+def gains(rows: Sequence[Row]) -> list[Gain]:
+    """Compare each two arms, at each update, on the seeds that both have; other controls are held by `checks`."""
+    last = sorted(rows, key=lambda row: row.cell.control is None)  # whole methods stand above what is taken from them
+    real = {(arm, row.cell.seed): row for row in last if row.outcome and (arm := _arm(row))}
+    methods = tuple(dict.fromkeys(method for method, _ in real))
+    found = []
+    for over, method in combinations(methods, 2):
+        seeds = [seed for known, seed in real if known == method and (over, seed) in real]
+        for update in sorted({at for _, row in real.items() for at in row.cell.score_at} - {0}):
+            pairs = [(real[method, seed].score(update), real[over, seed].score(update)) for seed in seeds]
+            gain_S = tuple(a.score - b.score for a, b in pairs if a is not None and b is not None)
+            if gain_S:
+                mean, half = fmean(gain_S), _half(gain_S, T950)
+                low, high = (None, None) if half is None else (mean - half, mean + half)
+                found.append(Gain(method=method, over=over, update=update, gain_S=gain_S, low=low, high=high))
+    return found
+
+
+def _arm(row: Row) -> str | None:
+    """Return what a row is compared as; None: a control that leaves nothing to learn from."""
+    cell = row.cell
+    if cell.control is None:
+        return cell.arm
+    silenced = CASTS[cell.scenario].silenced.get(cell.control, ())
+    return None if cell.method in silenced else f"{cell.arm}, {cell.control.value}"
+
+
+def _curve(method: str, control: Control | None, rows: Sequence[Row]) -> Curve:
+    whole = [row for row in rows if row.outcome is not None]
+    updates = whole[0].cell.score_at if whole else ()
+    seconds = [s for row in whole if row.outcome and (s := row.outcome.correction_to_policy_s) is not None]
+    return Curve(
+        method=method,
+        control=control,
+        points=tuple(_point(update, whole) for update in updates),
+        flip=_at_flip(whole),
+        num_failed=len(rows) - len(whole),
+        correction_to_policy_s=fmean(seconds) if seconds else None,
+    )
+
+
+def _point(update: int, rows: Sequence[Row]) -> Point:
+    found = [(score.score, row.reference_at(update), row) for row in rows if (score := row.score(update)) is not None]
+    base = rows[0].reference.baseline
+    point = _mean_point(update, found)
+    return (
+        replace(point, score=replace(point.score, mean=base.score, low=base.low, high=base.high))
+        if update == 0
+        else point
+    )
+
+
+def _at_flip(rows: Sequence[Row]) -> Point | None:
+    found = [
+        (row.outcome.at_flip.score, row.reference.flipped or row.reference, row)
+        for row in rows
+        if row.outcome is not None and row.outcome.at_flip is not None
+    ]
+    return _mean_point(found[0][2].cell.flip_after or 0, found) if found else None
+
+
+def _mean_point(update: int, found: Sequence[tuple[float, Reference, Row]]) -> Point:
+    shares = [score / reference.ceiling.score for score, reference, _ in found if reference.ceiling.score > 0]
+    counted = [number for *_, row in found if (number := row.interactions(update)) is not None]
+    return Point(
+        update=update,
+        score=mean_of([score for score, *_ in found]),
+        share=fmean(shares) if shares else None,
+        interactions=fmean(counted) if counted else None,
+    )
+
+
+def _last(row: Row) -> float:
+    score = row.score(row.cell.updates)
+    assert score is not None, "a cell that is whole is scored at its last update"
+    return score.score

@@ -1,0 +1,170 @@
+"""Scores of published checkpoints, each in an engine of its own behind a gateway of its own, apart from any run.
+
+The one rule: what is scored is what lies on disk. No cache, optimizer or log of the run has a part in it, and the
+problems that are asked for it stand in no log that anybody learns from.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from pydantic import SecretStr
+
+from clawstream.config import KafkaSettings, Settings, dump, inherited_environment, load
+from clawstream.events import PolicyActivated
+from clawstream.inference.engines.adapters import adapter_name
+from clawstream.inference.engines.sglang import SglangEngine, engine_session
+from clawstream.inference.models.version_folder import ADAPTER_CONFIG
+from clawstream.local.servers.kafka import EmbeddedKafka
+from clawstream.local.servers.places import write_private
+from clawstream.local.servers.ports import HOST, reserved
+from clawstream.local.servers.ready import answers
+from clawstream.local.supervisor import Part, Supervisor
+from clawstream.simulation.runs.figures import Score
+from clawstream.simulation.runs.own import MAX_TOKENS, blended, lent
+from clawstream.simulation.runs.programs import Scorer
+from clawstream.simulation.runs.run import People
+from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.connect import connected, security_of
+
+SEED = 0  # of the sampling: the same for all that are compared
+TEMPERATURE = 1.0
+
+_SETTINGS = """environment = false
+data_dir = {folder}
+[kafka]
+{kafka}[engine]
+model_path = {model}
+urls = ["{engine}"]
+[gateway]
+port = {port}
+[policy]
+id = "{policy_id}"
+served_model = "policy"
+renderer = "qwen3"
+enable_thinking = false
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Where checkpoints are asked, one after the other."""
+
+    folder: Path
+    kafka: KafkaSettings
+    problems: Path  # held out
+    scorer: str  # the module that asks them
+    own: Settings | None = None  # a person's, whose engines serve what is scored if they have an address
+
+    async def score(self, checkpoint: Path, version: int, *, base: Path, hinted: bool = False) -> Score:
+        """Return the score of the weights in `checkpoint`, or of the adapter in it on `base`.
+
+        Raises PartUnavailable where an answer is missing.
+        """
+        adapted = (checkpoint / ADAPTER_CONFIG).is_file()
+        served = base if adapted else checkpoint
+        policy_id = f"scored-{uuid.uuid4().hex[:8]}"
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
+            Supervisor(self.folder, environment=inherited_environment(), say=lambda _: None) as supervisor,
+            self._served(served, 0 if adapted else version, supervisor, http, base=base) as engine,
+        ):
+            if adapted:
+                await self._load(engine, policy_id, checkpoint, version)
+            with reserved() as port:
+                config = self._config(served, engine.url, port, policy_id)
+                await supervisor.start([_gateway(config, http, port)])
+                scorer = Scorer(
+                    f"http://{HOST}:{port}", self.problems, self.folder / "logs", module=self.scorer, seed=SEED,
+                    temperature=TEMPERATURE, max_tokens=None if self.own is None else MAX_TOKENS,
+                )  # fmt: skip
+                return await scorer.score(version, hinted=hinted)
+
+    @contextlib.asynccontextmanager
+    async def _served(
+        self, folder: Path, version: int, supervisor: Supervisor, http: aiohttp.ClientSession, *, base: Path
+    ) -> AsyncIterator[SglangEngine]:
+        """An engine that serves the weights in `folder`: a fresh one here, or a person's, lent for the block."""
+        if self.own is None or not self.own.engine.urls:
+            with reserved() as port:
+                engine = SglangEngine(http, f"http://{HOST}:{port}")
+                await supervisor.start([_engine(folder, version, http, engine.url)])
+                yield engine
+            return
+        async with lent(self.own.engine, base), engine_session(self.own.engine) as session:
+            engine = SglangEngine(session, self.own.engine.urls[0], load_s=self.own.engine.loads_within_s)
+            if folder != base:
+                await engine.update_weights(str(await asyncio.to_thread(folder.absolute)), str(version))
+            yield engine
+
+    async def _load(self, engine: SglangEngine, policy_id: str, checkpoint: Path, version: int) -> None:
+        """Have the engine serve the adapter, and say so where the gateway will read it."""
+        name = adapter_name(policy_id, version)
+        await engine.load_lora_adapter(name, str(await asyncio.to_thread(checkpoint.absolute)))
+        loaded = PolicyActivated(
+            policy_id=policy_id, policy_version=version, engine=engine.url, adapter=name, pause_ms=0.0, num_bytes=0,
+            activated_at_ms=int(time.time() * 1000),
+        )  # fmt: skip
+        async with connected(self.kafka, client_id="scoring") as log:
+            await log.append([loaded])
+
+    def _config(self, checkpoint: Path, engine: str, port: int, policy_id: str) -> Path:
+        text = _SETTINGS.format(
+            folder=_quoted(self.folder),
+            kafka=_lines(self.kafka),
+            model=_quoted(checkpoint),
+            engine=engine,
+            port=port,
+            policy_id=policy_id,
+        )
+        written = self.folder / "scoring.toml"
+        write_private(written, text)
+        config = self.folder / "settings.json"
+        write_private(config, dump(load(written) if self.own is None else blended(written, self.own)))
+        return config
+
+
+@contextlib.asynccontextmanager
+async def room(folder: Path, people: People, cache_dir: Path, *, own: Settings | None = None) -> AsyncIterator[Room]:
+    """A place to score in, with a log of its own that is empty at first."""
+    with EmbeddedKafka(folder / "kafka", fresh=True, cache_dir=cache_dir) as kafka:
+        access = KafkaSettings(**kafka.access)
+        await admin.apply(kafka.bootstrap, security=security_of(access))
+        yield Room(folder=folder, kafka=access, problems=people.scored, scorer=people.cast.scores, own=own)
+
+
+def _engine(checkpoint: Path, version: int, http: aiohttp.ClientSession, url: str) -> Part:
+    return Part(
+        name="engine",
+        command=(sys.executable, "-m", "clawstream.local.engine", "--model-path", str(checkpoint),
+                 "--port", url.rpartition(":")[2], "--weight-version", str(version)),
+        missing=answers(http, f"{url}/health"),
+    )  # fmt: skip
+
+
+def _gateway(config: Path, http: aiohttp.ClientSession, port: int) -> Part:
+    return Part(
+        name="gateway",
+        command=(sys.executable, "-m", "clawstream", "--config", str(config), "gateway"),
+        missing=answers(http, f"http://{HOST}:{port}/readyz"),
+    )
+
+
+def _lines(kafka: KafkaSettings) -> str:
+    """Return what is set of them, in TOML."""
+    plain = {
+        name: value.get_secret_value() if isinstance(value, SecretStr) else value
+        for name, value in kafka.model_dump(exclude_unset=True).items()
+    }
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in plain.items())
+
+
+def _quoted(path: Path) -> str:
+    return f"'{path.absolute()}'"

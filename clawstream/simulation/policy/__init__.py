@@ -1,0 +1,1 @@
+"""The tiny policy that simulates a large one, and how it is built."""

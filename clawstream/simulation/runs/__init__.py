@@ -1,0 +1,1 @@
+"""One run of an installation with simulated people, and what it measured."""

@@ -1,0 +1,351 @@
+"""One run: the whole of clawstream on one machine, with simulated people, until the policy has made its updates.
+
+Everything but the people, their judge and the policy they talk to is the product itself, over HTTP through the real
+gateway. Where scores are taken on the way, problems are asked as side turns while the students are quiet, so that one
+version answers all.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from clawstream.config import Settings, dump, load
+from clawstream.errors import PartUnavailable
+from clawstream.events import StepTaken
+from clawstream.local.installation import Installation, installation
+from clawstream.local.servers.places import write_private
+from clawstream.local.servers.ports import reserved
+from clawstream.local.supervisor import Part
+from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.runs import rounds
+from clawstream.simulation.runs.casting import CASTS, Cast
+from clawstream.simulation.runs.counting import Counts, counted
+from clawstream.simulation.runs.figures import Chat, Score
+from clawstream.simulation.runs.footprint import Footprint
+from clawstream.simulation.runs.own import MAX_TOKENS, blended, lent
+from clawstream.simulation.runs.programs import Scorer, Students, program
+from clawstream.simulation.runs.watch import Watch
+from clawstream.stream.kafka.connect import connected
+from clawstream.stream.kafka.kafka_log import KafkaLog
+
+WRONG_SHARE = 0.1  # of the judge's votes
+STUDENTS_AT_ONCE = 8
+_UPDATES_A_ROUND = 12  # at most, with room to spare
+Method = Literal["combined", "binary", "opd", "topk", "stepwise", "outcome"]
+Tell = Callable[["Progress"], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class People:
+    """Who talks to the policy in a run, and what is asked of it for a score."""
+
+    scenario: str
+    hint_share: float  # of complaints, those that say what is wanted
+    asked: Path  # a problem a line
+    scored: Path  # none of them is asked
+    scored_flipped: Path  # the same, as they are wanted after a flip
+
+    @property
+    def cast(self) -> Cast:
+        """The programs that simulate them."""
+        return CASTS[self.scenario]
+
+    @property
+    def sha(self) -> str:
+        """The start of a hash of all that is asked; what is wanted after a flip is no part of it."""
+        rows = [json.loads(line) for line in self.asked.read_text().splitlines()]
+        asked = "".join(f"{json.dumps({k: v for k, v in row.items() if k != 'flipped'})}\n" for row in rows)
+        return hashlib.sha256(asked.encode() + self.scored.read_bytes()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run."""
+
+    people: People
+    method: Method
+    updates: int  # of agents: rounds, each with so many steps of their environment
+    seed: int
+    folder: Path
+    cache_dir: Path
+    base: Path
+    temperature: float
+    learning_rate: float  # of the first updates; a frozen run has none
+    epochs: int = 1  # passes over each batch
+    answers_per_hint: int = 1  # the turn's own among them
+    w_topk: float | None = None  # of the teacher's whole distribution; None: as the settings have it
+    lora_rank: int | None = None  # None: all weights are trained
+    score_every: int | None = None  # updates, on the way; None: no score is taken
+    control: Control | None = None
+    patient: bool = False  # people wait for the policy that learned from what they said before
+    teacher: str | None = None  # by training.teacher's names; None: the settings' own
+    flip_after: int | None = None  # updates: then each person wants what another wanted; None: nobody ever does
+    own: Settings | None = None  # a person's, whose policy, engines, judge and trainer they are; None: simulated ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far the run is, for whoever watches it."""
+
+    phase: str
+    update: int = 0
+    score: float | None = None
+    requests: int | None = None  # None, here and above: as it was
+    tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lived:
+    """What a run was like; its versions lie where they were published."""
+
+    scores: tuple[Score, ...]  # on the way, of the base first; none unless the plan asks for them
+    ceiling: Score | None  # of the base with the hint in its prompt; None: no score was asked for
+    chats: tuple[Chat, ...]
+    steps: tuple[StepTaken, ...]
+    swaps: tuple[tuple[float, float], ...]  # (start, end) in ms since the epoch
+    published: dict[int, Path]
+    versions: tuple[int, ...]  # after each update, or round, the base's first
+    num_rejected: int  # steps that were no update
+    counts: Counts
+    peak_mb: float
+    wall_s: float
+    environment_steps: int | None = None  # answers that agents got; None: people talked
+
+
+SETTINGS = """# Settings of one run with simulated people; `clawstream -c {path} sql "..."` looks at what it left.
+environment = false
+data_dir = {data_dir}
+cache_dir = {cache_dir}
+
+[engine]
+port = 0
+model_path = {model_path}
+
+[gateway]
+port = 0
+default_temperature = {temperature}
+
+[policy]
+id = {policy_id}
+served_model = "policy"
+renderer = "qwen3"
+enable_thinking = false
+
+[judge]
+url = "http://127.0.0.1:{judge_port}/v1"
+model = "simulated-judge"
+votes = {votes}
+
+[training]
+method = "{method}"
+batch_samples = {batch_samples}
+{max_updates}learning_rate = {learning_rate}
+epochs = {epochs}
+answers_per_hint = {answers_per_hint}
+{w_topk}{parametrisation}{teacher}keep_checkpoints = {keep_checkpoints}
+seed = {seed}
+threads = 1
+
+[rewards]
+judge = {judge_weight}
+
+[monitor]
+port = 0
+"""
+
+
+async def live(plan: Plan, *, tell: Tell) -> Lived:
+    """Run the whole of it, and return what was measured; the data stays in the plan's folder.
+
+    Raises PartUnavailable when a part does not come up or no update is made for too long.
+    """
+    started = time.perf_counter()
+    (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
+    footprint, watch = Footprint(), Watch(plan.answers_per_hint)
+    async with contextlib.AsyncExitStack() as stack:
+        judge_port = stack.enter_context(reserved())
+        settings = _settings(plan, judge_port)
+        tell(Progress(phase="starting the parts"))
+        if plan.own is not None:
+            await stack.enter_async_context(lent(plan.own.engine, plan.base))
+        judges = [_judge(plan, judge_port)] if plan.own is None or plan.own.judge.url is None else []
+        running = await stack.enter_async_context(
+            installation(settings, model_path=plan.base, say=lambda _: None, extra_parts=judges)
+        )
+        log = await stack.enter_async_context(connected(running.settings.kafka, client_id="run"))
+        scorer = Scorer(
+            running.addresses.gateway,
+            plan.people.scored,
+            plan.folder / "logs",
+            module=plan.people.cast.scores,
+            seed=plan.seed,
+            temperature=plan.temperature,
+            max_tokens=None if plan.own is None else MAX_TOKENS,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            watching = [tasks.create_task(watch.read(log)), tasks.create_task(footprint.watch())]
+            scores, ceiling = await _before(plan, scorer, tell)  # the engine has the base while the trainer still loads
+            await watch.until(lambda: watch.activated == 0 and watch.swaps != [], what="base policy in the engine")
+            chats = await _teach(plan, running, watch, scorer, log, scores, tell)
+            tell(Progress(phase="reading the figures", update=watch.reached, score=_last(scores)))
+            counts = await counted(running)
+            for task in watching:
+                task.cancel()
+    return Lived(
+        scores=tuple(scores), ceiling=ceiling, chats=tuple(chats), steps=tuple(watch.steps), swaps=tuple(watch.swaps),
+        published=watch.published, versions=watch.rounds or watch.versions, num_rejected=watch.num_rejected,
+        counts=counts, peak_mb=footprint.peak_mb, wall_s=time.perf_counter() - started,
+        environment_steps=sum(not chat.failed for chat in chats) if plan.people.cast.attempts else None,
+    )  # fmt: skip
+
+
+def _judge(plan: Plan, port: int) -> Part:
+    control = () if plan.control in (None, Control.FROZEN) else ("--control", str(plan.control))
+    return Part(
+        name="judge",
+        command=(sys.executable, "-m", "clawstream.simulation.judge", "--port", str(port),
+                 "--wrong-share", str(WRONG_SHARE), "--seed", str(plan.seed),
+                 "--scenario", plan.people.scenario, *control),
+    )  # fmt: skip
+
+
+async def _before(plan: Plan, scorer: Scorer, tell: Tell) -> tuple[list[Score], Score | None]:
+    """Score the base, and how it does with the hint, if the plan wants scores."""
+    if plan.score_every is None:
+        return [], None
+    tell(Progress(phase="scoring the base"))
+    baseline = await scorer.score(0)
+    tell(Progress(phase="scoring the base with the hint", score=baseline.score))
+    return [baseline], await scorer.score(0, hinted=True)
+
+
+async def _teach(
+    plan: Plan, running: Installation, watch: Watch, scorer: Scorer, log: KafkaLog,
+    scores: list[Score], tell: Tell,
+) -> list[Chat]:  # fmt: skip
+    """Let students chat until every update is made and served; add scores on the way, while they are quiet."""
+    cast = plan.people.cast
+    manner = ("--hint-share", plan.people.hint_share) if cast.attempts is None else ("--attempts", cast.attempts)
+    argv = (
+        cast.asks, "--base-url", f"{running.addresses.gateway}/v1", "--problems", str(plan.people.asked),
+        "--seed", str(plan.seed), "--concurrency", str(STUDENTS_AT_ONCE), *map(str, manner),
+        *(("--wait",) if plan.patient or cast.attempts is not None else ()),
+        *(() if plan.own is None else ("--max-tokens", str(MAX_TOKENS))),
+    )  # fmt: skip
+    async with program(*argv, log=plan.folder / "logs" / "student.log") as process:
+        students = Students(process)
+        listening = asyncio.create_task(students.listen())
+        ticker = asyncio.create_task(_tick(watch, students, scores, tell))
+        try:
+            if cast.attempts is not None:
+                await rounds.steps(plan.updates, cast.attempts, cast, students, watch, log)
+            reached = plan.updates if cast.attempts is not None else 0
+            while reached < plan.updates:
+                target = _next_stop(plan, reached)
+                async with asyncio.TaskGroup() as tasks:
+                    if plan.patient:
+                        tasks.create_task(rounds.batches(target, cast, students, watch, log))
+                    await watch.until_served(_free_until(plan, target))
+                await students.pause()
+                await rounds.quiet(cast, watch, log)
+                if watch.updates < target:
+                    await rounds.batches(target, cast, students, watch, log)
+                    await watch.until_served(target)
+                reached = watch.updates
+                if plan.score_every is not None:
+                    scores.append(replace(await scorer.score(watch.activated), update=reached))
+                if target == plan.flip_after:
+                    if reached != target:
+                        raise PartUnavailable(
+                            f"preferences were to flip after update {target}, and {reached} updates are served: they "
+                            "were trained before anybody's wish changed, so the run ends here. Run it again"
+                        )
+                    await students.flip()
+                if reached < plan.updates and not plan.patient:
+                    await students.go()
+        finally:
+            ticker.cancel()
+            listening.cancel()
+            await asyncio.gather(ticker, listening, return_exceptions=True)
+        return students.chats
+
+
+def _next_stop(plan: Plan, reached: int) -> int:
+    """After which update people are stopped next: for a score, for a flip, or for good."""
+    flips = () if plan.flip_after is None or plan.flip_after <= reached else (plan.flip_after,)
+    every = plan.score_every or plan.updates
+    return min(plan.updates, (reached // every + 1) * every, *flips)
+
+
+def _free_until(plan: Plan, target: int) -> int:
+    """Until which update people ask on while weights are trained.
+
+    By when an update is served they have said enough for the next one, so before a score the last one is asked for
+    batch by batch.
+    """
+    return target if plan.patient or plan.score_every is None else target - 1
+
+
+async def _tick(watch: Watch, students: Students, scores: Sequence[Score], tell: Tell) -> None:
+    window_s = 5.0
+    while True:
+        since_ms = (time.time() - window_s) * 1000
+        tokens = sum(chat.num_tokens for chat in students.chats if chat.finished_at_ms > since_ms)
+        tell(
+            Progress(
+                phase="students chat, the policy learns",
+                update=watch.reached,
+                score=_last(scores),
+                requests=len(students.chats),
+                tokens_per_s=tokens / window_s,
+            )
+        )
+        await asyncio.sleep(0.5)
+
+
+def _settings(plan: Plan, judge_port: int) -> Settings:
+    """Write the run's settings file, and read it; no variable of the environment reaches this run."""
+    path, cast = plan.folder / "clawstream.toml", plan.people.cast
+    by_steps = cast.attempts is not None
+    path.write_text(
+        SETTINGS.format(
+            path=path,
+            data_dir=json.dumps(str(plan.folder.absolute())),
+            model_path=json.dumps(str(plan.base.absolute())),
+            cache_dir=json.dumps(str(plan.cache_dir.absolute())),
+            policy_id=json.dumps(plan.folder.name),
+            temperature=plan.temperature,
+            judge_port=judge_port,
+            method="stepwise" if by_steps else plan.method,
+            judge_weight=0.0 if plan.method == "outcome" else 1.0,
+            votes=cast.votes,
+            batch_samples=cast.batch_samples,
+            max_updates="" if by_steps else f"max_updates = {plan.updates}\n",
+            parametrisation="" if plan.lora_rank is None else f"lora_rank = {plan.lora_rank}\n",
+            teacher="" if plan.teacher is None else f"teacher = {json.dumps(plan.teacher)}\n",
+            epochs=plan.epochs,
+            answers_per_hint=plan.answers_per_hint,
+            w_topk="" if plan.w_topk is None else f"w_topk = {plan.w_topk}\n",
+            learning_rate=0.0 if plan.control is Control.FROZEN else plan.learning_rate,
+            keep_checkpoints=5
+            if plan.score_every
+            else (plan.updates + 1) * (_UPDATES_A_ROUND if by_steps else 1),  # those that are scored afterwards
+            seed=plan.seed,
+        )
+    )
+    if plan.own is None:
+        return load(path)
+    whole = plan.folder / "own.json"
+    write_private(whole, dump(blended(path, plan.own)))
+    return load(whole)
+
+
+def _last(scores: Sequence[Score]) -> float | None:
+    return scores[-1].score if scores else None

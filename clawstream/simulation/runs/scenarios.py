@@ -1,0 +1,158 @@
+"""Who talks to the policy in a simulation, and what about.
+
+Everything that tells one simulation from another is here: programs, events and parts are the same for all. What people
+ask and what is scored have no problem in common, and the base policies were built on neither.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from clawstream.simulation.opinions import HINTS, Wish
+from clawstream.simulation.problems import Group, Sum, all_of, scored
+from clawstream.simulation.reactions import wordings_of
+
+NUM_SCORED = 500
+SCORED_FLIPPED = "scored-flipped.jsonl"
+_INTEGER = re.compile(r"[0-9]+|[0-9]{1,3}(,[0-9]{3})+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persona:
+    """One kind of person; how they ask, read and are scored is looked up by their name."""
+
+    name: str
+    hint: str  # says what they want; with it in the prompt the untrained policy's score is the ceiling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One simulation: its people ask in turn, in one stream."""
+
+    name: str
+    personas: tuple[Persona, ...]
+    hint_share: float  # of complaints, those that say what is wanted; the rest says only that it was not this
+    num_scored: int
+    num_scored_wordings: int | None = None  # of each person's, in the scored questions; None: all
+
+    def flipped(self, who: Persona) -> Persona:
+        """Whose wish this person takes up when preferences flip: that of the one before, the last one's if first.
+
+        Base policies answer in the style of the one after most often, in that of the one before least: so what is
+        wanted after a flip is not what a policy falls back to.
+        """
+        return self.personas[self.personas.index(who) - 1]
+
+
+class UnusableProblems(ValueError):
+    """A file of real problems is not what was promised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something to ask."""
+
+    question: str
+    answer: str
+
+
+STUDENT = Persona(name="student", hint=HINTS[Wish.PLAIN][0])
+TEACHER = Persona(name="teacher", hint=HINTS[Wish.HEADED][0])
+TA = Persona(name="ta", hint=HINTS[Wish.VERDICT][0])
+SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
+    {
+        s.name: s
+        for s in (
+            Scenario(name="student", personas=(STUDENT,), hint_share=1.0, num_scored=200, num_scored_wordings=1),
+            Scenario(name="all", personas=(STUDENT, TEACHER, TA), hint_share=0.5, num_scored=NUM_SCORED),
+        )
+    }
+)
+
+
+def write(scenario: Scenario, folder: Path, *, problems: Path | None = None) -> tuple[Path, Path]:
+    """Write students.jsonl and scored.jsonl, a problem and who asks it on each line, and return their paths.
+
+    Beside them SCORED_FLIPPED has the scored ones as they are wanted after a flip; students read that in their own.
+    `problems` is a file of real ones, [{"question", "ground_truth_answer"}], in place of sums: half of them are scored,
+    `num_scored` at most. Raises UnusableProblems.
+    """
+    asked, held_out = _sums(scenario.num_scored) if problems is None else _real(problems, scenario.num_scored)
+    folder.mkdir(parents=True, exist_ok=True)
+    students_path, scored_path = folder / "students.jsonl", folder / "scored.jsonl"
+    _write(students_path, [_asked(scenario, problem) for problem in asked])
+    rows = [(problem, _scored(scenario, problem, real=problems is not None)) for problem in held_out]
+    _write(scored_path, [row for _, row in rows])
+    _write(folder / SCORED_FLIPPED, [row | _flipped(scenario, problem) for problem, row in rows])
+    return students_path, scored_path
+
+
+def _sums(num_scored: int) -> tuple[list[Problem], list[Problem]]:
+    def named(sums: Sequence[Sum]) -> list[Problem]:
+        return [Problem(question=f"{s.left} + {s.right}", answer=str(s.total)) for s in sums]
+
+    return named(all_of(Group.STUDENTS)), named(scored(num_scored))
+
+
+def _real(file: Path, num_scored: int) -> tuple[list[Problem], list[Problem]]:
+    try:
+        read = json.loads(file.read_text())
+        rows = [(str(row["question"]), str(row["ground_truth_answer"])) for row in read]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnusableProblems(
+            f"{file}: {type(error).__name__}: {error}; expected a list of objects, each with question and "
+            "ground_truth_answer. Nothing was written"
+        ) from error
+    found: dict[str, Problem] = {}
+    for index, (question, answer) in enumerate(rows):
+        if _INTEGER.fullmatch(answer) is None:
+            raise UnusableProblems(
+                f"{file}[{index}]: ground_truth_answer is {answer!r}, expected an integer of digits, as 1200 or 1,200: "
+                "answers are marked by their last number. Nothing was written. Take the problem out"
+            )
+        known = found.setdefault(question, Problem(question=question, answer=answer.replace(",", "")))
+        if known.answer != answer.replace(",", ""):
+            raise UnusableProblems(
+                f"{file}[{index}]: {question!r} has the answer {answer}, and {known.answer} before. Nothing was "
+                "written. Take the wrong one out"
+            )
+    if len(found) < 2:
+        raise UnusableProblems(f"{file}: {len(found)} different problems, expected two or more. Nothing was written")
+    ordered = sorted(found.values(), key=lambda problem: _digest("half", problem))
+    held_out = ordered[: min(num_scored, len(ordered) // 2)]
+    return ordered[len(held_out) :], held_out
+
+
+def _who(scenario: Scenario, problem: Problem) -> Persona:
+    """Who asks this problem: always the same person, each of them about as many."""
+    return scenario.personas[_digest("who", problem) % len(scenario.personas)]
+
+
+def _asked(scenario: Scenario, problem: Problem) -> dict[str, str]:
+    who = _who(scenario, problem)
+    return asdict(problem) | {"persona": who.name, "flipped": scenario.flipped(who).name}
+
+
+def _flipped(scenario: Scenario, problem: Problem) -> dict[str, str]:
+    other = scenario.flipped(_who(scenario, problem))
+    return {"wants": other.name, "hint": other.hint}
+
+
+def _scored(scenario: Scenario, problem: Problem, *, real: bool) -> dict[str, str]:
+    who = _who(scenario, problem)
+    wordings = wordings_of(who.name, real=real)[: scenario.num_scored_wordings]
+    prompt = wordings[_digest("wording", problem) % len(wordings)].format(question=problem.question)
+    return asdict(problem) | {"persona": who.name, "prompt": prompt, "hint": who.hint}
+
+
+def _digest(purpose: str, problem: Problem) -> int:
+    material = "\x1f".join((purpose, problem.question, problem.answer))
+    return int.from_bytes(hashlib.sha256(material.encode("utf-8", "surrogatepass")).digest()[:8])
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))

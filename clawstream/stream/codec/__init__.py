@@ -1,0 +1,1 @@
+"""Events to bytes and back: Avro, schemas, upcasting, headers."""

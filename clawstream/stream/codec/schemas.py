@@ -1,0 +1,137 @@
+"""The Avro schemas in schemas/, one file per event and version, known by their fingerprints.
+
+The one rule: a file that records were written with is never edited, since its fingerprint stands in each of them; a
+new meaning is a new version in a new file. SHA256SUMS beside the files holds them to that. Each version reads all that
+was written before it, and the last version reads what the newest writes, since both are at work during an upgrade
+(BACKWARD_TRANSITIVE, and FORWARD by one).
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fastavro.schema
+
+from clawstream import resources
+from clawstream.events import EVENTS, Event
+from clawstream.stream.codec.compatibility import problems
+
+LOCK = "SHA256SUMS"
+_FILE_NAME = re.compile(r"(?P<event>[a-z_]+)\.v(?P<version>[0-9]+)\.avsc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """One version of one event's schema."""
+
+    event: type[Event]
+    version: int
+    fingerprint: bytes  # CRC-64-AVRO of the canonical form, little-endian: as it stands in records
+    text: str  # the file as it is
+    parsed: Any  # as fastavro wants it
+
+
+@cache
+def all_schemas() -> tuple[Schema, ...]:
+    """Return every schema that this version can read, the versions of an event in order."""
+    return load(resources.folder("schemas"))
+
+
+def load(folder: Path) -> tuple[Schema, ...]:
+    """Return the schemas in `folder`.
+
+    Raises ValueError where a file is no schema of ours or was edited, where two look alike, or one can't read another.
+    """
+    kinds = {snake_name(kind): kind for kind in EVENTS}
+    paths = sorted(folder.glob("*.avsc"))
+    schemas = [_read(path, kinds) for path in paths]
+    _refuse_edited(folder, paths)
+    _refuse_lookalikes(schemas)
+    _refuse_incompatible(schemas)
+    missing = sorted(set(kinds.values()) - {schema.event for schema in schemas}, key=lambda kind: kind.__name__)
+    if missing:
+        raise ValueError(f"{folder}: no schema for {', '.join(kind.__name__ for kind in missing)}")
+    return tuple(sorted(schemas, key=lambda schema: (schema.event.__name__, schema.version)))
+
+
+def snake_name(kind: type[Event]) -> str:
+    """Return the event's name as files have it."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def fingerprint(parsed: Any) -> bytes:
+    """Return the eight bytes that name a schema in each record."""
+    canonical = fastavro.schema.to_parsing_canonical_form(parsed)
+    # The library's hexadecimal form is little-endian already: '"int"' gives 8f5c393f1ad57572.
+    return bytes.fromhex(fastavro.schema.fingerprint(canonical, "CRC-64-AVRO"))
+
+
+def _read(path: Path, kinds: Mapping[str, type[Event]]) -> Schema:
+    name = _FILE_NAME.fullmatch(path.name)
+    if name is None or name["event"] not in kinds:
+        raise ValueError(f"{path}: expected <event>.v<version>.avsc, the event one of {', '.join(sorted(kinds))}")
+    text = path.read_text()
+    parsed = fastavro.schema.parse_schema(json.loads(text))
+    return Schema(
+        event=kinds[name["event"]],
+        version=int(name["version"]),
+        fingerprint=fingerprint(parsed),
+        text=text,
+        parsed=parsed,
+    )
+
+
+def _refuse_lookalikes(schemas: Iterable[Schema]) -> None:
+    """Defaults and docs are not in the canonical form, so two versions that differ only there can't be told apart."""
+    seen: dict[bytes, Schema] = {}
+    for schema in schemas:
+        other = seen.setdefault(schema.fingerprint, schema)
+        if other is not schema:
+            raise ValueError(
+                f"{schema.event.__name__} v{schema.version} and {other.event.__name__} v{other.version} have one "
+                f"fingerprint, {schema.fingerprint.hex()}: a record does not say which it is. Change a name or a type"
+            )
+
+
+def _refuse_edited(folder: Path, paths: Iterable[Path]) -> None:
+    lines = (line.split() for line in (folder / LOCK).read_text().splitlines())
+    locked = {name: digest for digest, name in lines}
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    for name, digest in found.items():
+        if name not in locked:
+            raise ValueError(f"{folder / name} is not in {LOCK}: `sha256sum {name} >> {LOCK}` there, once it is final")
+        if locked[name] != digest:
+            raise ValueError(
+                f"{folder / name} was edited: {LOCK} says {locked[name][:12]}.., it has {digest[:12]}... Records were "
+                f"written with it, so restore it, and write what is new as the next version in a file of its own"
+            )
+    for name in sorted(locked.keys() - found.keys()):
+        raise ValueError(f"{folder / name} is gone: records were written with it; restore it")
+
+
+def _refuse_incompatible(schemas: Iterable[Schema]) -> None:
+    versions: dict[type[Event], list[Schema]] = {}
+    for schema in sorted(schemas, key=lambda schema: schema.version):
+        versions.setdefault(schema.event, []).append(schema)
+    for kind, known in versions.items():
+        if [schema.version for schema in known] != list(range(1, len(known) + 1)):
+            raise ValueError(f"{kind.__name__} has versions {[schema.version for schema in known]}: expected 1, 2, ..")
+        for number, schema in enumerate(known):
+            for earlier in known[:number]:
+                _refuse(earlier, schema)
+            if number:
+                _refuse(schema, known[number - 1])
+
+
+def _refuse(written: Schema, reading: Schema) -> None:
+    found = problems(json.loads(written.text), json.loads(reading.text))
+    if found:
+        raise ValueError(
+            f"{reading.event.__name__} v{reading.version} can't read what v{written.version} writes: "
+            f"{'; '.join(found)}. Give a new field a default and keep the old ones, or make it another event"
+        )

@@ -1,0 +1,1 @@
+"""The log on Kafka: clients, topics, access, offsets."""

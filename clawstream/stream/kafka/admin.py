@@ -1,0 +1,203 @@
+"""The broker's topics: looked at, created and altered as topics/*.yaml says.
+
+The one rule: nothing here deletes, repartitions or keeps for a shorter time.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import for_code
+
+from clawstream.errors import TopicMismatch, TryLater
+from clawstream.stream.kafka.client import Broker, KafkaSecurity, kafka_errors
+from clawstream.stream.topics import (
+    Altered,
+    Change,
+    Created,
+    Found,
+    Refused,
+    Topic,
+    all_topics,
+    count_of,
+    diff,
+    mermaid,
+)
+
+_SET_ON_TOPIC = 1  # the source of a setting, as DescribeConfigs reports it
+_EXISTS = 36
+_LOOK_TIMES = 200
+_LOOK_AGAIN_S = 0.05
+
+
+async def plan(
+    bootstrap: str, prefix: str = "", *, security: KafkaSecurity | None = None, partitions: int | None = None
+) -> list[Change]:
+    """Return what `apply` would do, and what it would refuse; `partitions` is for small installations, see `diff`."""
+    async with _admin(bootstrap, security) as admin:
+        return await _changes(admin, prefix, partitions)
+
+
+async def apply(
+    bootstrap: str, prefix: str = "", *, security: KafkaSecurity | None = None, partitions: int | None = None
+) -> list[Change]:
+    """Create and alter topics; return what was done. Raises TopicMismatch, before anything is done, for a refusal."""
+    async with _admin(bootstrap, security) as admin:
+        changes = await _changes(admin, prefix, partitions)
+        _raise_for([change for change in changes if isinstance(change, Refused)], prefix)
+        created = [change.topic for change in changes if isinstance(change, Created)]
+        await _create(admin, prefix, created, partitions)
+        await _alter(admin, prefix, [change for change in changes if isinstance(change, Altered)])
+        if changes:
+            await _wait_until_there(admin, prefix, partitions)
+        return changes
+
+
+async def verify(
+    bootstrap: str, prefix: str = "", *, security: KafkaSecurity | None = None, partitions: int | None = None
+) -> None:
+    """Raise TopicMismatch where a topic is missing or differs in what its readers rely on."""
+    async with _admin(bootstrap, security) as admin:
+        changes = await _changes(admin, prefix, partitions)
+        _raise_for([change for change in changes if not isinstance(change, Altered) or change.is_promise], prefix)
+
+
+async def create(
+    bootstrap: str, prefix: str, topics: Sequence[Topic], *, security: KafkaSecurity | None = None
+) -> None:
+    """Have `topics` on the broker too; those that are there stay. Raises TopicMismatch where one can't be created."""
+    async with _admin(bootstrap, security) as admin:
+        there = await _found(admin, prefix, [topic.name for topic in topics])
+        await _create(admin, prefix, [topic for topic in topics if topic.name not in there], None)
+        for _ in range(_LOOK_TIMES):
+            if len(await _found(admin, prefix, [topic.name for topic in topics])) == len(topics):
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)
+    raise TryLater("Kafka agreed to create topics and does not show them yet; try again in a while")
+
+
+def graph() -> str:
+    """Return the flow of events through the topics as a Mermaid graph."""
+    return mermaid(all_topics())
+
+
+@asynccontextmanager
+async def _admin(bootstrap: str, security: KafkaSecurity | None) -> AsyncIterator[AIOKafkaAdminClient]:
+    broker = Broker(bootstrap=bootstrap, client_id="clawstream-topics", security=security or KafkaSecurity())
+    admin = broker.admin()
+    try:
+        with broker.connecting():
+            await admin.start()
+        with kafka_errors("manage topics"):
+            yield admin
+    finally:
+        await admin.close()
+
+
+async def _changes(admin: AIOKafkaAdminClient, prefix: str, partitions: int | None) -> list[Change]:
+    wanted = all_topics()
+    return diff(wanted, await _found(admin, prefix, [topic.name for topic in wanted]), partitions=partitions)
+
+
+async def _wait_until_there(admin: AIOKafkaAdminClient, prefix: str, partitions: int | None) -> None:
+    """Return when the broker shows what its controller has agreed to."""
+    for _ in range(_LOOK_TIMES):
+        if not await _changes(admin, prefix, partitions):
+            return
+        await asyncio.sleep(_LOOK_AGAIN_S)
+    raise TryLater(
+        "Kafka agreed to create and alter topics and does not show them yet; run `clawstream topics verify` in a while"
+    )
+
+
+async def _found(admin: AIOKafkaAdminClient, prefix: str, names: Iterable[str]) -> dict[str, Found]:
+    there = set(await admin.list_topics())
+    names = [name for name in names if prefix + name in there]
+    if not names:
+        return {}
+    described = await admin.describe_topics([prefix + name for name in names])
+    counts = {topic["topic"].removeprefix(prefix): len(topic["partitions"]) for topic in described}
+    settings = await _settings(admin, [prefix + name for name in names])
+    return {
+        name: Found(
+            partitions=counts[name],
+            config={setting: value for setting, (value, _) in settings[prefix + name].items()},
+            overrides={setting: value for setting, (value, own) in settings[prefix + name].items() if own},
+        )
+        for name in names
+    }
+
+
+async def _settings(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, dict[str, tuple[str, bool]]]:
+    """Return each topic's settings in force, and whether the topic sets them itself."""
+    asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+    settings: dict[str, dict[str, tuple[str, bool]]] = {}
+    for response in await admin.describe_configs(asked):
+        for code, message, _kind, name, entries in response.resources:
+            if code:
+                raise for_code(code)(message)
+            settings[name] = {entry[0]: (entry[1], _is_own(entry)) for entry in entries}
+    return settings
+
+
+def _is_own(entry: Sequence[Any]) -> bool:
+    # Version 0 says whether the value is a default, version 1 where it comes from.
+    return not entry[3] if isinstance(entry[3], bool) else entry[3] == _SET_ON_TOPIC
+
+
+async def _create(admin: AIOKafkaAdminClient, prefix: str, topics: Sequence[Topic], partitions: int | None) -> None:
+    new = [
+        NewTopic(prefix + topic.name, count_of(topic, partitions), topic.replicas, topic_configs=dict(topic.config))
+        for topic in topics
+    ]
+    if not new:
+        return
+    response = await admin.create_topics(new)
+    for name, code, *message in response.topic_errors:
+        if code not in (0, _EXISTS):
+            raise TopicMismatch(f"{name} could not be created: {for_code(code).__name__} {' '.join(map(str, message))}")
+
+
+async def _alter(admin: AIOKafkaAdminClient, prefix: str, changes: Sequence[Altered]) -> None:
+    by_topic: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for change in changes:
+        by_topic[change.topic.name][change.setting] = change.wanted
+    if not by_topic:
+        return
+    found = await _found(admin, prefix, list(by_topic))
+    # The request sets a topic's whole list, so what somebody else has set on it goes along.
+    resources = [
+        ConfigResource(ConfigResourceType.TOPIC, prefix + name, configs=dict(found[name].overrides) | settings)
+        for name, settings in by_topic.items()
+    ]
+    for response in await admin.alter_configs(resources):
+        for code, message, _kind, name in response.resources:
+            if code:
+                raise TopicMismatch(f"{name} could not be altered: {for_code(code).__name__} {message}")
+
+
+def _raise_for(changes: Sequence[Change], prefix: str) -> None:
+    if not changes:
+        return
+    lines = "\n".join(f"  {_problem(change)}" for change in changes)
+    raise TopicMismatch(
+        f"{len(changes)} differences between the broker's topics and topics/*.yaml"
+        f"{f' (names after the prefix {prefix!r})' if prefix else ''}; nothing was changed:\n{lines}"
+    )
+
+
+def _problem(change: Change) -> str:
+    match change:
+        case Created():
+            return f"{change.topic.name}: not there; run `clawstream topics apply`"
+        case Altered():
+            return (
+                f"{change.topic.name}: {change.setting} is {change.found}, expected {change.wanted}; "
+                "run `clawstream topics apply`"
+            )
+        case Refused():
+            return f"{change.topic.name}: {change.what} is {change.found}, expected {change.wanted}; {change.remedy}"

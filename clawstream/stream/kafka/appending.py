@@ -1,0 +1,237 @@
+"""Events onto Kafka, in the order in which they were given, acknowledged by all replicas.
+
+The one rule: the order of one key's events is the order of the calls, also while the broker is away; so records enter
+the producer one call at a time, and a producer whose state is uncertain is replaced by a new one.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError, RecordListTooLargeError
+from aiokafka.structs import RecordMetadata
+
+from clawstream.errors import TryLater, UnusableEvent
+from clawstream.stream.codec.avro import Codec
+from clawstream.stream.codec.headers import headers_of, key_bytes
+from clawstream.stream.kafka.client import MAX_RECORD_BYTES, Broker, describe, to_its_end
+from clawstream.stream.log import Outgoing, Sealed
+from clawstream.stream.topics import topic_of
+
+log = logging.getLogger(__name__)
+
+FLUSH_WITHIN_S = 10.0
+LOOK_EVERY_S = 1.0  # how soon a broker that went away is noticed
+_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+
+
+class Bytes(NamedTuple):
+    """A record to write, its topic as the broker knows it."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    what: str  # for messages
+    partition: int | None = None  # None: by the key
+
+
+class Appender:
+    """A producer that is replaced when it fails, and a look at the broker every second."""
+
+    def __init__(self, broker: Broker, prefix: str, codec: Codec) -> None:
+        self._broker = broker
+        self._prefix = prefix
+        self._codec = codec
+        self._source = f"/clawstream/{broker.client_id}"
+        self._entering = asyncio.Lock()
+        self._turns: defaultdict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._producer: AIOKafkaProducer | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._healthy = True
+
+    async def __aenter__(self) -> Self:
+        self._producer = await self._connected()
+        self._watch = asyncio.create_task(self._look_after())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        assert self._watch is not None, "left before it was entered"
+        self._watch.cancel()
+        await to_its_end(self._left(self._watch))
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the broker answered when it was last asked, at most some seconds ago."""
+        return self._healthy
+
+    async def partitions_of(self, topic: str) -> set[int]:
+        """Return the partitions of a topic, by its name on the broker."""
+        async with self._entering:
+            producer = await self._ready()
+        partitions: set[int] = await producer.partitions_for(topic)
+        return partitions
+
+    def sealed(self, outgoing: Outgoing) -> Sealed:
+        """Return the record; raises UnusableEvent for an event that can't be one."""
+        event = outgoing.event
+        now_ms = int(time.time() * 1000)
+        headers = headers_of(event, source=self._source, now_ms=now_ms, traceparent=outgoing.traceparent)
+        made = Sealed(topic_of(type(event)), key_bytes(event.key), self._codec.encode(event), tuple(headers))
+        _refuse_oversize(self.opened(made))
+        return made
+
+    def opened(self, sealed: Sealed) -> Bytes:
+        """Return the record as it is written here."""
+        about = dict(sealed.headers)
+        what = f"{about['ce_type'].decode().rpartition('.')[2]} {about['ce_id'].decode()}"
+        return Bytes(self._prefix + sealed.topic, sealed.key, sealed.value, list(sealed.headers), what)
+
+    async def append(self, records: Sequence[Bytes]) -> None:
+        """Return when all are acknowledged; raises TryLater where some may not be, UnusableEvent for one too large."""
+        for record in records:
+            _refuse_oversize(record)
+        async with self._entering:
+            sent = [await self._enter(record) for record in records]
+        if not sent:
+            return
+        # Waiting this way, a caller that is cancelled takes nothing back.
+        await asyncio.wait([acknowledged for acknowledged, _, _ in sent])
+        for acknowledged, record, producer in sent:
+            error = acknowledged.exception()
+            if error is not None:
+                raise await self._failed(error, record, producer) from error
+        self._healthy = True
+
+    async def append_batches(self, batches: Mapping[tuple[str, int], Sequence[Bytes]]) -> None:
+        """Return when all records are acknowledged, each partition's in their order; fast, for many at once.
+
+        Raises as `append` does. Where it raises, some may be written.
+        """
+        for record in (record for records in batches.values() for record in records):
+            _refuse_oversize(record)
+        async with self._entering:
+            producer = await self._ready()
+        sent = [self._fill(producer, topic, number, records) for (topic, number), records in batches.items()]
+        errors = [error for error in await asyncio.gather(*sent, return_exceptions=True) if error is not None]
+        for error in errors:
+            raise await self._failed(error, next(iter(batches.values()))[0], producer) from error
+        self._healthy = True
+
+    async def _fill(self, producer: AIOKafkaProducer, topic: str, number: int, records: Sequence[Bytes]) -> None:
+        waiting = list(reversed(records))
+        while waiting:
+            batch = producer.create_batch()
+            while waiting:
+                record = waiting[-1]
+                if batch.append(key=record.key, value=record.value, timestamp=None, headers=record.headers) is None:
+                    break
+                waiting.pop()
+            batch.close()
+            # One at a time: the producer gives up on who waits for a partition's turn by the waits of all before it.
+            async with self._turns[topic, number]:
+                acknowledged = await producer.send_batch(batch, topic, partition=number)
+            await acknowledged
+
+    async def _enter(self, record: Bytes) -> "tuple[asyncio.Future[RecordMetadata], Bytes, AIOKafkaProducer]":
+        producer = await self._ready()
+        try:
+            acknowledged = await producer.send(
+                record.topic, record.value, key=record.key, partition=record.partition, headers=record.headers
+            )
+        except KafkaError as error:
+            if _uncertain(error):
+                await self._drop()
+            raise _meaning(error, record) from error
+        return acknowledged, record, producer
+
+    async def _failed(self, error: BaseException, record: Bytes, producer: AIOKafkaProducer) -> Exception:
+        """Return what the failure means; a producer that may have lost its place is replaced before the next record."""
+        if not isinstance(error, KafkaError):
+            raise error
+        if _uncertain(error):
+            async with self._entering:
+                if self._producer is producer:
+                    await self._drop()
+        return _meaning(error, record)
+
+    async def _ready(self) -> AIOKafkaProducer:
+        if self._producer is None:
+            self._producer = await self._connected()
+        return self._producer
+
+    async def _connected(self) -> AIOKafkaProducer:
+        producer, started = self._broker.producer(), False
+        try:
+            await producer.start()
+            started = True
+        except (KafkaError, OSError) as error:
+            raise TryLater(f"no Kafka broker answers at {self._broker.bootstrap} ({describe(error)})") from error
+        finally:
+            if not started:
+                await to_its_end(_closed(producer))
+        return producer
+
+    async def _drop(self) -> None:
+        """Close the producer; what it holds is flushed where the broker still answers."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await to_its_end(_closed(producer))
+
+    async def _left(self, watch: asyncio.Task[None]) -> None:
+        await asyncio.wait([watch])
+        async with self._entering:
+            await self._drop()
+
+    async def _look_after(self) -> None:
+        while True:
+            producer = self._producer
+            if producer is not None:
+                answered = False
+                with contextlib.suppress(TimeoutError, KafkaError):
+                    async with asyncio.timeout(2 * LOOK_EVERY_S):
+                        answered = bool(await producer.client.force_metadata_update())
+                if answered != self._healthy:
+                    log.log(logging.INFO if answered else logging.WARNING, "kafka=%s", "back" if answered else "away")
+                self._healthy = answered
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _closed(producer: AIOKafkaProducer) -> None:
+    try:
+        async with asyncio.timeout(FLUSH_WITHIN_S):
+            await producer.stop()
+    except TimeoutError:
+        log.warning("producer=dropped reason=no_answer_within_%gs", FLUSH_WITHIN_S)
+        # Its own `stop` waits for the broker for ever; these two end its tasks and connections.
+        await producer._sender.close()  # noqa: SLF001
+        await producer.client.close()
+    except KafkaError as error:
+        log.warning("producer=dropped reason=%s", describe(error))
+
+
+def _refuse_oversize(record: Bytes) -> None:
+    num_bytes = len(record.key or b"") + len(record.value or b"")
+    if num_bytes > MAX_RECORD_BYTES - 2**16:
+        raise UnusableEvent(
+            f"{record.what} has {num_bytes} bytes, and a record at most {MAX_RECORD_BYTES - 2**16}; it is not written"
+        )
+
+
+def _meaning(error: KafkaError, record: Bytes) -> Exception:
+    if isinstance(error, _TOO_LARGE):
+        return UnusableEvent(f"{record.what} is larger than {record.topic} takes ({error}); it is not written")
+    return TryLater(f"Kafka did not acknowledge {record.what} on {record.topic}: {describe(error)}")
+
+
+def _uncertain(error: KafkaError) -> bool:
+    """Return whether the producer may have lost its place in a partition's sequence."""
+    return not isinstance(error, (*_TOO_LARGE, KafkaTimeoutError))

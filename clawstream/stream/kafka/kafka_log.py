@@ -1,0 +1,393 @@
+"""The log on Kafka.
+
+The one rule: what was acknowledged stays, in the order in which it was written, by key. Names of topics and groups are
+without the installation's prefix everywhere but here.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import OffsetOutOfRangeError
+
+from clawstream.errors import TopicMismatch, TryLater
+from clawstream.events import Event
+from clawstream.stream.codec.avro import Codec, codec
+from clawstream.stream.codec.schemas import all_schemas
+from clawstream.stream.dead_letters.records import LetterId, Mark, letter_headers, mark_headers, needed_queue
+from clawstream.stream.kafka.appending import Appender, Bytes
+from clawstream.stream.kafka.client import (
+    BATCH_BYTES,
+    CONNECT_WITHIN_S,
+    Broker,
+    KafkaSecurity,
+    committed_offsets,
+    kafka_errors,
+)
+from clawstream.stream.kafka.member import GroupPatience, KafkaMember
+from clawstream.stream.kafka.positions import set_group
+from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Put, Raw, Sealed, Start, StartAt
+from clawstream.stream.records import arrived
+from clawstream.stream.subscription import subscription
+from clawstream.stream.topics import SCHEMAS_TOPIC
+
+_POLL_MS = 500
+_POLL_RECORDS = 500
+
+
+class KafkaLog:
+    """The log of one installation, connected from `connect` to the end of its block."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        prefix: str,
+        codec: Codec,
+        *,
+        appender: Appender,
+        admin: AIOKafkaAdminClient,
+        patience: GroupPatience,
+        cluster_id: str | None,
+    ) -> None:
+        self.cluster_id = cluster_id  # the broker's own name for its data; None: it has none
+        self._broker = broker
+        self._patience = patience
+        self._prefix = prefix
+        self._codec = codec
+        self._appender = appender
+        self._admin = admin
+        self._consumers: set[AIOKafkaConsumer] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        bootstrap: str,
+        *,
+        prefix: str = "",
+        client_id: str = "clawstream",
+        security: KafkaSecurity | None = None,
+        written_by: Codec | None = None,
+        patience: GroupPatience | None = None,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> "AsyncIterator[KafkaLog]":
+        """Yield the log; raises PartUnavailable where no broker answers.
+
+        `batch_bytes` is how much of a partition goes into one request, of which one is under way at a time.
+        """
+        broker = Broker(
+            bootstrap=bootstrap, client_id=client_id, security=security or KafkaSecurity(), batch_bytes=batch_bytes
+        )
+        used = written_by or codec()
+        async with AsyncExitStack() as stack:
+            with broker.connecting():
+                async with asyncio.timeout(CONNECT_WITHIN_S):
+                    admin = broker.admin()
+                    stack.push_async_callback(admin.close)
+                    await admin.start()
+                    cluster_id = (await admin.describe_cluster())["cluster_id"]
+                    appender = await stack.enter_async_context(Appender(broker, prefix, used))
+            log = cls(
+                broker, prefix, used,
+                appender=appender, admin=admin, patience=patience or GroupPatience(), cluster_id=cluster_id,
+            )  # fmt: skip
+            stack.push_async_callback(log._close_readers)
+            yield log
+
+    def healthy(self) -> bool:
+        """Return whether the broker answered when it was last asked, at most some seconds ago."""
+        return self._appender.healthy
+
+    async def append(
+        self, events: Sequence[Event], traceparent: str | None = None, *, timeout_s: float | None = None
+    ) -> None:
+        """Return when all events are acknowledged; calls keep their order, per key.
+
+        Raises UnusableEvent, before anything is written, for an event that can't be; TryLater where a part may be
+        written. Without `timeout_s` it waits for a broker that is away; after it, what was not acknowledged may still
+        reach the log.
+        """
+        await self.append_sealed([self.seal(event, traceparent) for event in events], timeout_s=timeout_s)
+
+    async def write(self, outgoing: Sequence[Outgoing]) -> None:
+        """Do as `append` does, with a trace for each event."""
+        await self.append_sealed([self._appender.sealed(one) for one in outgoing])
+
+    def seal(self, event: Event, traceparent: str | None = None) -> Sealed:
+        """Return the event as a record; raises UnusableEvent for one that can't be."""
+        return self._appender.sealed(Outgoing(event, traceparent))
+
+    def unseal(self, sealed: Sealed) -> Event:
+        """Return the record's event; raises UndecodableRecord."""
+        return self._codec.decode(sealed.value)
+
+    async def append_sealed(self, records: Sequence[Sealed], *, timeout_s: float | None = None) -> None:
+        """Do as `append` does with records as they were sealed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._appender.append([self._appender.opened(record) for record in records])
+        except TimeoutError as error:
+            raise TryLater(
+                f"Kafka at {self._broker.bootstrap} did not acknowledge {len(records)} events within {timeout_s:g} s; "
+                "they may still be written"
+            ) from error
+
+    async def put(self, records: Sequence[Put]) -> None:
+        """Return when all are acknowledged, each partition's in this order; raises TryLater where some may not be."""
+        batches: dict[tuple[str, int], list[Bytes]] = {}
+        for place, key, value, headers in records:
+            topic = self._prefix + place.topic
+            record = Bytes(topic, key, value, list(headers), f"a record of {place.topic}")
+            batches.setdefault((topic, place.partition), []).append(record)
+        await self._appender.append_batches(batches)
+
+    async def publish_schemas(self) -> None:
+        """Write every schema to the compacted topic, so that the data explains itself elsewhere."""
+        await self._appender.append(
+            [
+                Bytes(
+                    topic=self._prefix + SCHEMAS_TOPIC,
+                    key=schema.fingerprint.hex().encode(),
+                    value=schema.text.encode(),
+                    headers=[("content-type", b"application/json")],
+                    what=f"the schema of {schema.event.__name__} v{schema.version}",
+                )
+                for schema in all_schemas()
+            ]
+        )
+
+    async def set_aside(
+        self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
+    ) -> None:
+        """Copy the record to its topic's dead-letter queue, byte for byte and acknowledged."""
+        queue = needed_queue(letter_id)
+        raw = await self._fetch(letter_id.place, letter_id.offset)
+        why = letter_headers(letter_id, raw.timestamp_ms, error=error, attempt=attempt, story=story or {})
+        what = f"the copy of {letter_id.topic}-{letter_id.partition} offset {letter_id.offset}"
+        headers = [*raw.headers, *why]
+        await self._appender.append([Bytes(self._prefix + queue, raw.key, raw.value, headers, what)])
+
+    async def mark(self, marks: Sequence[Mark]) -> None:
+        """Say what became of letters, in their queues, acknowledged."""
+        await self._appender.append(
+            [
+                Bytes(
+                    self._prefix + needed_queue(mark.id), mark.key, None, mark_headers(mark), f"the mark of {mark.id}"
+                )
+                for mark in marks
+            ]
+        )
+
+    async def follow_raw(
+        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
+    ) -> AsyncGenerator[Sequence[Raw], None]:
+        """Yield the bytes on the topics from `start` on, and what comes, in order per partition; see `follow`."""
+        async with self._reader() as consumer:
+            places = await self._places(topics)
+            starts = await self._starts(consumer, places, start)
+            ends = await self._offsets(consumer.end_offsets, places) if until_end else None
+            async for raws in self._read(consumer, starts, ends):
+                yield raws
+
+    async def follow(
+        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
+    ) -> AsyncIterator[Sequence[Arrived]]:
+        """Yield what is on the topics and what comes, in order per partition, without a group.
+
+        `start` is an offset by (topic, partition), the earliest for partitions that it leaves out; or one of the two
+        words; or a time in ms since the epoch. With `until_end` it ends where the topics end now.
+        """
+        async with aclosing(self.follow_raw(topics, start, until_end=until_end)) as reading:
+            async for raws in reading:
+                yield [arrived(raw, self._codec) for raw in raws]
+
+    async def replay(
+        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
+    ) -> AsyncGenerator[Sequence[Arrived], None]:
+        """Yield each partition's records from the first offset up to and without the second, in order."""
+        async with aclosing(self.replay_raw(ranges, key=key)) as reading:
+            async for raws in reading:
+                yield [arrived(raw, self._codec, digest=digest) for raw in raws]
+
+    async def replay_raw(
+        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+    ) -> AsyncGenerator[Sequence[Raw], None]:
+        """Yield the bytes of what `replay` yields."""
+        async with self._reader() as consumer:
+            begins = await self._offsets(consumer.beginning_offsets, list(ranges))
+            starts = {place: max(first, begins[place]) for place, (first, _) in ranges.items()}
+            ends = {place: end for place, (_, end) in ranges.items()}
+            async for raws in self._read(consumer, starts, ends):
+                found = [raw for raw in raws if key in (None, raw.key)]
+                if found:
+                    yield found
+
+    @asynccontextmanager
+    async def join(
+        self, group: str, topics: Sequence[str], listener: Listener, *, instance_id: str | None = None
+    ) -> AsyncIterator[KafkaMember]:
+        """Be a member of `group` for the length of the block."""
+        consumer = self._broker.consumer(
+            group_id=self._prefix + group, group_instance_id=instance_id, **self._patience.arguments()
+        )
+        member = KafkaMember(consumer, listener, self._admin, self._prefix + group, self._prefix, self._arrived)
+        async with self._started(consumer):
+            consumer.subscribe(topics=[self._prefix + topic for topic in topics], listener=member.rebalance)
+            yield member
+
+    async def subscribe(
+        self,
+        topics: Sequence[str],
+        group: str,
+        *,
+        start: StartAt,
+        revoked: Callable[[frozenset[Place]], Awaitable[None]] | None = None,
+        instance_id: str | None = None,
+    ) -> AsyncIterator[Batch]:
+        """Yield what comes on this member's share of the topics; where it starts is kept elsewhere.
+
+        A batch counts as taken when the next is asked for; that is then noted with the group, for people who look at
+        its lag. `revoked` is awaited before partitions go to another member.
+        """
+        async for batch in subscription(self, topics, group, start=start, revoked=revoked, instance_id=instance_id):
+            yield batch
+
+    async def end_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        """Return the offset that each partition's next record will have."""
+        async with self._reader() as consumer:
+            return await self._offsets(consumer.end_offsets, await self._places(topics))
+
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+        """Return the oldest offset that each partition still has."""
+        async with self._reader() as consumer:
+            return await self._offsets(consumer.beginning_offsets, await self._places(topics))
+
+    async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[Place, int]:
+        """Return the first offset of each partition at `start`, said as `follow` has it; the end where none is."""
+        async with self._reader() as consumer:
+            return await self._starts(consumer, await self._places(topics), start)
+
+    async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[Place, Commit]:
+        """Return how far the group has come where it has read anything; None: on all of its topics."""
+        found = await committed_offsets(self._admin, self._prefix + group)
+        commits = {self._place(at): Commit(there.offset, there.metadata) for at, there in found.items()}
+        return {place: commit for place, commit in commits.items() if topics is None or place.topic in topics}
+
+    async def put_back(self, group: str, commits: Mapping[Place, Commit]) -> None:
+        """Let the group go on from these; raises PartUnavailable while somebody reads in it."""
+        await set_group(self._broker, self._prefix, group, commits)
+
+    async def lag(self, group: str) -> int | None:
+        """Return how many records the group has not done yet; None: it has never read."""
+        committed = await self.committed(group)
+        if not committed:
+            return None
+        ends = await self.end_offsets(sorted({place.topic for place in committed}))
+        return sum(max(0, ends[place] - commit.offset) for place, commit in committed.items())
+
+    async def _fetch(self, place: Place, offset: int) -> Raw:
+        async with self._reader() as consumer:
+            at = self._at(place)
+            consumer.assign([at])
+            consumer.seek(at, offset)
+            with kafka_errors(f"read {place.topic}-{place.partition} at offset {offset}"):
+                found: ConsumerRecord[Any, Any] = await consumer.getone(at)
+            return self._raw(found)
+
+    def _reader(self) -> "AbstractAsyncContextManager[AIOKafkaConsumer]":
+        return self._started(self._broker.consumer(max_poll_records=_POLL_RECORDS))
+
+    @asynccontextmanager
+    async def _started(self, consumer: AIOKafkaConsumer) -> AsyncIterator[AIOKafkaConsumer]:
+        self._consumers.add(consumer)
+        try:
+            with kafka_errors("read"):
+                await consumer.start()
+            yield consumer
+        finally:
+            self._consumers.discard(consumer)
+            await consumer.stop()
+
+    async def _close_readers(self) -> None:
+        """A reader that was left in the middle ends with the log, and not when it is found to be garbage."""
+        for consumer in list(self._consumers):
+            await consumer.stop()
+
+    async def _read(
+        self, consumer: AIOKafkaConsumer, starts: Mapping[Place, int], ends: Mapping[Place, int] | None
+    ) -> AsyncIterator[Sequence[Raw]]:
+        left = {self._at(place) for place, start in starts.items() if ends is None or start < ends[place]}
+        consumer.assign(list(left))
+        for place, offset in starts.items():
+            if self._at(place) in left:
+                consumer.seek(self._at(place), offset)
+        while left:
+            try:
+                with kafka_errors("read"):
+                    found = await consumer.getmany(timeout_ms=_POLL_MS)
+            except OffsetOutOfRangeError as error:
+                raise TopicMismatch(
+                    f"records that are to be read are not there any more ({error}): they are past their topic's "
+                    "retention, or the topic was made anew"
+                ) from error
+            read = [self._raw(record) for records in found.values() for record in records]
+            if ends is not None:
+                read = [record for record in read if record.offset < ends[Place(record.topic, record.partition)]]
+                for at in list(left):
+                    if await consumer.position(at) >= ends[self._place(at)]:
+                        left.discard(at)
+                        consumer.pause(at)
+            if read:
+                yield read
+
+    async def _starts(self, consumer: AIOKafkaConsumer, places: Sequence[Place], start: Start) -> dict[Place, int]:
+        if start == "latest":
+            return await self._offsets(consumer.end_offsets, places)
+        begins = await self._offsets(consumer.beginning_offsets, places)
+        if isinstance(start, Mapping):
+            return {place: start.get(place, begin) for place, begin in begins.items()}
+        if isinstance(start, int):
+            ends = await self._offsets(consumer.end_offsets, places)
+            with kafka_errors("look for a time"):
+                found = await consumer.offsets_for_times({self._at(place): start for place in places})
+            times = {self._place(at): there for at, there in found.items()}
+            return {place: ends[place] if times[place] is None else times[place].offset for place in places}
+        return begins
+
+    async def _offsets(
+        self, ask: Callable[[list[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]], places: Iterable[Place]
+    ) -> dict[Place, int]:
+        with kafka_errors("ask for offsets"):
+            found = await ask([self._at(place) for place in places])
+        return {self._place(at): offset for at, offset in found.items()}
+
+    async def _places(self, topics: Sequence[str]) -> list[Place]:
+        with kafka_errors("ask for partitions"):
+            return [
+                Place(topic, partition)
+                for topic in topics
+                for partition in sorted(await self._appender.partitions_of(self._prefix + topic))
+            ]
+
+    def _arrived(self, record: "ConsumerRecord[Any, Any]") -> Arrived:
+        return arrived(self._raw(record), self._codec)
+
+    def _raw(self, record: "ConsumerRecord[Any, Any]") -> Raw:
+        return Raw(
+            topic=record.topic.removeprefix(self._prefix),
+            partition=record.partition,
+            offset=record.offset,
+            timestamp_ms=record.timestamp,
+            key=record.key,
+            value=record.value,
+            headers=tuple(record.headers),
+        )
+
+    def _at(self, place: tuple[str, int]) -> TopicPartition:
+        return TopicPartition(self._prefix + place[0], place[1])
+
+    def _place(self, at: TopicPartition) -> Place:
+        return Place(at.topic.removeprefix(self._prefix), at.partition)

@@ -1,0 +1,192 @@
+"""One reader of a consumer group on Kafka.
+
+The one rule: a partition is read from when the listener has said where to begin until the moment it is revoked; a
+record that the client had fetched before or after is dropped. What was given in one generation of the group is
+committed in that generation or not at all.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+from aiokafka.errors import (
+    CommitFailedError,
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from aiokafka.structs import OffsetAndMetadata
+
+from clawstream.errors import TryLater
+from clawstream.stream.kafka.client import committed_offsets, describe
+from clawstream.stream.log import Arrived, Commit, Listener, Place
+
+_NOT_OURS = (CommitFailedError, IllegalStateError, RebalanceInProgressError, UnknownMemberIdError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPatience:
+    """How patient the group is with a member."""
+
+    session_timeout_s: float = 10.0  # a killed member's partitions go to others after this
+    heartbeat_s: float = 1.0
+    max_poll_interval_s: float = 300.0
+    rebalance_timeout_s: float = 60.0  # how long a member may take to let go of its partitions
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the consumer's arguments."""
+        return {
+            "session_timeout_ms": int(self.session_timeout_s * 1000),
+            "heartbeat_interval_ms": int(self.heartbeat_s * 1000),
+            "max_poll_interval_ms": int(self.max_poll_interval_s * 1000),
+            "rebalance_timeout_ms": int(self.rebalance_timeout_s * 1000),
+            # By default members would not be given the same partitions of topics with one key.
+            "partition_assignment_strategy": (RangePartitionAssignor,),
+        }
+
+
+class KafkaMember:
+    """A consumer of a group; `join` of the log makes it and takes it away."""
+
+    def __init__(
+        self,
+        consumer: AIOKafkaConsumer,
+        listener: Listener,
+        admin: AIOKafkaAdminClient,
+        group: str,
+        prefix: str,
+        arrived: "Callable[[ConsumerRecord[Any, Any]], Arrived]",
+    ) -> None:
+        self._consumer = consumer
+        self._listener = listener
+        self._admin = admin
+        self._group = group
+        self._prefix = prefix
+        self._arrived = arrived
+        self._reading: frozenset[TopicPartition] = frozenset()
+        self._paused: set[TopicPartition] = set()
+        self._failure: BaseException | None = None
+        self._given_in: int | None = None  # the group's generation
+        self.rebalance = _Rebalance(self)
+
+    async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[Place, Sequence[Arrived]]:
+        """Return what arrived, waiting for the first record at most `timeout_s`; never cancelled.
+
+        Raises what the listener raised, and TryLater where the broker refuses us.
+        """
+        self._raise_failure()
+        try:
+            found = await self._consumer.getmany(timeout_ms=int(timeout_s * 1000), max_records=max_records)
+        except KafkaError as error:
+            # The client counts a fetch that raised as still going on, and would take us for alive for ever.
+            self._consumer._subscription._fetch_count = 0  # noqa: SLF001  # no public one
+            if isinstance(error, NoOffsetForPartitionError):
+                return {}  # it looked for a position of its own before `assigned` had sought to ours, and forgets that
+            raise TryLater(f"Kafka does not let {self._group} read: {describe(error)}") from error
+        self._raise_failure()
+        return {
+            self._place(at): [self._arrived(record) for record in records]
+            for at, records in found.items()
+            if at in self._reading
+        }
+
+    async def commit(self, commits: Mapping[Place, Commit]) -> bool:
+        """Note how far the group has come; False where some of the partitions are not ours any more."""
+        if self._generation() != self._given_in:
+            # The client would commit as somebody outside the group, whom the broker believes while nobody is in it.
+            return False
+        offsets = {self._at(place): OffsetAndMetadata(*commit) for place, commit in commits.items()}
+        try:
+            await self._consumer.commit(offsets)
+        except _NOT_OURS:
+            return False
+        except KafkaError as error:
+            raise TryLater(f"Kafka did not take a commit of {self._group}: {describe(error)}") from error
+        return True
+
+    def pause(self, places: Iterable[Place]) -> None:
+        """Fetch no more of these, until `resume`."""
+        wanted = {self._at(place) for place in places}
+        self._paused |= wanted
+        self._consumer.pause(*(wanted & self._assigned()))
+
+    def resume(self, places: Iterable[Place]) -> None:
+        """Fetch these again."""
+        wanted = {self._at(place) for place in places}
+        self._paused -= wanted
+        self._consumer.resume(*(wanted & self._assigned() & self._reading))
+
+    def caught_up(self, place: Place) -> bool:
+        """Return whether all that was on the partition at the last fetch has been polled."""
+        at = self._at(place)
+        if at not in self._reading or at in self._paused or at not in self._assigned():
+            return False
+        state = self._consumer._subscription.subscription.assignment.state_value(at)  # noqa: SLF001  # no public one
+        end = self._consumer.highwater(at)
+        return end is not None and state.has_valid_position and state.position >= end
+
+    async def assigned(self, given: Iterable[TopicPartition]) -> None:
+        """Ask the listener where to begin, and begin there."""
+        given = frozenset(given)
+        self._given_in = self._generation()
+        self._consumer.pause(*given)
+        try:
+            starts = await self._listener.assigned(await self._committed(given))
+        except Exception as error:  # noqa: BLE001  # the client logs what is raised here and goes on; `poll` raises it
+            self._failure = error
+            return
+        if not given <= self._assigned():
+            return
+        for place, offset in starts.items():
+            self._consumer.seek(self._at(place), offset)
+        self._reading = given
+        self._consumer.resume(*(given - self._paused))
+
+    async def revoked(self, places: Iterable[TopicPartition]) -> None:
+        """Stop reading and let the listener finish."""
+        gone, self._reading = self._reading, frozenset()
+        self._paused.clear()
+        assigned = self._assigned()
+        self._consumer.pause(*(at for at in places if at in assigned))
+        try:
+            await self._listener.revoked(frozenset(map(self._place, gone)))
+        except Exception as error:  # noqa: BLE001  # see `assigned`
+            self._failure = error
+
+    async def _committed(self, given: Iterable[TopicPartition]) -> dict[Place, Commit | None]:
+        found = await committed_offsets(self._admin, self._group, list(given))
+        commits = {at: Commit(there.offset, there.metadata) for at, there in found.items()}
+        return {self._place(at): commits.get(at) for at in given}
+
+    def _generation(self) -> int:
+        number: int = self._consumer._coordinator.generation  # noqa: SLF001  # no public one
+        return number
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _assigned(self) -> frozenset[TopicPartition]:
+        return frozenset(self._consumer.assignment())
+
+    def _at(self, place: Place) -> TopicPartition:
+        return TopicPartition(self._prefix + place.topic, place.partition)
+
+    def _place(self, at: TopicPartition) -> Place:
+        return Place(at.topic.removeprefix(self._prefix), at.partition)
+
+
+class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]  # the client has no types
+    def __init__(self, member: KafkaMember) -> None:
+        self._member = member
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        await self._member.assigned(assigned)
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        await self._member.revoked(revoked)

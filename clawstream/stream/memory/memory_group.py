@@ -1,0 +1,146 @@
+"""Consumer groups in memory: partitions are given by range, and taken back before they are given to others.
+
+The one rule: a partition has one reader at a time; a rebalance ends when every member has let go.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from clawstream.stream.codec.avro import codec
+from clawstream.stream.log import Arrived, Commit, Listener, Place, Raw
+from clawstream.stream.memory.cut import Cut
+from clawstream.stream.records import arrived
+
+
+class Partitions(Protocol):
+    """The part of a broker that groups need."""
+
+    def records(self, place: Place) -> Sequence[Raw]:
+        """Return all records of a partition."""
+
+    def places(self, topics: Iterable[str]) -> list[Place]:
+        """Return the partitions of the topics."""
+
+    def notify(self) -> None:
+        """Something changed."""
+
+    async def changed(self, timeout_s: float | None = None) -> None:
+        """Return when something changed since now, or after `timeout_s`."""
+
+
+class Group:
+    """Members in the order in which they joined, and what they committed."""
+
+    def __init__(self, broker: Partitions) -> None:
+        self._broker = broker
+        self.members: list[MemoryMember] = []
+        self.generation = 0
+        self.committed: dict[Place, Commit] = {}
+
+    def change(self, members: "list[MemoryMember]") -> None:
+        """Let the members be these; everybody lets go and is given partitions anew."""
+        self.members = members
+        self.generation += 1
+        self._broker.notify()
+
+    def share_of(self, member: "MemoryMember", topics: Iterable[str]) -> frozenset[Place]:
+        """Return the member's range of each topic's partitions."""
+        rank, num_members = self.members.index(member), len(self.members)
+        share: set[Place] = set()
+        for topic in topics:
+            places = self._broker.places([topic])
+            quotient, rest = divmod(len(places), num_members)
+            first = rank * quotient + min(rank, rest)
+            share.update(places[first : first + quotient + (rank < rest)])
+        return frozenset(share)
+
+
+class MemoryMember:
+    """One reader of a group."""
+
+    def __init__(self, broker: Partitions, group: Group, topics: Sequence[str], listener: Listener, cut: Cut) -> None:
+        self._broker = broker
+        self._group = group
+        self._topics = topics
+        self._listener = listener
+        self._cut = cut
+        self._positions: dict[Place, int] = {}
+        self._paused: set[Place] = set()
+        self.let_go = 0  # the generation for which we hold nothing of an earlier one
+        self._generation = 0  # the generation whose share we have
+        group.change([*group.members, self])
+
+    async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[Place, Sequence[Arrived]]:
+        """Return what arrived, waiting for the first record at most `timeout_s`."""
+        if self._generation != self._group.generation:
+            await self._rejoin()
+        async with self._cut.around():
+            found = self._fetch(max_records)
+            if not found and timeout_s > 0:
+                await self._broker.changed(timeout_s)
+                found = self._fetch(max_records) if self._generation == self._group.generation else {}
+        return found
+
+    async def commit(self, commits: Mapping[Place, Commit]) -> bool:
+        """Note how far the group has come; False where some of the partitions are not ours any more."""
+        async with self._cut.around():
+            if not commits.keys() <= self._positions.keys():
+                return False
+            self._group.committed |= commits
+            self._broker.notify()
+        return True
+
+    def pause(self, places: Iterable[Place]) -> None:
+        """Fetch no more of these, until `resume`."""
+        self._paused.update(places)
+
+    def resume(self, places: Iterable[Place]) -> None:
+        """Fetch these again."""
+        self._paused.difference_update(places)
+        self._broker.notify()
+
+    def caught_up(self, place: Place) -> bool:
+        """Return whether all that is on the partition has been polled."""
+        if place not in self._positions or place in self._paused:
+            return False
+        return self._positions[place] >= len(self._broker.records(place))
+
+    def leave(self) -> None:
+        """Be a member no more."""
+        self._positions.clear()
+        self._group.change([member for member in self._group.members if member is not self])
+
+    async def _rejoin(self) -> None:
+        while self._generation != self._group.generation:
+            generation = self._group.generation
+            if self._positions:
+                await self._listener.revoked(frozenset(self._positions))
+                self._positions.clear()
+                self._paused.clear()
+            self.let_go = generation
+            self._broker.notify()
+            while generation == self._group.generation and any(
+                member.let_go != generation for member in self._group.members
+            ):
+                await self._broker.changed()
+            if generation == self._group.generation:
+                await self._begin(self._group.share_of(self, self._topics))
+                self._generation = generation
+
+    async def _begin(self, places: frozenset[Place]) -> None:
+        committed = {place: self._group.committed.get(place) for place in sorted(places)}
+        starts = await self._listener.assigned(committed)
+        self._positions = dict(starts)
+        self._broker.notify()
+
+    def _fetch(self, max_records: int) -> dict[Place, Sequence[Arrived]]:
+        found: dict[Place, Sequence[Arrived]] = {}
+        for place, position in self._positions.items():
+            if place in self._paused or max_records <= 0:
+                continue
+            raws = self._broker.records(place)[position : position + max_records]
+            if raws:
+                found[place] = [arrived(raw, codec()) for raw in raws]
+                self._positions[place] += len(raws)
+                max_records -= len(raws)
+        return found

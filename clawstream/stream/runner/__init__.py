@@ -1,0 +1,1 @@
+"""Hosts a stage on a log: reads, folds, writes, calls, commits."""

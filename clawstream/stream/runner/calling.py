@@ -1,0 +1,170 @@
+"""Slow calls, made until they succeed or their deadlines are over.
+
+The one rule: a call that failed is not an answer; only the stage's own `give_up` makes events of it, and not while all
+calls fail: then the peer is away, and they wait for it, unless the stage can do without.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import count
+from typing import Generic, TypeVar
+
+from clawstream.errors import NotYet, TooLate, TryLater
+from clawstream.events import Event
+from clawstream.stream.runner.breaker import Breaker
+from clawstream.stream.stage import Stage
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S")
+C = TypeVar("C")
+
+LONGEST_WAIT_S = 30.0
+
+
+def wait_before(attempt: int, retry_s: float) -> float:
+    """Return how long to wait after failed attempt 0, 1, ..: anything up to a bound that doubles (full jitter)."""
+    return random.uniform(0, min(LONGEST_WAIT_S, retry_s * 2 ** min(attempt, 20)))
+
+
+class Caller(Generic[S, C]):
+    """Makes a stage's calls, `calls_at_once` of them, behind one breaker; `on_retry` hears of each that failed."""
+
+    def __init__(self, stage: Stage[S, C], *, retry_s: float, on_retry: Callable[[str], None]) -> None:
+        self._stage = stage
+        self._retry_s = retry_s
+        self._on_retry = on_retry
+        self._slots = asyncio.Semaphore(stage.calls_at_once)
+        self._breaker = Breaker(first_wait_s=4 * retry_s)
+        self._change = asyncio.Event()
+        self._numbers = count()
+        self._now_s = asyncio.get_running_loop().time
+        self._why_away = ""
+
+    @property
+    def waits_for_peer(self) -> bool:
+        """Whether nothing goes on until a call that tries has come through."""
+        return self._stage.waits_for_peer and self._breaker.is_open
+
+    async def until_done(self, call: C) -> Sequence[Event]:
+        """Return the events that came of `call`; each attempt takes a slot, waiting between them takes none.
+
+        The deadline runs from the first attempt, so calls that wait for their turn are not given up unasked; and it
+        stands still while the peer is away. Where the stage does not wait for that one it runs on, and a call that was
+        not made yet is given up too once the peer was away for as long.
+        """
+        number, attempt, asked_at_s = next(self._numbers), 0, self._now_s()
+        deadline_s: float | None = None
+        why: str | None = None
+        give_up = self._stage.give_up
+
+        def patience_s() -> float:
+            if self._stage.waits_for_peer or give_up is None:
+                return math.inf
+            if deadline_s is not None:
+                return deadline_s - self._now_s()
+            away_at_s = self._breaker.opened_at_s
+            return self._stage.deadline_s - (0 if away_at_s is None else self._now_s() - max(asked_at_s, away_at_s))
+
+        while True:
+            async with self._turn(number, patience_s) as may_go:
+                if not may_go:
+                    assert give_up is not None, "who never gives up is patient"
+                    return give_up(call, self._why_away if why is None else why)
+                if deadline_s is None:
+                    deadline_s = self._clock_s() + min(self._stage.deadline_s, patience_s())
+                left_s = math.inf if give_up is None else max(0.0, deadline_s - self._clock_s())
+                try:
+                    return await self._attempt(number, call, min(self._stage.call_timeout_s, left_s))
+                except TooLate as error:
+                    assert give_up is not None, f"{self._stage.name} gives up no call"
+                    return give_up(call, str(error))
+                except TryLater as error:
+                    why, at_least_s = str(error), error.retry_after_s or 0.0
+            wait_s = max(wait_before(attempt, self._retry_s), at_least_s)
+            if give_up is not None and wait_s >= deadline_s - self._clock_s():
+                away_s = self._breaker.open_for_s(self._now_s())
+                await asyncio.sleep(max(0.0, deadline_s - self._clock_s()))
+                stood_still = self._breaker.open_for_s(self._now_s()) != away_s or self._breaker.is_open
+                if not (stood_still and self._stage.waits_for_peer):
+                    return give_up(call, why)
+            else:
+                self._on_retry(why)
+                await asyncio.sleep(wait_s)
+            attempt += 1
+
+    async def _attempt(self, number: int, call: C, within_s: float) -> Sequence[Event]:
+        """Make the call once. Raises TryLater also where it does not return in time; the breaker knows how it went."""
+        assert self._stage.perform is not None, f"{self._stage.name} makes calls and has no perform"
+        try:
+            async with asyncio.timeout(within_s):
+                events = await self._stage.perform(call)
+        except TimeoutError as error:
+            missed = TryLater(f"no answer within {within_s:.3g} s")
+            self._failed(number, missed)
+            raise missed from error
+        except TryLater as error:
+            if isinstance(error, NotYet):
+                self._breaker.abandon(number)
+                self._changed()
+            else:
+                self._failed(number, error)
+            raise
+        except BaseException:
+            self._breaker.abandon(number)
+            self._changed()
+            raise
+        if self._breaker.succeed(self._now_s()):
+            log.warning("stage=%s breaker=closed", self._stage.name)
+            self._changed()
+        return events
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, number: int, patience_s: Callable[[], float]) -> AsyncIterator[bool]:
+        """A slot while the call is made, once it may go; False: its time was over first."""
+        while (within_s := patience_s()) > 0:
+            async with contextlib.AsyncExitStack() as slot:
+                try:
+                    async with asyncio.timeout(None if within_s == math.inf else within_s):
+                        await slot.enter_async_context(self._slots)
+                        await self._passage(number)
+                except TimeoutError:
+                    continue
+                yield True
+                return
+        yield False
+
+    async def _passage(self, number: int) -> None:
+        """Return when the call may go; where the breaker is open, as the one that finds out."""
+        while (wait_s := self._breaker.wait_s(self._now_s())) != 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._change.wait()
+        self._breaker.start(number)
+
+    def _failed(self, number: int, error: TryLater) -> None:
+        opened = self._breaker.fail(number, self._now_s(), retry_after_s=error.retry_after_s or 0.0)
+        self._why_away = str(error)
+        if opened:
+            log.error(
+                "stage=%s breaker=open reason=%s. No call is made until one that is tried now and then comes through; "
+                "%s. Look at the peer: its address, its key, its limits",
+                self._stage.name,
+                error,
+                "nothing is recorded as failed meanwhile"
+                if self._stage.waits_for_peer
+                else f"each is recorded as failed after {self._stage.deadline_s:g} s",
+            )
+        self._changed()
+
+    def _clock_s(self) -> float:
+        """Return the seconds of the deadlines' clock: it stands still while the stage waits for its peer."""
+        return self._now_s() - (self._breaker.open_for_s(self._now_s()) if self._stage.waits_for_peer else 0.0)
+
+    def _changed(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()

@@ -1,0 +1,190 @@
+"""What a worker has of one partition number: its states, its clock, and the records that are not done.
+
+The one rule: a record is done when its events are acknowledged, its calls have returned, and the events of those are
+acknowledged; or when it stands in the dead-letter queue.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from clawstream.stream.log import Arrived, Commit, Place
+from clawstream.stream.records import digest_in
+from clawstream.stream.runner.clock import LogClock
+from clawstream.stream.runner.dating import Dating, capped
+from clawstream.stream.runner.fold import Fold
+from clawstream.stream.runner.rebuild import Note, read_note
+from clawstream.stream.runner.watermark import Watermark
+from clawstream.stream.stage import Record, Stage
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S")
+C = TypeVar("C")
+
+
+@dataclass(slots=True, kw_only=True)
+class Errand:
+    """What one record, or one tick, leads to; done when nothing of it is left."""
+
+    place: Place | None  # None: a tick
+    offset: int
+    key: str = ""
+    traceparent: str | None = None
+    left: int = 0
+    attempt: int = 1
+    story: Mapping[str, int] = field(default_factory=dict)
+    released: asyncio.Event | None = None  # of a record that was set aside, and done, before
+
+
+class Share(Generic[S, C]):
+    """One partition number of all topics of a stage, from when it is given to this worker until it is taken away."""
+
+    def __init__(
+        self,
+        stage: Stage[S, C],
+        number: int,
+        committed: Mapping[Place, Commit | None],
+        begins: Mapping[Place, int],
+        *,
+        machine_ms: Callable[[], int],
+    ) -> None:
+        self.number = number
+        self.places = tuple(Place(topic, number) for topic in stage.reads)
+        self.live = False
+        self.gone = False
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.copying = asyncio.Lock()
+        self.starts = {place: _start(committed[place], begins[place]) for place in self.places}
+        self.fold = Fold(stage)
+        self._stage = stage
+        self._clock = LogClock(stage.reads)
+        self._dating = Dating(stage.reads)
+        self._machine_ms = machine_ms
+        self._notes = {place: _note(committed[place], self.starts[place]) for place in self.places}
+        self._last = {place: {self.starts[place] - 1: note.last} for place, note in self._notes.items()}
+        self._marks = {place: Watermark(start) for place, start in self.starts.items()}
+        self._committed: dict[Place, tuple[int, int]] = {}  # offset, rebuild_from
+        self._nothing_open = asyncio.Event()
+        self._nothing_open.set()
+
+    @property
+    def num_open(self) -> int:
+        """How many records were read and are not done."""
+        return sum(mark.num_open for mark in self._marks.values())
+
+    def to_rebuild(self) -> dict[Place, tuple[int, int]]:
+        """Return what is to be remembered before this share goes live: from the first offset up to the second."""
+        ranges = {place: (self._notes[place].rebuild_from, self.starts[place]) for place in self.places}
+        return {place: (first, end) for place, (first, end) in ranges.items() if first < end}
+
+    def forget(self) -> None:
+        """Begin remembering anew."""
+        self.fold = Fold(self._stage)
+        self._dating = Dating(self._stage.reads)
+
+    def remember(self, records: Sequence[Record], at_s: float, *, unused: Callable[[Record], bool]) -> None:
+        """Fold what was done before, in order, without writing or calling anything; leave out what is set aside."""
+        for found in records:
+            record = self._dated(found)
+            if not unused(record):
+                # What the stage breaks on now is set aside when it is read live, or was.
+                with contextlib.suppress(Exception):
+                    self.fold.apply(record)
+            self._see(record, at_s)
+            self._expire(record.timestamp_ms)
+
+    def go_live(self, at_s: float) -> None:
+        """All that was is remembered; what comes now is for real."""
+        clock_ms = capped(max(note.clock_ms for note in self._notes.values()), self._machine_ms())
+        self._clock.resume(clock_ms, at_s)
+        self._expire(clock_ms)
+        self.live = True
+
+    def read(self, place: Place, found: Arrived, at_s: float) -> Arrived:
+        """Return the record that was read with the time that is believed; it is open until `done`."""
+        record = self._dated(found) if isinstance(found, Record) else found
+        self._marks[place].read(record.offset)
+        digest = digest_in(record)
+        self._last[place][record.offset] = None if digest is None else digest.hex()
+        self._see(record, at_s)
+        self._nothing_open.clear()
+        return record
+
+    def read_up_to(self, place: Place) -> int:
+        """Return the offset of the partition's next record."""
+        return self._marks[place].next_offset
+
+    def done(self, place: Place, offset: int) -> None:
+        """The record needs nothing more."""
+        self._marks[place].done(offset)
+        if not self.num_open:
+            self._nothing_open.set()
+
+    async def nothing_open(self) -> None:
+        """Return when every record that was read is done."""
+        await self._nothing_open.wait()
+
+    def clock_ms(self, caught_up: Callable[[Place], bool], at_s: float) -> int | None:
+        """Return the log's time; None: nothing says what time it is."""
+        return self._clock.now_ms([place.topic for place in self.places if not caught_up(place)], at_s)
+
+    def commits(self, now_ms: int | None) -> dict[Place, Commit]:
+        """Return what is to be committed: the partitions whose offset or note is not what the group has."""
+        if now_ms is not None:
+            self._expire(now_ms)
+        commits: dict[Place, Commit] = {}
+        for place, mark in self._marks.items():
+            offset = mark.committable
+            note = Note(self.fold.rebuild_from(place.topic, offset), now_ms or 0, self._last_before(place, offset))
+            if self._committed.get(place) != (offset, note.rebuild_from):
+                commits[place] = Commit(offset, note.written())
+        return commits
+
+    def committed(self, commits: Mapping[Place, Commit]) -> None:
+        """The group has these now."""
+        for place, commit in commits.items():
+            if place in self._marks:
+                self._committed[place] = (commit.offset, read_note(commit.note, commit.offset).rebuild_from)
+
+    def _last_before(self, place: Place, offset: int) -> str | None:
+        """Return the digest of the last record that was read before `offset`; those before it are forgotten."""
+        digests = self._last[place]
+        before = max((at for at in digests if at < offset), default=None)
+        for at in [at for at in digests if before is not None and at < before]:
+            del digests[at]
+        return None if before is None else digests[before]
+
+    def end(self) -> None:
+        """The partition is not ours any more: what is under way for it is nobody's."""
+        self.gone = True
+        for task in self.tasks:
+            task.cancel()
+
+    def _dated(self, record: Record) -> Record:
+        if self._stage.clock is not None:
+            return record
+        taken_ms, doubt = self._dating.date(record.topic, record.timestamp_ms, self._machine_ms())
+        if doubt is not None:
+            log.warning("stage=%s partition=%s-%d %s", self._stage.name, record.topic, self.number, doubt)
+        return record if taken_ms == record.timestamp_ms else record._replace(timestamp_ms=taken_ms)
+
+    def _see(self, record: Arrived, at_s: float) -> None:
+        if self._stage.clock is None:
+            self._clock.see(record.topic, capped(record.timestamp_ms, self._machine_ms()), at_s)
+        elif isinstance(record, Record) and (said_ms := self._stage.clock(record)) is not None:
+            self._clock.see(record.topic, said_ms, at_s)
+
+    def _expire(self, now_ms: int) -> None:
+        self.fold.expire(now_ms, {place.topic: mark.committable for place, mark in self._marks.items()})
+
+
+def _start(committed: Commit | None, begin: int) -> int:
+    return begin if committed is None else max(committed.offset, begin)
+
+
+def _note(committed: Commit | None, start: int) -> Note:
+    return Note(start, 0) if committed is None else read_note(committed.note, start)

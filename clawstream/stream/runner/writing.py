@@ -1,0 +1,89 @@
+"""A stage's events onto the log, in the order in which its records were folded.
+
+The one rule: one group of events is under way at a time, and all that came meanwhile goes together after it; so order
+holds even where the log fails in the middle, and a busy stage pays for one acknowledgement per group.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from clawstream.errors import TryLater, UnusableEvent
+from clawstream.stream.log import Log, Outgoing
+from clawstream.stream.runner.calling import wait_before
+
+log = logging.getLogger(__name__)
+
+GROUP_EVENTS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """Events that belong together, and what to do once they are on the log or can never be."""
+
+    outgoing: Sequence[Outgoing]
+    written: Callable[[], None]
+    refused: Callable[[UnusableEvent], None]
+    wanted: Callable[[], bool]  # False: the partition went to another member, who writes the same
+
+
+class Writer:
+    """The only one that writes for a worker."""
+
+    def __init__(self, to: Log, *, retry_s: float) -> None:
+        self._log = to
+        self._retry_s = retry_s
+        self._waiting: deque[Parcel] = deque()
+        self._more = asyncio.Event()
+
+    def add(self, parcel: Parcel) -> None:
+        """Write the parcel after those that were added before it."""
+        self._waiting.append(parcel)
+        self._more.set()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            await self._more.wait()
+            parcels = self._next_group()
+            await self._write(parcels)
+
+    def _next_group(self) -> list[Parcel]:
+        parcels: list[Parcel] = []
+        num_events = 0
+        while self._waiting and num_events < GROUP_EVENTS:
+            parcel = self._waiting.popleft()
+            if parcel.wanted():
+                parcels.append(parcel)
+                num_events += len(parcel.outgoing)
+        if not self._waiting:
+            self._more.clear()
+        return parcels
+
+    async def _write(self, parcels: Sequence[Parcel]) -> None:
+        try:
+            await self._until_taken([one for parcel in parcels for one in parcel.outgoing])
+        except UnusableEvent as error:
+            if len(parcels) == 1:
+                parcels[0].refused(error)
+                return
+            for parcel in parcels:
+                await self._write([parcel])
+            return
+        for parcel in parcels:
+            parcel.written()
+
+    async def _until_taken(self, outgoing: Sequence[Outgoing]) -> None:
+        attempt = 0
+        while outgoing:
+            try:
+                await self._log.write(outgoing)
+            except TryLater as error:
+                wait_s = wait_before(attempt, self._retry_s)
+                log.warning("write=failed events=%d wait_s=%.2f reason=%s", len(outgoing), wait_s, error)
+                await asyncio.sleep(wait_s)
+                attempt += 1
+            else:
+                return

@@ -1,0 +1,245 @@
+"""The samples that a policy is trained on: the live ones, those of the replay that is promoted, or those of one replay.
+
+They are read from where the newest executed plan ends, so what a plan still to be executed names is among them.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from clawstream.config import Settings
+from clawstream.errors import ConfigError
+from clawstream.events import (
+    BatchPlanned,
+    Event,
+    GroupSettled,
+    RefreshAsked,
+    RollbackAsked,
+    SamplesPromoted,
+    VersionPinned,
+)
+from clawstream.events.control import promotions
+from clawstream.stream.log import Arrived, Place, Start, Undecodable
+from clawstream.stream.stage import DAY_MS
+from clawstream.stream.topics import replay_topic
+from clawstream.training.batches.dropping import LOST, WHY, grown
+from clawstream.training.batches.horizon import Ends, Horizon
+from clawstream.training.batches.planning import Arrival, Batcher, DropReason, Rules, resume_offsets
+from clawstream.training.batches.progress import Lived, of_policy
+from clawstream.training.batches.quarantine import LetterLog, Quarantine
+from clawstream.training.batches.retraining import Retraining
+from clawstream.training.batches.trainable import ModelLimits
+
+log = logging.getLogger(__name__)
+
+SAMPLES_TOPIC = "clawstream.samples.v1"
+GROUPS_TOPIC = "clawstream.groups.v1"
+CONTROL_TOPIC = "clawstream.control.v1"
+
+
+class TrainingLog(LetterLog, Ends, Protocol):
+    """The part of a log that training needs."""
+
+    async def append(self, events: Sequence[Event]) -> None: ...
+    def follow(
+        self, topics: Sequence[str], start: Start, *, until_end: bool = False
+    ) -> AsyncIterator[Sequence[Arrived]]: ...
+    async def begin_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]: ...
+
+
+class Following:
+    """Reads samples into a batcher, which is a new one each time that others are to be trained on."""
+
+    batcher: Batcher
+
+    def __init__(
+        self,
+        settings: Settings,
+        training_log: TrainingLog,
+        lived: Lived,
+        retraining: Retraining | None,
+        limits: ModelLimits,
+    ) -> None:
+        self._settings = settings
+        self._log = training_log
+        self._lived = lived
+        self._retraining = retraining
+        self._limits = limits
+        self._promoted: list[SamplesPromoted] = []
+        self.rollbacks: list[RollbackAsked] = []
+        self.pins: list[VersionPinned] = []
+        self.replay: str | None = None  # whose samples are read; None: the live ones
+        self.all_read = False  # of a replay that is read to its end
+        self.arrived = asyncio.Event()
+        self._one_asking = asyncio.Lock()
+        self._told: Counter[DropReason] = Counter()  # of the batcher's dropped samples
+        self.reading: list[asyncio.Task[None]] = []
+        self.quarantine = Quarantine(SAMPLES_TOPIC, training_log, on_change=self.arrived.set)
+        self._positions: dict[
+            tuple[str, int], int
+        ] = {}  # the next offset to read of each partition; empty: not known yet
+
+    @property
+    def wanted(self) -> str | None:
+        """Whose samples are to be trained on from the next plan on; None: the live ones."""
+        if self._retraining is not None:
+            return self._retraining.replay
+        standing = promotions(self._promoted)
+        return standing[-1].replay if standing else None
+
+    async def read_promotions(self, *, until_end: bool) -> None:
+        """Know which samples are promoted, which version the policy is to be again, and which ones are kept."""
+        async for records in self._log.follow([CONTROL_TOPIC], "earliest", until_end=until_end):
+            events = of_policy(records, self._settings.policy.id)
+            self._promoted += [event for event in events if isinstance(event, SamplesPromoted)]
+            self.rollbacks += [event for event in events if isinstance(event, RollbackAsked)]
+            self.pins += [event for event in events if isinstance(event, VersionPinned)]
+            self.arrived.set()
+
+    def turn_to(self, replay: str | None, *, executed_version: int) -> None:
+        """Train on these samples from now on; what waits of others is read again when they are trained on again."""
+        if replay is not None and self._is_grouped:
+            raise ConfigError(
+                f"training.method = 'stepwise' trains live samples alone, and those of replay {replay} are asked for: "
+                "a replay settles no groups. Nothing is trained. Take another method, or promote the live samples"
+            )
+        for task in self.reading:
+            task.cancel()
+        of = self._settings.policy.id if self._retraining is None else self._retraining.of
+        self.replay = replay
+        these = rules(self._settings, of=of, limits=self._limits)
+        if self._retraining is not None or replay is not None:
+            these = replace(these, refreshes=False)  # engines serve the policy that live samples are of
+        self.batcher = Batcher(
+            these, self._lived.plans, executed_version=executed_version, rejected=self._lived.rejected
+        )
+        self._told.clear()
+        self.all_read = False
+        self._positions = {}
+        self.quarantine.turn()
+        self.reading.append(asyncio.create_task(self._read(self._topic, self.batcher, executed_version)))
+        log.info("samples_from replay=%s version=%d", replay, executed_version)
+
+    async def rule(self) -> None:
+        """Do what was said about samples that are set aside."""
+        await self.quarantine.rule(self._topic, self.batcher)
+        await self.ask_anew()
+
+    async def ask_anew(self) -> None:
+        """Say on the log which prompts are to be answered anew, each once."""
+        async with self._one_asking:
+            batcher = self.batcher
+            late = batcher.to_refresh()
+            if late:
+                await self._log.append([_refresh(arrival) for arrival in late])
+                batcher.asked(late)
+
+    def tell_dropped(self) -> None:
+        """Say what of the samples read so far is in no batch, and why."""
+        for reason, number in grown(self.batcher.dropped, self._told).items():
+            level = logging.WARNING if reason in LOST else logging.INFO
+            log.log(level, "samples_dropped=%d trained=never reason=%s", number, WHY[reason])
+            self._told[reason] = number
+
+    def is_past(self, plan: BatchPlanned) -> bool:
+        """Return whether all of the log is read where the plan's samples stood."""
+        ends = {Place(o.topic, o.partition): o.next_offset for o in plan.offsets if o.topic == self._topic}
+        return bool(ends) and all(self._positions.get(place, -1) >= end for place, end in ends.items())
+
+    @property
+    def _is_grouped(self) -> bool:
+        return self._settings.training.method == "stepwise"
+
+    @property
+    def _topic(self) -> str:
+        return SAMPLES_TOPIC if self.replay is None else replay_topic(SAMPLES_TOPIC, self.replay)
+
+    async def _read(self, topic: str, batcher: Batcher, executed_version: int) -> None:
+        await self.quarantine.current()
+        topics = [topic, GROUPS_TOPIC] if self._is_grouped else [topic]
+        start = self._start(await self._log.begin_offsets(topics), resume_offsets(self._lived.plans, executed_version))
+        self._positions = dict(start)
+        self.arrived.set()
+        horizon = Horizon(topics, self._log) if self._is_grouped else None
+        await self._look_ahead(horizon, (), batcher)
+        async for records in self._log.follow(topics, start, until_end=self._retraining is not None):
+            settled: list[str] = []
+            for record in records:
+                if record.topic == topic:
+                    await self.quarantine.receive(record, batcher)
+                else:
+                    settled += _settle(record, batcher)
+                self._positions[Place(record.topic, record.partition)] = record.offset + 1
+            await self._look_ahead(horizon, settled, batcher)
+            await self.ask_anew()
+            self.arrived.set()
+        self.all_read = True
+        self.arrived.set()
+
+    async def _look_ahead(self, horizon: Horizon | None, settled: Sequence[str], batcher: Batcher) -> None:
+        """Tell the batcher of which settled groups all is read that is ever to come."""
+        passed = None if horizon is None else await horizon.passed(settled, self._positions)
+        if passed is not None:
+            batcher.read_past(passed)
+
+    def _start(
+        self, begins: Mapping[Place, int], executed: Mapping[tuple[str, int], int]
+    ) -> dict[tuple[str, int], int]:
+        """Return where to read from, saying where that is not where the newest executed plan ends."""
+        for place, begin in begins.items():
+            if executed.get(place, begin) < begin:
+                log.warning(
+                    "samples_unread partition=%s-%s from=%d to=%d reason=past the topic's retention",
+                    *place, executed[place], begin,
+                )  # fmt: skip
+        return {place: max(begin, executed.get(place, begin)) for place, begin in begins.items()}
+
+
+def _refresh(late: Arrival) -> RefreshAsked:
+    sample = late.sample
+    assert sample.sampling is not None, "what was sampled nobody knows how is not sampled so again"
+    return RefreshAsked(
+        session_id=sample.session_id,
+        turn_id=sample.turn_id,
+        sample_id=sample.sample_id,
+        policy_id=sample.policy_id,
+        prompt_ids=sample.prompt_ids,
+        sampling=sample.sampling,
+        asked_at_ms=late.timestamp_ms,
+    )
+
+
+def _settle(record: Arrived, batcher: Batcher) -> list[str]:
+    """Let the batcher know of a settlement; return its group."""
+    if isinstance(record, Undecodable):
+        log.error(
+            "record=%s-%d-%d state=passed_over reason=%s", record.topic, record.partition, record.offset, record.reason
+        )
+    elif isinstance(record.event, GroupSettled):
+        batcher.learn(record.event, record.timestamp_ms)
+        return [record.event.group_id]
+    return []
+
+
+def rules(settings: Settings, *, of: str, limits: ModelLimits) -> Rules:
+    """Return when a batch is made and of what, as the settings say; `of` names the policy that answered."""
+    training = settings.training
+    grouped = training.method == "stepwise"
+    settles_s = settings.rewards.heard_for_days * DAY_MS / 1000 + training.group_wait_s
+    w_binary, w_opd = training.weights
+    return Rules(
+        policy_id=of,
+        batch_samples=training.batch_samples,
+        max_wait_ms=round(training.max_wait_s * 1000),
+        max_versions_behind=training.max_versions_behind,
+        rewards_count=w_binary > 0,
+        hints_count=w_opd > 0,
+        by_engine=training.teacher_scores == "engine",
+        grouped=grouped,
+        refreshes=training.late == "refresh",
+        max_unsettled_ms=round(settles_s * 1000) if grouped else None,
+        limits=limits,
+    )

@@ -1,0 +1,479 @@
+"""Which samples make up the next batch. Pure: time and versions come in as arguments.
+
+Every sample is in exactly one batch, whatever is delivered twice or read again from any planned offset: a plan, once on
+the log, is executed as it stands, and what it or an earlier plan names is taken by nobody else. Of a turn and its judge
+one revision at most is planned: the newest that is there by then, and what comes later is not trained on. Its turn's
+prompt may be answered anew; until that is asked for no plan's offsets pass it, so whoever starts again finds it.
+What is late, superseded, stale or unsettled is told by the same books, so all of it stands in one file.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Container, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from clawstream.events import (
+    NOBODY,
+    BatchPlanned,
+    GroupSettled,
+    PlannedTurn,
+    SampleAssembled,
+    TopicOffset,
+)
+from clawstream.training.batches.grouping import Groups
+from clawstream.training.batches.trainable import ModelLimits, flaw, hint_counts
+
+_Judge = tuple[str, str]  # and what it was asked with
+_Revision = tuple[bool, int, int]  # in the order in which they come to be
+_Answer = tuple[str, str, str]  # and who judged it
+
+
+class DropReason(StrEnum):
+    """Why a sample that arrived is in no batch of ours."""
+
+    REPEATED = "repeated"  # its id came before: the first in the partition counts
+    LATE = "late"  # another revision of its turn is in a plan
+    SUPERSEDED = "superseded"  # a newer revision of its turn came
+    STALE = "stale"  # sampled too many versions ago
+    NO_SIGNAL = "no_signal"  # it has only what this method gives no weight to
+    OTHER_POLICY = "other_policy"
+    UNGROUPED = "ungrouped"  # it is of no group, and this method trains nothing else
+    LEFT_OUT = "left_out"  # its group was settled without it
+    UNSETTLED = "unsettled"  # its group was not settled for too long
+    UNTRAINABLE = "untrainable"  # no step can be taken on it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A sample as it was read from the log."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int  # when the broker appended it
+    sample: SampleAssembled
+    waits_since_ms: int | None = None  # since when an older revision did; None: it took no other's place
+    again: bool = False  # it was set aside and is to be used after all: reading has nothing to do with where it stands
+
+    @property
+    def since_ms(self) -> int:
+        """When the wait for a batch began."""
+        return self.timestamp_ms if self.waits_since_ms is None else self.waits_since_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """When a batch is made, and of what."""
+
+    policy_id: str
+    batch_samples: int = 16
+    max_wait_ms: int = 3_600_000  # since the broker appended the oldest waiting sample; then a smaller batch is made
+    max_versions_behind: int | None = None  # None: however old
+    rewards_count: bool = True
+    hints_count: bool = True
+    by_engine: bool = False  # an engine is the teacher, and a hint without its scores counts nothing
+    grouped: bool = False  # whole groups are trained on, each sample by its advantage
+    refreshes: bool = False  # prompts of what comes late with a hint are answered anew
+    max_unsettled_ms: int | None = None  # how long a sample waits for its group to be settled; None: however long
+    limits: ModelLimits = field(default_factory=ModelLimits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The content of a plan: samples in training order, and up to where each partition is used up by it."""
+
+    samples: tuple[SampleAssembled, ...]
+    offsets: tuple[TopicOffset, ...]
+    advantages: tuple[float, ...] | None = None  # of the samples; None: they follow from their rewards
+
+
+class Batcher:
+    """Collects samples in the order in which they are read, and gives each one out once.
+
+    `planned` is every plan of this policy on the log; those after `executed_version` are still to be executed, but for
+    the `rejected`, and reading starts at `resume_offsets(planned, executed_version)`.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        planned: Iterable[BatchPlanned] = (),
+        *,
+        executed_version: int = 0,
+        rejected: Collection[int] = (),
+    ) -> None:
+        self.dropped: Counter[DropReason] = Counter()
+        self._rules = rules
+        self._rejected = set(rejected)  # versions that were never published
+        self._waiting: dict[str, Arrival] = {}  # by sample id, in order of arrival
+        self._read: dict[tuple[str, int], int] = {}  # partition -> next offset to read
+        self._taken: set[str] = set()  # in a plan
+        self._stale: set[str] = set()  # dropped for good; nobody learned from them, so no revision of theirs is late
+        self._turns: defaultdict[str, dict[_Judge, _Revision | None]] = defaultdict(dict)  # in a plan, by answer
+        self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # samples that wait, by answer
+        self._newest: dict[_Answer, _Revision] = {}  # of answers with feedback
+        self._late: dict[str, Arrival] = {}  # to be answered anew, by turn
+        self._asked: set[str] = set()  # turns whose prompts were to be answered anew
+        self._groups = Groups()
+        self._of_group: defaultdict[str | None, set[str]] = defaultdict(set)  # samples that wait
+        self._is_current = False  # all is read that stood on the log when reading began
+        self._chosen: dict[str, Arrival] = {}  # by the newest `due`, whose plan is on its way to the log
+        self._pending: list[BatchPlanned] = []
+        self._found: dict[str, SampleAssembled] = {}  # of pending plans, by id
+        for plan in first_plans(planned):
+            self._take(plan)
+            self._read |= {(o.topic, o.partition): o.next_offset for o in plan.offsets}
+            if plan.policy_version > executed_version and plan.policy_version not in self._rejected:
+                self._pending.append(plan)
+        self._wanted = {name for plan in self._pending for name in plan.sample_ids}
+
+    def receive(self, arrival: Arrival) -> DropReason | None:
+        """Take in one record of the samples topic; return why it will be in no new batch, None where it will be."""
+        where = (arrival.topic, arrival.partition)
+        if not arrival.again:
+            self._read[where] = max(self._read.get(where, 0), arrival.offset + 1)
+        reason = self._refusal(arrival.sample)
+        name = arrival.sample.sample_id
+        if name in self._wanted:
+            self._found.setdefault(name, arrival.sample)
+        elif reason is None:
+            self._wait(arrival)
+        else:
+            self.dropped[reason] += 1
+            if reason is DropReason.LATE:
+                self._keep_late(arrival)
+            if reason is DropReason.NO_SIGNAL:
+                self._supersede(arrival.sample)  # it was taken back
+        return reason
+
+    def learn(self, event: GroupSettled, at_ms: int) -> None:
+        """Take in what became of a group, as the broker appended it at `at_ms`."""
+        self._groups.learn(event, at_ms)
+        self._groups.end(step.turn_id for step in event.advantages if step.turn_id in self._turns)
+        self._leave_out(event.group_id)
+
+    def read_past(self, group_ids: Iterable[str]) -> None:
+        """All is read that stood on the log when reading began, and when these groups were settled."""
+        self._is_current = True
+        self._groups.read_past(group_ids)
+
+    def flaw(self, sample: SampleAssembled) -> str | None:
+        """Return why a sample that we would train on can't be; None: it can, or it is none of ours."""
+        ours = self.wants(sample.sample_id) or self._refusal(sample) in (None, DropReason.UNTRAINABLE)
+        return flaw(sample, self._rules.limits) if ours else None
+
+    def wants(self, sample_id: str) -> bool:
+        """Return whether a plan that is still to be executed names the sample."""
+        return sample_id in self._wanted
+
+    def holds(self, sample_id: str) -> bool:
+        """Return whether the sample is still to be trained on: it waits, or a pending plan names it."""
+        return sample_id in self._waiting or sample_id in self._wanted
+
+    def pending(self) -> tuple[BatchPlanned, tuple[SampleAssembled, ...] | None] | None:
+        """Return the oldest plan that is still to be executed, with its samples once all of them are read again."""
+        if not self._pending:
+            return None
+        plan = self._pending[0]
+        if self.missing(plan):
+            return plan, None
+        return plan, tuple(self._found[name] for name in plan.sample_ids)
+
+    def missing(self, plan: BatchPlanned) -> list[str]:
+        """Return which samples of a pending plan were not read."""
+        return [name for name in plan.sample_ids if name not in self._found]
+
+    def executed(self, plan: BatchPlanned, *, rejected: bool = False) -> None:
+        """The step of the oldest pending plan is taken, or rejected: let go of its samples."""
+        assert self._pending, f"version {plan.policy_version} was executed, but no plan is pending"
+        assert self._pending[0].policy_version == plan.policy_version, "plans are executed in their order"
+        self._pending.pop(0)
+        if rejected:
+            self._rejected.add(plan.policy_version)
+        for name in plan.sample_ids:
+            self._wanted.discard(name)
+            self._found.pop(name, None)
+
+    def due(self, *, parent_version: int, now_ms: int) -> Batch | None:
+        """Return the batch to plan now, if there is one; its samples wait until `plan` says that it is on the log.
+
+        A newer revision that is read meanwhile is late where the plan gets there, and takes its place where not.
+
+        `now_ms` is compared with the log's own times. None also while a plan is pending: one step at a time.
+        """
+        self._drop_stale(parent_version)
+        self._drop_unsettled(now_ms)
+        if self._pending or not self._waiting:
+            return None
+        if self._rules.grouped:
+            return self._due_groups(now_ms)
+        oldest_ms = min(arrival.since_ms for arrival in self._waiting.values())
+        enough = len(self._waiting) >= self._rules.batch_samples
+        if not enough and now_ms - oldest_ms < self._rules.max_wait_ms:
+            return None
+        return self._batch(list(self._waiting)[: self._rules.batch_samples])
+
+    def plan(self, plan: BatchPlanned) -> None:
+        """The plan is on the log: it is now the one to execute, and its samples are taken."""
+        self._take(plan)
+        self._pending.append(plan)
+        self._wanted.update(plan.sample_ids)
+        for name in plan.sample_ids:
+            arrival = self._let_go(name) or self._chosen.get(name)
+            if arrival is None:
+                continue
+            self._found[name] = arrival.sample
+            for late in self._rivals(arrival.sample):
+                came = self._let_go(late.sample_id)
+                self.dropped[DropReason.LATE] += 1
+                if came is not None:
+                    self._keep_late(came)
+        self._chosen = {}
+        for name in self._groups.end(turn.turn_id for turn in plan.turns or ()):
+            if self._let_go(name) is not None:
+                self.dropped[DropReason.LEFT_OUT] += 1
+
+    def to_refresh(self) -> tuple[Arrival, ...]:
+        """Return what came late and whose turn's prompt is to be answered anew; one of each turn."""
+        return tuple(self._late.values())
+
+    def asked(self, arrivals: Iterable[Arrival]) -> None:
+        """It is on the log that these are to be answered anew."""
+        for arrival in arrivals:
+            self._late.pop(arrival.sample.turn_id, None)
+            self._asked.add(arrival.sample.turn_id)
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that wait for a batch."""
+        return len(self._waiting)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the broker appended the oldest waiting sample, or settled its group; None: none waits for a batch."""
+        if self._rules.grouped:
+            return self._groups.oldest_ms(self._waiting)
+        return min((a.since_ms for a in self._waiting.values()), default=None)
+
+    def _refusal(self, sample: SampleAssembled) -> DropReason | None:
+        rules = self._rules
+        if any(sample.sample_id in known for known in (self._taken, self._stale, self._waiting)):
+            return DropReason.REPEATED
+        if sample.policy_id != rules.policy_id:
+            return DropReason.OTHER_POLICY
+        if self._is_late(sample):
+            return DropReason.LATE
+        if rules.grouped:
+            return self._grouped_refusal(sample)
+        newer = self._newest.get(_answer(sample), _revision(sample)) > _revision(sample)
+        if newer or any(_outranks(other, sample) for other in self._rivals(sample)):
+            return DropReason.SUPERSEDED
+        rewarded = sample.learned_reward is not None and rules.rewards_count
+        hinted = rules.hints_count and hint_counts(sample, by_engine=rules.by_engine)
+        if not (rewarded or hinted):
+            return DropReason.NO_SIGNAL
+        return DropReason.UNTRAINABLE if flaw(sample, rules.limits) is not None else None
+
+    def _grouped_refusal(self, sample: SampleAssembled) -> DropReason | None:
+        if sample.group_id is None:
+            return DropReason.UNGROUPED
+        if self._groups.leaves_out(sample):
+            return DropReason.LEFT_OUT
+        return DropReason.UNTRAINABLE if flaw(sample, self._rules.limits) is not None else None
+
+    def _due_groups(self, now_ms: int) -> Batch | None:
+        """Return whole groups: none is ever in two batches."""
+        chosen = self._groups.choose(
+            self._waiting,
+            at_most=self._rules.batch_samples,
+            settled_before_ms=now_ms - self._rules.max_wait_ms,
+        )
+        return None if chosen is None else replace(self._batch(list(chosen)), advantages=tuple(chosen.values()))
+
+    def _leave_out(self, group_id: str) -> None:
+        """Let go of what waits of a settled group and is not to be trained on with it."""
+        for name in list(self._of_group.get(group_id, ())):
+            if self._groups.leaves_out(self._waiting[name].sample):
+                self._let_go(name)
+                self.dropped[DropReason.LEFT_OUT] += 1
+
+    def _batch(self, names: Sequence[str]) -> Batch:
+        self._chosen = {name: self._waiting[name] for name in names}
+        samples = tuple(arrival.sample for arrival in self._chosen.values())
+        return Batch(samples=samples, offsets=self._offsets(without=self._chosen))
+
+    def _is_late(self, sample: SampleAssembled) -> bool:
+        """Return whether its turn is in a plan; a plan of an older version names samples alone."""
+        if sample.id_without_feedback in self._taken:
+            return True
+        return any(_is_one(judge, _judge(sample)) for judge in self._turns.get(sample.answer_id, ()))
+
+    def _keep_late(self, arrival: Arrival) -> None:
+        """Have its turn's prompt answered anew, once, where it is newer than what was planned."""
+        sample = arrival.sample
+        is_new = sample.turn_id not in self._asked and sample.turn_id not in self._late
+        counts = self._rules.refreshes and sample.refreshed_id is None and sample.hint is not None
+        if is_new and counts and sample.sampling is not None and self._is_after_planned(sample):
+            self._late[sample.turn_id] = arrival
+
+    def _is_after_planned(self, sample: SampleAssembled) -> bool:
+        if sample.id_without_feedback in self._taken:
+            return sample.num_feedback is not None
+        planned = [
+            revision
+            for judge, revision in self._turns.get(sample.answer_id, {}).items()
+            if _is_one(judge, _judge(sample))
+        ]
+        return all(revision is not None and revision < _revision(sample) for revision in planned)
+
+    def _rivals(self, sample: SampleAssembled) -> list[SampleAssembled]:
+        """Return the other revisions of its turn that wait; there is one at most."""
+        waiting = [self._waiting[name].sample for name in self._revisions.get(sample.answer_id, ())]
+        return [other for other in waiting if _is_one(_judge(other), _judge(sample))]
+
+    def _wait(self, arrival: Arrival) -> None:
+        """Let it wait in place of older revisions, as if it had come when they did."""
+        sample = arrival.sample
+        if self._rules.grouped:  # its group says which revision counts
+            self._waiting[sample.sample_id] = arrival
+            self._revisions[sample.answer_id].add(sample.sample_id)
+            self._of_group[sample.group_id].add(sample.sample_id)
+            return
+        since_ms = min([arrival.timestamp_ms, *(one.since_ms for one in self._supersede(sample))])
+        self._waiting[sample.sample_id] = replace(arrival, waits_since_ms=since_ms)
+        self._revisions[sample.answer_id].add(sample.sample_id)
+
+    def _supersede(self, sample: SampleAssembled) -> list[Arrival]:
+        if sample.num_feedback is not None:
+            self._newest[_answer(sample)] = _revision(sample)
+        older = [self._waiting[other.sample_id] for other in self._rivals(sample)]
+        for arrival in older:
+            self._let_go(arrival.sample.sample_id)
+            self.dropped[DropReason.SUPERSEDED] += 1
+        return older
+
+    def _let_go(self, name: str) -> Arrival | None:
+        arrival = self._waiting.pop(name, None)
+        if arrival is not None:
+            answer_id = arrival.sample.answer_id
+            self._revisions[answer_id].discard(name)
+            if not self._revisions[answer_id]:
+                del self._revisions[answer_id]
+            self._of_group[arrival.sample.group_id].discard(name)
+            if not self._of_group[arrival.sample.group_id]:
+                del self._of_group[arrival.sample.group_id]
+        return arrival
+
+    def _take(self, plan: BatchPlanned) -> None:
+        self._taken.update(plan.sample_ids)
+        for turn in plan.turns or ():
+            self._turns[turn.turn_id][turn.judge, turn.prompt_version] = _planned_revision(turn)
+
+    def _drop_stale(self, parent_version: int) -> None:
+        bound = self._rules.max_versions_behind
+        if bound is None:
+            return
+        stale = [
+            name
+            for name, arrival in self._waiting.items()
+            if versions_behind(arrival.sample, parent_version, self._rejected) > bound
+        ]
+        for name in stale:
+            self._let_go(name)
+            self._stale.add(name)
+            self.dropped[DropReason.STALE] += 1
+
+    def _drop_unsettled(self, now_ms: int) -> None:
+        bound = self._rules.max_unsettled_ms
+        if bound is None or not self._is_current:
+            return
+        waited = [
+            name
+            for name, arrival in self._waiting.items()
+            if now_ms - arrival.timestamp_ms > bound and not self._groups.is_settled(arrival.sample)
+        ]
+        for name in waited:
+            self._let_go(name)
+            self.dropped[DropReason.UNSETTLED] += 1
+
+    def _offsets(self, *, without: Container[str]) -> tuple[TopicOffset, ...]:
+        """Where each partition is read from again once the waiting samples `without` are taken."""
+        next_offsets = dict(self._read)
+        for arrival in self._late.values():
+            where = (arrival.topic, arrival.partition)
+            if not arrival.again:
+                next_offsets[where] = min(next_offsets[where], arrival.offset)
+        for name, arrival in self._waiting.items():
+            where = (arrival.topic, arrival.partition)
+            if name not in without and not arrival.again:
+                next_offsets[where] = min(next_offsets[where], arrival.offset)
+        return tuple(
+            TopicOffset(topic=topic, partition=partition, next_offset=offset)
+            for (topic, partition), offset in sorted(next_offsets.items())
+        )
+
+
+def turn_of(sample: SampleAssembled) -> PlannedTurn:
+    """Return what a plan says of a sample: the answer that it is of, who judged it, and which revision it is."""
+    return PlannedTurn(
+        turn_id=sample.answer_id,
+        judge=sample.judge,
+        prompt_version=sample.prompt_version,
+        revision=sample.revision,
+        num_feedback=sample.num_feedback,
+    )
+
+
+def first_plans(planned: Iterable[BatchPlanned]) -> list[BatchPlanned]:
+    """Return the plan of each version, in order; of two for one version the first on the log counts."""
+    first: dict[int, BatchPlanned] = {}
+    for plan in planned:
+        first.setdefault(plan.policy_version, plan)
+    return [first[version] for version in sorted(first)]
+
+
+def resume_offsets(planned: Iterable[BatchPlanned], executed_version: int) -> dict[tuple[str, int], int]:
+    """Return where to read each partition from; one that is missing is read from its beginning.
+
+    That is where the newest executed plan ends, so that the samples of every plan still to be executed come again.
+    """
+    offsets: dict[tuple[str, int], int] = {}
+    for plan in first_plans(planned):
+        if plan.policy_version <= executed_version:
+            offsets |= {(o.topic, o.partition): o.next_offset for o in plan.offsets}
+    return offsets
+
+
+def versions_behind(sample: SampleAssembled, parent_version: int, rejected: Collection[int]) -> int:
+    """Return how many versions, up to the parent, were published after that of the sample's last token.
+
+    The numbers of rejected steps are none; 0 where the sample names no version.
+    """
+    newest = max((s.policy_version for s in sample.versions), default=parent_version)
+    return max(parent_version - newest - sum(newest < none <= parent_version for none in rejected), 0)
+
+
+def _judge(sample: SampleAssembled) -> _Judge:
+    return sample.judge, sample.prompt_version
+
+
+def _answer(sample: SampleAssembled) -> _Answer:
+    return sample.answer_id, sample.judge, sample.prompt_version
+
+
+def _planned_revision(turn: PlannedTurn) -> _Revision | None:
+    """Return which revision of the turn is planned; None: the plan does not say."""
+    return None if turn.revision is None else (turn.judge != NOBODY, turn.revision, turn.num_feedback or 0)
+
+
+def _is_one(one: _Judge, other: _Judge) -> bool:
+    """Return whether samples by these are revisions of one: what nobody judged is of the turn, whoever judges it."""
+    return one == other or NOBODY in (one[0], other[0])
+
+
+def _revision(sample: SampleAssembled) -> _Revision:
+    return sample.judge != NOBODY, sample.revision, sample.num_feedback or 0
+
+
+def _outranks(one: SampleAssembled, other: SampleAssembled) -> bool:
+    return _revision(one) > _revision(other)

@@ -1,0 +1,173 @@
+"""What the log says of a policy so far, and what it still lacks. Pure.
+
+The one rule: of two events with one id the first on the log counts, so a version is what it was first published as, and
+no step that is taken again may come out as anything else.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from clawstream.errors import UnusableCheckpoint
+from clawstream.events import (
+    BatchPlanned,
+    PolicyActivated,
+    PolicyEvent,
+    PolicyPublished,
+    RollbackAsked,
+    SampleAssembled,
+    StepRejected,
+    StepTaken,
+)
+from clawstream.inference.engines.adapters import adapter_name
+from clawstream.stream.log import Arrived
+from clawstream.stream.stage import Record
+from clawstream.training.batches.planning import first_plans, versions_behind
+from clawstream.training.models.checkpoints import Checkpoint
+from clawstream.training.step.trainer import Update
+
+
+@dataclass(slots=True)
+class Lived:
+    """What the policy topic says of this policy so far."""
+
+    plans: list[BatchPlanned] = field(default_factory=list)
+    steps: dict[int, StepTaken] = field(default_factory=dict)  # by version
+    published: dict[int, PolicyPublished] = field(default_factory=dict)  # by version
+    rejected: dict[int, StepRejected] = field(default_factory=dict)  # by version
+    active: int | None = None  # None: no engine has taken any version over
+
+    def learn(self, event: PolicyEvent) -> None:
+        """Take in one event of this policy."""
+        match event:
+            case BatchPlanned():
+                self.plans.append(event)
+            case StepTaken():
+                self.steps.setdefault(event.policy_version, event)
+            case PolicyPublished():
+                self.published.setdefault(event.policy_version, event)
+            case StepRejected():
+                self.rejected.setdefault(event.policy_version, event)
+            case PolicyActivated():
+                self.active = event.policy_version
+
+    def decided(self, version: int) -> int:
+        """Return up to which version nothing is left to do, `version` being the newest that is whole on disk.
+
+        Beyond it stand the numbers of rejected steps, up to the first plan that is still to be executed.
+        """
+        for plan in first_plans(self.plans):
+            if plan.policy_version > version and plan.policy_version not in self.rejected:
+                break
+            version = max(version, plan.policy_version)
+        return version
+
+    def pending(self, version: int) -> list[BatchPlanned]:
+        """Return the plans that are still to be executed, in order, `version` being the newest that is on disk."""
+        return [
+            plan
+            for plan in first_plans(self.plans)
+            if plan.policy_version > version and plan.policy_version not in self.rejected
+        ]
+
+    def num_updates(self, first_version: int, version: int) -> int:
+        """Return how many steps lie between two versions, without those that were rejected and without rollbacks."""
+        back = {plan.policy_version for plan in first_plans(self.plans) if plan.rollback is not None}
+        return version - first_version - sum(first_version < none <= version for none in back | self.rejected.keys())
+
+    def rollback(self, asked: Sequence[RollbackAsked]) -> RollbackAsked | None:
+        """Return the rollback that is still to be carried out; of several the newest. None: there is none."""
+        done = max((plan.rollback for plan in self.plans if plan.rollback is not None), default=0)
+        first = {event.number: event for event in reversed(asked)}
+        newest = max(first, default=0)
+        return first[newest] if newest > done else None
+
+    def needed(self, asked: Sequence[RollbackAsked], version: int) -> frozenset[int | None]:
+        """Return the versions that are still to be served or gone on from, `version` being the newest on disk."""
+        back = self.rollback(asked)
+        parents = {plan.parent_version for plan in self.pending(version)}
+        return frozenset({self.active, None if back is None else back.to_version} | parents)
+
+    def unsaid(self, checkpoint: Checkpoint, *, now_ms: int) -> list[PolicyEvent]:
+        """Return what the log lacks of a version that is whole on disk.
+
+        Raises UnusableCheckpoint where the version was published with other bytes than these.
+        """
+        version = checkpoint.version
+        published = self.published.get(version)
+        if published is not None and published.manifest_sha256 != checkpoint.manifest_sha256:
+            raise UnusableCheckpoint(
+                f"checkpoint {checkpoint.path}: its manifest has sha256 {checkpoint.manifest_sha256[:12]}, but version "
+                f"{version} of {published.policy_id} was published with {(published.manifest_sha256 or 'none')[:12]}. "
+                "It is not published again and nothing is trained. Restore the folder from a backup, or remove it to "
+                "have its step taken again where it was taken first; elsewhere go on under a policy.id of its own."
+            )
+        events: list[PolicyEvent] = [] if version in self.steps else [checkpoint.step]
+        return events if published is not None else [*events, publication(checkpoint, now_ms=now_ms)]
+
+
+def of_policy(records: Sequence[Arrived], policy_id: str) -> list[PolicyEvent]:
+    """Return the events of one policy among the records."""
+    events = [record.event for record in records if isinstance(record, Record)]
+    return [event for event in events if isinstance(event, PolicyEvent) and event.policy_id == policy_id]
+
+
+def step_taken(
+    plan: BatchPlanned, samples: Sequence[SampleAssembled], update: Update, *, rejected: Collection[int], step_ms: int,
+    now_ms: int,
+) -> StepTaken:  # fmt: skip
+    """Say what the plan's step did; `samples` are those of the plan that it was taken on.
+
+    `rejected` names the versions before it that were never published.
+    """
+    behind = [versions_behind(sample, plan.parent_version, rejected) for sample in samples] or [0]
+    return StepTaken(
+        policy_id=plan.policy_id,
+        policy_version=plan.policy_version,
+        num_samples=update.num_samples,
+        num_hinted=update.num_hinted,
+        num_rewarded=update.num_rewarded,
+        num_tokens=update.loss.num_tokens,
+        num_tokens_dropped=update.loss.num_tokens_dropped,
+        loss_nats=update.loss.loss_nats,
+        kl_reference_nats=update.loss.kl_reference_nats,
+        mean_gap_nats=update.mean_gap_nats,
+        mean_reward=update.mean_reward,
+        clipped_share=update.loss.clipped_share,
+        grad_norm=update.grad_norm,
+        learning_rate=update.learning_rate,
+        mean_versions_behind=sum(behind) / len(behind),
+        max_versions_behind=max(behind),
+        step_ms=step_ms,
+        taken_at_ms=now_ms,
+        entropy_nats=update.loss.entropy_nats,
+        behaviour_kl_nats=update.loss.behaviour_kl_nats,
+        mean_response_tokens=update.mean_response_tokens,
+        weights_changed_share=update.weights_changed_share,
+    )
+
+
+def rejection(plan: BatchPlanned, why: str, *, step_ms: int, now_ms: int) -> StepRejected:
+    """Say that what the plan's step came to is not published."""
+    return StepRejected(
+        policy_id=plan.policy_id,
+        policy_version=plan.policy_version,
+        num_samples=len(plan.sample_ids),
+        reason=why,
+        step_ms=step_ms,
+        rejected_at_ms=now_ms,
+    )
+
+
+def publication(checkpoint: Checkpoint, *, now_ms: int, policy_id: str | None = None) -> PolicyPublished:
+    """Say that engines may take the checkpoint over; `policy_id` names the policy that starts from it, if another."""
+    policy_id = policy_id or checkpoint.plan.policy_id
+    return PolicyPublished(
+        policy_id=policy_id,
+        policy_version=checkpoint.version,
+        parent_version=checkpoint.plan.parent_version,
+        path=str(checkpoint.path.absolute()),
+        adapter=adapter_name(policy_id, checkpoint.version) if checkpoint.is_adapter else None,
+        manifest_sha256=checkpoint.manifest_sha256,
+        num_bytes=checkpoint.num_bytes,
+        published_at_ms=now_ms,
+    )

@@ -1,0 +1,146 @@
+"""What a policy says of a few answers before and after a step, and what it writes after it: the gate's measurements.
+
+Nothing here has a gradient or changes the policy. Which way a step is to go is worked out apart from the loss, so that
+a loss with a wrong sign is seen. Where several processes train the policy each measures its share and hears of the
+others', so that all of them decide by the same numbers. T response tokens, K tokens that the teacher likes best.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite, isnan
+
+from clawstream.config import TrainingSettings
+from clawstream.events import SampleAssembled
+from clawstream.training.gate.publishing import (
+    ANSWERED,
+    KL_NATS,
+    RECENT,
+    WRITTEN_TOKENS,
+    Memory,
+    Seen,
+    Way,
+    Written,
+    astray,
+    harm,
+    is_near,
+    misspoken,
+    stopped,
+)
+from clawstream.training.gate.writing import write
+from clawstream.training.models.model import Model
+from clawstream.training.step.answers import Suffix
+from clawstream.training.step.batch_loss import Scored
+
+WRITES_EVERY = 4  # versions, however near a step leaves the policy to itself: many small steps go far too
+
+
+class Probe:
+    """Some of a step's samples, and the canaries, as the policy saw them before the step."""
+
+    def __init__(
+        self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: Memory, *,
+        scored: Scored, mine: Sequence[int], baseline: float,
+    ) -> None:  # fmt: skip
+        """`scored` is of this process' samples, whose indices are `mine`."""
+        self._model = model
+        self._settings = settings
+        wanted = model.together({index: scored.wanted(place) for place, index in enumerate(mine)})
+        self._chosen = _telling(samples, wanted, RECENT)
+        chosen = [samples[index] for index in self._chosen]
+        recent = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in chosen]
+        canaries = [Suffix(c.prompt_ids, c.response_ids, c.temperature) for c in memory.canaries]
+        self._suffixes = recent + canaries
+        self._stopped = [*map(stopped, chosen), *(c.stopped for c in memory.canaries)]
+        self._before = self._look(self._suffixes)
+        self._ahead = self._before[: len(self._chosen)]
+        ways = model.together(
+            {
+                index: self._way(scored, mine.index(index), seen, baseline)
+                for index, seen in zip(self._chosen, self._before, strict=False)
+                if index in mine
+            }
+        )
+        self._wanted = [ways[index] for index in self._chosen]
+
+    def look_ahead(self, learning_rate: float) -> None:
+        """Look where the gradient alone leads that stands in the weights now: momentum may hide that it is wrong.
+
+        It is followed as far as an update of this rate goes whose entries are all of one size.
+        """
+        rms = self._model.gradient_rms()
+        if rms == 0 or not isfinite(rms):
+            return
+        pace = learning_rate / rms
+        ahead = {
+            name: p.detach() if p.grad is None else p.detach() - pace * p.grad
+            for name, p in self._model.trained.items()
+        }
+        with self._model.holding(ahead):
+            self._ahead = self._look(self._suffixes[: len(self._chosen)])
+
+    def refusal(self, *, version: int, seed: int) -> str | None:
+        """Return why the policy as it is now is not to be published, in words for a person; None: it is."""
+        after = self._look(self._suffixes)
+        found = harm(self._before, after, kl_nats=KL_NATS)
+        found = found or astray(self._before, after, self._ahead, self._wanted)
+        if found is not None or (is_near(self._before, after) and version % WRITES_EVERY):
+            return found
+        asked = [*_spread(len(self._chosen), ANSWERED), *range(len(self._chosen), len(self._suffixes))]
+        questions = [self._suffixes[place] for place in asked]
+        answers = write(
+            self._model, questions, limit_tokens=WRITTEN_TOKENS, seed=seed,
+            budget_tokens=self._settings.micro_batch_tokens,
+        )  # fmt: skip
+        if answers is None:
+            return "the policy gives its next tokens no finite probabilities"
+        return misspoken(
+            [
+                Written(
+                    token_ids=a.token_ids,
+                    ended=None if self._stopped[place] else a.ended,
+                    answered_tokens=len(q.response_ids),
+                )
+                for place, a, q in zip(asked, answers, questions, strict=True)
+            ]
+        )
+
+    def _look(self, suffixes: Sequence[Suffix]) -> list[Seen]:
+        mine = self._model.share([suffix.num_tokens for suffix in suffixes])
+        glances = self._model.glance(
+            [suffixes[place] for place in mine], budget_tokens=self._settings.micro_batch_tokens
+        )
+        seen = self._model.together(
+            {
+                place: Seen(logps=tuple(glance.logp_T.tolist()), entropy_nats=float(glance.entropy_T.mean()))
+                for place, glance in zip(mine, glances, strict=True)
+            }
+        )
+        return [seen[place] for place in range(len(suffixes))]
+
+    def _way(self, scored: Scored, index: int, seen: Seen, baseline: float) -> Way | None:
+        """Return how strongly each token of a sample is to become likelier (below 0: less so); None: nothing says it.
+
+        A hint says it token by token; without one that counts the reward says it of all.
+        """
+        clip = self._settings.gap_clip_nats
+        teacher = scored.hinted.get(index)
+        if teacher is not None:
+            student = scored.students.get(index)
+            pairs = zip(teacher.tolist(), seen.logps if student is None else student.tolist(), strict=True)
+            gaps = [theirs - ours for theirs, ours in pairs]
+            return tuple(0.0 if isnan(gap) else max(-clip, min(clip, gap)) for gap in gaps)  # one that nobody knows
+        wanted = scored.wanted(index)
+        if wanted is None or self._settings.weights[0] == 0:
+            return None
+        return (wanted - baseline,) * len(seen.logps)
+
+
+def _telling(samples: Sequence[SampleAssembled], wanted: Mapping[int, float | None], at_most: int) -> list[int]:
+    """Return so many samples of a step, those first by which something is to change: they make most of its gradient."""
+    order = sorted(range(len(samples)), key=lambda i: samples[i].hinted_prompt_ids is None and (wanted[i] or 0) > 0)
+    return order[:at_most]
+
+
+def _spread(num: int, at_most: int) -> list[int]:
+    """Return so many indices, evenly over all."""
+    count = min(num, at_most)
+    return [position * num // count for position in range(count)]

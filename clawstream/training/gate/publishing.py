@@ -1,0 +1,322 @@
+"""Whether what a step came to may be published, and what the next step's gate has to know of the past. Pure.
+
+The one rule: a step is rejected only where it is certain. Whatever is measured on a few answers is an interval over
+them, and its nearer end has to be beyond the bound; where there are too few answers for an interval, nothing is
+rejected by it. Numbers that are not finite need no interval.
+
+Everything is looked at on samples: recent ones, of the step itself, and the first that the policy was ever trained on.
+What an evaluation asks is asked in side turns, of which no sample is made, so it is never among them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import comb, exp, isfinite, sqrt
+from typing import Any, NamedTuple
+
+from clawstream.conversation.loops import loops
+from clawstream.events import SampleAssembled
+
+CANARIES = 4
+RECENT = 8  # answers of the step's own samples that are looked at before and after it
+ANSWERED = 4  # of their prompts, which are answered anew, beside the canaries'
+WRITTEN_TOKENS = 128  # of such an answer at most
+BRIEF_TOKENS = WRITTEN_TOKENS // 2  # where people got no longer answer, one that does not end is endless
+KL_NATS = 0.1  # a token; none of 100 healthy steps of the demo's policy was rejected for it
+ENTROPY_FACTOR = 4.0  # a step may not make a policy so many times surer, or less sure
+ENTROPY_NATS = 0.1  # of it does not matter, whatever the factor
+ALIKE_REWARDS = 149  # with so many alike the share is above 0.98 with 95 %: nothing can be learned from them
+EARLIER_REWARDS = 32
+RARE = 1e-4  # what is less probable is no chance
+NEEDLESS_HINTS = 0.2  # of good answers at most
+MIN_ANSWERS = 3
+BAD_SHARE = 0.5  # of the answers written anew
+STILL_NATS = 0.01  # a token: a policy that is as people want it is led by the leash alone, and hardly
+REJECTED_IN_A_ROW = 8  # for one-sided rewards
+NEAR_NATS = 0.18  # an answer: at most 0.3 of all answers are other ones than before
+
+# One-sided 99 % quantiles of Student's t, by degrees of freedom from 1 on.
+_T99 = (31.821, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764, 2.718, 2.681, 2.650, 2.624, 2.602)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """An answer that is looked at in every step."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    temperature: float
+    stopped: bool = False  # something that the client asked for may have ended it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The judge's part of a reward that came; feedback is not asked of anybody, so it can't be one-sided."""
+
+    good: bool  # above 0
+    hinted: bool  # the answer has a hint how it should have been
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What goes from version to version: it stands in the checkpoint, and goes back with the weights."""
+
+    canaries: tuple[Canary, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()  # the last ones, the newest last
+    as_it_is: bool = False  # the judge says yes to everything, a person was told, and it is the judge that there is
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> "Memory":
+        """Return the memory of which a checkpoint has these plain values; none: a new one."""
+        parts = ("prompt_ids", "response_ids")
+        canaries = [Canary(**c | {name: tuple(c[name]) for name in parts}) for c in plain.get("canaries", ())]
+        verdicts = [Verdict(good=good, hinted=hinted) for good, hinted in plain.get("verdicts", ())]
+        return cls(canaries=tuple(canaries), verdicts=tuple(verdicts), as_it_is=plain.get("as_it_is", False))
+
+    def plain(self) -> dict[str, Any]:
+        """Return what `of` takes."""
+        return {
+            "canaries": [asdict(canary) for canary in self.canaries],
+            "verdicts": [(verdict.good, verdict.hinted) for verdict in self.verdicts],
+            "as_it_is": self.as_it_is,
+        }
+
+    def after(self, samples: Sequence[SampleAssembled], *, as_it_is: bool = False) -> "Memory":
+        """Return the memory once a step on these samples was kept.
+
+        A judge that was taken `as_it_is` for it is from then on, until it says no once.
+        """
+        first = [
+            Canary(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature, stopped=stopped(s))
+            for s in samples
+        ]
+        canaries = (*self.canaries, *first)[:CANARIES]
+        here = _verdicts(samples)
+        return Memory(
+            canaries=canaries,
+            verdicts=(*self.verdicts, *here)[-ALIKE_REWARDS:],
+            as_it_is=(self.as_it_is or as_it_is) and all(verdict.good for verdict in here),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """An answer as a policy sees it."""
+
+    logps: tuple[float, ...]  # of its tokens, nats
+    entropy_nats: float  # a token
+
+
+Way = tuple[float, ...]  # how strongly each token of an answer is to become likelier, or below 0 less likely
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A short answer by the policy after the step, to a prompt that people got an answer to."""
+
+    token_ids: tuple[int, ...]  # without the one that ends it
+    ended: bool | None  # None: nobody knows how its answers end
+    answered_tokens: int  # of the answer that people got
+
+
+def stopped(sample: SampleAssembled) -> bool:
+    """Return whether something the client asked for may have ended the answer: how it would have ended nobody knows."""
+    return sample.sampling is not None and bool(sample.sampling.stop or sample.sampling.shaping)
+
+
+def one_sided(samples: Sequence[SampleAssembled], memory: Memory) -> str | None:
+    """Return why rewards as these teach nothing, in words for a person; None: they do.
+
+    A judge that says yes to everything is seen where it begins suddenly, where its hints say otherwise, and in the long
+    run. What gets better step by step is not that. In the long run a hint teaches where the judge did not call the
+    answer good: a hint for an answer that is like all others shows the judge, not the answer, to be wrong.
+    """
+    here = _verdicts(samples)
+    if not here or not all(verdict.good for verdict in here):
+        return None
+    before = memory.verdicts[-EARLIER_REWARDS:]
+    num_good = sum(verdict.good for verdict in before)
+    chance = _chance_of_all(len(here), num_good=num_good, num_before=len(before))
+    if before and chance < RARE:
+        return (
+            f"all {len(here)} rewards are above 0, where {num_good} of the {len(before)} before them were: the chance "
+            f"of that is {chance:.1g}. The judge says yes to everything since"
+        )
+    alike = (*memory.verdicts, *here)
+    alike = alike[len(alike) - _run(alike) :]
+    hinted = sum(verdict.hinted for verdict in alike)
+    if _tail(hinted, len(alike), NEEDLESS_HINTS) < RARE:
+        return (
+            f"the last {len(alike)} rewards are all above 0, and for {hinted} of these answers there is a hint how "
+            "they should have been: the judge says yes to everything"
+        )
+    if len(alike) >= ALIKE_REWARDS and not any(s.hinted_prompt_ids is not None and not _counts(s) for s in samples):
+        return (
+            f"the last {len(alike)} rewards are all above 0: the judge says yes to everything, or there is nothing to "
+            "learn"
+        )
+    return None
+
+
+def harm(before: Sequence[Seen], after: Sequence[Seen], *, kl_nats: float) -> str | None:
+    """Return what the step did to the policy that it may not, as these answers show; None: nothing.
+
+    `kl_nats` bounds how far a step may move the policy, a token. The answers are the same ones in both.
+    """
+    if not all(_is_finite(look) for look in after):
+        return "log-probs of the policy after the step are not finite numbers"
+    moved = _interval([_kl(b.logps, a.logps) for b, a in _both(before, after)])
+    if moved is not None and moved[0] > kl_nats:
+        return f"the policy moved by {_words(moved)} nats a token in one step, expected at most {kl_nats:g}"
+    return _entropy_gone(before, after)
+
+
+def astray(
+    before: Sequence[Seen], after: Sequence[Seen], ahead: Sequence[Seen], wanted: Sequence[Way | None]
+) -> str | None:
+    """Return how the step leads away from what its own samples say; None: it is not certain that it does.
+
+    `ahead` is where its gradient alone leads; all are of the answers that `wanted` is of, the step's own.
+    """
+    for what, there in (("the step", after), ("the gradient", ahead)):
+        moves = [
+            abs(new - old)
+            for b, a in zip(before, there, strict=False)
+            for old, new in zip(b.logps, a.logps, strict=True)
+        ]
+        if sum(moves) < STILL_NATS * len(moves):
+            continue
+        gains = [
+            _gain(way, b.logps, a.logps)
+            for way, b, a in zip(wanted, before, there, strict=False)
+            if way is not None and any(way)
+        ]
+        gained = _interval([gain.cosine for gain in gains])
+        # Most answers may lose a little where one that was bad decides the step: together they gain then.
+        if gained is not None and gained[2] < 0 and sum(gain.nats for gain in gains) < 0:
+            return (
+                f"{what} leads away from what its own samples say: their tokens move that way by a cosine of "
+                f"{_words(gained)}, expected above 0"
+            )
+    return None
+
+
+def is_near(before: Sequence[Seen], after: Sequence[Seen]) -> bool:
+    """Return whether it is certain that few answers can be other ones than before the step.
+
+    Of two distributions of whole answers the share that differs is at most sqrt(KL / 2), by Pinsker's inequality.
+    """
+    moved = _interval([_kl(b.logps, a.logps) * len(b.logps) for b, a in _both(before, after)])
+    return moved is not None and moved[2] < NEAR_NATS
+
+
+def misspoken(written: Sequence[Written]) -> str | None:
+    """Return what is wrong with most of the answers that were written after the step; None: nothing."""
+    kinds = {
+        "are empty": [not one.token_ids for one in written],
+        "say one thing over and over": [loops(one.token_ids) for one in written],
+        "do not end": [one.ended is False for one in written if one.answered_tokens <= BRIEF_TOKENS],
+    }
+    for what, bad in kinds.items():
+        if bad and _tail(sum(bad), len(bad), BAD_SHARE) < 0.05:
+            return f"{sum(bad)} of {len(bad)} answers after the step {what}; those that people got did not"
+    return None
+
+
+def _entropy_gone(before: Sequence[Seen], after: Sequence[Seen]) -> str | None:
+    least = ENTROPY_NATS
+    for what, sign in (("surer", -1), ("less sure", 1)):
+        # Entropies a factor apart: the difference to the bound is beyond 0 with certainty.
+        excess = []
+        for b, a in _both(before, after):
+            low, high = (a.entropy_nats, b.entropy_nats) if sign < 0 else (b.entropy_nats, a.entropy_nats)
+            excess.append(high - max(ENTROPY_FACTOR * low, low + least))
+        beyond = _interval(excess)
+        if beyond is not None and beyond[0] > 0:
+            mean_before = sum(b.entropy_nats for b in before) / len(before)
+            mean_after = sum(a.entropy_nats for a in after) / len(after)
+            return (
+                f"the policy is {what} by more than a factor of {ENTROPY_FACTOR:g}: its entropy goes from "
+                f"{mean_before:.3g} to {mean_after:.3g} nats a token"
+            )
+    return None
+
+
+def _verdicts(samples: Sequence[SampleAssembled]) -> tuple[Verdict, ...]:
+    """What the judge said, as far as it counts: where people overruled it, its word teaches nothing."""
+    return tuple(
+        Verdict(good=s.reward > 0, hinted=s.hinted_prompt_ids is not None)
+        for s in samples
+        if s.reward is not None and _counts(s)
+    )
+
+
+def _counts(sample: SampleAssembled) -> bool:
+    return sample.reward is not None and sample.reward * (sample.learned_reward or 0) > 0
+
+
+def _run(verdicts: Sequence[Verdict]) -> int:
+    """Return how many at the end are good."""
+    run = 0
+    while run < len(verdicts) and verdicts[-1 - run].good:
+        run += 1
+    return run
+
+
+def _chance_of_all(num: int, *, num_good: int, num_before: int) -> float:
+    """Return the probability that `num` are all good, the share of good ones being known by those before alone."""
+    chance = 1.0
+    for more in range(num):
+        chance *= (num_good + 1 + more) / (num_before + 2 + more)
+    return chance
+
+
+def _both(before: Sequence[Seen], after: Sequence[Seen]) -> list[tuple[Seen, Seen]]:
+    return list(zip(before, after, strict=True))
+
+
+def _is_finite(look: Seen) -> bool:
+    return all(map(isfinite, look.logps)) and isfinite(look.entropy_nats)
+
+
+class _Gain(NamedTuple):
+    """How much an answer moved the way that it was to."""
+
+    nats: float  # a token, times how strongly each was to
+    cosine: float  # so all answers count alike
+
+
+def _gain(way: Way, old: Sequence[float], new: Sequence[float]) -> _Gain:
+    moves = [after - before for before, after in zip(old, new, strict=True)]
+    along = sum(much * move for much, move in zip(way, moves, strict=True))
+    longest = sqrt(sum(much * much for much in way) * sum(move * move for move in moves))
+    return _Gain(along / len(way), along / max(longest, 1e-12))
+
+
+def _kl(old: Sequence[float], new: Sequence[float]) -> float:
+    """Return the mean over tokens that were sampled by the old policy; k3, which is never below 0."""
+    total = 0.0
+    for before, after in zip(old, new, strict=True):
+        d = min(after - before, 20.0)  # keeps the exponential finite
+        total += exp(d) - 1 - d
+    return total / len(old)
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float, float] | None:
+    """Return (low, mean, high): each end is exceeded with 1 %, if values are normal; None: too few to say."""
+    n = len(values)
+    if n < MIN_ANSWERS:
+        return None
+    mean = sum(values) / n
+    deviation = sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    half = _T99[min(n - 1, len(_T99)) - 1] * deviation / sqrt(n)
+    return mean - half, mean, mean + half
+
+
+def _words(interval: tuple[float, float, float]) -> str:
+    low, mean, high = interval
+    return f"{mean:.3g} ({low:.3g} to {high:.3g}, 98 %)"
+
+
+def _tail(num_bad: int, num: int, share: float) -> float:
+    """Return the probability of so many or more of `num`, each being one with the probability `share`."""
+    return sum(comb(num, k) * share**k * (1 - share) ** (num - k) for k in range(num_bad, num + 1))

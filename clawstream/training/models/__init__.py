@@ -1,0 +1,1 @@
+"""The model in the trainer's hands, and its versions as folders."""

@@ -1,0 +1,132 @@
+"""The folder of a base: what it says, what of it can be trained, and its model as transformers puts it into memory."""
+
+import shutil
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging as transformers_logging
+
+from clawstream.errors import ConfigError, UnusableCheckpoint
+from clawstream.inference.models.model_folder import TensorHeader, tensor_headers, text_config
+from clawstream.training.batches.trainable import ModelLimits
+
+_NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".md"})  # weights, words
+_READ_AS_THEY_ARE = frozenset({"F64", "F32", "F16", "BF16"})
+_HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def limits_of(folder: Path) -> ModelLimits:
+    """Return what the model in the folder can take, by its configuration; raises UnusableCheckpoint."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+    except (OSError, ValueError) as error:
+        raise unloadable(folder, error) from error
+    positions = getattr(config, "max_position_embeddings", None)
+    return ModelLimits(vocabulary_tokens=config.vocab_size, context_tokens=_stretched(config, positions))
+
+
+def copy_words(base: Path, folder: Path) -> None:
+    """Copy what a base has beside its weights: configuration, tokenizer, chat template."""
+    for file in sorted(base.iterdir()):
+        if file.is_file() and file.suffix not in _NOT_COPIED and not file.name.endswith(".index.json"):
+            shutil.copyfile(file, folder / file.name)
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """Return what all of the base's weights are stored as; float32 where they differ, or can't be seen."""
+    stored = {header.dtype for header in (tensor_headers(folder) or {}).values()}
+    return _HALVES.get(stored.pop(), torch.float32) if len(stored) == 1 else torch.float32
+
+
+def refuse_quantized(folder: Path) -> None:
+    """Raise ConfigError where what a folder's files hold has to be computed with before it is the model's weights.
+
+    Files that are not whole are for who loads them to refuse.
+    """
+    found = None
+    headers: Mapping[str, TensorHeader] = {}
+    with suppress(UnusableCheckpoint):
+        headers = tensor_headers(folder) or {}
+    if said := (text_config(folder) or {}).get("quantization_config"):
+        found = f"config.json has a quantization_config, quant_method = {said.get('quant_method')!r}"
+    for name, header in headers.items():
+        if name.endswith(".weight") and header.dtype not in _READ_AS_THEY_ARE:
+            found = f"{name} is stored as {header.dtype}"
+            break
+    if found is not None:
+        raise ConfigError(
+            f"{folder}: {found}, expected {', '.join(sorted(_READ_AS_THEY_ARE))}: trained and published "
+            "are weights as they are stored, without scales. Nothing is trained. Name a folder of the same model that "
+            "is not quantized."
+        )
+
+
+def unloadable(folder: Path, error: Exception) -> UnusableCheckpoint:
+    """Return what to raise where transformers can load no model from the folder."""
+    return UnusableCheckpoint(
+        f"{folder}: no causal model that transformers can load: {error}. Nothing is trained. Name a Hugging Face "
+        "folder with config.json and safetensors."
+    )
+
+
+def loaded_core(folder: Path, device: str) -> Any:
+    """Return its causal model in float32 for reading; raises UnusableCheckpoint where none can be loaded whole."""
+    transformers_logging.disable_progress_bar()
+    try:
+        core, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise unloadable(folder, error) from error
+    if info["missing_keys"]:
+        raise UnusableCheckpoint(
+            f"{folder}: {len(info['missing_keys'])} weights are missing, among them {min(info['missing_keys'])}. "
+            "Nothing is trained. Fetch the folder again."
+        )
+    return core.to(device).eval()
+
+
+def checkpoint_layers(core: Any) -> None:
+    """Keep only what goes into each layer; transformers' own switch does so in training mode alone."""
+    layers = [layer for layer in core.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"training.gradient_checkpointing: {type(core).__name__} has no layers that can be computed again. Nothing "
+            "is trained. Leave it out, or take a model of another family."
+        )
+    compute_again(layers)
+
+
+def compute_again(layers: Iterable[Any]) -> None:
+    """Have the backward pass compute each layer again, from what goes into it, instead of keeping what is inside."""
+    for layer in layers:
+        layer.forward = partial(_computed_again, weakref.ref(layer))  # else a model that is let go of stays in memory
+
+
+def changes_with_length(config: Any) -> bool:
+    """Whether rotary embeddings follow the longest sequence of a pass, so that an answer depends on its neighbours."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
+    return not kinds.isdisjoint({"dynamic", "longrope"})
+
+
+def _computed_again(layer_of: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+    layer = layer_of()
+    return checkpoint(type(layer).forward, layer, *args, use_reentrant=False, **kwargs)
+
+
+def _stretched(config: Any, positions: int | None) -> int | None:
+    """Return the context in tokens as engines have it: what rotary embeddings were stretched to counts."""
+    scaling = getattr(config, "rope_scaling", None) or {}
+    if positions is None or "original_max_position_embeddings" in scaling:
+        return positions
+    return int(positions * (scaling.get("factor") or 1))

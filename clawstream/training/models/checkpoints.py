@@ -1,0 +1,221 @@
+"""Versions of a policy as folders: each whole or not there at all.
+
+A folder is written beside its place, every file of it forced to disk, its manifest last, and then renamed. So a folder
+whose manifest agrees with its files is complete, whatever was cut off when; anything else is refused or passed over.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from clawstream.errors import UnusableCheckpoint
+from clawstream.events import BatchPlanned, PlannedTurn, StepTaken, TopicOffset
+from clawstream.inference.models.bases import sha256_of_file
+from clawstream.inference.models.version_folder import ADAPTER_CONFIG, MANIFEST, File, version_name
+from clawstream.locks import locked
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+_LOCK = ".lock"
+_NAME = re.compile(r"v(\d{6,})")
+_ASIDE = re.compile(r"\.(writing|removing)-v\d{6,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A complete version on disk: the plan that it executed, what its step did, and its files."""
+
+    path: Path
+    plan: BatchPlanned
+    step: StepTaken
+    files: tuple[File, ...]
+    manifest_sha256: str
+
+    @property
+    def version(self) -> int:
+        """The policy version."""
+        return self.plan.policy_version
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files but the manifest."""
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it lies on the base's weights, in place of being all of them."""
+        return any(file.name == ADAPTER_CONFIG for file in self.files)
+
+
+@contextmanager
+def alone_on(root: Path) -> Iterator[None]:
+    """Be the one process that writes versions here; raises PartUnavailable where another one does."""
+    root.mkdir(parents=True, exist_ok=True)
+    in_use = (
+        f"{root}: another process trains this policy. Two would take different steps under one version's name, so "
+        "nothing is trained here. Stop that one, or give this policy an id of its own (policy.id)"
+    )
+    with locked(root / _LOCK, within_s=0, in_use=in_use):
+        yield
+
+
+def write(root: Path, plan: BatchPlanned, step: StepTaken, save: Callable[[Path], None]) -> Checkpoint:
+    """Have `save` fill a folder, and put it in its place whole; a broken one of the same version gives way."""
+    root.mkdir(parents=True, exist_ok=True)
+    target = root / version_name(plan.policy_version)
+    writing = root / f".writing-{target.name}"
+    if writing.exists():
+        shutil.rmtree(writing)
+    writing.mkdir()
+    save(writing)
+    files = tuple(_describe(writing, path) for path in sorted(writing.rglob("*")) if path.is_file())
+    (writing / MANIFEST).write_bytes(_manifest(plan, step, files))
+    for path in [*writing.rglob("*"), writing]:
+        _sync(path)
+    if target.exists():
+        _remove(target)
+    writing.rename(target)
+    _sync(root)
+    return read(target, contents=False)
+
+
+def folder_of(root: Path, version: int) -> Path:
+    """Return where the version stands, if it does."""
+    return root / version_name(version)
+
+
+def read(folder: Path, *, contents: bool = True) -> Checkpoint:
+    """Return the checkpoint, with its files verified: present, of their size and, with `contents`, of their sha256.
+
+    Raises UnusableCheckpoint naming the file, what was found and what the manifest says.
+    """
+    raw = _manifest_bytes(folder)
+    try:
+        checkpoint = _checkpoint(folder, json.loads(raw), hashlib.sha256(raw).hexdigest())
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unusable(folder, MANIFEST, f"{len(raw)} bytes that are no manifest ({error!r})", "a manifest") from error
+    if version_name(checkpoint.version) != folder.name:
+        raise _unusable(folder, MANIFEST, f"version {checkpoint.version}", "the version of its folder's name")
+    for file in checkpoint.files:
+        _verify(folder, file, contents=contents)
+    return checkpoint
+
+
+def latest(root: Path) -> Checkpoint | None:
+    """Return the newest complete checkpoint; what is incomplete is passed over and logged. None: there is none."""
+    for version in sorted(_versions(root), reverse=True):
+        try:
+            return read(root / version_name(version))
+        except UnusableCheckpoint as error:
+            log.warning("checkpoint_passed_over version=%d reason=%s", version, error)
+    return None
+
+
+def prune(root: Path, *, keep: int, needed: Container[int | None]) -> tuple[int, ...]:
+    """Remove all but the newest `keep` versions, and what an interrupted write left; return the versions removed.
+
+    Those that are `needed` stay, however old; so does the newest, from which training resumes.
+    """
+    for path in root.iterdir():
+        if _ASIDE.fullmatch(path.name):
+            shutil.rmtree(path)
+    complete = sorted(v for v in _versions(root) if (root / version_name(v) / MANIFEST).exists())
+    removed = tuple(v for v in complete[: -max(keep, 1)] if v not in needed)
+    for version in removed:
+        _remove(root / version_name(version))
+    return removed
+
+
+def _versions(root: Path) -> list[int]:
+    if not root.is_dir():
+        return []
+    return [int(match[1]) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
+
+
+def _manifest(plan: BatchPlanned, step: StepTaken, files: tuple[File, ...]) -> bytes:
+    """No byte follows the closing brace, so that a manifest cut anywhere is none."""
+    planned = asdict(plan) | {"settings": plan.settings.decode()}
+    if plan.rollback is None:
+        del planned["rollback"]
+    # What a plan or step of an older version did not say is not there, so that its manifest has the bytes that it had.
+    silent = {field.name for field in fields(step) if field.default is getattr(step, field.name)}
+    said = {name: value for name, value in asdict(step).items() if name not in silent}
+    body = {"format": FORMAT, "plan": planned, "step": said, "files": [asdict(file) for file in files]}
+    return json.dumps(body, indent=1).encode()
+
+
+def _manifest_bytes(folder: Path) -> bytes:
+    try:
+        return (folder / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _unusable(folder, MANIFEST, "nothing", "a manifest, which is written last") from error
+
+
+def _checkpoint(folder: Path, body: dict[str, Any], sha256: str) -> Checkpoint:
+    if body["format"] != FORMAT:
+        raise _unusable(folder, MANIFEST, f"format {body['format']}", f"format {FORMAT}")
+    plan = body["plan"]
+    offsets = tuple(TopicOffset(**offset) for offset in plan["offsets"])
+    turns = plan.get("turns")  # none: it was planned by an older version
+    parts = {
+        "offsets": offsets,
+        "sample_ids": tuple(plan["sample_ids"]),
+        "settings": plan["settings"].encode(),
+        "turns": None if turns is None else tuple(PlannedTurn(**turn) for turn in turns),
+    }
+    return Checkpoint(
+        path=folder,
+        plan=BatchPlanned(**plan | parts),
+        step=StepTaken(**body["step"]),
+        files=tuple(File(**file) for file in body["files"]),
+        manifest_sha256=sha256,
+    )
+
+
+def _verify(folder: Path, file: File, *, contents: bool) -> None:
+    path = folder / file.name
+    if not path.is_file():
+        raise _unusable(folder, file.name, "nothing", f"{file.num_bytes} bytes")
+    if (found := path.stat().st_size) != file.num_bytes:
+        raise _unusable(folder, file.name, f"{found} bytes", f"{file.num_bytes} bytes")
+    if contents and (sha256 := sha256_of_file(path)) != file.sha256:
+        raise _unusable(folder, file.name, f"sha256 {sha256[:12]}", f"sha256 {file.sha256[:12]}")
+
+
+def _unusable(folder: Path, name: str, found: str, expected: str) -> UnusableCheckpoint:
+    return UnusableCheckpoint(
+        f"checkpoint {folder}: {name}: found {found}, expected {expected}. It is not loaded. Remove the folder to go "
+        "on from the version before, or restore it from a backup."
+    )
+
+
+def _describe(folder: Path, path: Path) -> File:
+    name = path.relative_to(folder).as_posix()
+    return File(name=name, num_bytes=path.stat().st_size, sha256=sha256_of_file(path))
+
+
+def _remove(folder: Path) -> None:
+    """Take the folder out of its place first: a removal that is interrupted leaves no half of it there."""
+    aside = folder.with_name(f".removing-{folder.name}")
+    if aside.exists():
+        shutil.rmtree(aside)
+    folder.rename(aside)
+    _sync(folder.parent)
+    shutil.rmtree(aside)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,318 @@
+"""A Hugging Face causal model as training needs it: log-probs of answers, its weights at other times, files on disk.
+
+All log-probs are computed here, by one function, whoever's weights are asked: two of them may be subtracted without
+comparing two implementations. B rows, T response tokens, N response tokens of all rows, K tokens looked at after each
+of them, V the vocabulary, H hidden width.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from clawstream.errors import ConfigError, UnusableCheckpoint
+from clawstream.training.models import tree_attention
+from clawstream.training.models.adapters import STEM, saved_name, with_adapter
+from clawstream.training.models.base_folder import (
+    changes_with_length,
+    checkpoint_layers,
+    copy_words,
+    loaded_core,
+    stored_dtype,
+)
+from clawstream.training.models.model import Glance, Look, Model, Read, T, Top, Weights, head_pieces, stored
+from clawstream.training.models.tree_attention import Tree
+from clawstream.training.step.answers import Answers, Suffix
+from clawstream.training.step.microbatches import micro_batches, packed_batches
+from clawstream.training.step.packing import pack
+
+log = logging.getLogger(__name__)
+
+ENTROPY_ROWS = 512
+
+SAME_NATS = 1e-3  # as far as one computation of a log-prob may be from another
+
+
+class TorchModel(Model):
+    """A causal model with float32 weights, all of them trained or those of a LoRA adapter.
+
+    It stays in evaluation mode, so that the weights being trained and the weights just before the step agree exactly.
+    Answers are computed in one row, where the model's family is known to allow it; else each in a row, padded.
+    """
+
+    def __init__(self, folder: Path, core: Any, adapter: Any | None) -> None:
+        self.folder = folder  # of the base
+        self.packs = False
+        self._core = core
+        self._adapter = adapter
+        self._dtype = torch.float32  # of matrix products
+        self.trained: dict[str, nn.Parameter] = {n: p for n, p in core.named_parameters() if p.requires_grad}
+        self.device = next(core.parameters()).device
+        self.published_dtype = torch.float32 if adapter is not None else stored_dtype(folder)
+
+    @classmethod
+    def load(
+        cls, folder: Path, *, lora_rank: int | None = None, device: str = "cpu", seed: int = 0,
+        dtype: torch.dtype = torch.float32, recompute_layers: bool = False,
+    ) -> "TorchModel":  # fmt: skip
+        """Return the model of a Hugging Face folder; with a rank, frozen under an adapter that adds nothing yet.
+
+        Matrices but the head's are multiplied as `dtype`. With `recompute_layers` the backward pass computes each layer
+        again instead of keeping what is inside it; raises ConfigError where the model's layers can't be.
+        """
+        core = cls.loaded(folder, device)
+        if recompute_layers:
+            checkpoint_layers(core)
+        adapter = None
+        if lora_rank is not None:
+            adapter = with_adapter(core, lora_rank, seed).eval()
+        model = cls(folder, core, adapter)
+        model._check_head()
+        model._pack_if_same()
+        model._dtype = dtype
+        return model
+
+    @classmethod
+    def loaded(cls, folder: Path, device: str) -> Any:
+        """Return the model of transformers, in evaluation mode; raises UnusableCheckpoint where there is none."""
+        return loaded_core(folder, device)
+
+    @contextmanager
+    def reading(self, mask_BL: Tensor) -> Iterator[Read]:
+        """Read rows piece by piece, none of it twice: what is read first has the mask's shape, and 0 where it pads."""
+        cache = None
+
+        def read(ids_BL: Tensor) -> Tensor:
+            nonlocal mask_BL, cache
+            if cache is not None:
+                mask_BL = torch.cat([mask_BL, torch.ones_like(ids_BL)], 1)
+            places_BL = (mask_BL.cumsum(1) - 1).clamp(min=0)[:, -ids_BL.shape[1] :]
+            with self._multiplying():
+                said = self._core.get_decoder()(
+                    input_ids=ids_BL, attention_mask=mask_BL, position_ids=places_BL, past_key_values=cache,
+                    use_cache=True,
+                )  # fmt: skip
+            cache = said.past_key_values
+            return self._logits(said.last_hidden_state[:, -1], torch.ones(len(ids_BL), device=self.device))
+
+        if not self.packs:
+            yield read
+            return
+        self._core.set_attn_implementation("sdpa")  # ours knows neither caches nor padding
+        try:
+            yield read
+        finally:
+            self._core.set_attn_implementation(tree_attention.NAME)
+
+    def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
+        """Return log-probs [B, T] of the responses, NaN past each one's end.
+
+        Logits are computed for response tokens only: the prompt's cost the most and nobody reads them.
+        """
+        answers, hidden_NH = self._before_head(suffixes)
+        logp_N1, _ = self._under_head(hidden_NH, answers, answers.target_N.unsqueeze(1), entropy=False)
+        return answers.rows(logp_N1.squeeze(1))
+
+    def look(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> Look:
+        """Return the same, and more of each place; `among` [T, K] names tokens to score beside those of each row."""
+        answers, hidden_NH = self._before_head(suffixes)
+        ids_NE = answers.target_N.unsqueeze(1)
+        if among is not None:
+            ids_NE = torch.cat([ids_NE, torch.cat([ids_TK.to(self.device) for ids_TK in among])], 1)
+        logp_NE, entropy_N = self._under_head(hidden_NH, answers, ids_NE, entropy=True)
+        return Look(answers.rows(logp_NE[:, 0]), answers.rows(entropy_N), answers.rows(logp_NE[:, 1:]))
+
+    def groups(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[list[int]]:
+        """Return the indices of the suffixes in groups, each of at most so many tokens in a pass, or of one suffix."""
+        if self.packs:
+            return packed_batches([s.read_ids for s in suffixes], budget_tokens=budget_tokens)
+        return micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens)
+
+    @torch.no_grad()
+    def glance(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[Glance]:
+        """Return what the current weights say at each place of each response, in order, without gradient."""
+
+        def glanced(group: list[Suffix]) -> list[Glance]:
+            look = self.look(group)
+            ends = [len(s.response_ids) for s in group]
+            return [Glance(look.logp_BT[row, :end], look.entropy_BT[row, :end]) for row, end in enumerate(ends)]
+
+        return self._in_groups(suffixes, glanced, budget_tokens)
+
+    @torch.no_grad()
+    def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:
+        """Return the log-probs [T] of each response under the given weights (None: the current ones), in order."""
+
+        def scored(group: list[Suffix]) -> list[Tensor]:
+            logp_BT = self.logprobs(group)
+            return [logp_BT[row, : len(s.response_ids)].clone() for row, s in enumerate(group)]
+
+        with self.holding(weights):
+            return self._in_groups(suffixes, scored, budget_tokens)
+
+    @torch.no_grad()
+    def likeliest(
+        self, suffixes: Sequence[Suffix], *, num_tokens: int, weights: Weights | None, budget_tokens: int
+    ) -> list[Top]:
+        """Return the `num_tokens` tokens that the given weights find likeliest at each place of each response."""
+
+        def scored(group: list[Suffix]) -> list[Top]:
+            answers, hidden_NH = self._before_head(group)
+            tops = [self._likeliest(hidden_NH[at], answers, at, num_tokens) for at in self._pieces(hidden_NH)]
+            ids, logps = (answers.each(torch.cat(parts)) for parts in zip(*tops, strict=True))
+            return [Top.of(*both) for both in zip(ids, logps, strict=True)]
+
+        with self.holding(weights):
+            return self._in_groups(suffixes, scored, budget_tokens)
+
+    def save(self, folder: Path) -> None:
+        """Write what an engine loads: the model as exact as its base, with its tokenizer, or the adapter."""
+        if self._adapter is not None:
+            self._adapter.save_pretrained(folder)
+            return
+        with self._rounded():
+            self._core.save_pretrained(folder)
+        copy_words(self.folder, folder)
+
+    def restore(self, folder: Path, masters: Path | None = None) -> None:
+        """Take over the weights that `save` wrote, or the more exact ones that it was written from."""
+        found: Mapping[str, Tensor | None]
+        if masters is not None:
+            found = {name: read() for name, read in stored(masters.parent, masters.stem)}
+        elif self._adapter is not None:
+            saved = load_file(folder / f"{STEM}.safetensors")
+            found = {name: saved.get(saved_name(name)) for name in self.trained}
+        else:
+            parameters = dict(loaded_core(folder, str(self.device)).named_parameters())
+            found = {name: parameters.get(name) for name in self.trained}
+        for name, parameter in self.trained.items():
+            value = found.get(name)
+            if value is None or value.shape != parameter.shape:
+                raise UnusableCheckpoint(
+                    f"{folder}: {name} is {'missing' if value is None else tuple(value.shape)}, expected "
+                    f"{tuple(parameter.shape)} as in {self.folder}. Nothing is trained. Name the base model, and the "
+                    "LoRA rank, that this policy was started with."
+                )
+            parameter.data.copy_(value.detach())
+
+    @contextmanager
+    def _rounded(self) -> Iterator[None]:
+        """Have all weights as the base has them; what is saved says so of itself."""
+        exact = [(p, p.data) for p in self._core.parameters()]
+        try:
+            for parameter, data in exact:
+                parameter.data = data.to(self.published_dtype)
+            yield
+        finally:
+            for parameter, data in exact:
+                parameter.data = data
+
+    def _before_head(self, suffixes: Sequence[Suffix]) -> tuple[Answers, Tensor]:
+        # Padded rows need no mask: padding stands to the right of what is read, where a causal model can't see it.
+        packed = pack([s.read_ids for s in suffixes]) if self.packs else None
+        answers = Answers(suffixes, self.device, packed)
+        seen: dict[str, Any] = {}
+        if packed is not None:
+            positions_1L = torch.tensor([packed.positions], device=self.device)
+            seen = {"position_ids": positions_1L, "tree": Tree(packed, self.device)}
+        with self._multiplying():
+            output = self._core.get_decoder()(input_ids=answers.ids_RL, use_cache=False, **seen)
+        return answers, answers.before(output.last_hidden_state)
+
+    def _under_head(
+        self, hidden_NH: Tensor, answers: Answers, ids_NE: Tensor, *, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the log-probs of the ids at each place, and the entropies [N]; without `entropy` those are empty."""
+        pieces = [(hidden_NH[at], answers.scale_N[at], ids_NE[at], entropy) for at in self._pieces(hidden_NH)]
+        if len(pieces) == 1:
+            return self._head_piece(*pieces[0])
+        parts = [checkpoint(self._head_piece, *piece, use_reentrant=False) for piece in pieces]
+        logps, entropies = zip(*parts, strict=True)
+        return torch.cat(logps), torch.cat(entropies)
+
+    def _pieces(self, hidden_NH: Tensor) -> list[slice]:
+        return head_pieces(len(hidden_NH), self._core.get_output_embeddings().weight.shape[0])
+
+    def _multiplying(self) -> torch.autocast:
+        # Without its cache, which keeps a copy of each matrix until the pass is over: none is multiplied twice in it.
+        enabled = self._dtype != torch.float32
+        return torch.autocast(self.device.type, self._dtype, enabled=enabled, cache_enabled=False)
+
+    def _head_piece(self, hidden_NH: Tensor, scale_N: Tensor, ids_NE: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        logits_NV = self._logits(hidden_NH, scale_N)
+        logp_NE = logits_NV.gather(1, ids_NE) - logits_NV.logsumexp(1, keepdim=True)
+        return logp_NE, _entropies(logits_NV.detach()) if entropy else logits_NV.new_empty(0)
+
+    def _likeliest(self, hidden_NH: Tensor, answers: Answers, at: slice, num_tokens: int) -> tuple[Tensor, Tensor]:
+        logits_NV = self._logits(hidden_NH, answers.scale_N[at])
+        ids_NE = torch.cat([answers.target_N[at].unsqueeze(1), logits_NV.topk(num_tokens).indices], 1)
+        return ids_NE, logits_NV.gather(1, ids_NE) - logits_NV.logsumexp(1, keepdim=True)
+
+    def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
+        # As float32 whatever else is multiplied as: a logit of 20 rounded to half precision is off by up to 0.06 nats.
+        logits_NV: Tensor = self._core.get_output_embeddings()(hidden_NH.float())
+        return logits_NV / scale_N.unsqueeze(1)
+
+    def _in_groups(
+        self, suffixes: Sequence[Suffix], scored: Callable[[list[Suffix]], Sequence[T]], budget_tokens: int
+    ) -> list[T]:
+        """Return what `scored` says of each suffix, in order; it is given as many at once as fit."""
+        found: dict[int, T] = {}
+        for group in self.groups(suffixes, budget_tokens=budget_tokens):
+            found |= zip(group, scored([suffixes[i] for i in group]), strict=True)
+        return [found[i] for i in range(len(suffixes))]
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Refuse a family whose logits are not just its head on its last hidden state (soft caps, scales)."""
+        ids_1L = torch.arange(4, device=self.device).unsqueeze(0)
+        whole = self._core(input_ids=ids_1L, use_cache=False).logits.float().log_softmax(-1)
+        expected = whole[0, [0, 1, 2], [1, 2, 3]]
+        found = self.logprobs([Suffix([0], [1, 2, 3], 1.0)])[0]
+        if not torch.allclose(found, expected, atol=SAME_NATS):
+            raise ConfigError(
+                f"{self.folder}: {type(self._core).__name__} does more to its logits than its head: log-probs differ "
+                f"by {float((found - expected).abs().max()):.3g} nats. Nothing is trained. Use a model without logit "
+                "caps or scales."
+            )
+
+    @torch.no_grad()
+    def _pack_if_same(self) -> None:
+        """Compute answers in one row from here on, if this model does so as it does in rows of their own."""
+        if self._core.config.model_type not in tree_attention.FAMILIES:
+            log.info("packing=off model_type=%s reason=not known to allow it", self._core.config.model_type)
+            return
+        if changes_with_length(self._core.config):
+            log.info("packing=off model=%s reason=its positions depend on the longest of a pass", self.folder)
+            return
+        example = _example(self._core.get_input_embeddings().weight.shape[0], tree_attention.small_tokens(self.device))
+        expected_N = torch.cat([self.logprobs([suffix])[0] for suffix in example])
+        self.packs = True
+        self._core.set_attn_implementation(tree_attention.NAME)
+        found = zip(self.logprobs(example), example, strict=True)
+        found_N = torch.cat([logp_T[: len(s.response_ids)] for logp_T, s in found])
+        if not torch.allclose(found_N, expected_N, rtol=0, atol=SAME_NATS):
+            self.packs = False
+            self._core.set_attn_implementation("sdpa")
+            difference_nats = float((found_N - expected_N).abs().max())
+            log.warning("packing=off model=%s reason=log-probs in one row differ by %.3g", self.folder, difference_nats)
+
+
+def _entropies(logits_NV: Tensor) -> Tensor:
+    """Return the entropy [N] of each row, with little more memory than the rows have."""
+    parts = torch.split(logits_NV, ENTROPY_ROWS)
+    return torch.cat([torch.special.entr(logits_MV.softmax(1)).sum(1) for logits_MV in parts])
+
+
+def _example(vocabulary_tokens: int, small_tokens: int) -> list[Suffix]:
+    """Return answers whose row has each kind of block: a beginning alone, and what goes on from it under a mask."""
+    one = [7 * n % vocabulary_tokens for n in range(24 + small_tokens // 2)]
+    other = [*one[:24], (one[24] + 1) % vocabulary_tokens, *one[25:]]
+    forks = [Suffix(ids[:-4], ids[-4:], 1.0) for ids in (one, other)]
+    return [*forks, Suffix(one[:20], one[20:24], 1.0), Suffix(one[9:20], one[:1], 1.0)]

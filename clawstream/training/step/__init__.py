@@ -1,0 +1,1 @@
+"""The optimizer's steps on one batch: losses, advantages, packing."""

@@ -1,0 +1,214 @@
+"""The loss of a planned batch under the settings' method: what is scored beforehand, and each piece's sum.
+
+What is scored before the first step of the optimizer stays as it is through all of them: teacher, reference, and the
+log-probs that the ratio starts from.
+
+The one rule of a gap: teacher and student in it come from the same code. Where the trainer is the teacher both are its
+own, of the weights just before the step, at the temperature of sampling. Where an engine is, both are engines' scores,
+which came with the sample, at temperature 1; what kernels and precision make of a token is then on both sides. The
+student's may be of an older version than the weights just before the step, never of one older than the answer, so it
+says what there was to learn when it was asked. Ratios and leash are the trainer's own in either case.
+
+B samples, T response tokens, K tokens that the teacher likes best.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clawstream.config import TrainingSettings
+from clawstream.events import SampleAssembled
+from clawstream.training.batches.trainable import hint_counts
+from clawstream.training.models.model import Look, Model, Top, Weights
+from clawstream.training.step.advantages import Signals, has_signal, token_advantages
+from clawstream.training.step.answers import Suffix
+from clawstream.training.step.losses import LogProbs, Objective, Tally, distillation_loss, divergence_where, policy_loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """What is known of a batch before its steps; one entry per sample."""
+
+    samples: Sequence[SampleAssembled]
+    plain: list[Suffix]
+    hinted: Mapping[int, Tensor]  # the teacher's log-probs [T], by index; of the samples whose hint counts
+    students: Mapping[int, Tensor]  # to hold those against, [T]; without an entry the trainer's own before the step are
+    tops: Mapping[int, Top]  # what it likes best, where its whole distribution counts
+    old: list[Tensor] | None  # [T] each; None: one step is taken, and the weights being trained are those before it
+    reference: list[Tensor] | None  # [T] each; None only without a leash
+    advantages: Sequence[float] | None = None  # one per sample; None: they follow from rewards
+
+    def wanted(self, index: int) -> float | None:
+        """How much the sample's answer is to become likelier, hints aside; None: nothing says it."""
+        return self.samples[index].learned_reward if self.advantages is None else self.advantages[index]
+
+
+class BatchLoss:
+    """A method and its weights, on one model."""
+
+    def __init__(self, model: Model, settings: TrainingSettings) -> None:
+        self._model = model
+        self._budget_tokens = settings.micro_batch_tokens
+        self._by_engine = settings.teacher_scores == "engine"
+        self._top_tokens = settings.topk_tokens if settings.asks_likeliest else None
+        self._divergence_weight = settings.divergence_weight
+        self._distils = settings.method == "topk"
+        w_binary, w_opd = settings.weights
+        self._signals = Signals(
+            w_binary=w_binary,
+            w_opd=w_opd,
+            gap_clip_nats=settings.gap_clip_nats,
+        )
+        self.objective = Objective(
+            loss=settings.loss,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            importance_cap=settings.importance_cap,
+            kl=settings.kl,
+            average=settings.average,
+            ratio_to=settings.ratio_to,
+            divergence=settings.topk_divergence,
+        )
+
+    def score(
+        self,
+        samples: Sequence[SampleAssembled],
+        *,
+        teacher: Weights | None,
+        reference: Weights,
+        moves: bool,
+        advantages: Sequence[float] | None = None,
+    ) -> Scored:
+        """Return what the loss needs to know; `teacher` None: the current weights.
+
+        `moves` says that the weights will not be the current ones throughout.
+        """
+        model, budget = self._model, self._budget_tokens
+        plain = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in samples]
+        chosen = [i for i, s in enumerate(samples) if hint_counts(s, by_engine=self._by_engine)]
+        chosen = chosen if self._signals.w_opd > 0 else []
+        questions = [plain[i]._replace(prompt_ids=samples[i].hinted_prompt_ids or ()) for i in chosen]
+        leashed = plain if self.objective.kl > 0 else []
+        hinted: dict[int, Tensor] = {}
+        students: dict[int, Tensor] = {}
+        tops: dict[int, Top] = {}
+        if self._by_engine:
+            hinted = {i: _floats(samples[i].teacher_logprobs or ()) for i in chosen}
+            students = {i: _floats(samples[i].student_logprobs or ()) for i in chosen}
+            answers = model.score(leashed, weights=reference, budget_tokens=budget)
+        else:
+            at_once = teacher is reference  # with the hint and without it a question begins alike
+            own, tops_asked = self._taught([*questions, *leashed] if at_once else questions, teacher)
+            hinted = dict(zip(chosen, own, strict=False))
+            tops = dict(zip(chosen, tops_asked, strict=False))
+            answers = own[len(chosen) :] if at_once else model.score(leashed, weights=reference, budget_tokens=budget)
+        return Scored(
+            samples=samples,
+            plain=plain,
+            hinted=hinted,
+            students=students,
+            tops=tops,
+            old=model.score(plain, weights=None, budget_tokens=budget) if moves else None,
+            reference=answers if self.objective.kl > 0 else None,
+            advantages=advantages,
+        )
+
+    def _taught(self, suffixes: list[Suffix], teacher: Weights | None) -> tuple[list[Tensor], list[Top]]:
+        """Return the teacher's log-probs [T] of each answer, and what it likes best there, if that is asked for."""
+        if self._top_tokens is None:
+            return self._model.score(suffixes, weights=teacher, budget_tokens=self._budget_tokens), []
+        tops = self._model.likeliest(
+            suffixes, num_tokens=self._top_tokens, weights=teacher, budget_tokens=self._budget_tokens
+        )
+        return [top.own_T for top in tops], tops
+
+    def of(self, scored: Scored, group: Sequence[int], *, baseline: float) -> tuple[Tensor, Tally, Tensor]:
+        """Return the sum to call backward on, its tally, and the gaps [N] of the hinted tokens that count."""
+        if self._distils:
+            return *self._distilled(scored, group), torch.empty(0)
+        return self._advanced(scored, group, baseline)
+
+    def _advanced(self, scored: Scored, group: Sequence[int], baseline: float) -> tuple[Tensor, Tally, Tensor]:
+        look, top_teacher_BTK = self._look(scored, group)
+        new_BT = look.logp_BT
+        known, trained_BT = self._known(scored, group, look)
+        wanted = [scored.wanted(i) for i in group]
+        rewarded_B = torch.tensor([value is not None for value in wanted], device=new_BT.device)
+        reward_B = new_BT.new_tensor([torch.nan if value is None else value for value in wanted])
+        hinted_B = torch.tensor([i in scored.hinted for i in group], device=new_BT.device)
+        nothing = new_BT.new_empty(0)
+        student_BT = known.old
+        if scored.students:
+            student_BT = _padded([scored.students.get(i, nothing) for i in group], like_BT=known.old)
+        gap_BT = _padded([scored.hinted.get(i, nothing) for i in group], like_BT=known.old) - student_BT
+        trained_BT &= has_signal(rewarded_B, hinted_B, signals=self._signals).unsqueeze(1)
+        advantage_BT = token_advantages(
+            reward_B, rewarded_B, gap_BT, hinted_B, signals=self._signals, baseline=baseline
+        )
+        beside_BT = None
+        if self._top_tokens is not None:
+            both_BT = look.among_BTK.isfinite().all(2) & top_teacher_BTK.isfinite().all(2)
+            beside_BT = self._divergence_weight * divergence_where(
+                both_BT, look.among_BTK, top_teacher_BTK, direction="forward"
+            )
+        total, tally = policy_loss(
+            new_BT, known, advantage_BT, trained_BT, objective=self.objective, beside_BT=beside_BT
+        )
+        return total, tally, gap_BT[trained_BT & hinted_B.unsqueeze(1) & gap_BT.isfinite()]
+
+    def _distilled(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, Tally]:
+        look, top_teacher_BTK = self._look(scored, group)
+        known, trained_BT = self._known(scored, group, look)
+        trained_BT &= torch.tensor([[i in scored.tops] for i in group], device=look.logp_BT.device)
+        return distillation_loss(
+            look.logp_BT, look.among_BTK, top_teacher_BTK, known, trained_BT,
+            objective=self.objective, weight=self._divergence_weight,
+        )  # fmt: skip
+
+    def _look(self, scored: Scored, group: Sequence[int]) -> tuple[Look, Tensor]:
+        """Return what the policy says, of the teacher's likeliest tokens too, and what the teacher says of those.
+
+        That is [B, T, K], NaN where it was not asked; K is 0 where it is asked for none.
+        """
+        suffixes = [scored.plain[i] for i in group]
+        if self._top_tokens is None:
+            look = self._model.look(suffixes)
+            return look, look.among_BTK
+        tops = [scored.tops.get(i) or self._no_top(len(scored.plain[i].response_ids)) for i in group]
+        look = self._model.look(suffixes, [top.ids_TK for top in tops])
+        top_teacher_BTK = torch.full_like(look.among_BTK, torch.nan)
+        for row, top in enumerate(tops):
+            top_teacher_BTK[row, : len(top.logp_TK)] = top.logp_TK
+        return look, top_teacher_BTK
+
+    def _known(self, scored: Scored, group: Sequence[int], look: Look) -> tuple[LogProbs, Tensor]:
+        """Return the log-probs by other weights, and which tokens are to be trained."""
+        here_BT = look.logp_BT.detach()
+        samples = [scored.samples[i] for i in group]
+        old_BT = here_BT if scored.old is None else _padded([scored.old[i] for i in group], like_BT=here_BT)
+        sampled_BT = _padded([_floats(s.response_logprobs) for s in samples], like_BT=here_BT)
+        reference_BT = None
+        if scored.reference is not None:
+            reference_BT = _padded([scored.reference[i] for i in group], like_BT=here_BT)
+        trained = [torch.tensor(s.trained, dtype=torch.float32) for s in samples]
+        return LogProbs(old_BT, sampled_BT, reference_BT, look.entropy_BT), _padded(trained, like_BT=here_BT) == 1
+
+    def _no_top(self, num_tokens: int) -> Top:
+        assert self._top_tokens is not None
+        shape, device = (num_tokens, self._top_tokens), self._model.device
+        nothing_TK = torch.full(shape, torch.nan, device=device)
+        return Top(nothing_TK[:, 0], torch.zeros(shape, dtype=torch.long, device=device), nothing_TK)
+
+
+def _floats(values: Sequence[float | None]) -> Tensor:
+    return torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float32)
+
+
+def _padded(rows: Sequence[Tensor], *, like_BT: Tensor) -> Tensor:
+    """Return the rows as [B, T] with NaN past each one's end."""
+    out_BT = torch.full_like(like_BT, torch.nan)
+    for row, values in enumerate(rows):
+        out_BT[row, : len(values)] = values.to(like_BT.device)
+    return out_BT

@@ -1,0 +1,60 @@
+"""Cut a batch into the optimizer's steps, and those into pieces that fit in memory. Pure.
+
+The one rule: how a step is cut into pieces changes no gradient, only what is computed twice.
+"""
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+from clawstream.training.step.packing import Tokens, in_order, num_added
+
+
+def optimizer_steps(num_samples: int, *, epochs: int, minibatches: int, seed: int) -> list[list[int]]:
+    """Return the indices of the samples of each step: all of them in every epoch, dealt anew by `seed`."""
+    rng = random.Random(seed)
+    num_steps = min(minibatches, num_samples)
+    steps: list[list[int]] = []
+    for _ in range(epochs):
+        order = list(range(num_samples))
+        if minibatches > 1:
+            rng.shuffle(order)
+        bounds = [number * num_samples // num_steps for number in range(num_steps + 1)] if num_steps else []
+        steps += [order[start:end] for start, end in pairwise(bounds)]
+    return steps
+
+
+def micro_batches(lengths_tokens: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
+    """Return groups of indices, each of at most `budget_tokens` once its rows are padded to its longest.
+
+    Rows of like length go together, longest first, so that a batch too large for the machine fails at once. A row that
+    is longer than the budget is a group of its own.
+    """
+    order = sorted(range(len(lengths_tokens)), key=lambda i: (-lengths_tokens[i], i))
+    groups: list[list[int]] = []
+    for index in order:
+        longest = lengths_tokens[groups[-1][0]] if groups else 0
+        if groups and longest * (len(groups[-1]) + 1) <= budget_tokens:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def packed_batches(sequences: Sequence[Tokens], *, budget_tokens: int) -> list[list[int]]:
+    """Return groups of indices, each of at most `budget_tokens` once it is a pack.
+
+    Sequences that begin alike go together, so that it is computed once. The largest group comes first, and a sequence
+    that is longer than the budget is a group of its own.
+    """
+    groups: list[list[int]] = []
+    sizes: list[int] = []
+    for index in in_order(sequences):
+        added = num_added(sequences[groups[-1][-1]], sequences[index]) if groups else 0
+        if groups and sizes[-1] + added <= budget_tokens:
+            groups[-1].append(index)
+            sizes[-1] += added
+        else:
+            groups.append([index])
+            sizes.append(len(sequences[index]))
+    return [group for _, group in sorted(zip(sizes, groups, strict=True), key=lambda pair: -pair[0])]

@@ -1,0 +1,343 @@
+"""The optimizer's steps on one planned batch, and the state that carries over from batch to batch.
+
+What makes a version is a function of its parent's checkpoint and its plan: there is no other state, and no
+random number that the plan's seed does not fix. B samples, T response tokens.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clawstream.config import TrainingSettings
+from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged, UnusableCheckpoint
+from clawstream.events import SampleAssembled
+from clawstream.inference.models.bases import fingerprint
+from clawstream.inference.models.version_folder import STATE_FOLDER
+from clawstream.training.batches.trainable import hint_counts
+from clawstream.training.gate.probing import Probe
+from clawstream.training.gate.publishing import REJECTED_IN_A_ROW, Memory, one_sided
+from clawstream.training.models.model import Model
+from clawstream.training.models.torch_model import TorchModel
+from clawstream.training.step.advantages import Baseline
+from clawstream.training.step.batch_loss import BatchLoss, Scored
+from clawstream.training.step.losses import LossFigures, Tally, figures
+from clawstream.training.step.microbatches import optimizer_steps
+from clawstream.training.step.schedule import Schedule
+
+log = logging.getLogger(__name__)
+
+BETAS = (0.9, 0.98)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one step did; None: there was nothing to average, or no token to train on and so no step."""
+
+    num_samples: int
+    num_hinted: int
+    num_rewarded: int
+    loss: LossFigures
+    mean_gap_nats: float | None  # of the trained tokens of hinted samples, before clipping
+    mean_reward: float | None
+    grad_norm: float | None  # before clipping; the largest of the update's steps
+    learning_rate: float
+    mean_response_tokens: float | None
+    weights_changed_share: float | None  # of the numbers that are published
+
+
+class Trainer:
+    """A policy being trained: its model, the weights at its start, and its optimizer."""
+
+    # What goes on from version to version, beside the weights and the optimizer's moments.
+    _ema: dict[str, Tensor] | None
+    _baseline: Baseline
+    _schedule: Schedule
+    _memory: Memory
+
+    def __init__(
+        self, base: Path, settings: TrainingSettings, *, device: str = "cpu", model: Model | None = None
+    ) -> None:
+        """With a model of the base that is loaded already, every process that holds a part of it has such a trainer."""
+        self._settings = settings
+        self._model = model or TorchModel.load(base, **load_options(settings, device))
+        self._base_sha256 = fingerprint(base)
+        self._reference = self._model.copy()
+        self._optimizer = _optimizer(self._model, settings)
+        self._loss = BatchLoss(self._model, settings)
+        self._begin()
+
+    def update(
+        self,
+        samples: Sequence[SampleAssembled],
+        *,
+        version: int,
+        seed: int,
+        gated: bool = False,
+        num_rejected: int = 0,
+        advantages: Sequence[float] | None = None,
+    ) -> Update:
+        """Take the steps that make `version`, on these samples in this order; `num_rejected` were just before it.
+        With `advantages` each sample has its own, and its reward is only recorded.
+
+        Where no token can be trained on, the weights stay as they are. Raises GradientNotFinite, with the weights as
+        they were before that step of the optimizer, or TrainingDiverged; `gated`, StepRefused alone, after which this
+        trainer is to be restored before it is used.
+        """
+        with _refused() if gated else nullcontext():
+            return self._update(
+                samples, version=version, seed=seed, gated=gated, num_rejected=num_rejected, advantages=advantages
+            )
+
+    def _update(
+        self, samples: Sequence[SampleAssembled], *, version: int, seed: int, gated: bool, num_rejected: int,
+        advantages: Sequence[float] | None,
+    ) -> Update:  # fmt: skip
+        torch.manual_seed(seed)
+        settings = self._settings
+        rewards = [s.learned_reward for s in samples if s.learned_reward is not None]
+        rate = self._learning_rate(version, rewards, counts=bool(samples))
+        steps = optimizer_steps(len(samples), epochs=settings.epochs, minibatches=settings.minibatches, seed=seed)
+        teacher = {"reference": self._reference, "ema": self._ema, "current": None}[settings.teacher]
+        mine = self._model.share([len(s.prompt_ids) + len(s.response_ids) for s in samples])
+        scored = self._loss.score(
+            [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=len(steps) > 1,
+            advantages=None if advantages is None else [advantages[i] for i in mine],
+        )  # fmt: skip
+        as_it_is = gated and self._is_one_sided(samples, scored, num_rejected)
+        probe = self._probe(samples, scored, mine) if gated else None
+        before = self._model.published()
+        tallies: list[Tally] = []
+        gaps: list[Tensor] = []
+        grad_norms: list[float] = []
+        for chosen in steps:
+            tally, gap_N = self._accumulate(scored, [mine.index(i) for i in chosen if i in mine])
+            if tally.num_tokens:
+                if probe is not None and not grad_norms:
+                    probe.look_ahead(rate)
+                grad_norms.append(self._step(version, tally.divisor(self._loss.objective), rate))
+            tallies.append(tally)
+            gaps.append(gap_N)
+        changed_share = None
+        if grad_norms:
+            self._let_ema_follow()
+            changed_share = self._model.changed_share(before)
+            if rate > 0:
+                self._refuse_unmoved(version, changed_share, max(grad_norms))
+            if probe is not None and (refusal := probe.refusal(version=version, seed=seed)) is not None:
+                raise StepRefused(refusal)
+        self._memory = self._memory.after(samples, as_it_is=as_it_is)
+        self._baseline = self._baseline.after(rewards)
+        return Update(
+            num_samples=len(samples),
+            num_hinted=sum(hint_counts(s, by_engine=settings.teacher_scores == "engine") for s in samples),
+            num_rewarded=len(rewards),
+            loss=figures(tallies, self._loss.objective, epochs=settings.epochs),
+            mean_gap_nats=self._mean(gaps),
+            mean_reward=sum(rewards) / len(rewards) if rewards else None,
+            grad_norm=max(grad_norms, default=None),
+            learning_rate=rate,
+            mean_response_tokens=sum(len(s.response_ids) for s in samples) / len(samples) if samples else None,
+            weights_changed_share=changed_share,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the weights for engines, and beside them all that `restore` needs."""
+        self._model.save(folder)
+        state = folder / STATE_FOLDER
+        state.mkdir(exist_ok=True)
+        moments: dict[str, dict[str, Tensor]] = {}
+        for name, moved in self._model.moved.items():
+            for kind, value in self._optimizer.state.get(moved, {}).items():
+                moments.setdefault(kind, {})[name] = value
+        self._model.save_moments(state, moments)
+        if self._model.rounds:
+            self._model.save_state(state, "masters", {"": dict(self._model.trained)})
+        if self._ema is not None:
+            self._model.save_state(state, "ema", {"": self._ema})
+        if not self._model.leads:
+            return
+        facts = {
+            "base_sha256": self._base_sha256,
+            "baseline": asdict(self._baseline),
+            "schedule": asdict(self._schedule),
+            "gate": self._memory.plain(),
+        }
+        (state / "state.json").write_text(json.dumps(facts))
+
+    def restore(self, folder: Path | None) -> None:
+        """Go on from a checkpoint of this policy, as if this process had made it; None: from its start.
+
+        `folder` is verified already. Nothing is left of what this trainer did before.
+        """
+        self._optimizer.state.clear()
+        if folder is None:
+            self._model.put(self._reference)
+            self._begin()
+            return
+        state = folder / STATE_FOLDER
+        facts = json.loads((state / "state.json").read_text())
+        if facts["base_sha256"] != self._base_sha256:
+            raise UnusableCheckpoint(
+                f"{folder}: started from a base with sha256 {facts['base_sha256'][:12]}, but {self._model.folder} has "
+                f"{self._base_sha256[:12]}. Nothing is trained. Set engine.model_path to the base that this policy was "
+                "started with, or give the new policy an id of its own."
+            )
+        self._model.restore(folder, state / "masters.safetensors" if any(state.glob("masters*")) else None)
+        self._baseline = Baseline(**facts["baseline"])
+        self._schedule = self._saved_schedule(state, facts.get("schedule", {}))
+        self._memory = Memory.of(facts.get("gate", {}))
+        for kind, values in self._model.load_moments(state).items():
+            for name, value in values.items():
+                self._optimizer.state[self._model.moved[name]][kind] = value
+        if self._ema is not None:
+            self._ema = self._saved_ema(state)
+
+    def _begin(self) -> None:
+        """Have what goes on from version to version as it is at the policy's start, where the weights are."""
+        self._ema = self._model.copy() if self._settings.teacher == "ema" else None
+        self._baseline = Baseline()
+        self._schedule = Schedule()
+        self._memory = Memory()
+
+    def _saved_schedule(self, state: Path, saved: dict[str, Any]) -> Schedule:
+        if "num_updates" not in saved:
+            log.warning("learning_rate_starts_anew folder=%s reason=the checkpoint does not count its updates", state)
+            return Schedule()
+        return Schedule(**saved | {"last_rewards": tuple(saved["last_rewards"])})
+
+    def _saved_ema(self, state: Path) -> dict[str, Tensor]:
+        saved = self._model.load_state(state, "ema")
+        if saved is not None:
+            return saved[""]
+        log.warning("ema_starts_here folder=%s reason=the checkpoint was made with another teacher", state)
+        return self._model.copy()
+
+    def _is_one_sided(self, samples: Sequence[SampleAssembled], scored: Scored, num_rejected: int) -> bool:
+        """Return whether these are learned from though their rewards teach nothing; raises StepRefused where not.
+
+        Where so many were rejected a person was told; if the judge stays as it is, it is the judge that there is.
+        """
+        judged = self._settings.weights[0] > 0 and scored.advantages is None  # those are never of one side
+        refusal = one_sided(samples, self._memory) if judged and not self._memory.as_it_is else None
+        if refusal is not None and num_rejected < REJECTED_IN_A_ROW:
+            raise StepRefused(refusal)
+        return refusal is not None
+
+    def _probe(self, samples: Sequence[SampleAssembled], scored: Scored, mine: Sequence[int]) -> Probe:
+        """Look at the policy before its step."""
+        return Probe(
+            self._model, self._settings, samples, self._memory,
+            scored=scored, mine=mine, baseline=self._baseline_now,
+        )  # fmt: skip
+
+    @property
+    def _baseline_now(self) -> float:
+        return self._baseline.mean if self._settings.baseline == "running" else 0.0
+
+    def _learning_rate(self, version: int, rewards: Sequence[float], *, counts: bool) -> float:
+        settings, before = self._settings, self._schedule
+        self._schedule = before.after(rewards) if counts else before  # a rollback is no update
+        if counts and self._schedule.num_updates <= before.num_updates:
+            log.warning("version=%d learning_rate=anew reason=the score fell: people want something else", version)
+        return self._schedule.learning_rate(peak=settings.learning_rate, constant_updates=settings.constant_updates)
+
+    def _accumulate(self, scored: Scored, chosen: Sequence[int]) -> tuple[Tally, Tensor]:
+        """Sum the gradients of these samples, piece by piece; return their tally and the gaps of hinted tokens."""
+        self._forget_gradients()
+        tally, gaps = Tally(), [torch.empty(0)]
+        suffixes = [scored.plain[i] for i in chosen]
+        groups = self._model.groups(suffixes, budget_tokens=self._settings.micro_batch_tokens)
+        baseline = self._baseline_now
+
+        def total_of(group: Sequence[int]) -> Tensor:
+            nonlocal tally
+            total, part, gap_N = self._loss.of(scored, [chosen[i] for i in group], baseline=baseline)
+            tally += part
+            gaps.append(gap_N.cpu())
+            return total
+
+        self._model.accumulate(groups, suffixes, total_of)
+        return self._summed(tally), torch.cat(gaps)
+
+    def _summed(self, tally: Tally) -> Tally:
+        """Return the tally over all processes."""
+        sums = iter(self._model.sums([float(getattr(tally, field.name)) for field in fields(tally)]))
+        return Tally(**{field.name: type(getattr(tally, field.name))(next(sums)) for field in fields(tally)})
+
+    def _mean(self, parts: Sequence[Tensor]) -> float | None:
+        total, count = self._model.sums([sum(float(part.sum()) for part in parts), float(sum(map(len, parts)))])
+        return total / count if count else None
+
+    def _step(self, version: int, divisor: int, rate: float) -> float:
+        parameters = list(self._model.trained.values())
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad /= divisor
+        norm = self._model.clip(self._settings.max_grad_norm)
+        if not isfinite(norm):
+            self._forget_gradients()
+            raise GradientNotFinite(
+                f"update {version}: the norm of the gradient is {norm}, expected a finite number. The weights stay at "
+                "the version before. Start a policy with an id of its own from an earlier checkpoint, with a lower "
+                "training.learning_rate."
+            )
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        with self._model.moving():
+            self._optimizer.step()
+        return norm
+
+    def _forget_gradients(self) -> None:
+        for parameter in self._model.trained.values():
+            parameter.grad = None
+
+    def _refuse_unmoved(self, version: int, changed_share: float, grad_norm: float) -> None:
+        if changed_share == 0 and grad_norm > 0:
+            raise TrainingDiverged(
+                f"update {version}: the gradient's norm is {grad_norm:.3g}, and no published number has changed: "
+                f"in {self._model.published_dtype} the step is too small to be seen. Nothing is published. "
+                "Start a policy with an id of its own from the version before, with a higher training.learning_rate."
+            )
+
+    def _let_ema_follow(self) -> None:
+        if self._ema is not None:
+            for name, parameter in self._model.trained.items():
+                self._ema[name].lerp_(parameter.detach(), 1 - self._settings.ema_decay)
+
+
+def load_options(settings: TrainingSettings, device: str) -> dict[str, Any]:
+    """Return how the settings have a model loaded, whoever trains it."""
+    return {
+        "lora_rank": settings.lora_rank, "device": device, "seed": settings.seed,
+        "dtype": getattr(torch, settings.dtype), "recompute_layers": settings.gradient_checkpointing,
+    }  # fmt: skip
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Have an error that would end a policy refuse the step alone."""
+    try:
+        yield
+    except GradientNotFinite as error:
+        raise StepRefused("the gradient is not finite") from error
+    except TrainingDiverged as error:
+        raise StepRefused(str(error)) from error
+
+
+def _optimizer(model: Model, settings: TrainingSettings) -> torch.optim.AdamW:
+    """AdamW, which does not pull norms and biases towards 0."""
+    matrices = [model.moved[name] for name, p in model.trained.items() if p.ndim >= 2]
+    vectors = [model.moved[name] for name, p in model.trained.items() if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, betas=BETAS)
