@@ -77,7 +77,12 @@ def text_of(message: Message) -> str:
 
 
 def is_ephemeral(message: Message) -> bool:
-    """Return whether the message is a client's own block, which the next request's history will not hold."""
+    """Return whether the message is a client's own block, which the next request's history will not hold.
+
+    A model's answer never is one, whatever it says.
+    """
+    if role_of(message) == "assistant":
+        return False
     text = text_of(message).strip()
     return text.startswith(_BLOCK_BEGINS) and text.endswith(_BLOCK_ENDS)
 

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from clawstream.conversation.echoes import answered
 from clawstream.conversation.history import WholeRequest, whole
-from clawstream.conversation.messages import parse
+from clawstream.conversation.messages import parse, role_of
 from clawstream.errors import OperatorError, TryLater, UnusableExchange
 from clawstream.events import Event, ExchangeCompleted, PolicyActivated, SessionDone
 from clawstream.gateway.access.owners import Claim, Owners, claim_of
@@ -151,6 +151,8 @@ class Learning:
         options = parse(request.options, "its options")
         messages = tuple(map(parse, request.messages))
         answer = parse(event.message)
+        if role_of(answer) != "assistant":
+            raise UnusableExchange(f"its answer's role is {role_of(answer)}, not assistant; it is skipped")
         self.known[event.exchange_id] = request
         scope = scope_of(options, event.key_name)
         self._index.asked(messages, scope, event.session_id, event.received_at_ms)

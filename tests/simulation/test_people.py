@@ -267,14 +267,17 @@ def test_student_judge_and_scorer_share_no_code(programs: tuple[str, str]) -> No
 
 
 def _ours(name: str, seen: set[str]) -> set[str]:
-    """The modules of the simulation that a module of it imports, itself among them."""
-    source = Path(clawstream.simulation.__file__).with_name(f"{name}.py").read_text()
+    """The modules of the simulation that a module of it imports, itself among them; named by their path below it."""
+    source = Path(clawstream.simulation.__file__).parent.joinpath(*name.split(".")).with_suffix(".py").read_text()
     seen.add(name)
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("clawstream.simulation"):
             continue
-        parent, _, module = (node.module or "").rpartition(".")
-        found = {alias.name for alias in node.names} if parent == "clawstream" else {module}
+        below = (node.module or "").removeprefix("clawstream.simulation").lstrip(".")
+        folder = Path(clawstream.simulation.__file__).parent.joinpath(*below.split(".")) if below else None
+        found = {alias.name for alias in node.names} if folder is None else {below}
+        if folder is not None and folder.is_dir():
+            found = {f"{below}.{alias.name}" for alias in node.names}
         for imported in found - seen:
             _ours(imported, seen)
     return seen

@@ -70,6 +70,7 @@ def test_the_users_words_are_nobodys_echo() -> None:
         (user(f"\n{text_of(recorded.BLOCK)}\n"), True),
         (user(f"see {text_of(recorded.BLOCK)}"), False),
         (user("hello"), False),
+        (assistant(text_of(recorded.BLOCK)), False),
         (recorded.SYSTEM, False),
     ],
 )
