@@ -11,10 +11,9 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
-import hypothesis
 import pytest
 
-from tests import servers
+from tests import examples, servers
 
 # Before anybody imports torch or starts a process that does: two cores are shared by a broker, a database and us.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,9 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-hypothesis.settings.register_profile("here", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+examples.register()
 
 
 _FAUSTS = f"{os.sep}mode{os.sep}"  # its services leave tasks that wait for an event, which take no time

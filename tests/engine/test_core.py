@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
@@ -22,6 +22,7 @@ from clawstream.local.engine.attention import split_long_rows
 from clawstream.local.engine.core import Core
 from clawstream.local.engine.job import Job
 from clawstream.local.engine.model import RowModel
+from tests.examples import examples
 
 VOCABULARY = 200
 _ids = itertools.count()
@@ -161,7 +162,7 @@ prompts = st.lists(st.integers(0, VOCABULARY), min_size=1, max_size=40)
 families = st.tuples(st.lists(st.integers(0, VOCABULARY), min_size=20, max_size=40), prompts)
 
 
-@settings(max_examples=25)
+@examples(0.25)
 @given(
     asked=st.lists(st.tuples(families, st.booleans(), st.integers(1, 12), st.integers(0, 6)), min_size=1, max_size=9),
     budget=st.integers(3, 64),

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.rendering.renderer import PromptRenderer
+from tests.examples import examples
 from tests.families.answering import called, kept, names, stream
 from tests.families.formats import FORMATS, PARIS, SEARCH, TOKYO, Call
 
@@ -44,7 +45,7 @@ def sampled(
 
 @every_format
 @given(cuts=CUTS)
-@settings(max_examples=20)
+@examples(0.2)
 def test_a_plain_answer_is_its_content(renderers: dict[str, PromptRenderer], name: str, cuts: list[int]) -> None:
     message = kept(renderers[name], sampled(renderers[name], name, "", "Sunny, 21 degrees: 😀.", ()), cuts)
     assert message == {"role": "assistant", "content": "Sunny, 21 degrees: 😀."}
@@ -52,7 +53,7 @@ def test_a_plain_answer_is_its_content(renderers: dict[str, PromptRenderer], nam
 
 @thinking
 @given(cuts=CUTS)
-@settings(max_examples=20)
+@examples(0.2)
 def test_thinking_is_reasoning_and_no_content(renderers: dict[str, PromptRenderer], name: str, cuts: list[int]) -> None:
     message = kept(renderers[name], sampled(renderers[name], name, "Is 1 < 2? Let me see…", "Yes.", ()), cuts)
     assert message == {"role": "assistant", "content": "Yes.", "reasoning_content": "Is 1 < 2? Let me see…"}
@@ -60,7 +61,7 @@ def test_thinking_is_reasoning_and_no_content(renderers: dict[str, PromptRendere
 
 @every_format
 @given(cuts=CUTS)
-@settings(max_examples=20)
+@examples(0.2)
 def test_a_tool_call_has_a_name_and_arguments(renderers: dict[str, PromptRenderer], name: str, cuts: list[int]) -> None:
     message = kept(renderers[name], sampled(renderers[name], name, "I look.", "", [TOKYO]), cuts)
     assert called(message) == [TOKYO]
@@ -69,7 +70,7 @@ def test_a_tool_call_has_a_name_and_arguments(renderers: dict[str, PromptRendere
 
 @parallel
 @given(cuts=CUTS)
-@settings(max_examples=20)
+@examples(0.2)
 def test_parallel_calls_keep_their_order(renderers: dict[str, PromptRenderer], name: str, cuts: list[int]) -> None:
     calls = [PARIS, TOKYO, SEARCH]
     message = kept(renderers[name], sampled(renderers[name], name, "I look.", "Let me look.", calls), cuts)
@@ -121,7 +122,7 @@ def test_a_call_is_streamed_before_the_next_is_sampled(renderers: dict[str, Prom
 
 @every_format
 @given(data=st.data(), cuts=CUTS)
-@settings(max_examples=50)
+@examples(0.5)
 def test_an_answer_that_is_cut_short_is_whole_as_far_as_it_goes(
     renderers: dict[str, PromptRenderer], name: str, data: st.DataObject, cuts: list[int]
 ) -> None:
@@ -140,7 +141,7 @@ def test_an_answer_that_ends_while_thinking_has_no_content(renderers: dict[str, 
 
 @every_format
 @given(pieces=st.lists(st.sampled_from(HARMLESS), max_size=8), cuts=CUTS)
-@settings(max_examples=40)
+@examples(0.4)
 def test_text_that_looks_like_markup_is_content(
     renderers: dict[str, PromptRenderer], name: str, pieces: list[str], cuts: list[int]
 ) -> None:
@@ -151,7 +152,7 @@ def test_text_that_looks_like_markup_is_content(
 
 @every_format
 @given(data=st.data(), cuts=CUTS)
-@settings(max_examples=100)
+@examples(1)
 def test_any_mixture_of_marks_and_text_is_one_message(
     renderers: dict[str, PromptRenderer], name: str, data: st.DataObject, cuts: list[int]
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from renderers import config_from_name, create_renderer
 from transformers import AutoTokenizer
@@ -16,6 +16,7 @@ from clawstream.errors import ConfigError, UnrenderableRequest
 from clawstream.rendering.markup import WRITTEN_AS_TEXT, PlainText
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.rendering.tool_history import fitted
+from tests.examples import examples
 from tests.families.answering import names
 from tests.families.formats import FORMATS, PARIS, SEARCH, TOKYO, TOOLS
 
@@ -68,7 +69,7 @@ def test_a_prompt_shows_every_message_and_asks_for_an_answer(renderers: dict[str
 
 @typed
 @given(text=st.text(st.sampled_from("ab <|>\n é😀think/"), max_size=30))
-@settings(max_examples=20)
+@examples(0.2)
 def test_a_prompt_has_the_ids_that_the_family_s_renderer_gives(
     folders: dict[str, Path], renderers: dict[str, PromptRenderer], name: str, text: str
 ) -> None:

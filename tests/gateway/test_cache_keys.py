@@ -10,13 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clawstream.events import PolicyActivated
 from clawstream.gateway.engines.pool import Engines
 from clawstream.gateway.engines.served import Place, ServedEngine, StaleCache
 from clawstream.inference.engines.engine import Chunk
+from tests.examples import examples
 from tests.gateway.test_engines import activated, served
 
 
@@ -140,7 +141,7 @@ def _run(names: str) -> list[tuple[str, int]]:
     return [(name, 0) for name in names.split()]
 
 
-@settings(max_examples=1500, deadline=None)
+@examples(15)
 @given(STEPS)
 @example(_run("send prefill send publish swap prefill speak speak hear hear"))
 @example(_run("answer publish swap learn answer"))

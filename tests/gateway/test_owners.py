@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.errors import PartUnavailable, TryLater
@@ -23,6 +23,7 @@ from clawstream.inference.engines.scripted import Fault
 from clawstream.stream.log import Raw, Start
 from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
+from tests.examples import examples
 from tests.gateway.house import house, until
 from tests.gateway.test_keys import bearer
 from tests.sessions import Session, user
@@ -58,7 +59,7 @@ def test_who_was_answered_owns_the_session_and_who_asked_in_vain_does_not(owners
     assert owners.is_open_to("refused", "ben")
 
 
-@settings(max_examples=20, deadline=None)
+@examples(0.2)
 @given(at_ms=st.permutations([1, 2, 3, 4]), cut=st.integers(0, 4))
 def test_the_first_who_was_answered_is_the_owner_in_whatever_order_it_is_learned(
     tmp_path_factory: pytest.TempPathFactory, at_ms: list[int], cut: int

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -18,6 +18,7 @@ from clawstream.gateway.outbox.spool import Spool
 from clawstream.gateway.outbox.spool_file import SpoolInUse, spools_in
 from clawstream.gateway.outbox.spooled import Detours
 from clawstream.stream.log import Sealed
+from tests.examples import examples
 from tests.gateway.house import full_disk
 
 NAMES = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=8)
@@ -299,5 +300,5 @@ class Gateways(RuleBasedStateMachine):
             assert mine == session.acknowledged
 
 
-Gateways.TestCase.settings = settings(max_examples=300, stateful_step_count=30)
+Gateways.TestCase.settings = examples(3, stateful_step_count=30)
 test_any_run_of_gateways_keeps_what_was_answered_in_order = Gateways.TestCase

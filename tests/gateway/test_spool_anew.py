@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.gateway.outbox import spool as module
@@ -19,6 +19,7 @@ from clawstream.gateway.outbox.frames import record_frame
 from clawstream.gateway.outbox.spool import Spool
 from clawstream.gateway.outbox.spool_file import SpoolInUse, spools_in
 from clawstream.stream.log import Sealed
+from tests.examples import examples
 from tests.gateway.house import full_disk
 
 MAX_BYTES = 4000
@@ -151,7 +152,7 @@ class Disk:
 OPS = st.lists(st.one_of(st.just("take"), st.lists(st.integers(0, 300), min_size=1, max_size=3)), max_size=40)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(0.4)
 @given(OPS)
 def test_a_process_that_ends_at_any_system_call_loses_nothing_and_repeats_at_most_what_was_being_sent(
     ops: list[str | list[int]],

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import (
@@ -14,6 +14,7 @@ from clawstream.events import (
     TurnOrphaned,
     TurnPaired,
 )
+from tests.examples import examples
 from tests.flow import Flow, Oracle
 from tests.samples.test_flow import GOOD, SEEDS
 from tests.sessions import Session, assistant, user
@@ -35,7 +36,7 @@ def chosen(outcomes: Sequence[float | None], *, goes_on_with: int | None = None)
     return session, turns
 
 
-@settings(max_examples=40, deadline=None)
+@examples(0.4)
 @given(OUTCOMES, SEEDS, st.booleans())
 def test_any_interleaving_and_any_restart_weighs_each_answer_s_outcome_against_the_others(
     outcomes: list[float], seed: int, goes_on: bool

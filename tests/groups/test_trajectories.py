@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain, zip_longest
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import (
@@ -28,6 +28,7 @@ from clawstream.events import (
 )
 from clawstream.groups.stage import GROUPS_TOPIC
 from clawstream.groups.trajectories import Attempts, observe
+from tests.examples import examples
 from tests.flow import Flow, Oracle
 from tests.groups.attempts import attempt
 from tests.samples.test_flow import GOOD, SEEDS, UNDECIDED
@@ -42,7 +43,7 @@ def mingled(*sessions: Session) -> list[Event]:
     return [event for event in chain.from_iterable(rounds) if event is not None]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(0.6)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=3), SEEDS)
 def test_any_interleaving_and_any_restart_settles_the_same_steps_by_the_same_rewards(
     lengths: list[int], seed: int

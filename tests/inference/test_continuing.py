@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.conversation.continuing import Continued, Made, Request, continue_prompt, num_new_bytes
@@ -15,6 +15,7 @@ from clawstream.errors import UnrenderableRequest
 from clawstream.events import TokenIds
 from clawstream.rendering.renderer import PromptRenderer
 from tests import recorded
+from tests.examples import examples
 from tests.families.standins import FAMILIES, make_folder
 from tests.sessions import Json, assistant, user
 
@@ -307,7 +308,7 @@ MOVES = st.lists(
 )
 
 
-@settings(max_examples=150)
+@examples(1.5)
 @given(MOVES)
 def test_whatever_a_client_does_what_stands_after_its_last_change_is_what_was_sampled(
     renderer: PromptRenderer, moves: list[tuple[str, str, bool]]

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
@@ -12,6 +12,7 @@ from clawstream.stream.dead_letters.rulings import letters
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from tests.examples import examples
 from tests.projections.quarantined import (
     CUTS,
     NONSENSE,
@@ -37,7 +38,7 @@ from tests.stream import queues, toys
 from tests.stream.test_desk import command
 
 
-@settings(max_examples=15)
+@examples(0.15)
 @given(
     TOLD,
     TOLD,

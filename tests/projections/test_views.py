@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
@@ -35,6 +35,7 @@ from clawstream.events import (
     VersionSpan,
 )
 from clawstream.projections.text import storable_json
+from tests.examples import examples
 from tests.projections import logs, story
 from tests.projections.reading import empty, write_all
 
@@ -80,7 +81,7 @@ def _chains(draw: st.DrawFn) -> list[ExchangeCompleted]:
     return made
 
 
-@settings(max_examples=12)
+@examples(0.12)
 @given(_chains())
 def test_a_whole_request_in_sql_is_the_one_that_history_rebuilds(
     migrated: Engine, exchanges: list[ExchangeCompleted]

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
@@ -15,6 +15,7 @@ from clawstream.projections.write.sorting import UnusableRecords
 from clawstream.projections.write.writer import _LINKED, Claim, Writer, _linked
 from clawstream.stream.log import Place
 from tests.chaos.reading import marked_twice
+from tests.examples import examples
 from tests.projections import logs
 from tests.projections.reading import contents, empty, rest, slice_of, write_all
 
@@ -32,7 +33,7 @@ _facts = (
 )
 
 
-@settings(max_examples=12)
+@examples(0.12)
 @given(_facts, st.data())
 def test_any_cut_into_batches_any_crash_and_any_redelivery_give_the_rows_of_one_pass(
     migrated: Engine, facts: list[Event], data: st.DataObject
@@ -57,7 +58,7 @@ def test_any_cut_into_batches_any_crash_and_any_redelivery_give_the_rows_of_one_
     assert contents(migrated) == expected
 
 
-@settings(max_examples=12)
+@examples(0.12)
 @given(_facts)
 def test_every_fact_is_one_row_and_of_its_records_the_first(migrated: Engine, facts: list[Event]) -> None:
     placed = logs.records(facts)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.config import JudgeSettings
@@ -31,6 +31,7 @@ from clawstream.samples.joining import observe as joined
 from clawstream.samples.session import MAX_UNPLACED
 from clawstream.samples.session import Session as State
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from tests.examples import examples
 from tests.flow import Flow, Oracle, Tutor, now
 from tests.refresh.anew import HINT, Anew, of_anew, too_late
 from tests.samples.test_feedback import THUMBS, asked_twice, rated
@@ -215,7 +216,7 @@ def test_where_an_engine_is_the_teacher_it_scores_each_answer_given_anew() -> No
         assert one.student_version == 9
 
 
-@settings(max_examples=60, deadline=None)
+@examples(0.6)
 @given(MOVES, THUMBS, SEEDS, st.integers(1, 3), st.integers(1, 3), st.booleans())
 def test_any_interleaving_and_any_restart_gives_the_same_answers_and_one_sample_of_each_that_is_of_use(
     moves: list[str],
@@ -252,7 +253,7 @@ def test_any_interleaving_and_any_restart_gives_the_same_answers_and_one_sample_
     )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(0.4)
 @given(MOVES, SEEDS)
 def test_answers_that_are_on_the_log_are_used_whatever_is_read_first_and_not_asked_for_again(
     moves: list[str], seed: int

@@ -2,11 +2,12 @@
 
 import asyncio
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from clawstream.events import Event, FeedbackSource, RewardWeights, SampleAssembled
 from clawstream.replay.running import begin
 from clawstream.stream.topics import replay_topic
+from tests.examples import examples
 from tests.flow import Log, Oracle
 from tests.replay.recorded import SETTINGS, lived, replayed, said, wanted, work, written
 from tests.samples.test_feedback import BAD, THUMBS, asked_twice, place, rated
@@ -28,7 +29,7 @@ def live(log: Log) -> dict[str, SampleAssembled]:
     return newest(log.first_by_id(SAMPLES))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(0.3)
 @given(MOVES, THUMBS, SEEDS)
 def test_a_replay_of_recorded_votes_comes_to_the_sample_that_holds_of_each_turn(
     moves: list[str], thumbs: list[tuple[float, int, float | None, FeedbackSource]], seed: int

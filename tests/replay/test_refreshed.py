@@ -3,10 +3,11 @@
 import asyncio
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import Event, SampleAssembled, VotesFrom
+from tests.examples import examples
 from tests.flow import Flow, Oracle
 from tests.refresh.anew import HINT, Anew, of_anew, too_late
 from tests.replay.recorded import own, replayed, said, wanted, written
@@ -23,7 +24,7 @@ def lived(moves: list[str], seed: int) -> Flow:
     return flow
 
 
-@settings(max_examples=30, deadline=None)
+@examples(0.3)
 @given(MOVES, SEEDS, st.sampled_from([1, 3]))
 def test_a_replay_of_recorded_votes_makes_the_same_samples_of_them(
     moves: list[str], seed: int, partitions: int

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from clawstream.events import Event, Question, RefusalReason, SampleAssembled, SampleRefused, TeacherScored, VotesFrom
 from clawstream.replay.work import Worker
 from clawstream.stream.topics import replay_topic
+from tests.examples import examples
 from tests.flow import Oracle, Tutor
 from tests.replay.recorded import lived, replayed, said, wanted, written
 from tests.samples.test_flow import MOVES, SEEDS, conversation
@@ -20,7 +21,7 @@ from tests.sessions import HINTS, SAMPLES
 AGAIN = replay_topic(SAMPLES, "again")
 
 
-@settings(max_examples=30, deadline=None)
+@examples(0.3)
 @given(MOVES, SEEDS)
 def test_a_replay_of_recorded_votes_gives_the_samples_with_the_scores_that_were_recorded(
     moves: list[str], seed: int

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clawstream.config import JudgeSettings, SamplesSettings
@@ -25,6 +25,7 @@ from clawstream.replay.running import begin, shares
 from clawstream.replay.stages import judge_settings
 from clawstream.stream.log import Outgoing
 from clawstream.stream.topics import event_topics
+from tests.examples import examples
 from tests.flow import Oracle
 from tests.replay.recorded import OUTPUTS, SETTINGS, lived, own, raw, replayed, said, wanted, work, written
 from tests.samples.test_flow import MOVES, SEEDS, conversation
@@ -37,7 +38,7 @@ def people(moves: list[list[str]]) -> list[Event]:
     return [event for number, own in enumerate(moves) for event in conversation(own, f"session-{number}")]
 
 
-@settings(max_examples=60)
+@examples(0.6)
 @given(SESSIONS, SEEDS)
 @example([["ask", "done", "done", "ask", "forget", "done", "ask", "ask", "ask", "ask"]], 0)  # two ends with one id
 def test_votes_from_the_log_give_what_they_gave_live(moves: list[list[str]], seed: int) -> None:
@@ -54,7 +55,7 @@ def test_votes_from_the_log_give_what_they_gave_live(moves: list[list[str]], see
     asyncio.run(main())
 
 
-@settings(max_examples=40)
+@examples(0.4)
 @given(SESSIONS, SEEDS)
 def test_partitions_and_workers_make_no_difference_to_a_byte(moves: list[list[str]], seed: int) -> None:
     flow = lived([*people(moves), *conversation(["ask", "ask"], "more")], seed)
@@ -65,7 +66,7 @@ def test_partitions_and_workers_make_no_difference_to_a_byte(moves: list[list[st
     assert len({asyncio.run(sha256(*cut)) for cut in [(1, 1), (12, 1), (12, 4)]}) == 1
 
 
-@settings(max_examples=30)
+@examples(0.3)
 @given(SESSIONS, SEEDS)
 def test_each_judge_that_voted_has_verdicts_and_samples_of_its_own(moves: list[list[str]], seed: int) -> None:
     events = [*people(moves), *conversation(["ask", "ask"], "more")]

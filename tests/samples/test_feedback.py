@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clawstream.errors import UnusableEvent
@@ -27,6 +27,7 @@ from clawstream.samples.joining import Rules, observe
 from clawstream.samples.rewards import Opinions, Parts, heard, parts_of, reward_of
 from clawstream.samples.session import MAX_UNPLACED, PAST_LIVES
 from clawstream.samples.session import Session as State
+from tests.examples import examples
 from tests.flow import Flow, Log, Oracle
 from tests.samples.test_flow import GOOD, MOVES, SEEDS, UNDECIDED, conversation
 from tests.sessions import FEEDBACK, SAMPLES, Letters, Session, assistant, user
@@ -83,7 +84,7 @@ def asked_twice(*, after: Iterable[tuple[int, float | None]] = (), before: Itera
     return session.written
 
 
-@settings(max_examples=200, deadline=None)
+@examples(2)
 @given(MOVES, THUMBS, SEEDS)
 def test_any_interleaving_and_any_restart_comes_to_the_same_sample_of_each_turn(
     moves: list[str], thumbs: list[tuple[float, int, float | None, FeedbackSource]], seed: int
@@ -95,7 +96,7 @@ def test_any_interleaving_and_any_restart_comes_to_the_same_sample_of_each_turn(
     assert newest(wild) == newest(calm)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(1)
 @given(MOVES, THUMBS, SEEDS)
 def test_of_one_id_there_is_one_sample_however_often_it_is_written(
     moves: list[str], thumbs: list[tuple[float, int, float | None, FeedbackSource]], seed: int

@@ -4,12 +4,13 @@ import asyncio
 import random
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from clawstream.events import Event, ExchangeCompleted, FeedbackSource, SampleAssembled
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from tests.examples import examples
 from tests.flow import Flow, Oracle
 from tests.samples.test_feedback import THUMBS, newest, place, rated, thumb
 from tests.samples.test_flow import MOVES, SEEDS, conversation
@@ -27,7 +28,7 @@ async def holding(log: AnyLog) -> dict[str, SampleAssembled]:
     return found
 
 
-@settings(max_examples=15, deadline=None)
+@examples(0.15)
 @given(MOVES, THUMBS, SEEDS)
 def test_stages_that_die_at_any_operation_come_to_the_samples_of_a_calm_run(
     moves: list[str], thumbs: list[tuple[float, int, float | None, FeedbackSource]], seed: int

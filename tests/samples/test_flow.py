@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clawstream.config import JudgeSettings
@@ -26,6 +26,7 @@ from clawstream.events import (
 )
 from clawstream.samples.session import PAST_LIVES
 from tests import recorded
+from tests.examples import examples
 from tests.flow import Flow, Oracle
 from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters, Session, assistant, user
 
@@ -64,7 +65,7 @@ def conversation(moves: list[str], session_id: str = "s") -> list[Event]:
     return session.written
 
 
-@settings(max_examples=200)
+@examples(2)
 @given(MOVES, MOVES, SEEDS)
 def test_any_interleaving_and_any_restart_gives_the_same_verdicts_hints_and_samples(
     ann: list[str], ben: list[str], seed: int

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from aiohttp import web
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 from clawstream.config import JudgeSettings, TurnsSettings
 from clawstream.events import Event, TurnPaired
@@ -23,6 +23,7 @@ from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Record, Stage
 from clawstream.turns.stage import turns_stage
 from tests import recorded
+from tests.examples import examples
 from tests.flow import Flow, Oracle
 from tests.judging.endpoint import endpoint
 from tests.samples.test_flow import MOVES, SEEDS, conversation
@@ -86,7 +87,7 @@ def calm(events: Sequence[Event], judge: Oracle) -> dict[str, dict[str, Event]]:
     return {topic: log.first_by_id(topic) for topic in OUTPUTS}
 
 
-@settings(max_examples=15)
+@examples(0.15)
 @given(MOVES, MOVES, SEEDS)
 @example([], ["reset", "ask", "side", "side", "done", "ask", "ask", "ask", "ask"], 87070)  # settled twice, once over
 def test_stages_that_die_at_any_operation_give_the_samples_of_a_calm_run(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import (
@@ -27,6 +27,7 @@ from clawstream.events import (
 from clawstream.samples.joining import Asks, Rules, observe
 from clawstream.samples.session import Session as State
 from clawstream.samples.teaching import Scoring
+from tests.examples import examples
 from tests.flow import Flow, Log, Oracle, Tutor
 from tests.samples.test_feedback import THUMBS, rated
 from tests.samples.test_flow import MOVES, SEEDS, conversation, nothing_left
@@ -49,7 +50,7 @@ def one_turn() -> Session:
     return session
 
 
-@settings(max_examples=100, deadline=None)
+@examples(1)
 @given(MOVES, MOVES, THUMBS, st.integers(1, 12), SEEDS)
 def test_any_interleaving_and_any_restart_gives_the_same_scores_and_samples(
     ann: list[str], ben: list[str], thumbs: Thumbs, too_long: int, seed: int

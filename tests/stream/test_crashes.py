@@ -7,7 +7,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.errors import TryLater
@@ -16,6 +16,7 @@ from clawstream.stream.memory.cut import Cut
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Stage
+from tests.examples import examples
 from tests.stream import toys
 
 CUTS = st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=4)
@@ -55,7 +56,7 @@ def pieces(events: Sequence[Event], num_pieces: int) -> list[list[Event]]:
     return [list(events[at : at + size]) for at in range(0, num_pieces * size, size)]
 
 
-@settings(max_examples=60)
+@examples(0.6)
 @given(SESSIONS, CUTS, PARTITIONS)
 def test_no_pair_is_lost_and_none_invented(sessions: list[str], cuts: list[tuple[int, bool]], partitions: int) -> None:
     async def scenario() -> set[str]:
@@ -67,7 +68,7 @@ def test_no_pair_is_lost_and_none_invented(sessions: list[str], cuts: list[tuple
     assert asyncio.run(scenario()) == toys.ids(expected)
 
 
-@settings(max_examples=40)
+@examples(0.4)
 @given(SESSIONS, CUTS, PARTITIONS, st.integers(0, 4))
 def test_sessions_that_closed_while_others_are_open_stay_closed(
     sessions: list[str], cuts: list[tuple[int, bool]], partitions: int, last: int
@@ -81,7 +82,7 @@ def test_sessions_that_closed_while_others_are_open_stay_closed(
     assert asyncio.run(scenario()) == toys.ids(expected)
 
 
-@settings(max_examples=40)
+@examples(0.4)
 @given(SESSIONS, CUTS, PARTITIONS, SEEDS)
 def test_a_join_of_two_topics_finds_every_match_once(
     sessions: list[str], cuts: list[tuple[int, bool]], partitions: int, seed: int
@@ -100,7 +101,7 @@ def test_a_join_of_two_topics_finds_every_match_once(
     assert cuts or len(found) == len(set(found))
 
 
-@settings(max_examples=40)
+@examples(0.4)
 @given(SESSIONS, CUTS, PARTITIONS, SEEDS)
 def test_no_call_is_lost_however_calls_end(
     sessions: list[str], cuts: list[tuple[int, bool]], partitions: int, seed: int

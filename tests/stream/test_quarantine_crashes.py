@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import SessionDone
 from clawstream.stream.dead_letters.records import Fate
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from tests.examples import examples
 from tests.stream import queues, toys
 from tests.stream.test_crashes import CUTS, HURRY, PARTITIONS, SESSIONS, numbered, pieces, survive
 
@@ -35,7 +36,7 @@ async def ruled_and_closed(log: MemoryLog, fate: Fate, bad: set[tuple[str, int]]
             await asyncio.sleep(0.002)
 
 
-@settings(max_examples=60)
+@examples(0.6)
 @given(SESSIONS, BAD, CUTS, CUTS, PARTITIONS, FATES)
 def test_after_all_is_ruled_about_each_session_is_as_if_it_had_never_waited(
     sessions: list[str],

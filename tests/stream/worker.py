@@ -1,4 +1,4 @@
-"""A worker as a process of its own, to kill or freeze: `python -m tests.stream.worker BOOTSTRAP PREFIX SLOT STAGE`.
+"""A worker to kill or freeze: `python -m tests.stream.worker BOOTSTRAP PREFIX SLOT STAGE`.
 
 SLOT is its instance id, `-` for none; STAGE is `pairs` or `asks`. It says `asked ID` for each call that it begins, and
 `refused` for each commit that the broker did not take.

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from clawstream.training.step.losses import LogProbs, Objective, Tally, figures, policy_loss
+from tests.examples import examples
 
 NAN = float("nan")
 PLAIN = Objective(kl=0.0, importance_cap=1e9)
@@ -207,7 +208,7 @@ def test_with_nothing_to_train_on_every_mean_is_absent() -> None:
 SMALL = st.floats(-3.0, -0.1).map(lambda x: round(x, 3))
 
 
-@settings(max_examples=50)
+@examples(0.5)
 @given(st.lists(st.tuples(SMALL, SMALL, SMALL, SMALL, st.floats(-2, 2)), min_size=4, max_size=4), st.booleans())
 def test_the_gradient_is_that_of_finite_differences(tokens: list[tuple[float, ...]], by_token: bool) -> None:
     new, old, sampled, reference, advantage = (rows(list(column)) for column in zip(*tokens, strict=True))
@@ -226,7 +227,7 @@ def test_the_gradient_is_that_of_finite_differences(tokens: list[tuple[float, ..
         assert float(grad[0, token]) == pytest.approx(slope, rel=1e-4, abs=1e-6)
 
 
-@settings(max_examples=30)
+@examples(0.3)
 @given(st.lists(st.lists(st.tuples(SMALL, SMALL, st.floats(-2, 2)), min_size=3, max_size=3), min_size=2, max_size=6))
 def test_a_batch_in_pieces_gives_the_gradient_of_the_whole(batch: list[list[tuple[float, ...]]]) -> None:
     new, old, advantage = (torch.tensor(batch, dtype=torch.float64)[..., i] for i in range(3))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import GPT2Config, Qwen3Config
@@ -19,6 +19,7 @@ from clawstream.training.batches.trainable import ModelLimits, asks_too_much, fl
 from clawstream.training.models.base_folder import limits_of
 from clawstream.training.step.trainer import Trainer
 from clawstream.training.stepping import Stepper
+from tests.examples import examples
 from tests.monitoring.said import plan
 from tests.training import tiny
 
@@ -97,7 +98,7 @@ def odd_samples(draw: st.DrawFn) -> SampleAssembled:
     )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(0.6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(odd_samples(), st.sampled_from(["old", "sampled"]))
 def test_a_sample_without_a_flaw_breaks_no_step(base: Path, odd: SampleAssembled, ratio_to: str) -> None:
     limits = limits_of(base)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -36,6 +36,7 @@ from clawstream.training.models import tree_attention
 from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.step.answers import Suffix
 from clawstream.training.step.packing import pack
+from tests.examples import examples
 
 VOCABULARY = 61
 SHAPE = {
@@ -110,7 +111,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert float((found - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@examples(0.12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(suffixes=answers())
 def test_one_row_has_the_log_probs_and_the_gradient_of_rows_of_their_own(
     folder: Path, suffixes: list[Suffix], monkeypatch: pytest.MonkeyPatch
