@@ -1,25 +1,34 @@
 """Connections to Postgres, and whether its tables are the ones this version reads and writes.
 
-The schema changes by `upgrade` alone; whoever reads or writes calls `check` first and refuses another revision.
+The schema changes by `upgrade` alone; whoever reads or writes calls `check` first and refuses another revision. A new
+database is made of tables.py and migrations/views.sql as they are now. In an older one `upgrade` runs the revisions and
+adds the tables and columns that it lacks, so a revision is for a change that is more than that.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Column, Connection, Engine, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.schema import CreateColumn
 
 from clawstream.errors import ConfigError, DatabaseMismatch, PartUnavailable
 from clawstream.projections import dictionary, reader
+from clawstream.projections.tables import metadata
 from clawstream.resources import folder
 
 CONNECT_TIMEOUT_S = 5
 _UPGRADE_LOCK = 0x636C6177  # any number that no other program on this database takes
+_COLUMNS = """
+    SELECT relname, attname FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
+    WHERE relkind = 'r' AND pg_table_is_visible(attrelid) AND attnum > 0 AND NOT attisdropped
+"""
 _POSTGRES_NAMES = ("postgres", "postgresql", "postgresql+psycopg")
 
 
@@ -58,7 +67,12 @@ def upgrade(url: str, *, schema: str | None = None) -> str:
                 raise _mismatch(engine, found, expected)
             config = _config()
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            if found is None:
+                command.stamp(config, "head")
+            else:
+                command.upgrade(config, "head")
+            if _complete(connection) or found != expected:
+                connection.connection.cursor().execute((folder("migrations") / "views.sql").read_text())
             dictionary.describe(connection)
             if schema is None:
                 reader.make(connection, url)
@@ -70,14 +84,14 @@ def upgrade(url: str, *, schema: str | None = None) -> str:
 
 
 def check(engine: Engine) -> None:
-    """Raise DatabaseMismatch unless the database is at this version's revision."""
+    """Raise DatabaseMismatch unless the database is at this version's revision and has all its columns."""
     try:
         with engine.connect() as connection:
-            found = _found(connection)
+            found, absent = _found(connection), _absent(connection)
     except OperationalError as error:
         raise unreachable(engine, error) from error
-    if found != expected_revision():
-        raise _mismatch(engine, found, expected_revision())
+    if found != expected_revision() or absent:
+        raise _mismatch(engine, found, expected_revision(), absent)
 
 
 def expected_revision() -> str:
@@ -137,13 +151,20 @@ def unreachable(engine: Engine, error: OperationalError) -> PartUnavailable:
     )
 
 
-def _mismatch(engine: Engine, found: str | None, expected: str) -> DatabaseMismatch:
+def _mismatch(engine: Engine, found: str | None, expected: str, absent: Sequence[Column[Any]] = ()) -> DatabaseMismatch:
+    remedy = "run `clawstream db upgrade`"
     if found is None:
-        state, remedy = "has no tables of clawstream", "run `clawstream db upgrade`"
+        state = "has no tables of clawstream"
+    elif found == expected:
+        state = f"lacks the columns {', '.join(map(str, absent))}"
     elif found in _known():
-        state, remedy = f"is at revision {found}", "run `clawstream db upgrade`"
+        state = f"is at revision {found}"
     else:
-        state, remedy = f"is at revision {found}, which this version does not know", "use the newer clawstream"
+        state = f"is at revision {found}, which this version does not know"
+        remedy = (
+            "use the newer clawstream that made it; where it is of before the first release, name an empty database in "
+            "postgres.url"
+        )
     return DatabaseMismatch(
         f"database {_place(engine)} {state}; revision {expected} is expected. Nothing was read or written: {remedy}"
     )
@@ -151,6 +172,26 @@ def _mismatch(engine: Engine, found: str | None, expected: str) -> DatabaseMisma
 
 def _found(connection: Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
+
+
+def _complete(connection: Connection) -> bool:
+    """Add the tables and columns that are not there, and return whether there were any; rows say nothing in them."""
+    metadata.create_all(connection)
+    absent = _absent(connection)
+    for column in absent:
+        made = CreateColumn(column).compile(dialect=connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {made}")
+    return bool(absent)
+
+
+def _absent(connection: Connection) -> list[Column[Any]]:
+    there = {(table, column) for table, column in connection.exec_driver_sql(_COLUMNS)}
+    return [
+        column
+        for table in metadata.tables.values()
+        for column in table.columns
+        if (table.name, column.name) not in there
+    ]
 
 
 def _known() -> set[str]:

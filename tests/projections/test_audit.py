@@ -5,20 +5,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from alembic.operations import Operations
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import DatabaseMismatch
 from clawstream.events import (
-    AnswerRefreshed,
     Event,
-    ExchangeCompleted,
-    RefreshAsked,
-    SampleAssembled,
-    Sampling,
     VoteCast,
 )
 from clawstream.projections.audit.comparing import Difference, scratch
@@ -26,12 +18,10 @@ from clawstream.projections.audit.verifying import Audit, Sample, verify
 from clawstream.projections.tables import TOPICS, VOTES, metadata
 from clawstream.projections.write.projector import Projector, in_batches
 from clawstream.projections.write.writer import Writer
-from clawstream.resources import folder
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Place, Raw
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from tests.projections import story
-from tests.projections.logs import example
 from tests.projections.reading import contents
 
 
@@ -89,24 +79,6 @@ async def test_tables_that_nobody_touched_are_as_the_log_says(
     assert found.keys == (None if sample is None else keys)
     assert found.rows == keys * (len(session(0)) + 1)  # and the session's own row
     assert contents(emptied) == before
-
-
-async def test_rows_that_an_older_version_wrote_are_as_the_log_says_after_an_upgrade(
-    emptied: Engine, migrated_url: str
-) -> None:
-    log, tables = MemoryLog(), ("exchanges", "samples", "refresh_asks", "refreshed_answers")
-    sampled = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=8, seed=None, stop=())
-    kinds = (ExchangeCompleted, SampleAssembled, RefreshAsked, AnswerRefreshed)
-    await log.append([example(kind, sampling=sampled) for kind in kinds])
-    await projected(emptied, log)
-    for table in tables:
-        assert _edit(emptied, f"UPDATE {table} SET sampling = sampling - 'shaping'") == 1
-    with emptied.begin() as connection, Operations.context(MigrationContext.configure(connection)):
-        ScriptDirectory(str(folder("migrations"))).get_revision("0014").module.upgrade()
-    assert (await audited(migrated_url, log)).ok
-    for table in tables:
-        assert _edit(emptied, f"UPDATE {table} SET sampling = sampling - 'shaping'") == 1
-    assert {one.table for one in (await audited(migrated_url, log)).differences} == {*tables}
 
 
 async def test_a_row_edited_by_hand_is_named_with_its_column_and_both_values(

@@ -1,21 +1,18 @@
-"""The schema's revision is checked before anything is read or written."""
+"""The schema is checked before anything is read or written."""
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
 from clawstream.errors import ConfigError, DatabaseMismatch, PartUnavailable
 from clawstream.projections import database
 from clawstream.projections.tables import metadata
-from clawstream.resources import folder
 
 
 def test_an_empty_database_is_refused_and_the_message_names_the_command(fresh_database_url: str) -> None:
     engine = database.connect(fresh_database_url)
-    with pytest.raises(DatabaseMismatch, match=r"has no tables .* revision 0018 is expected.*clawstream db upgrade"):
+    with pytest.raises(DatabaseMismatch, match=r"has no tables .* revision 1 is expected.*clawstream db upgrade"):
         database.check(engine)
     engine.dispose()
 
@@ -59,40 +56,31 @@ def test_another_kind_of_url_is_a_config_error_without_the_password(url: str) ->
     assert "secret" not in str(caught.value)
 
 
-def test_an_upgrade_gives_old_samples_their_judges_reward_and_keeps_what_rests_on_the_views(
-    fresh_database_url: str,
-) -> None:
-    upgraded_to(fresh_database_url, "0009")
+def test_a_database_of_before_the_first_release_is_refused_in_words(fresh_database_url: str) -> None:
+    database.upgrade(fresh_database_url)
     engine = database.connect(fresh_database_url)
     with engine.begin() as connection:
-        connection.execute(text(OLD_SAMPLE), {"id": "11111111-1111-4111-8111-111111111111", "reward": -1})
-        connection.execute(text(OLD_SAMPLE), {"id": "22222222-2222-4222-8222-222222222222", "reward": None})
-        connection.execute(text("CREATE VIEW of_others AS SELECT reward FROM lineage"))
-    database.upgrade(fresh_database_url)
-    with engine.connect() as connection:
-        rows = connection.execute(text("SELECT reward, total_reward, num_feedback FROM samples ORDER BY sample_id"))
-        assert list(rows) == [(-1, -1.0, None), (None, None, None)]
-        assert connection.execute(text("SELECT standing FROM sample_revisions")).scalars().all() == ["unplanned"] * 2
-        assert connection.execute(text("SELECT count(*) FROM of_others")).scalar() == 0
+        connection.execute(text("UPDATE alembic_version SET version_num = '0018'"))
     engine.dispose()
+    with pytest.raises(DatabaseMismatch, match=r"before the first release, name an empty database in postgres\.url"):
+        database.upgrade(fresh_database_url)
 
 
-OLD_SAMPLE = """
-    INSERT INTO samples (event_id, source_topic, source_partition, source_offset, log_time, session_id, turn_id, judge,
-        prompt_version, revision, reward, prompt_ids, response_ids, response_logprobs, trained, temperature, policy_id,
-        versions, num_earlier_turns)
-    VALUES (CAST(:id AS uuid), 'clawstream.samples.v1', 0, 0, now(), 's', :id, 'judge', '1', 0, :reward, '{1}', '{2}',
-        '{-0.5}', '{1}', 1, 'policy', '[]', 0)
-"""
-
-
-def upgraded_to(url: str, revision: str) -> None:
-    """The database as an older version left it."""
-    config = Config()
-    config.set_main_option("script_location", str(folder("migrations")).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    engine = database.connect(url)
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
-    engine.dispose()
+def test_an_upgrade_adds_the_tables_and_columns_that_are_new_and_keeps_rows_and_what_rests_on_the_views(
+    live: Engine,
+) -> None:
+    url = live.url.render_as_string(hide_password=False)
+    with live.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE pins")
+        connection.exec_driver_sql("ALTER TABLE steps DROP COLUMN entropy_nats")
+        connection.exec_driver_sql("ALTER TABLE replays DROP COLUMN teacher")
+        connection.exec_driver_sql("INSERT INTO offsets (topic, partition, next_offset, epoch) VALUES ('t', 0, 1, 1)")
+        connection.exec_driver_sql("CREATE VIEW of_others AS SELECT reward FROM lineage")
+    with pytest.raises(DatabaseMismatch, match=r"lacks .*steps\.entropy_nats.*replays\.teacher.*db upgrade"):
+        database.check(live)
+    database.upgrade(url)
+    database.check(live)
+    with live.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        assert connection.exec_driver_sql("SELECT count(*) FROM of_others").scalar() == 0
+        assert connection.exec_driver_sql("SELECT next_offset FROM offsets").scalar() == 1

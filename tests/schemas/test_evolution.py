@@ -1,9 +1,11 @@
-"""A file in schemas/ is final, its next version fits, and a log with several versions folds as if it had one."""
+"""A schema's next version fits those before it, and a log with records of several versions is read as if it had one.
 
-import hashlib
+Shown on an event of this module's own.
+"""
+
 import json
-import shutil
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,96 +15,130 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream import resources
-from clawstream.config import TurnsSettings
-from clawstream.events import Event, SampleAssembled, SessionIdle
-from clawstream.projections.tables import samples
-from clawstream.projections.write.cells import NULL
-from clawstream.projections.write.rows import columns, row
-from clawstream.stream.codec.avro import Codec, codec
+from clawstream.errors import UndecodableRecord
+from clawstream.events import Event, SessionEvent
+from clawstream.stream.codec.avro import Codec
 from clawstream.stream.codec.compatibility import problems
-from clawstream.stream.codec.plain import to_plain
-from clawstream.stream.codec.schemas import LOCK, Schema, all_schemas, load
-from clawstream.stream.codec.upcasting import UPCASTERS, Plain, Upcast, unsaid
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
-from clawstream.turns.stage import turns_stage
-from tests.sessions import Session, assistant, user
-from tests.stream import toys
-from tests.stream.raw import append_bytes
+from clawstream.stream.codec.schemas import load
+from clawstream.stream.codec.upcasting import Plain, Upcast
 
-GOLDEN = Path(__file__).parent / "golden"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sound:
+    """What was heard; a bell's is said since version 2."""
+
+    seconds: int
+    tone: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstSound:
+    """As version 1 had it."""
+
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BellRung(SessionEvent):
+    """A bell rang, in the words of the newest version."""
+
+    times: int
+    sounds: tuple[Sound, ...] = ()
+    last: Sound | None = None
+    why: str | None = None
+
+
+def first_version_of_the_event() -> type[Event]:
+    """The event as the code of version 1 had it."""
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class BellRung(SessionEvent):
+        times: int
+        sounds: tuple[FirstSound, ...] = ()
+        last: FirstSound | None = None
+
+    return BellRung
+
+
+FirstBellRung: Any = first_version_of_the_event()
+
+
+def field(name: str, kind: Any) -> dict[str, Any]:
+    """A field of a schema; one that may be absent is so by default."""
+    return {"name": name, "type": kind} | ({"default": None} if isinstance(kind, list) else {})
+
+
+OPTIONAL = ["null", "string"]
+TONE = field("tone", OPTIONAL)
+
+
+def sound(name: str, *more: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [field("seconds", "long"), *more]}
+
+
+def bell(*of_sounds: Any, **changes: Any) -> Any:
+    """The schema with these fields in each sound, and changes to its own; None takes one away."""
+    fields = {
+        "session_id": field("session_id", "string"),
+        "times": field("times", "long"),
+        "sounds": field("sounds", {"type": "array", "items": sound("Sound", *of_sounds)}),
+        "last": field("last", ["null", sound("LastSound", *of_sounds)]),
+    } | changes
+    return {"type": "record", "name": "BellRung", "fields": [found for found in fields.values() if found is not None]}
+
+
+def add(folder: Path, version: int, schema: Any) -> None:
+    (folder / f"bell_rung.v{version}.avsc").write_text(json.dumps(schema))
+
+
+def codec_of(folder: Path, kind: type[Event] = BellRung, upcasters: Mapping[Any, Upcast] | None = None) -> Codec:
+    return Codec(load(folder, events=[kind]), upcasters=upcasters or {})
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of schemas/ to change."""
-    return shutil.copytree(resources.folder("schemas"), tmp_path / "schemas")
+    """A folder with the event's first version."""
+    add(tmp_path, 1, bell())
+    return tmp_path
 
 
-def add(folder: Path, name: str, schema: Any) -> None:
-    """A new file, with its line in the lock."""
-    data = json.dumps(schema).encode()
-    (folder / name).write_bytes(data)
-    with (folder / LOCK).open("a") as lock:
-        lock.write(f"{hashlib.sha256(data).hexdigest()}  {name}\n")
-
-
-def idle(**changes: Any) -> Any:
-    """SessionIdle's first schema with changes to its fields; None takes one away."""
-    schema = json.loads((resources.folder("schemas") / "session_idle.v1.avsc").read_text())
-    fields = {field["name"]: field for field in schema["fields"]} | changes
-    return schema | {"fields": [field for field in fields.values() if field is not None]}
-
-
-def test_an_edited_file_is_refused_and_the_message_says_what_to_do(folder: Path) -> None:
-    path = folder / "vote_cast.v1.avsc"
-    path.write_text(path.read_text().replace('"doc"', '"doc" '))
-    with pytest.raises(ValueError, match=r"vote_cast\.v1\.avsc was edited.*the next version in a file of its own"):
-        load(folder)
-
-
-def test_a_file_that_is_gone_is_refused(folder: Path) -> None:
-    (folder / "exchange_failed.v1.avsc").unlink()
-    with pytest.raises(ValueError, match=r"exchange_failed\.v1\.avsc is gone"):
-        load(folder)
-
-
-def test_a_file_without_its_line_in_the_lock_is_refused(folder: Path) -> None:
-    (folder / "session_idle.v2.avsc").write_text(json.dumps(idle()))
-    with pytest.raises(ValueError, match=r"session_idle\.v2\.avsc is not in SHA256SUMS"):
-        load(folder)
+@pytest.fixture
+def old(folder: Path) -> bytes:
+    """A record of the first version."""
+    last = FirstSound(seconds=3)
+    event = FirstBellRung(session_id="s", times=7, sounds=(FirstSound(seconds=2), last), last=last)
+    return codec_of(folder, FirstBellRung).encode(event)
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"why": {"name": "why", "type": "string"}}, r"v2 can't read what v1 writes: SessionIdle.why was not written"),
-        ({"idle_s": None}, r"v1 can't read what v2 writes: SessionIdle.idle_s was not written"),
-        ({"idle_s": {"name": "idle_s", "type": "string"}}, r"idle_s was long and would be read as string"),
-        ({"idle_s": {"name": "idle_s", "type": "double"}}, r"v1 can't read what v2 writes: .* was double"),
-        ({"idle_s": {"name": "idle_s", "type": ["null", "long"]}}, r"v1 can't read what v2 writes: .* was null"),
+        ({"why": field("why", "string")}, r"v2 can't read what v1 writes: BellRung.why was not written"),
+        ({"times": None}, r"v1 can't read what v2 writes: BellRung.times was not written"),
+        ({"times": field("times", "string")}, r"times was long and would be read as string"),
+        ({"times": field("times", "double")}, r"v1 can't read what v2 writes: .* was double"),
+        ({"times": field("times", ["null", "long"])}, r"v1 can't read what v2 writes: .* was null"),
     ],
 )
 def test_a_version_that_does_not_fit_the_others_is_refused(folder: Path, changes: Any, why: str) -> None:
-    add(folder, "session_idle.v2.avsc", idle(**changes))
+    add(folder, 2, bell(**changes))
     with pytest.raises(ValueError, match=why):
-        load(folder)
+        codec_of(folder)
 
 
 def test_a_version_is_checked_against_all_before_it_and_not_the_last_alone(folder: Path) -> None:
-    optional = {"type": ["null", "string"], "default": None}
-    add(folder, "session_idle.v2.avsc", idle(why={"name": "why"} | optional))
-    add(folder, "session_idle.v3.avsc", idle(note={"name": "note"} | optional))
-    load(folder)
-    add(folder, "session_idle.v4.avsc", idle(why={"name": "why", "type": ["null", "long"], "default": None}))
-    with pytest.raises(ValueError, match=r"SessionIdle v4 can't read what v2 writes: SessionIdle.why was string"):
-        load(folder)
+    add(folder, 2, bell(why=field("why", OPTIONAL)))
+    add(folder, 3, bell(note=field("note", OPTIONAL)))
+    codec_of(folder)
+    add(folder, 4, bell(why=field("why", ["null", "long"])))
+    with pytest.raises(ValueError, match=r"BellRung v4 can't read what v2 writes: BellRung.why was string"):
+        codec_of(folder)
 
 
 def test_a_version_that_is_left_out_is_refused(folder: Path) -> None:
-    add(folder, "session_idle.v3.avsc", idle(why={"name": "why", "type": ["null", "string"], "default": None}))
-    with pytest.raises(ValueError, match=r"SessionIdle has versions \[1, 3\]"):
-        load(folder)
+    add(folder, 3, bell(why=field("why", OPTIONAL)))
+    with pytest.raises(ValueError, match=r"BellRung has versions \[1, 3\]"):
+        codec_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -151,91 +187,45 @@ def test_what_is_said_to_fit_can_be_read_by_the_library(written: Any, reading: A
     fastavro.schemaless_reader(out, written, reading)
 
 
-def of(kind: type[Event], version: int) -> Schema:
-    [found] = [schema for schema in all_schemas() if schema.event is kind and schema.version == version]
-    return found
+def test_a_field_that_an_older_record_lacks_has_its_default_at_any_depth(folder: Path, old: bytes) -> None:
+    add(folder, 2, bell(TONE, why=field("why", OPTIONAL)))
+    last = Sound(seconds=3)
+    same = BellRung(session_id="s", times=7, sounds=(Sound(seconds=2), last), last=last)
+    assert codec_of(folder).decode(old) == same
+    assert codec_of(folder).decode(codec_of(folder).encode(same)) == same
 
 
-def written_as(event: Event, version: int) -> bytes:
-    """The event's bytes as the codec of an earlier version wrote them; what that version can't say is left out."""
-    schema = of(type(event), version)
-    out = BytesIO()
-    out.write(b"\xc3\x01" + schema.fingerprint)
-    fastavro.schemaless_writer(out, schema.parsed, to_plain(type(event))(event))
-    return out.getvalue()
+def test_a_log_with_both_versions_says_what_each_record_says(folder: Path, old: bytes) -> None:
+    add(folder, 2, bell(TONE, why=field("why", OPTIONAL)))
+    codec = codec_of(folder)
+    new = BellRung(session_id="s", times=1, last=Sound(seconds=1, tone="c"), why="noon")
+    found = [codec.decode(value) for value in (old, codec.encode(new), old)]
+    assert found[1] == new
+    assert found[0] == found[2] != new
 
 
-def test_each_step_between_versions_has_an_upcaster_and_no_other_has() -> None:
-    newest = {schema.event: schema.version for schema in all_schemas()}
-    steps = {(schema.event, schema.version) for schema in all_schemas() if schema.version < newest[schema.event]}
-    assert set(UPCASTERS) == steps
+def test_the_last_version_can_not_mistake_a_newer_record_for_one_of_its_own(folder: Path) -> None:
+    first = codec_of(folder, FirstBellRung)
+    add(folder, 2, bell(TONE, why=field("why", OPTIONAL)))
+    newer = codec_of(folder).encode(BellRung(session_id="s", times=1))
+    with pytest.raises(UndecodableRecord, match="of another clawstream"):
+        first.decode(newer)
 
 
-def test_a_codec_without_an_upcaster_is_refused() -> None:
-    fewer = {step: upcast for step, upcast in UPCASTERS.items() if step != (SampleAssembled, 1)}
-    with pytest.raises(ValueError, match="SampleAssembled v1 has no upcaster to v2"):
-        Codec(all_schemas(), upcasters=fewer)
-
-
-def test_upcasters_run_one_after_the_other(folder: Path) -> None:
+def test_what_an_older_record_means_is_said_step_by_step(folder: Path, old: bytes) -> None:
     """Three versions: the second adds a word, the third is of other words; a record of the first goes through both."""
-    optional = {"type": ["null", "string"], "default": None}
-    add(folder, "session_idle.v2.avsc", idle(why={"name": "why"} | optional))
-    add(folder, "session_idle.v3.avsc", idle(note={"name": "note"} | optional))
-    ran: list[int] = []
+    add(folder, 2, bell(TONE, note=field("note", OPTIONAL)))
+    add(folder, 3, bell(TONE, why=field("why", OPTIONAL)))
 
-    def step(version: int, plain: Plain) -> Plain:
-        ran.append(version)
-        return {**plain, "idle_s": plain["idle_s"] * 10 + version}
+    def to_second(plain: Plain) -> Plain:
+        sounds = [{**one, "tone": None} for one in plain["sounds"]]
+        return {**plain, "sounds": sounds, "last": None, "note": "old", "times": plain["times"] * 10}
 
-    upcasters: dict[tuple[type[Event], int], Upcast] = dict(UPCASTERS)
-    upcasters |= {(SessionIdle, number): partial(step, number) for number in (1, 2)}
-    old = SessionIdle(session_id="s", after_exchange_id="x", idle_s=7)
-    decoded = Codec(load(folder), upcasters=upcasters).decode(codec().encode(old))
-    assert decoded == SessionIdle(session_id="s", after_exchange_id="x", idle_s=712)
-    assert ran == [1, 2]
+    def to_third(plain: Plain) -> Plain:
+        return {**{name: value for name, value in plain.items() if name != "note"}, "why": plain["note"]}
 
-
-def test_what_was_not_said_is_absent() -> None:
-    assert unsaid("a", "b")({"c": 1}) == {"a": None, "b": None, "c": 1}
-
-
-async def test_rows_of_a_log_with_both_versions_differ_only_in_what_the_older_one_did_not_say() -> None:
-    log = MemoryLog(MemoryBroker(partitions=1))
-    for version in (1, 2):
-        golden = json.loads((GOLDEN / f"sample_assembled.v{version}.json").read_text())
-        value = bytes.fromhex(golden["bytes"])
-        await append_bytes(log, "clawstream.samples.v1", golden["means"]["session_id"].encode(), value, [])
-    older, newer = [row(record) for record in await toys.read(log, "clawstream.samples.v1")]
-    assert older is not None
-    assert newer is not None
-    differing = {
-        name: (was, now)
-        for name, was, now in zip(columns(samples), older.cells, newer.cells, strict=True)
-        if was != now
-    }
-    assert differing.pop("source_offset") == ("0", "1")
-    differing.pop("log_time", None)
-    assert set(differing) == {"sampling"}
-    was, now = differing["sampling"]
-    assert was == NULL
-    copied = now.replace("\\\\", "\\")  # a cell is as COPY reads it
-    assert json.loads(copied) == golden["means"]["sampling"] | {"shaping": None}
-
-
-async def test_turns_of_a_log_with_both_versions_are_those_of_a_log_with_one() -> None:
-    session, messages = Session(), [user("hello")]
-    for number in range(6):
-        session.ask(messages, f"answer {number}")
-        messages = [*messages, assistant(f"answer {number}"), user(f"reply {number}")]
-    found = []
-    for versions in ([2], [1], [1, 2], [2, 1]):
-        log = MemoryLog(MemoryBroker(partitions=1))
-        for number, exchange in enumerate(session.written):
-            value = written_as(exchange, versions[number % len(versions)])
-            await append_bytes(log, toys.EXCHANGES, exchange.key.encode(), value, [])
-        async with toys.running(turns_stage(TurnsSettings()), log):
-            await toys.settled(log, "turns")
-        found.append([record.event for record in await toys.read(log, toys.TURNS)])
-    assert len(found[0]) == 5
-    assert all(turns == found[0] for turns in found)
+    both = codec_of(folder, upcasters={(BellRung, 1): to_second, (BellRung, 2): to_third}).decode(old)
+    assert both == BellRung(session_id="s", times=70, sounds=(Sound(seconds=2), Sound(seconds=3)), why="old")
+    second = codec_of(folder, upcasters={(BellRung, 1): to_second}).decode(old)
+    assert isinstance(second, BellRung)
+    assert (second.times, second.why) == (70, None)

@@ -1,7 +1,7 @@
 """One record of each schema version, as it was once written: it means what it meant then, whatever has changed since.
 
-The files hold the record's bytes in hexadecimal and its meaning as JSON, bytes in it as UTF-8 text. They are never
-edited; a new version of a schema comes with a file of its own.
+The files hold the record's bytes in hexadecimal and its meaning as JSON, bytes in it as UTF-8 text. Those of
+a released version are never edited; a new version of a schema comes with a file of its own.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""The files in schemas/ and the dataclasses in clawstream/events say the same."""
+"""The files in schemas/ and the dataclasses in clawstream/events say the same, and a released file stays as it is."""
 
-import hashlib
 import json
+import shutil
+import subprocess
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -10,15 +11,9 @@ import pytest
 
 from clawstream import resources
 from clawstream.events import EVENTS, Event
-from clawstream.stream.codec.schemas import LOCK, Schema, all_schemas, fingerprint, load, snake_name
+from clawstream.stream.codec.schemas import Schema, all_schemas, fingerprint, load, snake_name
 
 FILES = sorted(resources.folder("schemas").glob("*.avsc"))
-
-
-def lock(folder: Path) -> None:
-    """Let the files in `folder` be final as they are."""
-    digests = [(hashlib.sha256(path.read_bytes()).hexdigest(), path.name) for path in folder.glob("*.avsc")]
-    (folder / LOCK).write_text("".join(f"{digest}  {name}\n" for digest, name in digests))
 
 
 def newest(kind: type[Event]) -> Schema:
@@ -83,7 +78,6 @@ def test_two_versions_that_a_record_can_not_tell_apart_are_refused(tmp_path: Pat
         (tmp_path / path.name).write_text(path.read_text())
     first = json.loads((tmp_path / "session_idle.v1.avsc").read_text())
     (tmp_path / "session_idle.v2.avsc").write_text(json.dumps(first | {"doc": "something else"}))
-    lock(tmp_path)
     with pytest.raises(ValueError, match=r"SessionIdle v2 and SessionIdle v1|SessionIdle v1 and SessionIdle v2"):
         load(tmp_path)
 
@@ -92,7 +86,6 @@ def test_an_event_without_a_schema_is_refused(tmp_path: Path) -> None:
     for path in FILES:
         if path.name != "session_idle.v1.avsc":
             (tmp_path / path.name).write_text(path.read_text())
-    lock(tmp_path)
     with pytest.raises(ValueError, match="no schema for SessionIdle"):
         load(tmp_path)
 
@@ -105,3 +98,41 @@ def test_a_file_that_names_no_event_is_refused(tmp_path: Path) -> None:
 
 def test_file_names_follow_from_the_events() -> None:
     assert {path.name.split(".")[0] for path in FILES} == set(map(snake_name, EVENTS))
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def git(root: Path, *command: str) -> str:
+    return subprocess.run(["git", "-C", str(root), *command], check=True, capture_output=True, text=True).stdout
+
+
+def changed_since_release(root: Path) -> list[str]:
+    """The schema files of the newest tag that are not in `root` as they were then; none where nothing was released."""
+    if shutil.which("git") is None or not (root / ".git").exists():
+        return []
+    tags = git(root, "tag", "--list", "v*", "--sort=-version:refname").split()
+    return git(root, "diff", "--name-only", "--diff-filter=a", tags[0], "--", "schemas").split() if tags else []
+
+
+def test_no_released_schema_was_edited() -> None:
+    found = changed_since_release(ROOT)
+    assert found == [], f"records were written with {found}: restore them, and write what is new as the next version"
+
+
+def test_an_edited_or_missing_file_of_the_newest_release_is_found_and_a_new_one_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / "schemas"
+    folder.mkdir()
+    for name in ("a.v1.avsc", "b.v1.avsc", "c.v1.avsc"):
+        (folder / name).write_text("{}")
+    git(tmp_path, "init", "-q")
+    assert changed_since_release(tmp_path) == []
+    for tag in ("v0.9.0", "v0.10.0"):
+        (folder / "c.v1.avsc").write_text(tag)
+        git(tmp_path, "add", ".")
+        git(tmp_path, "-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", tag)
+        git(tmp_path, "tag", tag)
+    (folder / "d.v2.avsc").write_text("new")
+    (folder / "a.v1.avsc").write_text("edited")
+    (folder / "b.v1.avsc").unlink()
+    assert changed_since_release(tmp_path) == ["schemas/a.v1.avsc", "schemas/b.v1.avsc"]

@@ -4,8 +4,9 @@ The one rule: whatever was ever written can be read; a record says which schema 
 in schemas/ is known. Single-object encoding (C3 01 and the fingerprint) needs no other service.
 """
 
+import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
@@ -17,7 +18,7 @@ from clawstream.errors import UndecodableRecord, UnusableEvent
 from clawstream.events import Event
 from clawstream.stream.codec.plain import Convert, from_plain, text_as_bytes, to_plain
 from clawstream.stream.codec.schemas import Schema, all_schemas
-from clawstream.stream.codec.upcasting import UPCASTERS, Plain, Upcast, Upcasters
+from clawstream.stream.codec.upcasting import UPCASTERS, Plain, Upcast, Upcasters, with_defaults
 
 _SINGLE_OBJECT = b"\xc3\x01"
 _HEADER_BYTES = 10
@@ -45,11 +46,13 @@ class Codec:
     """Writes events with the newest schema and reads all versions."""
 
     def __init__(self, schemas: Iterable[Schema], *, upcasters: Upcasters = UPCASTERS) -> None:
-        """Raises ValueError where a step from one version to the next has no upcaster."""
-        schemas = tuple(schemas)
-        newest = {schema.event: schema for schema in sorted(schemas, key=lambda schema: schema.version)}
+        schemas = sorted(schemas, key=lambda schema: schema.version)
+        newest = {schema.event: schema for schema in schemas}
         self._writers = {kind: _writer(schema) for kind, schema in newest.items()}
-        self._readers = {schema.fingerprint: _reader(schema, newest[schema.event], upcasters) for schema in schemas}
+        self._readers = {
+            schema.fingerprint: _reader(schema, [one for one in schemas if one.event is schema.event], upcasters)
+            for schema in schemas
+        }
 
     def encode(self, event: Event) -> bytes:
         """Return the record's value; raises UnusableEvent for a number that its field can't hold."""
@@ -78,8 +81,8 @@ class Codec:
         reader = self._readers.get(mark)
         if reader is None:
             raise UndecodableRecord(
-                f"no schema in schemas/ has the fingerprint {mark.hex()}: the record is of a newer clawstream, or "
-                "of something else"
+                f"no schema in schemas/ has the fingerprint {mark.hex()}: the record is of another clawstream, "
+                "or of something else"
             )
         body = BytesIO(value)
         body.seek(_HEADER_BYTES)
@@ -119,15 +122,13 @@ def _writer(schema: Schema) -> _Writer:
     return _Writer(_SINGLE_OBJECT + schema.fingerprint, to_plain(schema.event), schema.parsed, as_bytes)
 
 
-def _reader(schema: Schema, newest: Schema, upcasters: Upcasters) -> _Reader:
-    steps = [(schema.event, version) for version in range(schema.version, newest.version)]
-    for kind, version in steps:
-        if (kind, version) not in upcasters:
-            raise ValueError(
-                f"{kind.__name__} v{version} has no upcaster to v{version + 1} in "
-                "clawstream/stream/codec/upcasting.py: say there what an older record means"
-            )
-    return _Reader(schema.event, schema.parsed, tuple(upcasters[step] for step in steps), from_plain(schema.event))
+def _reader(schema: Schema, versions: Sequence[Schema], upcasters: Upcasters) -> _Reader:
+    upcasts = tuple(
+        upcasters.get((schema.event, newer.version - 1)) or with_defaults(json.loads(newer.text))
+        for newer in versions
+        if newer.version > schema.version
+    )
+    return _Reader(schema.event, schema.parsed, upcasts, from_plain(schema.event))
 
 
 def _strings_as_bytes(schema: Any) -> Any:

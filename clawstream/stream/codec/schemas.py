@@ -1,12 +1,10 @@
 """The Avro schemas in schemas/, one file per event and version, known by their fingerprints.
 
-The one rule: a file that records were written with is never edited, since its fingerprint stands in each of them; a
-new meaning is a new version in a new file. SHA256SUMS beside the files holds them to that. Each version reads all that
-was written before it, and the last version reads what the newest writes, since both are at work during an upgrade
-(BACKWARD_TRANSITIVE, and FORWARD by one).
+The one rule: a released file is never edited, since its fingerprint stands in each record that was written with it;
+what is new is the next version, in a file of its own. Each version reads all that was written before it, and the last
+one reads what the newest writes, since both are at work during an upgrade (BACKWARD_TRANSITIVE, and FORWARD by one).
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -21,7 +19,6 @@ from clawstream import resources
 from clawstream.events import EVENTS, Event
 from clawstream.stream.codec.compatibility import problems
 
-LOCK = "SHA256SUMS"
 _FILE_NAME = re.compile(r"(?P<event>[a-z_]+)\.v(?P<version>[0-9]+)\.avsc")
 
 
@@ -42,15 +39,13 @@ def all_schemas() -> tuple[Schema, ...]:
     return load(resources.folder("schemas"))
 
 
-def load(folder: Path) -> tuple[Schema, ...]:
-    """Return the schemas in `folder`.
+def load(folder: Path, *, events: Iterable[type[Event]] = EVENTS) -> tuple[Schema, ...]:
+    """Return the schemas of `events` in `folder`.
 
-    Raises ValueError where a file is no schema of ours or was edited, where two look alike, or one can't read another.
+    Raises ValueError where a file is of no such event, where two look alike, or one can't read another.
     """
-    kinds = {snake_name(kind): kind for kind in EVENTS}
-    paths = sorted(folder.glob("*.avsc"))
-    schemas = [_read(path, kinds) for path in paths]
-    _refuse_edited(folder, paths)
+    kinds = {snake_name(kind): kind for kind in events}
+    schemas = [_read(path, kinds) for path in sorted(folder.glob("*.avsc"))]
     _refuse_lookalikes(schemas)
     _refuse_incompatible(schemas)
     missing = sorted(set(kinds.values()) - {schema.event for schema in schemas}, key=lambda kind: kind.__name__)
@@ -96,22 +91,6 @@ def _refuse_lookalikes(schemas: Iterable[Schema]) -> None:
                 f"{schema.event.__name__} v{schema.version} and {other.event.__name__} v{other.version} have one "
                 f"fingerprint, {schema.fingerprint.hex()}: a record does not say which it is. Change a name or a type"
             )
-
-
-def _refuse_edited(folder: Path, paths: Iterable[Path]) -> None:
-    lines = (line.split() for line in (folder / LOCK).read_text().splitlines())
-    locked = {name: digest for digest, name in lines}
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
-    for name, digest in found.items():
-        if name not in locked:
-            raise ValueError(f"{folder / name} is not in {LOCK}: `sha256sum {name} >> {LOCK}` there, once it is final")
-        if locked[name] != digest:
-            raise ValueError(
-                f"{folder / name} was edited: {LOCK} says {locked[name][:12]}.., it has {digest[:12]}... Records were "
-                f"written with it, so restore it, and write what is new as the next version in a file of its own"
-            )
-    for name in sorted(locked.keys() - found.keys()):
-        raise ValueError(f"{folder / name} is gone: records were written with it; restore it")
 
 
 def _refuse_incompatible(schemas: Iterable[Schema]) -> None:

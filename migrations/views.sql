@@ -1,7 +1,11 @@
 -- Joins over the tables. A topic may be read ahead of another, so every join is outer and absence is NULL.
+--
+-- These are the functions and views as they are now; a database gets them when it is made, and again with each change of
+-- its tables or revision. Views of others may rest on ours, so a new column stands at a view's end; before any other
+-- change a revision drops the view.
 
 -- What a message says: its text; its tool calls where it has none.
-CREATE FUNCTION message_text(message jsonb) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+CREATE OR REPLACE FUNCTION message_text(message jsonb) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT coalesce(
         nullif(
             CASE jsonb_typeof(message -> 'content')
@@ -18,7 +22,7 @@ CREATE FUNCTION message_text(message jsonb) RETURNS text LANGUAGE sql IMMUTABLE 
 $$;
 
 -- What the user said last; a client's own block at the end of a request is not the user's.
-CREATE FUNCTION last_user_text(messages jsonb) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+CREATE OR REPLACE FUNCTION last_user_text(messages jsonb) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT said
     FROM jsonb_array_elements(messages) WITH ORDINALITY AS asked (message, n), message_text(message) AS said
     WHERE message ->> 'role' = 'user' AND said NOT LIKE '<<<BEGIN\_OPENCLAW\_INTERNAL\_CONTEXT>>>%'
@@ -27,14 +31,14 @@ CREATE FUNCTION last_user_text(messages jsonb) RETURNS text LANGUAGE sql IMMUTAB
 $$;
 
 -- The policy versions that sampled an answer, ascending.
-CREATE FUNCTION sampled_by(versions jsonb) RETURNS bigint[] LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+CREATE OR REPLACE FUNCTION sampled_by(versions jsonb) RETURNS bigint[] LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT array_agg(DISTINCT (span ->> 'policy_version')::bigint)
     FROM jsonb_array_elements(versions) AS spans (span)
 $$;
 
 -- An exchange and its parents. Of each, items that begin before `until_message` (`until_token`) are part of the request
 -- of the first; NULL: all of them are.
-CREATE FUNCTION request_chain(wanted text) RETURNS TABLE (
+CREATE OR REPLACE FUNCTION request_chain(wanted text) RETURNS TABLE (
     depth integer,
     parent_exchange_id text,
     kept_messages bigint,
@@ -65,7 +69,7 @@ CREATE FUNCTION request_chain(wanted text) RETURNS TABLE (
 $$;
 
 -- The whole request's messages; NULL while an exchange that they are kept in is missing.
-CREATE FUNCTION request_messages(wanted text) RETURNS jsonb LANGUAGE sql STABLE PARALLEL SAFE AS $$
+CREATE OR REPLACE FUNCTION request_messages(wanted text) RETURNS jsonb LANGUAGE sql STABLE PARALLEL SAFE AS $$
     WITH chain AS MATERIALIZED (
         SELECT * FROM request_chain(wanted)
     ), kept AS (
@@ -80,7 +84,7 @@ CREATE FUNCTION request_messages(wanted text) RETURNS jsonb LANGUAGE sql STABLE 
 $$;
 
 -- The whole prompt; NULL while an exchange that it is kept in is missing.
-CREATE FUNCTION request_token_ids(wanted text) RETURNS integer[] LANGUAGE sql STABLE PARALLEL SAFE AS $$
+CREATE OR REPLACE FUNCTION request_token_ids(wanted text) RETURNS integer[] LANGUAGE sql STABLE PARALLEL SAFE AS $$
     WITH chain AS MATERIALIZED (
         SELECT * FROM request_chain(wanted)
     ), kept AS (
@@ -95,12 +99,12 @@ CREATE FUNCTION request_token_ids(wanted text) RETURNS integer[] LANGUAGE sql ST
 $$;
 
 -- The whole request's body without its messages.
-CREATE FUNCTION request_options(wanted text) RETURNS jsonb LANGUAGE sql STABLE PARALLEL SAFE AS $$
+CREATE OR REPLACE FUNCTION request_options(wanted text) RETURNS jsonb LANGUAGE sql STABLE PARALLEL SAFE AS $$
     SELECT options FROM request_chain(wanted) WHERE options IS NOT NULL ORDER BY depth LIMIT 1
 $$;
 
 -- What was said after an answer, each message after its role.
-CREATE FUNCTION next_state_text(next_exchange_id text, next_state integer[]) RETURNS text
+CREATE OR REPLACE FUNCTION next_state_text(next_exchange_id text, next_state integer[]) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
     SELECT string_agg((asked.messages -> i ->> 'role') || ': ' || message_text(asked.messages -> i), E'\n' ORDER BY n)
     FROM (SELECT request_messages(next_exchange_id) AS messages OFFSET 0) AS asked,
@@ -108,13 +112,13 @@ LANGUAGE sql STABLE PARALLEL SAFE AS $$
 $$;
 
 -- Of each turn the verdict of the newest look at it.
-CREATE VIEW newest_verdicts AS
+CREATE OR REPLACE VIEW newest_verdicts AS
 SELECT DISTINCT ON (turn_id) *
 FROM verdicts
 ORDER BY turn_id, revision DESC, source_offset DESC;
 
 -- A session's answers in order, and what came of each.
-CREATE VIEW trajectories AS
+CREATE OR REPLACE VIEW trajectories AS
 SELECT
     e.session_id,
     e.position,
@@ -131,11 +135,17 @@ SELECT
     s.sample_id,
     s.reward,
     sampled_by(e.versions) AS policy_versions,
-    e.finish_reason
+    e.finish_reason,
+    s.total_reward,
+    s.person_reward,
+    s.environment_reward,
+    s.heuristic_reward,
+    s.num_feedback,
+    e.kind = 'failed' AS interrupted
 FROM (
     SELECT *, row_number() OVER (PARTITION BY session_id ORDER BY source_partition, source_offset) AS position
     FROM exchanges
-    WHERE kind = 'completed' AND turn_type = 'main'
+    WHERE message IS NOT NULL AND turn_type = 'main'
 ) AS e
 LEFT JOIN turns AS t ON t.turn_id = e.exchange_id
 LEFT JOIN LATERAL (
@@ -145,11 +155,12 @@ LEFT JOIN LATERAL (
     SELECT hint FROM hints WHERE turn_id = e.exchange_id ORDER BY revision DESC, source_offset DESC LIMIT 1
 ) AS h ON true
 LEFT JOIN LATERAL (
-    SELECT sample_id, reward FROM samples WHERE turn_id = e.exchange_id ORDER BY revision DESC, source_offset DESC LIMIT 1
+    SELECT * FROM samples WHERE turn_id = e.exchange_id AND refreshed_id IS NULL
+    ORDER BY judge = 'nobody', revision DESC, num_feedback DESC NULLS LAST, source_offset DESC LIMIT 1
 ) AS s ON true;
 
 -- Each verdict with its votes, hint, sample and feedback.
-CREATE VIEW turn_scores AS
+CREATE OR REPLACE VIEW turn_scores AS
 SELECT
     v.session_id,
     v.turn_id,
@@ -167,9 +178,16 @@ SELECT
     s.sample_id,
     s.reward,
     (SELECT avg(f.score) FROM feedback AS f WHERE f.turn_id = v.turn_id) AS feedback_score,
-    (SELECT sampled_by(e.versions) FROM exchanges AS e WHERE e.exchange_id = v.turn_id AND e.kind = 'completed' LIMIT 1)
-        AS policy_versions,
-    v.log_time
+    (
+        SELECT sampled_by(e.versions) FROM exchanges AS e
+        WHERE e.exchange_id = v.turn_id AND e.message IS NOT NULL LIMIT 1
+    ) AS policy_versions,
+    v.log_time,
+    s.total_reward,
+    s.person_reward,
+    s.environment_reward,
+    s.heuristic_reward,
+    s.num_feedback
 FROM verdicts AS v
 LEFT JOIN LATERAL (
     SELECT hint FROM hints
@@ -177,13 +195,14 @@ LEFT JOIN LATERAL (
     ORDER BY source_offset DESC LIMIT 1
 ) AS h ON true
 LEFT JOIN LATERAL (
-    SELECT sample_id, reward FROM samples
-    WHERE turn_id = v.turn_id AND judge = v.judge AND prompt_version = v.prompt_version AND revision = v.revision
-    ORDER BY source_offset DESC LIMIT 1
+    SELECT * FROM samples
+    WHERE refreshed_id IS NULL AND turn_id = v.turn_id
+        AND judge = v.judge AND prompt_version = v.prompt_version AND revision = v.revision
+    ORDER BY num_feedback DESC NULLS LAST, source_offset DESC LIMIT 1
 ) AS s ON true;
 
 -- How each judge does against the verdicts that its votes helped to make.
-CREATE VIEW judge_agreement AS
+CREATE OR REPLACE VIEW judge_agreement AS
 SELECT
     o.judge,
     count(*) AS num_votes,
@@ -203,7 +222,7 @@ LEFT JOIN LATERAL (
 GROUP BY o.judge;
 
 -- Each policy version: what made it, how engines took it over, and how it did.
-CREATE VIEW policy_report AS
+CREATE OR REPLACE VIEW policy_report AS
 WITH answered AS (
     SELECT
         e.policy_id,
@@ -245,7 +264,7 @@ LEFT JOIN taken_over AS t ON t.policy_id = p.policy_id AND t.policy_version = p.
 LEFT JOIN answered AS a ON a.policy_id = p.policy_id AND a.policy_version = p.policy_version;
 
 -- From a policy version back to what it learned from: one row per vote on each turn of its batch.
-CREATE VIEW lineage AS
+CREATE OR REPLACE VIEW lineage AS
 SELECT
     b.policy_id,
     b.policy_version,
@@ -273,20 +292,31 @@ SELECT
     sampled_by(e.versions) AS sampled_by_versions,
     request_messages(e.exchange_id) AS request,
     message_text(e.message) AS answer,
-    next_state_text(t.next_exchange_id, t.next_state) AS next_state
+    next_state_text(t.next_exchange_id, t.next_state) AS next_state,
+    r.reason AS rejected,
+    s.total_reward,
+    s.person_reward,
+    s.environment_reward,
+    s.heuristic_reward,
+    s.num_feedback,
+    s.refreshed_id,
+    message_text(a.message) AS refreshed_answer
 FROM batches AS b
 CROSS JOIN LATERAL unnest(b.sample_ids) WITH ORDINALITY AS planned (sample_id, position)
 LEFT JOIN steps AS st ON st.policy_id = b.policy_id AND st.policy_version = b.policy_version
+LEFT JOIN rejections AS r
+    ON r.policy_id = b.policy_id AND r.policy_version = b.policy_version AND r.kind = 'step'
 LEFT JOIN samples AS s ON s.sample_id = planned.sample_id
+LEFT JOIN refreshed_answers AS a ON a.event_id = s.refreshed_id::uuid
 LEFT JOIN verdicts AS v
     ON v.turn_id = s.turn_id AND v.judge = s.judge AND v.revision = s.revision AND v.prompt_version = s.prompt_version
 LEFT JOIN votes AS o
     ON o.turn_id = s.turn_id AND o.judge = s.judge AND o.revision = s.revision AND o.prompt_version = s.prompt_version
-LEFT JOIN exchanges AS e ON e.exchange_id = s.turn_id AND e.kind = 'completed'
+LEFT JOIN exchanges AS e ON e.exchange_id = s.turn_id AND e.message IS NOT NULL
 LEFT JOIN turns AS t ON t.turn_id = s.turn_id;
 
 -- How long after an answer its row could be read.
-CREATE VIEW exchange_latency AS
+CREATE OR REPLACE VIEW exchange_latency AS
 SELECT
     e.session_id,
     e.exchange_id,
@@ -300,3 +330,87 @@ CROSS JOIN LATERAL (
     ORDER BY next_offset
     LIMIT 1
 ) AS c;
+
+-- Each sample, and what became of it: of an answer's revisions one is planned at most, and what comes after it is late.
+CREATE OR REPLACE VIEW sample_revisions AS
+WITH ranked AS (
+    SELECT *, ROW(judge <> 'nobody', revision, coalesce(num_feedback, 0)) AS place
+    FROM samples
+), planned AS (
+    SELECT b.policy_id, b.policy_version, named.sample_id
+    FROM batches AS b
+    CROSS JOIN LATERAL unnest(b.sample_ids) AS named (sample_id)
+    WHERE b.replay IS NULL
+), revisions AS (
+    SELECT s.*, p.policy_version AS planned_version
+    FROM ranked AS s
+    LEFT JOIN planned AS p ON p.sample_id = s.sample_id AND p.policy_id = s.policy_id
+)
+SELECT
+    s.session_id,
+    s.turn_id,
+    s.judge,
+    s.prompt_version,
+    s.revision,
+    s.num_feedback,
+    s.sample_id,
+    s.reward,
+    s.person_reward,
+    s.environment_reward,
+    s.heuristic_reward,
+    s.total_reward,
+    s.policy_id,
+    s.planned_version,
+    CASE
+        WHEN s.planned_version IS NOT NULL THEN 'planned'
+        WHEN bool_or(r.planned_version IS NOT NULL AND r.place < s.place) THEN 'late'
+        WHEN bool_or(r.place > s.place) THEN 'superseded'
+        ELSE 'unplanned'
+    END AS standing,
+    s.log_time AS assembled_at,
+    s.refreshed_id
+FROM revisions AS s
+LEFT JOIN revisions AS r
+    ON r.turn_id = s.turn_id AND r.refreshed_id IS NOT DISTINCT FROM s.refreshed_id AND r.sample_id <> s.sample_id
+    AND (r.judge = 'nobody' OR s.judge = 'nobody' OR (r.judge = s.judge AND r.prompt_version = s.prompt_version))
+GROUP BY s.session_id, s.turn_id, s.judge, s.prompt_version, s.revision, s.num_feedback, s.sample_id, s.reward,
+    s.person_reward, s.environment_reward, s.heuristic_reward, s.total_reward, s.policy_id, s.planned_version, s.place,
+    s.log_time, s.refreshed_id;
+
+-- Each step of a group that was settled, or came after that; `reason` is why it is not trained on.
+CREATE OR REPLACE VIEW group_steps AS
+SELECT g.group_id, s.step_index, s.turn_id, s.sample_id, s.reward, s.advantage, NULL::text AS reason, g.log_time
+FROM groups AS g
+CROSS JOIN LATERAL jsonb_to_recordset(g.advantages)
+    AS s(step_index bigint, turn_id text, sample_id text, reward double precision, advantage double precision)
+UNION ALL
+SELECT g.group_id, s.step_index, s.turn_id, s.sample_id, NULL, NULL, s.reason, g.log_time
+FROM groups AS g
+CROSS JOIN LATERAL jsonb_to_recordset(g.dropped)
+    AS s(step_index bigint, turn_id text, sample_id text, reason text);
+
+-- What came of each prompt that was to be answered anew.
+CREATE OR REPLACE VIEW refreshed_outcomes AS
+SELECT
+    session_id,
+    turn_id,
+    number,
+    a.event_id::text AS refreshed_id,
+    to_timestamp(a.answered_at_ms / 1000.0) AS answered_at,
+    message_text(a.message) AS answer,
+    came.judge,
+    came.prompt_version,
+    came.revision,
+    came.sample_id,
+    CASE
+        WHEN a.event_id IS NULL THEN 'not answered yet'
+        WHEN came.sample_id IS NULL THEN coalesce(a.error, came.reason, 'no reason on record, or not scored yet')
+    END AS no_sample_because
+FROM refreshed_answers AS a
+FULL JOIN (SELECT session_id, turn_id, 0::bigint AS number FROM refresh_asks) AS asked
+    USING (session_id, turn_id, number)
+LEFT JOIN (
+    SELECT refreshed_id, judge, prompt_version, revision, sample_id, NULL AS reason FROM samples
+    UNION ALL
+    SELECT refreshed_id, judge, prompt_version, revision, NULL, reason FROM refusals
+) AS came ON came.refreshed_id = a.event_id::text;
