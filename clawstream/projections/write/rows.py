@@ -14,82 +14,13 @@ from typing import NamedTuple, get_args, get_type_hints
 
 from sqlalchemy import Table
 
-from clawstream.events import (
-    AnswerRefreshed,
-    BaseNamed,
-    BatchPlanned,
-    Event,
-    ExchangeCompleted,
-    ExchangeFailed,
-    FeedbackGiven,
-    GroupSettled,
-    GroupWaited,
-    HintAbsent,
-    HintFound,
-    PolicyActivated,
-    PolicyPublished,
-    PolicyRejected,
-    RefreshAsked,
-    ReplayEnded,
-    ReplayStarted,
-    RollbackAsked,
-    SampleAssembled,
-    SampleRefused,
-    SamplesPromoted,
-    SessionDone,
-    SessionIdle,
-    StepRejected,
-    StepTaken,
-    TeacherScored,
-    TrajectoryEnded,
-    TrajectoryLate,
-    TurnOrphaned,
-    TurnPaired,
-    TurnsSettled,
-    VerdictReached,
-    VersionPinned,
-    VoteCast,
-)
-from clawstream.projections import tables
+from clawstream.events import Event
+from clawstream.projections.tables import FACTS
 from clawstream.projections.write.cells import NULL, ToCell, time_cell, to_cell
 from clawstream.stream.stage import Record
 
 TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = MappingProxyType(
-    {
-        ExchangeCompleted: (tables.exchanges, "completed"),
-        ExchangeFailed: (tables.exchanges, "failed"),
-        SessionDone: (tables.session_ends, "done"),
-        SessionIdle: (tables.session_ends, "idle"),
-        TurnPaired: (tables.turns, "paired"),
-        TurnOrphaned: (tables.turns, "orphaned"),
-        TurnsSettled: (tables.settlements, None),
-        VoteCast: (tables.votes, None),
-        VerdictReached: (tables.verdicts, None),
-        HintFound: (tables.hints, "found"),
-        HintAbsent: (tables.hints, "absent"),
-        TeacherScored: (tables.teacher_scores, None),
-        FeedbackGiven: (tables.feedback, None),
-        RefreshAsked: (tables.refresh_asks, None),
-        AnswerRefreshed: (tables.refreshed_answers, None),
-        SampleAssembled: (tables.samples, None),
-        SampleRefused: (tables.refusals, None),
-        TrajectoryEnded: (tables.ended_trajectories, None),
-        GroupWaited: (tables.groups, "waited"),
-        GroupSettled: (tables.groups, "settled"),
-        TrajectoryLate: (tables.groups, "late"),
-        BaseNamed: (tables.bases, None),
-        BatchPlanned: (tables.batches, None),
-        StepTaken: (tables.steps, None),
-        StepRejected: (tables.rejections, "step"),
-        PolicyPublished: (tables.policies, None),
-        PolicyActivated: (tables.activations, None),
-        PolicyRejected: (tables.rejections, "engine"),
-        ReplayStarted: (tables.replays, None),
-        ReplayEnded: (tables.replay_ends, None),
-        SamplesPromoted: (tables.promotions, None),
-        RollbackAsked: (tables.rollbacks, None),
-        VersionPinned: (tables.pins, None),
-    }
+    {event: (table, kind) for table in FACTS for event, kind in table.info["events"].items()}
 )
 
 
