@@ -1,4 +1,4 @@
-"""The tables, each fed by one topic; what a column means is said in clawstream/projections/meanings.py.
+"""The tables, each fed by one topic; what a column means is said in docs/dictionary.md.
 
 A fact's row stands under its event id, beside the place and the time at which the log holds it; its other columns are
 the fields of its event. No table refers to another: topics are read at different speeds, so joins live in the views.

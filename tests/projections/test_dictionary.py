@@ -1,4 +1,4 @@
-"""Every table, view and column has words, in the database and on a page that is made of it."""
+"""Every table, view and column has words, in the database and on the page that they are read from."""
 
 import json
 from pathlib import Path
@@ -27,12 +27,6 @@ def test_every_table_view_and_column_has_a_comment(migrated_url: str) -> None:
     assert [(row["relname"], row["attname"]) for row in found if not row["said"] or not row["relation"]] == []
 
 
-def test_no_words_are_left_of_columns_that_are_gone(migrated_url: str) -> None:
-    found = rows_of(migrated_url, SAID)
-    there = {str(row["attname"]) for row in found} | {f"{row['relname']}.{row['attname']}" for row in found}
-    assert meanings.names() <= there
-
-
 def test_an_upgrade_mends_a_comment_that_says_something_else(live: Engine) -> None:
     url = live.url.render_as_string(hide_password=False)
     with live.begin() as connection:
@@ -42,10 +36,14 @@ def test_an_upgrade_mends_a_comment_that_says_something_else(live: Engine) -> No
     assert row["said"] == meanings.meaning("votes", "score")
 
 
-def test_the_page_is_what_the_command_prints(migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_that_the_words_are_read_from_is_what_the_command_prints(
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CLAWSTREAM_POSTGRES", migrated_url)
     printed = CliRunner().invoke(app, ["db", "dictionary"])
-    assert printed.stdout == PAGE.read_text(), "run `clawstream db dictionary > docs/dictionary.md`"
+    assert printed.stdout == PAGE.read_text(), (
+        "docs/dictionary.md says what the database is not: see `clawstream db dictionary`"
+    )
 
 
 def test_db_url_prints_what_other_tools_log_in_with(migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
