@@ -7,7 +7,8 @@ its attempt has an outcome. Feedback that comes later makes the next revision, o
 without a next state has a sample of feedback alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,14 +16,10 @@ from clawstream.conversation.continuing import Renderer
 from clawstream.conversation.history import WholeRequest, rebuild
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
-    NOBODY,
-    AnswerRefreshed,
     Event,
-    ExchangeCompleted,
-    ExchangeFailed,
     FeedbackGiven,
-    HintAbsent,
     HintFound,
+    Mask,
     OffDistribution,
     RefusalReason,
     RewardWeights,
@@ -31,16 +28,14 @@ from clawstream.events import (
     TeacherScored,
     TeacherStatus,
     TokenIds,
-    TurnOrphaned,
-    TurnPaired,
     TurnsSettled,
-    VerdictReached,
 )
+from clawstream.samples.due import Due, due
 from clawstream.samples.forgetting import rest
-from clawstream.samples.hinted import Hinted, hinted_prompt
+from clawstream.samples.hinted import hinted_prompt
 from clawstream.samples.masks import mask
-from clawstream.samples.refreshing import answered_anew, made_whole, of_anew
-from clawstream.samples.rewards import parts_of, reward_of
+from clawstream.samples.refreshing import answered_anew
+from clawstream.samples.rewards import Opinions, Parts, parts_of, reward_of
 from clawstream.samples.session import (
     FIRST_LOOK,
     FLOOR_LOOK,
@@ -49,10 +44,7 @@ from clawstream.samples.session import (
     Recalled,
     Session,
     is_of_the_past,
-    is_ready,
-    judged_of,
     learn,
-    never_judged,
     opinions_of,
     with_score,
 )
@@ -96,146 +88,65 @@ def observe(session: Session | None, event: Event, rules: Rules, *, forgets: boo
 
     A session that is done and joined is then put away, where `forgets` says so: feedback alone is still heard.
     """
-    before = session if session is not None else Session()
-    for number, life in enumerate(before.past):
-        if is_of_the_past(life, event):
-            again = _observe(life, event, rules)
-            past = (*before.past[:number], again.session or life, *before.past[number + 1 :])
-            return Follows(before._replace(past=past), again.events, again.calls)
-    after = _observe(before, event, rules)
-    if after.session is before:
+    whole = session if session is not None else Session()
+    number = next((number for number, life in enumerate(whole.past) if is_of_the_past(life, event)), None)
+    life = whole if number is None else whole.past[number]
+    learned = learn(life, event)
+    if learned is life:
         return Follows(session, [])
-    assert after.session is not None, "what was learned is known"
-    return after._replace(session=rest(after.session)) if forgets else after
-
-
-def _observe(before: Session, event: Event, rules: Rules) -> Follows:
-    after = learn(before, event)
-    if after is before:
-        return Follows(before, [])
-    events: list[Event] = []
+    after, events = _refuse_unknown(learned, event)
     calls: list[Scoring] = []
-    if isinstance(event, TurnsSettled) and after.marks[-1].start == len(after.turns):
-        events.append(_refused(event.session_id, None, None, RefusalReason.NO_NEXT_STATE))
-    if isinstance(event, FeedbackGiven):
-        events += [_refused(event.session_id, lost, None, RefusalReason.ANSWER_UNKNOWN) for lost in after.lost]
-        after = after._replace(lost=())
-    for key in _due(after, event, judged=rules.judged, grouped=rules.grouped):
-        joined = _join(after, key, rules)
-        if isinstance(joined.event, Scoring):
+    for sought in due(after, event, judged=rules.judged, grouped=rules.grouped):
+        joined = _join(after, sought, rules)
+        after = after._replace(recalled=joined.recalled)
+        if isinstance(joined.outcome, Scoring):
+            asked = joined.outcome.id in after.scores.get(sought.key.turn_id, {})
             # Where it was asked under settings of before a restart, or was not, nobody asks any more: feedback does.
-            if isinstance(event, FeedbackGiven) or joined.event.id not in after.scores.get(key.turn_id, {}):
-                calls.append(joined.event)
-                after = with_score(after, key.turn_id, joined.event.id, None)
-            after = after._replace(recalled=joined.recalled)
-            continue
-        if key not in after.joined or isinstance(joined.event, SampleAssembled):
-            events.append(joined.event)
-        known = opinions_of(after, key.turn_id).num_changes
-        after = after._replace(joined=MappingProxyType({**after.joined, key: known}), recalled=joined.recalled)
-    anew = _scored_anew(after, event, rules)
-    return Follows(anew.session, [*events, *anew.events], [*calls, *anew.calls])
-
-
-def _scored_anew(session: Session, event: Event, rules: Rules) -> Follows:
-    """Write the samples of answers given anew that are whole now, or why there is none."""
-    events: list[Event] = []
-    calls: list[Scoring] = []
-    for key, given in made_whole(session, event):
-        answer, hint = answered_anew(session.answers[key.turn_id], given), session.hints[key]
-        assert isinstance(hint, HintFound), "only a hint scores an answer"
-        if _is_used(given, rules):
-            joined = _sample(session, answer, key, _Said(hint.hint, None, None, without_hint=False), rules)
+            if isinstance(event, FeedbackGiven) or not asked:
+                calls.append(joined.outcome)
+                after = with_score(after, sought.key.turn_id, joined.outcome.id, None)
         else:
-            refusal = _refused(given.session_id, key.turn_id, key, RefusalReason.OFF_DISTRIBUTION)
-            joined = _Joined(refusal, session.recalled)
-        session = session._replace(recalled=joined.recalled)
-        if isinstance(joined.event, Scoring):
-            if joined.event.id not in session.scores.get(key.turn_id, {}):
-                calls.append(joined.event)
-                session = with_score(session, key.turn_id, joined.event.id, None)
-            continue
-        session = session._replace(scored_anew=session.scored_anew | {(key, given.event_id)})
-        events.append(of_anew(joined.event, given))
-    return Follows(session, events, calls)
+            events += _news(after, sought, joined.outcome)
+            after = _written(after, sought)
+    if number is not None:
+        after = whole._replace(past=(*whole.past[:number], after, *whole.past[number + 1 :]))
+    elif forgets:
+        after = rest(after)
+    return Follows(after, events, calls)
 
 
-def _is_used(given: AnswerRefreshed, rules: Rules) -> bool:
-    on_distribution = rules.off_distribution is None or given.sampling.of_the_policy
-    return on_distribution or rules.off_distribution is OffDistribution.HINT_ONLY
-
-
-def _due(session: Session, event: Event, *, judged: bool, grouped: bool) -> list[Judged]:
-    """Return what is to be joined now that `event` is known: for the first time, or with feedback that is new."""
-    keys = [key for key in _completed(session, event) if is_ready(session, key)]
-    keys += _of_feedback_alone(session, event, judged=judged)
-    if grouped and not judged:
-        keys += _of_a_group(session, event)
-    return [
-        key
-        for key in dict.fromkeys(keys)
-        if session.joined.get(key, -1) < opinions_of(session, key.turn_id).num_changes
-    ]
-
-
-def _completed(session: Session, event: Event) -> list[Judged]:
-    """Return the verdicts that `event`, the newest, may be the last fact for."""
+def _refuse_unknown(session: Session, event: Event) -> tuple[Session, list[Event]]:
+    """Return the refusals of a session that settled without a next state, and of feedback on answers nobody knows."""
     match event:
-        case VerdictReached() | HintFound() | HintAbsent() | TeacherScored():
-            return [judged_of(event)]
-        case ExchangeCompleted() | ExchangeFailed():
-            return [key for key in session.verdicts if key.turn_id == event.exchange_id]
+        case TurnsSettled() if session.marks[-1].start == len(session.turns):
+            return session, [_refused(event.session_id, None, RefusalReason.NO_NEXT_STATE)]
         case FeedbackGiven():
-            return _newest(key for key in session.verdicts if key.turn_id == event.turn_id)
-    return []
+            refused = [_refused(event.session_id, lost, RefusalReason.ANSWER_UNKNOWN) for lost in session.lost]
+            return session._replace(lost=()), [*refused]
+    return session, []
 
 
-def _newest(keys: Iterable[Judged]) -> list[Judged]:
-    """Return of each judge the key of its last look."""
-    newest: dict[tuple[str, str], Judged] = {}
-    for key in sorted(keys, key=lambda key: key.revision):
-        newest[key.judge, key.prompt_version] = key
-    return list(newest.values())
+def _news(session: Session, sought: Due, outcome: SampleAssembled | RefusalReason) -> list[Event]:
+    """Return what to write: a sample each time, a refusal once."""
+    if not isinstance(outcome, RefusalReason):
+        return [outcome]
+    if sought.given is None and sought.key in session.joined:
+        return []
+    turn_id = None if outcome is RefusalReason.FLOOR_UNDECIDED else sought.key.turn_id
+    return [_refused(session.answers[sought.key.turn_id].exchange.session_id, turn_id, outcome, sought)]
 
 
-def _of_feedback_alone(session: Session, event: Event, *, judged: bool) -> list[Judged]:
-    """Return the answers with feedback that `event` may have shown never to be judged; all of them, if none is."""
-    match event:
-        case FeedbackGiven() | TurnOrphaned():
-            turn_ids = [event.turn_id]
-        case ExchangeCompleted() | ExchangeFailed() | TurnsSettled():
-            turn_ids = list(session.feedback)
-        case _:
-            return []
-    new = [
-        turn_id
-        for turn_id in turn_ids
-        if session.joined.get(_alone(turn_id), 0) < opinions_of(session, turn_id).num_changes
-    ]
-    alone = never_judged(session, new) if judged else [turn_id for turn_id in new if turn_id in session.answers]
-    return [_alone(turn_id) for turn_id in alone]
-
-
-def _of_a_group(session: Session, event: Event) -> list[Judged]:
-    """Return the answer that `event` shows to be a step of an attempt at a task: the outcome is all that is to come."""
-    match event:
-        case TurnPaired():
-            turn_id = event.turn_id
-        case ExchangeCompleted():
-            turn_id = event.exchange_id
-        case _:
-            return []
-    answer = session.answers.get(turn_id)
-    grouped = answer is not None and answer.exchange.group_id is not None
-    return [_alone(turn_id)] if grouped and turn_id in session.turns else []
-
-
-def _alone(turn_id: str) -> Judged:
-    return Judged(NOBODY, NOBODY, FIRST_LOOK, turn_id)
+def _written(session: Session, sought: Due) -> Session:
+    """Return the session with `sought` written for, as far as its feedback is known."""
+    key, given = sought
+    if given is not None:
+        return session._replace(scored_anew=session.scored_anew | {(key, given.event_id)})
+    known = opinions_of(session, key.turn_id).num_changes
+    return session._replace(joined=MappingProxyType({**session.joined, key: known}))
 
 
 class _Joined(NamedTuple):
-    event: SampleAssembled | SampleRefused | Scoring  # the last: it waits for what comes of that
+    outcome: SampleAssembled | RefusalReason | Scoring  # the last: it waits for what comes of that
     recalled: Recalled
 
 
@@ -243,74 +154,79 @@ class _Said(NamedTuple):
     """What a sample is to say beside its tokens."""
 
     hint: str | None
-    judged: int | None
+    parts: Parts
+    num_feedback: int
     total: float | None
     without_hint: bool  # whether it says anything then
 
 
-def _join(session: Session, key: Judged, rules: Rules) -> _Joined:
-    answer, verdict, found = session.answers[key.turn_id], session.verdicts.get(key), session.hints.get(key)
-    session_id, opinions = answer.exchange.session_id, opinions_of(session, key.turn_id)
-    hint = found.hint if isinstance(found, HintFound) else None
-    judged = verdict.score if verdict is not None and verdict.score in (-1, 1) else None
-    floor = key.revision == FLOOR_LOOK
-    needless = (
-        floor or not rules.grouped or answer.exchange.group_id is None
-    )  # a step's reward may be its attempt's outcome alone
-    if hint is None and judged is None and not opinions.num_changes and needless:
-        reason = RefusalReason.FLOOR_UNDECIDED if floor else RefusalReason.NO_SIGNAL
-        return _Joined(_refused(session_id, None if floor else key.turn_id, key, reason), session.recalled)
-    if answer.interrupted and not (rules.interrupted and answer.exchange.versions):
-        return _Joined(_refused(session_id, key.turn_id, key, RefusalReason.INTERRUPTED), session.recalled)
-    total = reward_of(parts_of(judged, opinions), rules.weights)
-    without_hint = judged is not None or bool(opinions.num_changes)
-    if rules.off_distribution is not None and not answer.exchange.sampling.of_the_policy:
-        if hint is None or rules.off_distribution is not OffDistribution.HINT_ONLY:
-            refusal = _refused(session_id, key.turn_id, key, RefusalReason.OFF_DISTRIBUTION)
-            return _Joined(refusal, session.recalled)
-        judged = total = None  # it would weigh tokens by a probability that they were not drawn with
-        without_hint = False
-    return _sample(session, answer, key, _Said(hint, judged, total, without_hint), rules)
-
-
-def _sample(session: Session, answer: Answer, key: Judged, said: _Said, rules: Rules) -> _Joined:
-    exchange, hint, opinions = answer.exchange, said.hint, opinions_of(session, key.turn_id)
-    parts = parts_of(said.judged, opinions)
-
-    def refused(reason: RefusalReason, recalled: Recalled = session.recalled) -> _Joined:
-        return _Joined(_refused(exchange.session_id, key.turn_id, key, reason), recalled)
-
-    trained = mask(exchange)
+def _join(session: Session, sought: Due, rules: Rules) -> _Joined:
+    """Return the sample, why there is none, or what a teacher is to be asked first."""
+    answer = session.answers[sought.key.turn_id]
+    if sought.given is not None:
+        answer = answered_anew(answer, sought.given)
+    said = _said(session, sought, answer, rules)
+    if isinstance(said, RefusalReason):
+        return _Joined(said, session.recalled)
+    trained = mask(answer.exchange)
     if isinstance(trained, RefusalReason):
-        return refused(trained)
+        return _Joined(trained, session.recalled)
     request = _request(session, answer)
     if request is None:
-        return refused(RefusalReason.PROMPT_UNKNOWN)
-    hinted = Hinted(None, session.recalled)
-    scored: TeacherScored | None = None
-    if hint is not None:
-        hinted = hinted_prompt(session, answer, request, hint, rules.renderer)
-        if hinted.token_ids is None:
-            return refused(RefusalReason.HINT_UNRENDERABLE, hinted.recalled)
-        if rules.asks is not None:
-            scoring = _scoring(answer, key, rules.asks.teacher, hinted.token_ids, request.token_ids)
-            scored = session.scores.get(key.turn_id, {}).get(scoring.id)
-            if scored is None and rules.asks.waits:
-                return _Joined(scoring, hinted.recalled)
-            if scored is None or scored.status is not TeacherStatus.SCORED:
-                if not said.without_hint:
-                    return refused(RefusalReason.HINT_UNSCORED, hinted.recalled)
-                hint, hinted, scored = None, hinted._replace(token_ids=None), None
-    sample = SampleAssembled(
+        return _Joined(RefusalReason.PROMPT_UNKNOWN, session.recalled)
+    plain = _without_hint(sought, answer, said, request.token_ids, trained)
+    if said.hint is None:
+        return _Joined(plain, session.recalled)
+    hinted = hinted_prompt(session, answer, request, said.hint, rules.renderer)
+    if hinted.token_ids is None:
+        return _Joined(RefusalReason.HINT_UNRENDERABLE, hinted.recalled)
+    sample = replace(plain, hint=said.hint, hinted_prompt_ids=hinted.token_ids)
+    if rules.asks is None:
+        return _Joined(sample, hinted.recalled)
+    call = _scoring(sample, sought.key, rules.asks.teacher, hinted.token_ids)
+    scored = session.scores.get(sought.key.turn_id, {}).get(call.id)
+    if scored is None and rules.asks.waits:
+        return _Joined(call, hinted.recalled)
+    if scored is not None and scored.status is TeacherStatus.SCORED:
+        return _Joined(_taught(sample, scored), hinted.recalled)
+    return _Joined(plain if said.without_hint else RefusalReason.HINT_UNSCORED, hinted.recalled)
+
+
+def _said(session: Session, sought: Due, answer: Answer, rules: Rules) -> _Said | RefusalReason:
+    """Return what the verdict, the hint and feedback say of the answer; of one given anew the hint alone says any."""
+    key, of_its_own = sought.key, sought.given is None
+    found, verdict = session.hints.get(key), session.verdicts.get(key) if of_its_own else None
+    hint = found.hint if isinstance(found, HintFound) else None
+    judged = verdict.score if verdict is not None and verdict.score in (-1, 1) else None
+    opinions = opinions_of(session, key.turn_id) if of_its_own else Opinions()
+    without_hint = judged is not None or bool(opinions.num_changes)
+    floor = key.revision == FLOOR_LOOK
+    by_outcome = rules.grouped and answer.exchange.group_id is not None  # its attempt's may be all of its reward
+    if hint is None and not without_hint and (floor or not by_outcome):
+        return RefusalReason.FLOOR_UNDECIDED if floor else RefusalReason.NO_SIGNAL
+    if answer.interrupted and not (rules.interrupted and answer.exchange.versions):
+        return RefusalReason.INTERRUPTED
+    parts = parts_of(judged, opinions)
+    if rules.off_distribution is None or answer.exchange.sampling.of_the_policy:
+        return _Said(hint, parts, opinions.num_changes, reward_of(parts, rules.weights), without_hint)
+    if hint is None or rules.off_distribution is not OffDistribution.HINT_ONLY:
+        return RefusalReason.OFF_DISTRIBUTION
+    # A reward would weigh tokens by a probability that they were not drawn with.
+    return _Said(hint, parts._replace(judge=None), opinions.num_changes, None, without_hint=False)
+
+
+def _without_hint(sought: Due, answer: Answer, said: _Said, prompt_ids: TokenIds, trained: Mask) -> SampleAssembled:
+    key, exchange = sought.key, answer.exchange
+    return SampleAssembled(
         session_id=exchange.session_id,
         turn_id=key.turn_id,
         judge=key.judge,
         prompt_version=key.prompt_version,
         revision=key.revision,
-        reward=parts.judge,
-        hint=hint,
-        prompt_ids=request.token_ids,
-        hinted_prompt_ids=hinted.token_ids,
+        reward=said.parts.judge,
+        hint=None,
+        prompt_ids=prompt_ids,
+        hinted_prompt_ids=None,
         response_ids=exchange.output_ids,
         response_logprobs=exchange.output_logprobs,
         trained=trained,
@@ -320,31 +236,36 @@ def _sample(session: Session, answer: Answer, key: Judged, said: _Said, rules: R
         versions=exchange.versions,
         num_earlier_turns=answer.num_earlier_turns,
         total_reward=said.total,
-        person_reward=parts.person,
-        environment_reward=parts.environment,
-        heuristic_reward=parts.heuristic,
-        num_feedback=opinions.num_changes or None,
-        teacher=None if scored is None else scored.teacher,
-        teacher_logprobs=None if scored is None else scored.teacher_logprobs,
-        student_logprobs=None if scored is None else scored.student_logprobs,
-        student_version=None if scored is None else scored.student_version,
+        person_reward=said.parts.person,
+        environment_reward=said.parts.environment,
+        heuristic_reward=said.parts.heuristic,
+        num_feedback=said.num_feedback or None,
         group_id=exchange.group_id,
         step_index=_step_index(answer),
+        refreshed_id=None if sought.given is None else sought.given.event_id,
     )
-    return _Joined(sample, hinted.recalled)
 
 
-def _scoring(answer: Answer, key: Judged, teacher: str, hinted_ids: TokenIds, prompt_ids: TokenIds) -> Scoring:
-    exchange = answer.exchange
+def _taught(sample: SampleAssembled, scored: TeacherScored) -> SampleAssembled:
+    return replace(
+        sample,
+        teacher=scored.teacher,
+        teacher_logprobs=scored.teacher_logprobs,
+        student_logprobs=scored.student_logprobs,
+        student_version=scored.student_version,
+    )
+
+
+def _scoring(sample: SampleAssembled, key: Judged, teacher: str, hinted_ids: TokenIds) -> Scoring:
     return Scoring(
-        session_id=exchange.session_id,
+        session_id=sample.session_id,
         key=key,
         teacher=teacher,
-        policy_id=exchange.policy_id,
+        policy_id=sample.policy_id,
         hinted_ids=hinted_ids,
-        prompt_ids=prompt_ids,
-        response_ids=exchange.output_ids,
-        sampled_by=max((span.policy_version for span in exchange.versions), default=0),
+        prompt_ids=sample.prompt_ids,
+        response_ids=sample.response_ids,
+        sampled_by=max((span.policy_version for span in sample.versions), default=0),
     )
 
 
@@ -363,7 +284,8 @@ def _request(session: Session, answer: Answer) -> WholeRequest | None:
         return None
 
 
-def _refused(session_id: str, turn_id: str | None, key: Judged | None, reason: RefusalReason) -> SampleRefused:
+def _refused(session_id: str, turn_id: str | None, reason: RefusalReason, sought: Due | None = None) -> SampleRefused:
+    key = None if sought is None else sought.key
     return SampleRefused(
         session_id=session_id,
         turn_id=turn_id,
@@ -371,4 +293,5 @@ def _refused(session_id: str, turn_id: str | None, key: Judged | None, reason: R
         prompt_version=None if key is None else key.prompt_version,
         revision=FIRST_LOOK if key is None else key.revision,
         reason=reason,
+        refreshed_id=None if sought is None or sought.given is None else sought.given.event_id,
     )

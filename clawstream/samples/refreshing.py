@@ -12,8 +12,6 @@ from clawstream.events import (
     Event,
     ExchangeCompleted,
     HintFound,
-    SampleAssembled,
-    SampleRefused,
     TeacherScored,
 )
 from clawstream.samples.session import Answer, Judged, Session, judged_of
@@ -54,18 +52,4 @@ def answered_anew(answer: Answer, given: AnswerRefreshed) -> Answer:
         versions=given.versions,
         group_id=None,
     )
-    return answer._replace(exchange=exchange)
-
-
-def of_anew(sample: SampleAssembled | SampleRefused, given: AnswerRefreshed) -> SampleAssembled | SampleRefused:
-    """Return the sample, made without verdict, with nothing in it that others said of the turn's own answer."""
-    if isinstance(sample, SampleRefused):
-        return replace(sample, refreshed_id=given.event_id)
-    return replace(
-        sample,
-        refreshed_id=given.event_id,
-        person_reward=None,
-        environment_reward=None,
-        heuristic_reward=None,
-        num_feedback=None,
-    )
+    return answer._replace(exchange=exchange, interrupted=False)

@@ -1,0 +1,103 @@
+"""Which samples the newest fact of a session may complete, or ask for again. Pure.
+
+A verdict is due once its answer, its hint and itself are known; an answer without a verdict once feedback on it is
+known and no verdict is to come. Either is due again with feedback that its newest sample does not know.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from clawstream.events import (
+    NOBODY,
+    AnswerRefreshed,
+    Event,
+    ExchangeCompleted,
+    ExchangeFailed,
+    FeedbackGiven,
+    HintAbsent,
+    HintFound,
+    TeacherScored,
+    TurnOrphaned,
+    TurnPaired,
+    TurnsSettled,
+    VerdictReached,
+)
+from clawstream.samples.refreshing import made_whole
+from clawstream.samples.session import FIRST_LOOK, Judged, Session, is_ready, judged_of, never_judged, opinions_of
+
+
+class Due(NamedTuple):
+    """What a sample is to be made for."""
+
+    key: Judged
+    given: AnswerRefreshed | None = None  # the answer given anew that it is of; None: it is of the turn's own
+
+
+def due(session: Session, event: Event, *, judged: bool, grouped: bool) -> list[Due]:
+    """Return what is to be joined now that `event` is known: for the first time, or with feedback that is new."""
+    keys = [key for key in _completed(session, event) if is_ready(session, key)]
+    keys += _of_feedback_alone(session, event, judged=judged)
+    if grouped and not judged:
+        keys += _of_a_group(session, event)
+    own = [
+        Due(key)
+        for key in dict.fromkeys(keys)
+        if session.joined.get(key, -1) < opinions_of(session, key.turn_id).num_changes
+    ]
+    return [*own, *(Due(key, given) for key, given in made_whole(session, event))]
+
+
+def _completed(session: Session, event: Event) -> list[Judged]:
+    """Return the verdicts that `event`, the newest, may be the last fact for."""
+    match event:
+        case VerdictReached() | HintFound() | HintAbsent() | TeacherScored():
+            return [judged_of(event)]
+        case ExchangeCompleted() | ExchangeFailed():
+            return [key for key in session.verdicts if key.turn_id == event.exchange_id]
+        case FeedbackGiven():
+            return _newest(key for key in session.verdicts if key.turn_id == event.turn_id)
+    return []
+
+
+def _newest(keys: Iterable[Judged]) -> list[Judged]:
+    """Return of each judge the key of its last look."""
+    newest: dict[tuple[str, str], Judged] = {}
+    for key in sorted(keys, key=lambda key: key.revision):
+        newest[key.judge, key.prompt_version] = key
+    return list(newest.values())
+
+
+def _of_feedback_alone(session: Session, event: Event, *, judged: bool) -> list[Judged]:
+    """Return the answers with feedback that `event` may have shown never to be judged; all of them, if none is."""
+    match event:
+        case FeedbackGiven() | TurnOrphaned():
+            turn_ids = [event.turn_id]
+        case ExchangeCompleted() | ExchangeFailed() | TurnsSettled():
+            turn_ids = list(session.feedback)
+        case _:
+            return []
+    new = [
+        turn_id
+        for turn_id in turn_ids
+        if session.joined.get(_alone(turn_id), 0) < opinions_of(session, turn_id).num_changes
+    ]
+    alone = never_judged(session, new) if judged else [turn_id for turn_id in new if turn_id in session.answers]
+    return [_alone(turn_id) for turn_id in alone]
+
+
+def _of_a_group(session: Session, event: Event) -> list[Judged]:
+    """Return the answer that `event` shows to be a step of an attempt at a task: the outcome is all that is to come."""
+    match event:
+        case TurnPaired():
+            turn_id = event.turn_id
+        case ExchangeCompleted():
+            turn_id = event.exchange_id
+        case _:
+            return []
+    answer = session.answers.get(turn_id)
+    grouped = answer is not None and answer.exchange.group_id is not None
+    return [_alone(turn_id)] if grouped and turn_id in session.turns else []
+
+
+def _alone(turn_id: str) -> Judged:
+    return Judged(NOBODY, NOBODY, FIRST_LOOK, turn_id)
