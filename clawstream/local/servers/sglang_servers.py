@@ -1,4 +1,4 @@
-"""The SGLang servers of one machine: how each is started, and the settings of an installation that uses them. Pure."""
+"""The SGLang servers of one machine: how each is started, and the settings of an installation that uses them."""
 
 from dataclasses import dataclass
 from pathlib import Path

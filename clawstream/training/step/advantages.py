@@ -1,4 +1,4 @@
-"""How much each token of an answer is to be encouraged: reward and hint, folded into one number. Tensors in and out.
+"""How much each token of an answer is to be encouraged: reward and hint, folded into one number. Pure.
 
 A sample has a reward, a hint, or both; which of them is a mask of its own, so that an absent reward is never a reward
 of 0 and what stands in its place is never read. B samples, T response tokens; suffixes name the axes.

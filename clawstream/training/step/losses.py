@@ -1,4 +1,4 @@
-"""The loss of one update: a policy gradient or a distillation, and a leash to the reference. Tensors in, tensors out.
+"""The loss of one update: a policy gradient or a distillation, and a leash to the reference. Pure: tensors in and out.
 
 Sums, not means, come out, with what they are to be divided by, so that a batch in pieces gives the gradient of the
 whole. A token takes part only if it is trained and every number it needs is finite; elsewhere nothing is read, NaN

@@ -1,6 +1,7 @@
-"""Cut a batch into the optimizer's steps, and those into pieces that fit in memory. Pure.
+"""Cut a batch into the optimizer's steps, and those into pieces that fit in memory.
 
-The one rule: how a step is cut into pieces changes no gradient, only what is computed twice.
+The one rule: how a step is cut into pieces changes no gradient, only what is computed twice. All
+chance is the seed's.
 """
 
 import random
