@@ -26,7 +26,7 @@ def settings(method: Method, folder: Path) -> Settings:
     people = people_of("tools", folder)
     plan = Plan(
         people=people, method=method, updates=4, seed=0, folder=folder, cache_dir=folder, base=folder, temperature=1.0,
-        learning_rate=1e-3,
+        training={"learning_rate": 1e-3},
     )  # fmt: skip
     return _settings(plan, 1)
 

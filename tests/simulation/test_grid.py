@@ -1,6 +1,7 @@
 """Which runs a comparison is made of, and that each is known by its plan."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -21,29 +22,12 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 
 
-def made(**changes: object) -> tuple[Cell, ...]:
-    plan: dict[str, object] = {
-        "scenario": "all",
-        "base": "standard",
-        "base_sha": "a",
-        "problems_sha": "a",
-        "methods": ["binary", "opd"],
-        "seeds": [0, 1],
-    }
-    plan |= {
-        "controls": [],
-        "updates": 16,
-        "learning_rate": 2e-4,
-        "epochs": 1,
-        "answers_per_hint": 1,
-        "w_topk": 0.0,
-        "lora_rank": None,
-        "hurry": False,
-        "score_at": [8],
-        "teachers": ["reference"],
-        "flip_after": None,
-    }
-    return grid(**plan | changes)  # type: ignore[arg-type]
+def made(
+    *, methods: Sequence[str] = ("binary", "opd"), seeds: Sequence[int] = (0, 1), controls: Sequence[Control] = (),
+    teachers: Sequence[str] = ("reference",), **changes: Any,
+) -> tuple[Cell, ...]:  # fmt: skip
+    like = replace(CELL, **{"score_at": (8,)} | changes)
+    return grid(like, methods=methods, seeds=seeds, controls=controls, teachers=teachers)
 
 
 def test_a_grid_has_each_method_with_each_seed_and_the_same_again_under_each_control() -> None:

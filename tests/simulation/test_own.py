@@ -49,7 +49,7 @@ def settings_of(folder: Path, own: Settings | None, method: Literal["opd", "bina
     people = People(scenario="all", hint_share=0.5, asked=Path("a"), scored=Path("b"), scored_flipped=Path("c"))
     plan = Plan(
         people=people, method=method, updates=3, seed=7, folder=folder, cache_dir=folder, base=folder / "model",
-        temperature=1.0, learning_rate=1e-3, own=own,
+        temperature=1.0, training={"learning_rate": 1e-3}, own=own,
     )  # fmt: skip
     return _settings(plan, 1234)
 

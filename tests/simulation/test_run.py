@@ -18,7 +18,7 @@ from clawstream.simulation.runs.run import People, Plan, _free_until, _judge, _n
 PEOPLE = People(scenario="all", hint_share=0.5, asked=Path("a"), scored=Path("b"), scored_flipped=Path("c"))
 PLAN = Plan(
     people=PEOPLE, method="combined", updates=88, seed=0, folder=Path("f"), cache_dir=Path("c"), base=Path("b"),
-    temperature=1.0, learning_rate=1e-3,
+    temperature=1.0, training={"learning_rate": 1e-3},
 )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_a_score_is_taken_at_the_update_that_was_asked_for_though_one_was_passed
 def test_the_teacher_is_the_plan_s_and_without_one_that_of_the_settings(tmp_path: Path) -> None:
     plan = replace(PLAN, folder=tmp_path)
 
-    assert _settings(replace(plan, teacher="ema"), 1234).training.teacher == "ema"
+    assert _settings(replace(plan, training={"teacher": "ema"}), 1234).training.teacher == "ema"
     assert _settings(plan, 1234).training.teacher == "reference"
     assert _settings(plan, 1234).training.keep_checkpoints == 89  # all of them: which are scored is not known here
 

@@ -68,7 +68,7 @@ def demo(
         seed=seed,
         score_every=score_every,
         temperature=TEMPERATURE,
-        learning_rate=LEARNING_RATE,
+        training={"learning_rate": LEARNING_RATE},
         base=base_policy(settings.cache_dir),
         folder=folder,
         cache_dir=settings.cache_dir,

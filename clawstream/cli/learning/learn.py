@@ -166,7 +166,7 @@ def learn(
     hide_torch()
     from clawstream.cli.learning.learn_tables import show, tables
     from clawstream.simulation.learn.controls import Control
-    from clawstream.simulation.learn.grid import UNTAUGHT, grid
+    from clawstream.simulation.learn.grid import UNTAUGHT, Cell, grid
     from clawstream.simulation.learn.learning import Grid
     from clawstream.simulation.learn.plot import plot_curves
     from clawstream.simulation.learn.report import curves
@@ -221,12 +221,13 @@ def learn(
             raise ConfigError(str(error)) from error
         own = settings if policy_base is Base.OWN else None
         policy, base_sha = _built(settings, policy_base)
-        cells = grid(
+        like = Cell(
             scenario=scenario.value, base=policy_base.value, base_sha=base_sha, problems_sha=people.sha,
-            updates=updates, learning_rate=rate, epochs=epochs, answers_per_hint=answers_per_hint,
-            w_topk=w_topk, lora_rank=lora_rank or None, hurry=hurry, score_at=at, methods=wanted[0], seeds=wanted[1],
-            controls=without, teachers=taught_by, flip_after=flip_after,
+            method=wanted[0][0], seed=wanted[1][0], control=None, updates=updates, learning_rate=rate, epochs=epochs,
+            answers_per_hint=answers_per_hint, w_topk=w_topk, lora_rank=lora_rank or None, hurry=hurry,
+            score_at=tuple(at), flip_after=flip_after,
         )  # fmt: skip
+        cells = grid(like, methods=wanted[0], seeds=wanted[1], controls=without, teachers=taught_by)
         runs = Grid(place, people, policy, settings.cache_dir, base_sha=base_sha, own=own)
         reference, rows = asyncio.run(_run(runs, cells, at_once=at_once))
         written = json.dumps([with_lines(row) for row in rows], indent=1)

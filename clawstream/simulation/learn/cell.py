@@ -15,7 +15,7 @@ from pathlib import Path
 import clawstream
 from clawstream.config import load
 from clawstream.errors import OperatorError, TryLater
-from clawstream.simulation.learn.grid import UNTAUGHT, Cell, cell_of
+from clawstream.simulation.learn.grid import Cell, cell_of
 from clawstream.simulation.learn.outcome import Outcome, median, update_of
 from clawstream.simulation.learn.scoring import TEMPERATURE, Room, room
 from clawstream.simulation.runs.figures import Score, at_share
@@ -63,13 +63,8 @@ async def run_cell(order: Order, folder: Path) -> Outcome:
         seed=cell.seed,
         control=cell.control,
         temperature=TEMPERATURE,
-        learning_rate=cell.learning_rate,
-        epochs=cell.epochs,
-        answers_per_hint=cell.answers_per_hint,
-        w_topk=cell.w_topk,
-        lora_rank=cell.lora_rank,
+        training=cell.training,
         patient=not cell.hurry,
-        teacher=None if cell.method in UNTAUGHT else cell.teacher,
         flip_after=cell.flip_after,
         base=order.base,
         cache_dir=order.cache_dir,

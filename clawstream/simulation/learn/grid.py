@@ -7,7 +7,7 @@ that came later has as its default what was done before it came, and enters no n
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from clawstream.simulation.learn.controls import Control
@@ -15,6 +15,14 @@ from clawstream.simulation.runs.casting import CASTS
 
 USUAL_TEACHER = "reference"
 ANEW_WITHIN = 24  # updates after a flip: until then what is wanted is to be learned anew
+TRAINING = (
+    "learning_rate",
+    "epochs",
+    "answers_per_hint",
+    "w_topk",
+    "lora_rank",
+    "teacher",
+)  # as the settings name them
 UNTAUGHT = ("binary", "stepwise", "outcome")  # methods that no hint teaches: one run for all teachers
 
 
@@ -71,6 +79,13 @@ class Cell:
         twice = () if self.flip_after is None else ((self.flip_after, True),)
         return tuple(sorted([*((update, self.is_flipped(update)) for update in self.score_at[1:]), *twice]))
 
+    @property
+    def training(self) -> dict[str, Any]:
+        """What its run says under [training], over what the settings have there."""
+        of_no_effect = ("teacher",) if self.method in UNTAUGHT else ()
+        said = {name: getattr(self, name) for name in TRAINING if name not in of_no_effect}
+        return {name: value for name, value in said.items() if value is not None}
+
     def as_json(self) -> dict[str, Any]:
         """What `cell_of` reads."""
         return asdict(self)
@@ -83,37 +98,28 @@ def cell_of(plan: dict[str, Any]) -> Cell:
 
 
 def grid(
-    *, scenario: str, base: str, base_sha: str, problems_sha: str, methods: Sequence[str], seeds: Sequence[int],
-    controls: Sequence[Control], updates: int, learning_rate: float, epochs: int, answers_per_hint: int,
-    w_topk: float, lora_rank: int | None, hurry: bool, score_at: Sequence[int], teachers: Sequence[str],
-    flip_after: int | None,
-) -> tuple[Cell, ...]:  # fmt: skip
-    """Return every cell, seed by seed, so that a grid that is cut short has all methods with the same seeds."""
-    flip = () if flip_after is None else (flip_after, min(flip_after + ANEW_WITHIN, updates))
+    like: Cell, *, methods: Sequence[str], seeds: Sequence[int], controls: Sequence[Control], teachers: Sequence[str]
+) -> tuple[Cell, ...]:
+    """Return a cell like `like` for each of these, seed by seed, so that a grid that is cut short has all methods with
+    the same seeds. Each is scored at the last update too, and around its flip.
+    """
+    after, updates = like.flip_after, like.updates
+    flip = () if after is None else (after, min(after + ANEW_WITHIN, updates))
     return tuple(
-        Cell(
-            scenario=scenario,
-            base=base,
-            base_sha=base_sha,
-            problems_sha=problems_sha,
+        replace(
+            like,
             method=method,
             seed=seed,
             control=control,
-            updates=updates,
-            learning_rate=learning_rate,
-            epochs=epochs,
-            # Where no hint counts none is answered again.
-            answers_per_hint=1 if method in UNTAUGHT else answers_per_hint,
-            w_topk=w_topk if method == "combined" else 0.0,
-            lora_rank=lora_rank,
-            hurry=hurry,
-            score_at=tuple(sorted({0, *score_at, *flip, updates})),
             teacher=teacher,
-            flip_after=flip_after,
+            # Where no hint counts none is answered again.
+            answers_per_hint=1 if method in UNTAUGHT else like.answers_per_hint,
+            w_topk=like.w_topk if method == "combined" else 0.0,
+            score_at=tuple(sorted({0, *like.score_at, *flip, updates})),
         )
         for seed in dict.fromkeys(seeds)
         for control in (None, *dict.fromkeys(controls))
         for method in dict.fromkeys(methods)
         for teacher in ((USUAL_TEACHER,) if method in UNTAUGHT else dict.fromkeys(teachers))
-        if control is None or method in CASTS[scenario].controls[control]
+        if control is None or method in CASTS[like.scenario].controls[control]
     )

@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -77,15 +77,10 @@ class Plan:
     cache_dir: Path
     base: Path
     temperature: float
-    learning_rate: float  # of the first updates; a frozen run has none
-    epochs: int = 1  # passes over each batch
-    answers_per_hint: int = 1  # the turn's own among them
-    w_topk: float | None = None  # of the teacher's whole distribution; None: as the settings have it
-    lora_rank: int | None = None  # None: all weights are trained
+    training: Mapping[str, float | str]  # what else the settings say there; a frozen run has no learning_rate
     score_every: int | None = None  # updates, on the way; None: no score is taken
     control: Control | None = None
     patient: bool = False  # people wait for the policy that learned from what they said before
-    teacher: str | None = None  # by training.teacher's names; None: the settings' own
     flip_after: int | None = None  # updates: then each person wants what another wanted; None: nobody ever does
     own: Settings | None = None  # a person's, whose policy, engines, judge and trainer they are; None: simulated ones
 
@@ -146,10 +141,7 @@ votes = {votes}
 [training]
 method = "{method}"
 batch_samples = {batch_samples}
-{max_updates}learning_rate = {learning_rate}
-epochs = {epochs}
-answers_per_hint = {answers_per_hint}
-{w_topk}{parametrisation}{teacher}keep_checkpoints = {keep_checkpoints}
+{training}keep_checkpoints = {keep_checkpoints}
 seed = {seed}
 threads = 1
 
@@ -168,10 +160,11 @@ async def live(plan: Plan, *, tell: Tell) -> Lived:
     """
     started = time.perf_counter()
     (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
-    footprint, watch = Footprint(), Watch(plan.answers_per_hint)
+    footprint = Footprint()
     async with contextlib.AsyncExitStack() as stack:
         judge_port = stack.enter_context(reserved())
         settings = _settings(plan, judge_port)
+        watch = Watch(settings.training.answers_per_hint)
         tell(Progress(phase="starting the parts"))
         if plan.own is not None:
             await stack.enter_async_context(lent(plan.own.engine, plan.base))
@@ -314,6 +307,8 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
     """Write the run's settings file, and read it; no variable of the environment reaches this run."""
     path, cast = plan.folder / "clawstream.toml", plan.people.cast
     by_steps = cast.attempts is not None
+    frozen = {"learning_rate": 0.0} if plan.control is Control.FROZEN else {}
+    training = {**({} if by_steps else {"max_updates": plan.updates}), **plan.training, **frozen}
     path.write_text(
         SETTINGS.format(
             path=path,
@@ -327,13 +322,7 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             judge_weight=0.0 if plan.method == "outcome" else 1.0,
             votes=cast.votes,
             batch_samples=cast.batch_samples,
-            max_updates="" if by_steps else f"max_updates = {plan.updates}\n",
-            parametrisation="" if plan.lora_rank is None else f"lora_rank = {plan.lora_rank}\n",
-            teacher="" if plan.teacher is None else f"teacher = {json.dumps(plan.teacher)}\n",
-            epochs=plan.epochs,
-            answers_per_hint=plan.answers_per_hint,
-            w_topk="" if plan.w_topk is None else f"w_topk = {plan.w_topk}\n",
-            learning_rate=0.0 if plan.control is Control.FROZEN else plan.learning_rate,
+            training="".join(f"{name} = {json.dumps(value)}\n" for name, value in training.items()),
             keep_checkpoints=5
             if plan.score_every
             else (plan.updates + 1) * (_UPDATES_A_ROUND if by_steps else 1),  # those that are scored afterwards
