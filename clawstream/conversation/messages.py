@@ -9,9 +9,10 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
-from clawstream.conversation.authors import Author, Written, is_frame, is_housekeeping_part, written
+from clawstream.conversation.authors import Author, Written, is_frame, is_housekeeping_part, is_summary_part, written
 from clawstream.errors import UnusableExchange
 
 Message = Mapping[str, Any]
@@ -20,7 +21,6 @@ _REMEMBERED_BYTES = 4096  # larger messages are parsed each time, so that what i
 
 _BLOCK_BEGINS = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _BLOCK_ENDS = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
-_SUMMARY = "The conversation history before this point was compacted into the following summary:"
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9]")
 
 
@@ -97,8 +97,9 @@ def parts_of(message: Message) -> tuple[str, ...]:
 
 
 def is_summary(message: Message) -> bool:
-    """Return whether the message stands for a history that its client compacted."""
-    return role_of(message) == "user" and text_of(message).startswith(_SUMMARY)
+    """Return whether the message begins with what stands for a history that its client compacted."""
+    told = (piece for piece in written_in(message) if piece.author is not Author.CLIENT)
+    return role_of(message) == "user" and any(is_summary_part(piece.text) for piece in islice(told, 1))
 
 
 def is_housekeeping(message: Message) -> bool:

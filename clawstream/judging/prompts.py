@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from clawstream.conversation.authors import Author
 from clawstream.conversation.messages import Message, is_ephemeral, role_of, text_of, tool_calls_of, written_in
 
-PROMPT_VERSION = "2026-11-b"
+PROMPT_VERSION = "2026-11-c"
 CHARACTERS_PER_TOKEN = 3  # an estimate that needs no tokenizer; most text has more
 
 _HEAD_SHARE = 0.3  # of what is kept of a text that is too long; how it ends says more

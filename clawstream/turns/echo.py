@@ -9,7 +9,7 @@ join messages of one role, drop the last before an answer, and put a summary in 
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from clawstream.conversation.main_messages import main_messages
 from clawstream.conversation.messages import (
@@ -158,8 +158,7 @@ def _num_same(left: Sequence[_Said], right: Sequence[_Said]) -> int:
 
 
 def _is_summarised(history: Sequence[bytes]) -> bool:
-    first = next((message for message in map(parse, history) if role_of(message) != "system"), None)
-    return first is not None and is_summary(first)
+    return any(is_summary(message) for _, message in islice(main_messages(history), 1))
 
 
 def _in_changed(before: Sequence[_Said], given: Message, now: Sequence[_Said], *, summarised: bool) -> int | None:

@@ -33,6 +33,20 @@ SYSTEM_TURNS = (
     ("Your previous reply was not delivered to the conversation because you did not call message(action=send)."),
     "Continue from the recovered transcript and finish the interrupted work.",
 )  # behind "[System] "
+# How its prompts to itself begin, and what its history has for them.
+HOUSEKEEPING = (
+    "Follow the heartbeat monitor scratch context",
+    "[OpenClaw heartbeat poll]",
+    "[OpenClaw cron wake]",
+    "[OpenClaw exec completion]",
+    "[OpenClaw session event]",
+    "A scheduled reminder has been triggered",
+    "A scheduled cron event was triggered",
+    "An async command completion event was triggered",
+    "An async command you ran earlier has completed",
+    "Pre-compaction memory flush.",
+    "[cron:",
+)
 REPORTS = (
     ("<turn_aborted>\nThe previous turn was interrupted. Any running background processes may still be active."),
     "A background task completed. Use this result to reply to the user in your normal assistant voice.",

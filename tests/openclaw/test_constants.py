@@ -6,10 +6,10 @@ import re
 import pytest
 
 from tests.openclaw.client import openclaw_installation
-from tests.openclaw.constants import INSTRUCTIONS, QUEUED, QUEUED_MANY, REPORTS, SYSTEM_TURNS
+from tests.openclaw.constants import HOUSEKEEPING, INSTRUCTIONS, QUEUED, QUEUED_MANY, REPORTS, SYSTEM_TURNS
 
 pytestmark = [pytest.mark.openclaw, pytest.mark.timeout(900)]
-SAID = (*INSTRUCTIONS, *SYSTEM_TURNS, *REPORTS, QUEUED, QUEUED_MANY)
+SAID = (*HOUSEKEEPING, *INSTRUCTIONS, *SYSTEM_TURNS, *REPORTS, QUEUED, QUEUED_MANY)
 
 
 def test_the_words_that_are_not_a_persons_are_those_of_openclaws_source() -> None:
