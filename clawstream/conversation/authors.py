@@ -19,8 +19,8 @@ _QUEUED = re.compile(
     re.MULTILINE,
 )
 _BLANK = re.compile(r"\n{3,}")
-# Claude Code's: what it reminds the model of, and a command of the person's. An opening that is never closed ends at the
-# next one, so that many of them take no time that grows with their square.
+# Claude Code's: what it reminds the model of, and a command of the person's. What is never closed ends where the next
+# begins, so that many of them take no time that grows with their square.
 _REMINDER = re.compile(
     r"^<system-reminder>(?:(?!\n<system-reminder>).)*?</system-reminder>[ \t]*$", re.DOTALL | re.MULTILINE
 )

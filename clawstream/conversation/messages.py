@@ -124,8 +124,13 @@ def said_in(message: Message) -> tuple[Hashable, ...]:
     """
     if role_of(message) != "user" or not any(map(str.strip, parts_of(message))):
         return (meaning(message),)
+    return tuple(("user", line) for line in lines_of(message))
+
+
+def lines_of(message: Message) -> tuple[str, ...]:
+    """Return each line of a user's message that the person wrote."""
     lines = (line.strip() for line in _spoken(message).split("\n"))
-    return tuple(("user", line) for line in lines if line)
+    return tuple(line for line in lines if line)
 
 
 def _spoken(message: Message) -> str:

@@ -15,6 +15,7 @@ from clawstream.conversation.floor import SecondLooks, buried, second_looks
 from clawstream.conversation.history import rebuild
 from clawstream.conversation.main_messages import answer_before
 from clawstream.conversation.messages import Message, parse
+from clawstream.conversation.standing import reaction
 from clawstream.events import (
     Event,
     Question,
@@ -160,10 +161,15 @@ def _case(session: Session, turn: TurnPaired) -> Case:
     """
     raw = rebuild(turn.next_exchange_id, session.requests).messages
     messages = tuple(map(parse, raw))
-    followed = tuple(messages[index] for index in turn.next_state)
     if turn.interrupted:
-        answer = parse(session.parts[turn.turn_id])
-        return Case(request=_messages(session, turn.turn_id), answer=answer, next_state=followed, interrupted=True)
+        asked = rebuild(turn.turn_id, session.requests).messages
+        return Case(
+            request=tuple(map(parse, asked)),
+            answer=parse(session.parts[turn.turn_id]),
+            next_state=reaction(asked, raw, turn.next_state),
+            interrupted=True,
+        )
+    followed = tuple(messages[index] for index in turn.next_state)
     echo = answer_before(raw, turn.next_state[0])
     return Case(request=messages[:echo], answer=messages[echo], next_state=followed)
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from clawstream.conversation.history import rebuild
 from clawstream.conversation.main_messages import answer_before
 from clawstream.conversation.messages import Message, ToolCall, parse, tool_calls_of
+from clawstream.conversation.standing import reaction
 from clawstream.errors import UnusableEvent
 from clawstream.events import (
     Event,
@@ -140,6 +141,7 @@ def _turn(due: Due) -> Turn:
     followed = tuple(messages[index] for index in due.paired.next_state)
     if due.part is not None:
         [answer], asked = own((due.part,)), own(due.asked)
+        followed = copy.deepcopy(reaction(due.asked, due.messages, due.paired.next_state))
     else:
         echo = answer_before(due.messages, due.paired.next_state[0])
         answer, asked = messages[echo], messages[:echo]

@@ -7,7 +7,7 @@ join messages of one role, drop the last before an answer, and put a summary in 
 """
 
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
@@ -17,23 +17,23 @@ from clawstream.conversation.messages import (
     is_summary,
     parse,
     role_of,
-    said_in,
     same_answer,
     text_of,
     tool_calls_of,
 )
+from clawstream.conversation.standing import (
+    Said,
+    continued,
+    each_said,
+    left_of,
+    num_equal,
+    num_same,
+    said,
+    starts_with,
+)
 from clawstream.events import OrphanReason
 
 _NOTE = re.compile(r"\s*(?:\n|[\[(])")  # how a client's own words begin that it puts behind a part
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """What belongs to the conversation: a message, or a line of a person's, and the message's index in the request."""
-
-    index: int
-    message: Message
-    meaning: Hashable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Echo:
 
     index: int
     exact: bool = True  # all that was asked stands before it, and nothing else
+    joined: bool = False  # it begins in that very message, behind what was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +67,14 @@ def look(asked: Sequence[bytes] | None, answer: bytes, history: Sequence[bytes])
     given = parse(answer)
     if asked is None:
         return _only_echo(given, history)
-    same = _num_equal(asked, history)
-    before, now = _said(asked, same), _said(history, same)
-    if _starts_with(now, before):
+    same = num_equal(asked, history)
+    before, now = said(asked, same), said(history, same)
+    if starts_with(now, before):
         if len(now) == len(before):
             return None
         found = now[len(before)]
         return Echo(found.index) if same_answer(given, found.message) else Displaced(found.index)
-    before, now = _said(asked, 0), _said(history, 0)
+    before, now = said(asked), said(history)
     summarised = _is_summarised(history)
     at = _in_changed(before, given, now, summarised=summarised)
     if at is None:
@@ -84,24 +85,19 @@ def look(asked: Sequence[bytes] | None, answer: bytes, history: Sequence[bytes])
 def look_behind(asked: Sequence[bytes], part: bytes, history: Sequence[bytes]) -> Echo | Displaced | Missing | None:
     """Return where `history` goes on after an answer that was cut off, of which the client got `part`.
 
-    Some clients keep what they got, others drop it. None where the same was asked again.
+    Some clients keep what they got, others drop it; some join what the person says next to what was asked. None where
+    the same was asked again.
     """
-    same = _num_equal(asked, history)
-    before, now = _said(asked, same), _said(history, same)
-    if not _starts_with(now, before):
-        before, now = _said(asked, 0), _said(history, 0)
-        if not _starts_with(now, before):
-            return Missing(_reason(before, now, summarised=_is_summarised(history)))
-    if len(now) == len(before):
+    going_on = continued(asked, history)
+    if going_on is None:
+        return Missing(_reason(said(asked), said(history), summarised=_is_summarised(history)))
+    found = going_on.found
+    if found is None:
         return None
-    found = now[len(before)]
-    last_asked = now[len(before) - 1].index if before else same - 1
-    if found.index == last_asked:
-        return Missing(OrphanReason.EDITED)  # joined with what was asked: where it begins can't be told
     if role_of(found.message) == "user":
-        return Echo(last_asked)
+        return Echo(going_on.last, exact=going_on.exact, joined=going_on.num_lines > 0)
     if _is_part(parse(part), found.message):
-        return Echo(found.index)
+        return Echo(found.index, exact=going_on.exact)
     return Displaced(found.index)
 
 
@@ -109,59 +105,31 @@ def stands_at(index: int, asked: Sequence[bytes] | None, answer: bytes, history:
     """Return whether the answer is the message at `index`, behind all that was asked and nothing else."""
     if asked is None:
         return look(None, answer, history) == Echo(index)
-    same = _num_equal(asked, history)
-    now = _each_said(history, same)
-    for said in _each_said(asked, same):
+    same = num_equal(asked, history)
+    now = each_said(history, same)
+    for one in each_said(asked, same):
         found = next(now, None)
-        if found is None or found.meaning != said.meaning:
+        if found is None or found.meaning != one.meaning:
             return False
     found = next(now, None)
     return found is not None and found.index == index and same_answer(parse(answer), found.message)
 
 
-def next_state(messages: Sequence[bytes], echo: int) -> tuple[int, ...]:
+def next_state(messages: Sequence[bytes], echo: Echo) -> tuple[int, ...]:
     """Return the indices of what followed the echo: the user's or the tools' messages up to the next answer."""
     found: list[int] = []
-    for index, message in main_messages(messages, echo + 1):
+    for index, message in main_messages(messages, echo.index if echo.joined else echo.index + 1):
         if role_of(message) == "assistant":
             break
         found.append(index)
     return tuple(found)
 
 
-def _said(messages: Sequence[bytes], start: int) -> list[_Said]:
-    return list(_each_said(messages, start))
-
-
-def _each_said(messages: Sequence[bytes], start: int) -> Iterator[_Said]:
-    for index, message in main_messages(messages, start):
-        for meaning in said_in(message):
-            yield _Said(index, message, meaning)
-
-
-def _num_equal(left: Sequence[bytes], right: Sequence[bytes]) -> int:
-    for number, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return number
-    return min(len(left), len(right))
-
-
-def _starts_with(now: Sequence[_Said], before: Sequence[_Said]) -> bool:
-    return len(before) <= len(now) and _num_same(now, before) == len(before)
-
-
-def _num_same(left: Sequence[_Said], right: Sequence[_Said]) -> int:
-    for number, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one.meaning != other.meaning:
-            return number
-    return min(len(left), len(right))
-
-
 def _is_summarised(history: Sequence[bytes]) -> bool:
     return any(is_summary(message) for _, message in islice(main_messages(history), 1))
 
 
-def _in_changed(before: Sequence[_Said], given: Message, now: Sequence[_Said], *, summarised: bool) -> int | None:
+def _in_changed(before: Sequence[Said], given: Message, now: Sequence[Said], *, summarised: bool) -> int | None:
     """Return where the answer stands in a history that is not what was asked and more; its end where nothing is new.
 
     Three changes keep the proof: the last message asked was rewritten where it stood, as by clients that add context to
@@ -171,7 +139,7 @@ def _in_changed(before: Sequence[_Said], given: Message, now: Sequence[_Said], *
     rewritten = _behind_rewritten(before, now)
     if rewritten is not None and same_answer(given, now[rewritten].message):
         return rewritten
-    num_left = _num_left_of(before, now)
+    num_left = left_of(before, now)[0]
     if summarised and num_left == len(now) > 0:
         return num_left
     if (num_left or summarised) and num_left < len(now) and _is_echo(given, now[num_left].message, before):
@@ -180,7 +148,7 @@ def _in_changed(before: Sequence[_Said], given: Message, now: Sequence[_Said], *
     return following[0] if len(following) == 1 and not _following(before, given, before) else None
 
 
-def _following(before: Sequence[_Said], given: Message, now: Sequence[_Said]) -> list[int]:
+def _following(before: Sequence[Said], given: Message, now: Sequence[Said]) -> list[int]:
     """Return where the answer, or one that says the same, follows the last that was asked."""
     return [
         number + 1
@@ -189,32 +157,23 @@ def _following(before: Sequence[_Said], given: Message, now: Sequence[_Said]) ->
     ]
 
 
-def _behind_rewritten(before: Sequence[_Said], now: Sequence[_Said]) -> int | None:
+def _behind_rewritten(before: Sequence[Said], now: Sequence[Said]) -> int | None:
     """Return what follows the message that stands where the last that was asked stood."""
-    last = next((number for number, said in enumerate(before) if said.index == before[-1].index), None)
-    if last is None or last >= len(now) or _num_same(before, now) < last:
+    last = next((number for number, one in enumerate(before) if one.index == before[-1].index), None)
+    if last is None or last >= len(now) or num_same(before, now) < last:
         return None
     return next((number for number in range(last, len(now)) if now[number].index != now[last].index), None)
 
 
-def _num_left_of(before: Sequence[_Said], now: Sequence[_Said]) -> int:
-    """Return how much of `now`, from its beginning, is what dropping messages leaves of `before`."""
-    left = iter(said.meaning for said in before)
-    for number, said in enumerate(now):
-        if said.meaning not in left:  # and all up to it is used up
-            return number
-    return len(now)
-
-
-def _is_echo(given: Message, found: Message, before: Sequence[_Said]) -> bool:
+def _is_echo(given: Message, found: Message, before: Sequence[Said]) -> bool:
     """Return whether it is the answer, or the answer joined to the one before, as what stood between was dropped."""
     if same_answer(given, found):
         return True
-    earlier = next((said.message for said in reversed(before) if role_of(said.message) == "assistant"), None)
-    said = text_of(given).strip()
-    if earlier is None or role_of(found) != "assistant" or not said or tool_calls_of(given) or tool_calls_of(found):
+    earlier = next((one.message for one in reversed(before) if role_of(one.message) == "assistant"), None)
+    words = text_of(given).strip()
+    if earlier is None or role_of(found) != "assistant" or not words or tool_calls_of(given) or tool_calls_of(found):
         return False
-    return text_of(found).strip() == f"{text_of(earlier).strip()}\n{said}"
+    return text_of(found).strip() == f"{text_of(earlier).strip()}\n{words}"
 
 
 def _is_part(given: Message, found: Message) -> bool:
@@ -229,12 +188,12 @@ def _is_part(given: Message, found: Message) -> bool:
 
 
 def _only_echo(given: Message, history: Sequence[bytes]) -> Echo | None:
-    found = [said.index for said in _said(history, 0) if same_answer(given, said.message)]
+    found = [one.index for one in said(history) if same_answer(given, one.message)]
     return Echo(found[0]) if len(found) == 1 else None
 
 
-def _reason(before: Sequence[_Said], now: Sequence[_Said], *, summarised: bool) -> OrphanReason:
-    kept = _num_same(before, now)
+def _reason(before: Sequence[Said], now: Sequence[Said], *, summarised: bool) -> OrphanReason:
+    kept = num_same(before, now)
     if summarised and kept == 0:
         return OrphanReason.COMPACTED
     later_kept = not {old.meaning for old in before[kept:]}.isdisjoint(new.meaning for new in now[kept:])

@@ -132,7 +132,7 @@ def _fates(
     fates: dict[str, TurnPaired | TurnOrphaned] = {}
     for number, (item, finding) in enumerate(zip(session.pending, findings, strict=True)):
         if isinstance(finding, Echo) and claims[finding.index] == number:
-            state = next_state(messages, finding.index)
+            state = next_state(messages, finding)
             if state:
                 fates[item.turn_id] = TurnPaired(
                     session_id=arrived.session_id,

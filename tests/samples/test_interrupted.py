@@ -4,7 +4,8 @@ import pytest
 
 from clawstream.events import Question, RefusalReason, SampleAssembled, SampleRefused, TurnPaired, VerdictReached
 from tests.flow import Flow, Log, Oracle
-from tests.sessions import Session, assistant, tokens, user
+from tests.recorded import parts
+from tests.sessions import Json, Session, assistant, tokens, user
 
 BAD = "\\boxed{-1}"
 ASKED = [user("hello"), assistant("hi"), user("Please talk for long.")]
@@ -37,6 +38,16 @@ def test_judges_see_what_the_client_had_got_and_that_it_was_interrupted() -> Non
     assert '<next_state role="user">\nThat is wrong, shorter.\n</next_state>' in asked
     assert [verdict.score for verdict in log.of(VerdictReached) if verdict.turn_id == cut] == [-1]
     assert [turn.interrupted for turn in log.of(TurnPaired)] == [False, True]
+
+
+@pytest.mark.parametrize("joined", [parts("Please talk for long.", "No."), user("Please talk for long.\n\nNo.")])
+def test_judges_see_of_a_reaction_that_was_joined_to_the_stopped_question_what_is_new(joined: Json) -> None:
+    session, judge = Session("s"), complaining()
+    session.fail(ASKED, "and so on and", num_unsent=3)
+    session.ask([*ASKED[:2], joined], "Sorry.")
+    Flow(judge).run(session.written)
+    asked, *_ = (one for one in judge.asked if "You judge single answers" in one)
+    assert '</answer>\n\n<next_state role="user">\nNo.\n</next_state>' in asked
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

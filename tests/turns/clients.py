@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.sessions import Json, Session, assistant, user
 
-Trick = Literal["plain", "instructed", "unknown_tool", "lost", "helper", "compacted", "interrupted"]
-TRICKS: tuple[Trick, ...] = ("plain", "instructed", "unknown_tool", "lost", "helper", "compacted", "interrupted")
+Trick = Literal["plain", "instructed", "unknown_tool", "lost", "helper", "compacted"]
+TRICKS: tuple[Trick, ...] = ("plain", "instructed", "unknown_tool", "lost", "helper", "compacted")
 INSTRUCTION = user("The previous attempt did not produce a user-visible answer. Continue from the current state.")
 REPORT = user("A background task completed. Use this result to reply to the user in your normal assistant voice.")
 SUMMARY = (
@@ -23,10 +23,12 @@ class Step(NamedTuple):
     answer: str
     trick: Trick
     kept: int  # messages that a summary leaves
+    stopped: bool = False  # the person interrupts the answer
 
 
 def steps(words: st.SearchStrategy[str], answers: st.SearchStrategy[str]) -> st.SearchStrategy[list[Step]]:
-    return st.lists(st.builds(Step, words, answers, st.sampled_from(TRICKS), st.integers(0, 4)), max_size=8)
+    step = st.builds(Step, words, answers, st.sampled_from(TRICKS), st.integers(0, 4), st.booleans())
+    return st.lists(step, max_size=8)
 
 
 class _Known(NamedTuple):
@@ -48,8 +50,9 @@ class Client:
 
     def take(self, step: Step) -> None:
         """Say the words, and record the answer."""
-        if step.trick == "compacted" and len(self.known) > step.kept and self.stopped is None:
+        if step.trick == "compacted" and len(self.known) > step.kept:
             self.known, self.summed = self.known[len(self.known) - step.kept :], True
+            self.stopped = self.stopped if self.known else None  # what was asked is summed up too
         self.known.append(_Known(user(step.words), None))
         transient: list[_Known] = []
         if step.trick == "unknown_tool":
@@ -61,8 +64,8 @@ class Client:
         if step.trick in ("instructed", "helper"):
             self._ask([], assistant(""))
             transient = [_Known(INSTRUCTION if step.trick == "instructed" else REPORT, None)]
-        asked = self._ask(transient, assistant(step.answer), gone=step.trick == "interrupted")
-        if step.trick == "interrupted":
+        asked = self._ask(transient, assistant(step.answer), gone=step.stopped)
+        if step.stopped:
             self.stopped = asked
         elif step.trick != "lost":
             self.known.append(_Known(assistant(step.answer), asked))
@@ -88,7 +91,7 @@ class Client:
 
     def answered_before(self, exchange_id: str, index: int) -> str | None:
         """The exchange whose answer stands last before a message of a request, or was stopped there."""
-        if index >= len(self.sent[exchange_id]) - 2 and exchange_id in self.reacted:
+        if index == len(self.sent[exchange_id]) - 1 and exchange_id in self.reacted:
             return self.reacted[exchange_id]
         said = [known for known in self.sent[exchange_id][:index] if known.message["role"] == "assistant"]
         return said[-1].answered_by if said else None

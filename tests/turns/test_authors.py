@@ -113,7 +113,7 @@ def test_what_claude_code_reports_is_the_environments(text: str) -> None:
             "What does <system-reminder>x</system-reminder> mean?",
         ),
         (
-            "<command-message>fix</command-message> <command-name>/fix</command-name>\n<command-args>No.</command-args>",
+            "<command-message>fix</command-message><command-name>/fix</command-name>\n<command-args>No.</command-args>",
             "/fix No.",
         ),
         ("<command-name>/fix</command-name>\nMend what is broken.", "Mend what is broken."),

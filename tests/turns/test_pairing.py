@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clawstream.config import TurnsSettings
+from clawstream.conversation import standing
 from clawstream.conversation.messages import Message, said_in
 from clawstream.events import (
     Event,
@@ -20,7 +21,6 @@ from clawstream.events import (
     TurnsSettled,
     TurnType,
 )
-from clawstream.turns import echo
 from clawstream.turns.pairing import MAX_PENDING
 from clawstream.turns.pairing import Session as State
 from clawstream.turns.stage import step, tick, turns_stage
@@ -343,7 +343,7 @@ def test_what_a_changed_history_costs_does_not_grow_with_how_often_the_same_was_
             calls += 1
             return said_in(message)
 
-        monkeypatch.setattr(echo, "said_in", counted)
+        monkeypatch.setattr(standing, "said_in", counted)
         _, [fate] = fold([summarised], state)
         assert isinstance(fate, TurnPaired)
         return calls

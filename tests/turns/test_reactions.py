@@ -168,6 +168,13 @@ WRONG = user("That is wrong, shorter.")
         ([*ASKED, ABORTED, WRONG, recorded.BLOCK], (3, 4)),
         ([*ASKED, assistant("and so"), WRONG], (4,)),
         ([*ASKED, assistant("and so on and [stopped]"), WRONG], (4,)),
+        ([*ASKED[:2], recorded.parts("Please talk for long.", "That is wrong.")], (2,)),
+        ([*ASKED[:2], user("Please talk for long.\n\nThat is wrong.")], (2,)),
+        ([*ASKED[:2], recorded.parts("Please talk for long.", "That is wrong."), recorded.BLOCK, WRONG], (2, 4)),
+        ([user(SUMMARY), ASKED[2], WRONG], (2,)),
+        ([user(SUMMARY), ASKED[2], assistant("and so on"), WRONG], (3,)),
+        ([recorded.parts(SUMMARY, "Please talk for long."), WRONG], (1,)),
+        ([ASKED[0], ASKED[2], WRONG], (2,)),
     ],
 )
 def test_the_reaction_to_an_interrupted_answer_is_its_own(history: list[Json], next_state: tuple[int, ...]) -> None:
@@ -191,7 +198,8 @@ def test_the_reaction_to_an_interrupted_answer_is_its_own(history: list[Json], n
             [*ASKED, {**assistant("and so on"), "tool_calls": [recorded.call("call_1", "{}")]}, WRONG],
             OrphanReason.EDITED,
         ),
-        ([ASKED[0], ASKED[1], recorded.parts("Please talk for long.", "That is wrong.")], OrphanReason.EDITED),
+        ([*ASKED[:2], user("Please talk for long, but not so long.")], OrphanReason.EDITED),
+        ([user(SUMMARY), WRONG], OrphanReason.COMPACTED),
         ([user("anew")], OrphanReason.RESET),
     ],
 )
@@ -204,6 +212,30 @@ def test_an_interrupted_answer_without_a_reaction_to_it_alone_is_an_orphan(
     [orphan] = fates(session.written)
     assert isinstance(orphan, TurnOrphaned)
     assert (orphan.turn_id, orphan.reason) == (stopped.exchange_id, reason)
+
+
+CALLED: list[Json] = [
+    {"role": "assistant", "content": None, "tool_calls": [recorded.call("call_1", "{}")]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "Tool exec not found"},
+]
+
+
+@pytest.mark.parametrize("answered", [[], [assistant("There is no")]])
+def test_an_interrupted_answer_after_a_call_that_the_client_drops_has_its_reaction(answered: list[Json]) -> None:
+    session = Session()
+    stopped = session.fail([*ASKED, *CALLED], "There is no such")
+    session.ask([*ASKED, *answered, WRONG], "Sorry.")
+    [turn] = fates(session.written)
+    assert isinstance(turn, TurnPaired)
+    assert (turn.turn_id, turn.next_state) == (stopped.exchange_id, (3 + len(answered),))
+
+
+def test_a_question_that_was_asked_before_proves_no_reaction_to_the_answer_that_was_interrupted_later() -> None:
+    session = Session()
+    session.fail([user("Go on."), assistant("one"), user("Go on.")], "two")
+    session.ask([user("Go on."), WRONG], "Sorry.")
+    [orphan] = fates(session.written)
+    assert isinstance(orphan, TurnOrphaned)
 
 
 def test_of_an_answer_that_was_cut_off_and_then_given_whole_the_whole_one_is_paired() -> None:
