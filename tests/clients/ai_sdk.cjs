@@ -13,6 +13,8 @@ const models = {
 };
 const model = models[provider]();
 const ask = { model, prompt: "What is 2+2?", maxRetries: 0, maxOutputTokens: 200 };
+// It knows no policy by name, and would have a tool called in the place of a schema.
+const providerOptions = { anthropic: { structuredOutputMode: "outputFormat" } };
 const add = tool({
   description: "Adds.",
   inputSchema: z.object({ a: z.number(), b: z.number() }),
@@ -28,10 +30,9 @@ async function main() {
   messages.push({ role: "user", content: "Sure?" });
   const second = (await generateText({ ...ask, prompt: undefined, messages, tools: { add } })).text;
   const seen = { chat, stream, tool: first.text, second };
-  if (provider !== "anthropic") {
-    const output = Output.object({ schema: z.object({ total: z.number() }) });
-    seen.structured = (await generateText({ ...ask, prompt: "What is 2+2? Say it as JSON.", output })).output;
-  }
+  const output = Output.object({ schema: z.object({ total: z.number() }) });
+  const shaped = { ...ask, prompt: "What is 2+2? Say it as JSON.", output, providerOptions };
+  seen.structured = (await generateText(shaped)).output;
   try {
     await generateText({ ...ask, prompt: "x".repeat(9000) });
   } catch (error) {

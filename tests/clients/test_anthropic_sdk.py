@@ -9,10 +9,12 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic.types import Message, MessageParam, ToolParam
+from pydantic import BaseModel
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, SessionDone
 from clawstream.inference.engines.scripted import Fault
 from clawstream.rendering.renderer import PromptRenderer
+from tests.clients.conftest import TOTAL
 from tests.clients.turns import paired
 from tests.gateway.house import WITHIN_S, House, full_disk, house
 from tests.gateway.test_promises import GatedLog
@@ -23,6 +25,12 @@ TOOL: ToolParam = {
     "description": "Runs a command.",
     "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}},
 }
+
+
+class Sum(BaseModel):
+    total: int
+
+
 HELLO: list[MessageParam] = [{"role": "user", "content": "What is 2+2?"}]
 
 
@@ -122,6 +130,19 @@ async def test_thinking_can_be_switched_off(gateway: House, client: anthropic.As
     await ask(client, HELLO, stream=False, thinking={"type": "disabled"})
     exchange = await gateway.exchange()
     assert gateway.renderer.decode(exchange.request.token_ids).endswith("<think>\n\n</think>\n\n")
+
+
+async def test_an_answer_by_a_schema_is_parsed(roomy: House) -> None:
+    async with anthropic.AsyncAnthropic(base_url=roomy.url, api_key="none", max_retries=0) as client:
+        said: list[MessageParam] = [{"role": "user", "content": "What is 2+2? Say it as JSON."}]
+        message = await client.messages.parse(model="policy", max_tokens=200, messages=said, output_format=Sum)
+        async with client.messages.stream(model="policy", max_tokens=200, messages=said, output_format=Sum) as stream:
+            streamed = await stream.get_final_message()
+    assert message.parsed_output == streamed.parsed_output == Sum(**TOTAL)
+    [one, two] = [call.request.sampling.shaping for call in roomy.engine.calls]
+    assert one is not None
+    assert one.json_schema is not None
+    assert (json.loads(one.json_schema)["required"], two) == (["total"], one)
 
 
 @pytest.mark.parametrize("stream", [True, False])

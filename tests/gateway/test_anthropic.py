@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.conversation.messages import same_answer
-from clawstream.events import FinishReason
+from clawstream.events import FinishReason, Shaping
 from clawstream.gateway.answering.deltas import Delta, ToolCall
 from clawstream.gateway.answering.replies import Ending, Usage
 from clawstream.gateway.dialects.anthropic import read_messages
@@ -256,7 +256,12 @@ REFUSED: dict[str, tuple[Json, str]] = {
         "is_error is a string",
     ),
     "hidden thinking": ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
-    "constrained output": ({"output_config": {"format": {"type": "json_schema"}}}, "output is not constrained"),
+    "a format without schema": (
+        {"output_config": {"format": {"type": "json_schema"}}},
+        'output_config.format is {"type": "json_schema"}; expected type json_schema, and schema as an object',
+    ),
+    "a format of no name": ({"output_config": {"format": {"type": "yaml", "schema": {}}}}, "expected type json_schema"),
+    "a format that is a word": ({"output_config": {"format": "json"}}, "output_config.format is a string"),
     "a container": ({"container": "c"}, "container is not supported"),
     "long metadata": ({"metadata": {"k": "x" * 513}}, "metadata.k has 513 characters"),
 }
@@ -266,6 +271,17 @@ REFUSED: dict[str, tuple[Json, str]] = {
 def test_what_can_t_be_done_is_refused_by_its_own_name(fields: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         read_messages(asked(**fields))
+
+
+def test_a_format_is_a_grammar_in_openai_s_form_and_the_effort_is_recorded() -> None:
+    schema = {"type": "object", "properties": {"total": {"type": "integer"}}}
+    shape = {"type": "json_schema", "schema": schema}
+    chat = read_messages(asked(output_config={"effort": "low", "format": shape}))
+    assert chat.asked.shaping == Shaping(json_schema=json.dumps(schema, separators=(",", ":")))
+    assert chat.options["response_format"] == {"type": "json_schema", "json_schema": {"schema": schema}}
+    assert chat.options["output_config"] == {"effort": "low"}
+    unshaped = read_messages(asked(output_config={"format": None}))
+    assert (unshaped.asked.shaping, "output_config" in unshaped.options) == (None, False)
 
 
 TEXT = st.text(min_size=1, max_size=8)

@@ -49,6 +49,8 @@ ANTHROPIC: Json = {
     "stream_options": {"include_usage": True},
     "metadata": {"session_id": "s"},
 }
+SHAPED = {"type": "json_schema", "schema": {"type": "object"}}
+ANTHROPIC_SHAPED = ANTHROPIC | {"tool_choice": {"type": "none"}, "output_config": {"format": SHAPED}}
 RESPONSES: Json = {
     "input": [
         {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
@@ -66,7 +68,7 @@ RESPONSES: Json = {
         {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
         {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "exec"}]},
     ],
-    "text": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "text": {"format": SHAPED},
     "include": ["reasoning.encrypted_content"],
     "stream_options": {"include_usage": True},
     "metadata": {"session_id": "s"},
@@ -143,6 +145,7 @@ def test_messages_reads_the_fields_that_are_described(
 ) -> None:
     fields, asked, passed_on = described(name), set[str](), set[str]()
     monkeypatch.setattr(anthropic, "read_request", lambda body, ends: read_request(Watched(body, passed_on), ends))
+    anthropic.read_messages(Watched(ANTHROPIC_SHAPED, asked), counted=counted)
     chat = anthropic.read_messages(Watched(ANTHROPIC, asked), counted=counted)
     renderer.prompt_ids(chat.messages, Watched(chat.options, passed_on))
     scope_of(Watched(chat.options, passed_on))

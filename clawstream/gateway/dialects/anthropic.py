@@ -24,7 +24,9 @@ from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import MAX_STOPS, PRIVATE_KEYS, ChatRequest, read_request, truthy
 
 _SAME_IN_BOTH = frozenset({"model", "stream", "max_tokens", "temperature", "top_p", "top_k"}) | PRIVATE_KEYS
-_TRANSLATED = frozenset({"messages", "system", "stop_sequences", "tools", "tool_choice", "metadata", "cache_control"})
+_TRANSLATED = frozenset(
+    {"messages", "system", "stop_sequences", "tools", "tool_choice", "metadata", "cache_control", "output_config"}
+)
 _NOT_THERE = ("container", "mcp_servers", "prefill", "n", "logprobs", "response_format")
 _THINKING: Mapping[str, dict[str, bool]] = {
     "enabled": {"enable_thinking": True},
@@ -44,8 +46,6 @@ def read_messages(body: Mapping[str, Any], ends_session: bool = False, *, counte
     for key in _NOT_THERE:
         if body.get(key) is not None:
             raise BadRequest(f"{key} is not supported; leave it out.", param=key)
-    if mapping(body, "output_config").get("format") is not None:
-        raise BadRequest("output_config.format is not supported: output is not constrained.", param="output_config")
     number(body, "temperature", lambda value: 0 <= value <= 1, "0 to 1")
     ending = not counted and (truthy(body.get("session_done")) or ends_session) and not body.get("messages")
     if body.get("max_tokens") is None and not (ending or counted):
@@ -59,6 +59,8 @@ def read_messages(body: Mapping[str, Any], ends_session: bool = False, *, counte
         "stop": _stops(body),
         "tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(items(body.get("tools"), "tools"))],
         "chat_template_kwargs": _template_options(body),
+        "response_format": _response_format(body),
+        "output_config": {key: value for key, value in mapping(body, "output_config").items() if key != "format"},
     }
     said = {key: value for key, value in found.items() if value} | _tool_choice(body)
     messages = [] if ending else [*_system(body.get("system")), *_messages(body.get("messages"))]
@@ -100,6 +102,17 @@ def _tool_choice(body: Mapping[str, Any]) -> dict[str, Any]:
         )
     single = {"parallel_tool_calls": False} if boolean(choice, "disable_parallel_tool_use") else {}
     return {"tool_choice": wanted, **single}
+
+
+def _response_format(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    where, output = "output_config.format", mapping(body, "output_config")
+    shape = mapping({where: output.get("format")}, where)
+    if output.get("format") is None:
+        return None
+    if shape.get("type") != "json_schema" or not isinstance(shape.get("schema"), dict):
+        found = json.dumps(shape)[:100]
+        raise BadRequest(f"{where} is {found}; expected type json_schema, and schema as an object.", param=where)
+    return {"type": "json_schema", "json_schema": {"schema": shape["schema"]}}
 
 
 def _template_options(body: Mapping[str, Any]) -> dict[str, Any]:
