@@ -1,8 +1,8 @@
-"""Tool calls that have to be made: the grammar under which an answer is calls, as a family's template has them. Pure.
+"""The grammar under which an answer is calls, as a family's template has them, or JSON by a schema, or either. Pure.
 
-The one rule: what follows the grammar is found by the family's parser as calls of the functions that were offered. A
-grammar is of text, and a model may spell a mark that is a token in letters: whoever reads such an answer encodes its
-text anew.
+The one rule: calls that follow the grammar are found by the family's parser as calls of the functions that were
+offered. A grammar is of text, and a model may spell a mark that is a token in letters: whoever reads such calls encodes
+their text anew.
 """
 
 # ruff: noqa: RUF001 - DeepSeek's marks
@@ -11,6 +11,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 from clawstream.rendering.history import UNPRINTABLE
 from clawstream.rendering.json_rules import JsonRules, fields_of, literal, resolved
@@ -49,13 +51,22 @@ _BARE = _all_but("parameter", "function", "tool_call", "arg_value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """How a family writes calls; `ends` is the mark after which one is over, None: the answer ends there by itself."""
+    """How a family writes calls; `ends` is the mark after which one is over, None: the answer ends there by itself.
+
+    `begins` is what no JSON but a call of `NAME` begins with.
+    """
 
     call: Callable[[JsonRules, Mapping[str, Any]], str]
     before: str = '""'
     between: str | None = None  # None: an answer has one call
     after: str = '""'
     ends: str | None = None
+    begins: str = "<"
+
+
+def offers_tools(options: Mapping[str, Any]) -> bool:
+    """Whether the model may call tools under these options."""
+    return bool(options.get("tools")) and options.get("tool_choice") != "none"
 
 
 def functions_to_call(options: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -74,32 +85,61 @@ def wants_one_call(options: Mapping[str, Any]) -> bool:
     return options.get("parallel_tool_calls") is False
 
 
-def call_grammar(form: str | None, options: Mapping[str, Any], *, thinks: bool) -> str:
-    """Return the EBNF that an answer has to follow which has to make a call.
+def schema_to_follow(options: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the JSON schema of what is answered where no tool is called; None: any text may be."""
+    shape = options.get("response_format")
+    wanted = shape.get("type") if isinstance(shape, Mapping) else None
+    if wanted == "json_object":
+        return {"type": "object"}
+    found = shape["json_schema"].get("schema") if shape and wanted == "json_schema" else options.get("json_schema")
+    schema = orjson.loads(found) if isinstance(found, str) else found
+    return schema if isinstance(schema, Mapping) else None
+
+
+def answer_grammar(form: str | None, options: Mapping[str, Any], *, thinks: bool) -> str:
+    """Return the EBNF of an answer that makes a call, or is JSON by a schema where it does not have to make one.
 
     `thinks` says that the prompt has opened a thought, which comes first. Raises ValueError where no grammar writes
     calls of that `form`.
     """
     family = _FORMS.get(form or "")
-    if family is None:
-        raise ValueError("its calls are marked by tokens that no grammar can name; leave tool_choice at auto")
+    if offers_tools(options) and family is None:
+        marked = "its calls are marked by tokens that no grammar can name"
+        if functions_to_call(options):
+            raise ValueError(f"can't be made to call a tool: {marked}; leave tool_choice at auto")
+        raise ValueError(
+            f"can't offer tools beside a JSON schema: {marked}; leave the schema out, or send tool_choice none"
+        )
     try:
-        return _grammar(family, functions_to_call(options), options, thinks=thinks)
+        return _grammar(family, options, thinks=thinks)
     except RecursionError as error:
-        raise ValueError("a tool's schema is nested too deeply; leave tool_choice at auto") from error
+        raise ValueError("can't be held to a schema that is nested too deeply; make it flatter") from error
 
 
-def _grammar(family: _Form, functions: Sequence[Mapping[str, Any]], options: Mapping[str, Any], *, thinks: bool) -> str:
-    rules = JsonRules()
-    calls = " | ".join(rules.add(f"f{at}", family.call(rules, function)) for at, function in enumerate(functions))
-    several = options["tool_choice"] == "required" and not wants_one_call(options) and family.between is not None
-    more = f" ({family.between} call)*" if several else ""
-    thought = f"{_THOUGHT} " if thinks else ""
-    root = f"{thought}{family.before} call{more} {family.after}"
-    found = f"root ::= {root}\ncall ::= {calls}\n{rules}"
+def _grammar(family: _Form | None, options: Mapping[str, Any], *, thinks: bool) -> str:
+    rules, ways = JsonRules(), []
+    if family is not None and offers_tools(options):
+        functions = functions_to_call(options) or [tool["function"] for tool in options["tools"]]
+        calls = [rules.add(f"f{at}", family.call(rules, function)) for at, function in enumerate(functions)]
+        single = isinstance(options.get("tool_choice"), Mapping) or wants_one_call(options) or family.between is None
+        more = "" if single else f" ({family.between} call)*"
+        ways.append(f"{family.before} {rules.add('call', ' | '.join(calls))}{more} {family.after}")
+    schema = None if functions_to_call(options) else schema_to_follow(options)
+    if schema is not None:
+        ways.append(rules.value(schema, schema))
+    found = f"root ::= {_THOUGHT if thinks else ''} ({' | '.join(ways)})\n{rules}"
     if found.translate(UNPRINTABLE) != found:
-        raise ValueError("a tool holds NUL or half a character (a lone surrogate), which no answer can contain")
+        raise ValueError("can't write NUL or half a character (a lone surrogate), which a tool or a schema holds")
     return found
+
+
+def makes_calls(form: str | None, options: Mapping[str, Any], said: str) -> bool:
+    """Whether what was said under the grammar, behind a thought, is calls; if not, it is JSON."""
+    family = _FORMS.get(form or "")
+    if family is None or not offers_tools(options):
+        return False
+    names = (json.dumps(tool["function"]["name"], ensure_ascii=False) for tool in options["tools"])
+    return said.lstrip().startswith(tuple(family.begins.replace("NAME", name) for name in names))
 
 
 def call_ends(form: str | None) -> str | None:
@@ -193,5 +233,5 @@ _FORMS: Mapping[str, _Form] = {
     "glm-5.1": _GLM,
     "deepseek-v3": _DEEPSEEK,
     "deepseek-r1": _DEEPSEEK,
-    "llama-3": _Form(call=_as_json("parameters")),
+    "llama-3": _Form(call=_as_json("parameters"), begins='{"name": NAME, "parameters": '),
 }

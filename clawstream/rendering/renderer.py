@@ -19,7 +19,15 @@ from tokenizers.decoders import ByteLevel
 from clawstream.config import PolicySettings
 from clawstream.errors import ConfigError, UnrenderableRequest
 from clawstream.rendering import mistral
-from clawstream.rendering.calling import call_ends, call_grammar, functions_to_call, wants_one_call
+from clawstream.rendering.calling import (
+    answer_grammar,
+    call_ends,
+    functions_to_call,
+    makes_calls,
+    offers_tools,
+    schema_to_follow,
+    wants_one_call,
+)
 from clawstream.rendering.encoding import RememberingTokenizer, spread
 from clawstream.rendering.families import config_named, family_config
 from clawstream.rendering.history import UNPRINTABLE, placed, probed, shown
@@ -168,25 +176,36 @@ class PromptRenderer:
             raise UnrenderableRequest(f"the {self.family} template can't render this conversation: {said}") from error
         return spread(ids)
 
-    def grammar_of_calls(self, options: Mapping[str, Any], prompt_ids: Sequence[int]) -> str | None:
-        """Return the EBNF under which the answer to a prompt makes the calls that it has to; None: it has to make none.
+    def grammar(self, options: Mapping[str, Any], prompt_ids: Sequence[int]) -> str | None:
+        """Return the EBNF of calls, or of what is thought or called before JSON; None: the answer follows no such.
 
-        Raises UnrenderableRequest for a family whose calls no grammar writes.
+        JSON alone needs none: the engine follows a schema itself. Raises UnrenderableRequest for a family whose calls
+        no grammar writes.
         """
-        if not functions_to_call(options):
+        if not self.follows_grammar(options, prompt_ids):
             return None
-        thinks = self.decode(prompt_ids[-_PROMPT_TAIL_TOKENS:]).rstrip().endswith(_THINKING_MARKS[0])
         try:
-            return call_grammar(self._call_form, options, thinks=thinks)
+            return answer_grammar(self._call_form, options, thinks=self._opens_thought(prompt_ids))
         except ValueError as error:
-            raise UnrenderableRequest(f"the {self.family} template can't be made to call a tool: {error}") from error
+            raise UnrenderableRequest(f"the {self.family} template {error}") from error
+
+    def follows_grammar(self, options: Mapping[str, Any], prompt_ids: Sequence[int]) -> bool:
+        """Whether the answer to a prompt follows a grammar that is made here."""
+        if functions_to_call(options):
+            return True
+        schema = schema_to_follow(options)
+        return schema is not None and (offers_tools(options) or self._opens_thought(prompt_ids))
+
+    def _opens_thought(self, prompt_ids: Sequence[int]) -> bool:
+        return self.decode(prompt_ids[-_PROMPT_TAIL_TOKENS:]).rstrip().endswith(_THINKING_MARKS[0])
 
     def stop_ids(self, options: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the tokens that end an answer: the model's own, and a call's last where it may have no other call.
 
         Raises UnrenderableRequest for a family that marks no call's end.
         """
-        if not (wants_one_call(options) and offers_tools(options)) or functions_to_call(options):
+        by_grammar = bool(functions_to_call(options)) or schema_to_follow(options) is not None  # which ends it
+        if by_grammar or not (wants_one_call(options) and offers_tools(options)):
             return self.stop_token_ids
         mark = call_ends(self._call_form)
         ends = self._tokenizer.get_added_vocab().get(mark)
@@ -239,7 +258,10 @@ class PromptRenderer:
 
         A tool call that can't be read, or that is cut short by the end, is content: nothing sampled vanishes.
         """
-        if functions_to_call(options):  # by a grammar, which lets a model spell marks in letters
+        if self.follows_grammar(options, prompt_ids):  # which lets a model spell marks in letters
+            answered = None if functions_to_call(options) else self._json(output_ids, prompt_ids, options)
+            if answered is not None:
+                return answered
             output_ids = self._tokenizer.encode(self.decode(output_ids), add_special_tokens=False)
         ids = [token for token in output_ids if token not in self._passed_over]
         tail = list(prompt_ids[-_PROMPT_TAIL_TOKENS:])
@@ -257,6 +279,16 @@ class PromptRenderer:
                 content = f"{content}\n{text.strip()}".strip()
         reasoning = (parsed.reasoning_content or "").strip()
         return ParsedAnswer(content=content, reasoning=reasoning, tool_calls=tuple(calls), unfinished=unfinished)
+
+    def _json(
+        self, output_ids: Sequence[int], prompt_ids: Sequence[int], options: Mapping[str, Any]
+    ) -> ParsedAnswer | None:
+        """Return what was answered by a schema, in which marks are text; None: calls were made."""
+        said = self.decode([token for token in output_ids if token not in self.stop_token_ids])
+        thought, _, rest = said.partition(_THINKING_MARKS[1]) if self._opens_thought(prompt_ids) else ("", "", said)
+        if makes_calls(self._call_form, options, rest):
+            return None
+        return ParsedAnswer(content=rest.strip(), reasoning=thought.strip(), tool_calls=())
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of `token_ids`, markup and special tokens included."""
@@ -327,11 +359,6 @@ class PromptRenderer:
             except (ValueError, TypeError) as error:
                 raise UnrenderableRequest(f"chat_template_kwargs: {error}") from error
         return self._variants[key]
-
-
-def offers_tools(options: Mapping[str, Any]) -> bool:
-    """Whether the model may call tools under these options."""
-    return bool(options.get("tools")) and options.get("tool_choice") != "none"
 
 
 def _tools(options: Mapping[str, Any]) -> list[Any] | None:

@@ -193,6 +193,47 @@ async def test_a_tool_that_a_client_has_called_is_called(gateway: House) -> None
     assert not any(exchange.sampling.of_the_policy for exchange in exchanges)
 
 
+TOTAL = {
+    "type": "object",
+    "properties": {"total": {"type": "boolean"}},
+    "required": ["total"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("subject", COMPUTING, indirect=True)
+@pytest.mark.parametrize(
+    ("begins", "choice", "calls"),
+    [
+        ("<tool_call>", None, True),
+        ("<tool_call>", "auto", True),
+        ("{", "auto", False),
+        ("<tool_call>", "none", False),
+        ("{", "required", True),
+        ("{", SEARCH, True),
+    ],
+    ids=str,
+)
+async def test_beside_a_schema_a_tool_may_be_called_and_what_is_answered_follows_the_schema(
+    gateway: House, begins: str, choice: Any, calls: bool
+) -> None:
+    likely = {str(gateway.renderer.encode(begins)[0]): 100}
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "logit_bias": likely, "parallel_tool_calls": False}
+    shape = {"type": "json_schema", "json_schema": {"name": "total", "schema": TOTAL}}
+    for stream in (True, False):
+        response = await gateway.chat(temperature=1, max_tokens=200, stream=stream, response_format=shape, **asked)
+        assert response.status == 200, response.body
+        deltas = [event["choices"][0]["delta"] for event in response.events] or [
+            choice["message"] for choice in response.body["choices"]
+        ]
+        called = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
+        content = "".join(delta.get("content") or "" for delta in deltas)
+        assert (len(called), bool(content)) == ((1, False) if calls else (0, True))
+        assert calls or json.loads(content)["total"] in (True, False)
+    exchanges = await answered(gateway, 2)
+    assert not any(exchange.sampling.of_the_policy for exchange in exchanges)
+
+
 @pytest.mark.parametrize("subject", ["cpu"], indirect=True)
 async def test_an_engine_that_is_to_ignore_the_end_follows_no_grammar(subject: Subject) -> None:
     body = {"input_ids": [3], "sampling_params": {"regex": "a", "ignore_eos": True, "max_new_tokens": 3}}

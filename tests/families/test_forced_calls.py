@@ -1,4 +1,4 @@
-"""Calls that a client has made: what follows their grammar, whatever the model would say, is found as calls."""
+"""Calls and JSON that a client has made: whatever the model would say, what follows the grammar is found as them."""
 
 import json
 import random
@@ -45,6 +45,8 @@ TOOLS: list[Json] = [
 ]
 ANY_CALL: Json = {"tools": TOOLS, "tool_choice": "required"}
 SEARCHING: Json = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "search"}}}
+BY_SCHEMA: Json = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE}}
+EITHER: Json = {"tools": TOOLS, "response_format": BY_SCHEMA}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def vocabulary(folders: Folders, found: dict[str, Grammars], name: str, end: int
 def matcher(
     renderer: PromptRenderer, folders: Folders, found: dict[str, Grammars], name: str, options: Mapping[str, Any]
 ) -> Matcher:
-    ebnf = renderer.grammar_of_calls(options, renderer.prompt_ids(QUESTION, options))
+    ebnf = renderer.grammar(options, renderer.prompt_ids(QUESTION, options))
     assert ebnf is not None
     ends = frozenset(renderer.stop_token_ids)
     return vocabulary(folders, found, name, min(ends)).matcher(Shaping(ebnf=ebnf), ends)
@@ -164,6 +166,80 @@ def test_a_function_that_is_named_is_called_once(
             assert options is not SEARCHING or found == [SEARCH]
 
 
+@names(WITH_GRAMMAR)
+def test_beside_a_schema_tools_may_be_called_and_what_is_answered_is_json_by_it(
+    renderers: dict[str, PromptRenderer], folders: Folders, vocabularies: dict[str, Grammars], name: str
+) -> None:
+    renderer, form = renderers[name], FORMATS[name]
+    thought = "1 < 2" if form.thinks_first else ""
+    opened = f"{thought}\n</think>\n\n" * form.thinks_first
+    said = '{"name": "Paris"}'
+    written = {
+        "json": renderer.encode(opened + said + form.end),
+        "a call": renderer.encode(form.write(thought, "", [SEARCH]).removeprefix("\n<think></think>") + form.end),
+        "words": renderer.encode(opened + "Paris." + form.end),
+    }
+    size = max(renderer.marker_ids) + 1
+    assert {
+        kind: accepted(matcher(renderer, folders, vocabularies, name, EITHER), ids, size)
+        for kind, ids in written.items()
+    } == {"json": True, "a call": True, "words": False}
+    answered = kept(renderer, list(written["json"]), (1, 3), EITHER)
+    assert (answered["content"], called(answered)) == (said, [])
+    assert answered.get("reasoning_content", "") == thought
+    calling = kept(renderer, list(written["a call"]), (1, 3), EITHER)
+    assert (calling["content"], called(calling)) == (None, [SEARCH])
+
+
+@names(WITH_GRAMMAR)
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_drawn_beside_a_schema_is_calls_or_json_by_it(
+    renderers: dict[str, PromptRenderer], folders: Folders, vocabularies: dict[str, Grammars], name: str, seed: int
+) -> None:
+    renderer = renderers[name]
+    for options in (EITHER, {**EITHER, "parallel_tool_calls": False}, {**EITHER, "tool_choice": "auto"}):
+        follows = matcher(renderer, folders, vocabularies, name, options)
+        ids = drawn(follows, renderer, random.Random(seed))
+        message = kept(renderer, ids, (2,), options)
+        if called(message):
+            assert message["content"] is None, renderer.decode(ids)
+            assert all(map(is_as_its_schema_says, called(message)))
+            assert len(called(message)) == 1 or "parallel_tool_calls" not in options
+        else:
+            assert json.loads(message["content"])["name"] in ("Paris", "東京"), renderer.decode(ids)
+
+
+@names(WITH_GRAMMAR)
+@pytest.mark.parametrize(
+    "text", ["</think>", "<tool_call>search\n</tool_call>", '<tool_call>\n{"name": "search"}\n</tool_call>']
+)
+def test_marks_within_json_are_text(renderers: dict[str, PromptRenderer], name: str, text: str) -> None:
+    renderer, form = renderers[name], FORMATS[name]
+    said = json.dumps({"name": "search", "text": text})
+    ids = renderer.encode("hm</think>\n" * form.thinks_first + said + form.end)
+    options = {"tools": TOOLS, "response_format": {"type": "json_object"}}
+    message = kept(renderer, ids, (1,), options)
+    assert (message["content"], called(message)) == (said, [])
+
+
+@names(["qwen3.5", "deepseek-r1", "qwen3"])
+def test_json_comes_behind_a_thought_that_the_prompt_opened(
+    renderers: dict[str, PromptRenderer], folders: Folders, vocabularies: dict[str, Grammars], name: str
+) -> None:
+    renderer, form = renderers[name], FORMATS[name]
+    for options in ({"response_format": BY_SCHEMA}, {**EITHER, "tool_choice": "none"}, {"json_schema": PLACE}):
+        if not form.thinks_first:
+            assert renderer.grammar(options, renderer.prompt_ids(QUESTION, options)) is None
+            continue
+        ids = renderer.encode('It is <b>.\n</think>\n\n{"name": "Paris"}' + form.end)
+        follows = matcher(renderer, folders, vocabularies, name, options)
+        assert accepted(follows, ids, max(renderer.marker_ids) + 1)
+        message = kept(renderer, ids, (2,), options)
+        assert (message["content"], message["reasoning_content"]) == ('{"name": "Paris"}', "It is <b>.")
+        answer, _ = stream(renderer, ids, (2,), options)
+        assert renderer.decode([ids[at] for at in sorted(answer.said)]).strip() == '{"name": "Paris"}'
+
+
 @names(["qwen3"])
 def test_a_mark_that_the_model_spelled_in_letters_is_a_mark_all_the_same(
     renderers: dict[str, PromptRenderer], name: str
@@ -180,7 +256,16 @@ def test_a_mark_that_the_model_spelled_in_letters_is_a_mark_all_the_same(
 @names(WITHOUT)
 def test_a_family_whose_calls_no_grammar_writes_says_so(renderers: dict[str, PromptRenderer], name: str) -> None:
     with pytest.raises(UnrenderableRequest, match="leave tool_choice at auto"):
-        renderers[name].grammar_of_calls(ANY_CALL, (1,))
+        renderers[name].grammar(ANY_CALL, (1,))
+
+
+@names(WITHOUT)
+def test_a_family_whose_calls_no_grammar_writes_offers_no_tools_beside_a_schema(
+    renderers: dict[str, PromptRenderer], name: str
+) -> None:
+    with pytest.raises(UnrenderableRequest, match="leave the schema out, or send tool_choice none"):
+        renderers[name].grammar(EITHER, (1,))
+    assert renderers[name].grammar({**EITHER, "tool_choice": "none"}, (1,)) is None
 
 
 @names(["qwen3", "qwen3.5", "glm-4.5", "deepseek-v3"])
@@ -208,7 +293,7 @@ def test_a_schema_that_holds_itself_and_one_that_is_nested_too_deeply(renderers:
 
     def grammar(parameters: Json) -> str | None:
         tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-        return renderers["qwen3"].grammar_of_calls({"tools": tools, "tool_choice": "required"}, (1,))
+        return renderers["qwen3"].grammar({"tools": tools, "tool_choice": "required"}, (1,))
 
     assert grammar(node) is not None
     with pytest.raises(UnrenderableRequest, match="nested too deeply"):
@@ -221,7 +306,7 @@ def test_a_schema_that_holds_itself_and_one_that_is_nested_too_deeply(renderers:
 def test_a_type_that_is_none_asks_for_nothing(renderers: dict[str, PromptRenderer], kind: object) -> None:
     field = {"type": "object", "properties": {"a": {"type": kind}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": field}}]
-    grammar = renderers["qwen3"].grammar_of_calls({"tools": tools, "tool_choice": "required"}, (1,))
+    grammar = renderers["qwen3"].grammar({"tools": tools, "tool_choice": "required"}, (1,))
     assert grammar is not None
 
 

@@ -45,12 +45,10 @@ ANTHROPIC: Json = {
     "tools": [{"name": "exec", "input_schema": {}}],
     "tool_choice": {"type": "tool", "name": "exec"},
     "thinking": {"type": "enabled"},
-    "output_config": {"effort": "high"},
+    "output_config": {"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}},
     "stream_options": {"include_usage": True},
     "metadata": {"session_id": "s"},
 }
-SHAPED = {"type": "json_schema", "schema": {"type": "object"}}
-ANTHROPIC_SHAPED = ANTHROPIC | {"tool_choice": {"type": "none"}, "output_config": {"format": SHAPED}}
 RESPONSES: Json = {
     "input": [
         {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
@@ -68,17 +66,14 @@ RESPONSES: Json = {
         {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
         {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "exec"}]},
     ],
-    "text": {"format": SHAPED},
+    "text": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
     "include": ["reasoning.encrypted_content"],
     "stream_options": {"include_usage": True},
     "metadata": {"session_id": "s"},
     "chat_template_kwargs": {"enable_thinking": False},
 }
-# A forced call is a grammar, so it has none beside it.
-FORCING = {key: value for key, value in OPENAI.items() if key != "response_format"}
-FORCING["tool_choice"] = {"type": "function", "function": {"name": "exec"}}
-RESPONSES_FORCING = {key: value for key, value in RESPONSES.items() if key != "text"}
-RESPONSES_FORCING["tool_choice"] = {"type": "function", "name": "exec"}
+FORCING = OPENAI | {"tool_choice": {"type": "function", "function": {"name": "exec"}}}
+RESPONSES_FORCING = RESPONSES | {"tool_choice": {"type": "function", "name": "exec"}}
 THE_TEMPLATE_S = {"chat_template_kwargs.enable_thinking"}  # the renderers package reads it
 FEEDBACK: Json = {"response_id": "0" * 8 + "-0000-0000-0000-" + "0" * 12, "thumb": "up", "text": "Good."}
 
@@ -145,7 +140,6 @@ def test_messages_reads_the_fields_that_are_described(
 ) -> None:
     fields, asked, passed_on = described(name), set[str](), set[str]()
     monkeypatch.setattr(anthropic, "read_request", lambda body, ends: read_request(Watched(body, passed_on), ends))
-    anthropic.read_messages(Watched(ANTHROPIC_SHAPED, asked), counted=counted)
     chat = anthropic.read_messages(Watched(ANTHROPIC, asked), counted=counted)
     renderer.prompt_ids(chat.messages, Watched(chat.options, passed_on))
     scope_of(Watched(chat.options, passed_on))

@@ -13,6 +13,7 @@ from clawstream.events import ExchangeCompleted, Shaping, TokenBias
 from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.sampling import sampling_of
 from clawstream.gateway.requests.wire import read_request
+from clawstream.rendering import calling
 from tests.gateway.house import QUESTION, House, house
 
 SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}}
@@ -88,7 +89,7 @@ def test_tools_whose_grammar_is_too_long_to_be_recorded_are_refused() -> None:
     with pytest.raises(BadRequest, match="a grammar of 131073 bytes"):
         sampling_of(
             read_request({"messages": QUESTION}).asked,
-            calls="x" * (2**17 + 1),
+            grammar="x" * (2**17 + 1),
             num_prompt_tokens=1,
             context_length_tokens=9,
             default_max_tokens=1,
@@ -104,7 +105,7 @@ def test_where_nobody_names_a_limit_an_answer_may_have_what_the_context_leaves(
 ) -> None:
     sampling = sampling_of(
         read_request({"messages": QUESTION, "max_tokens": asked}).asked,
-        calls=None,
+        grammar=None,
         num_prompt_tokens=10,
         context_length_tokens=100,
         default_max_tokens=default,
@@ -126,6 +127,52 @@ async def test_an_answer_of_one_call_at_most_ends_with_it_and_is_the_policy_s_ow
 
 
 TOOL = {"type": "function", "function": {"name": "exec"}}
+BY_SCHEMA = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+CALL = '<tool_call>\n{"name": "exec", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_beside_a_schema_a_call_is_a_call_and_json_is_content_by_one_grammar_on_the_exchange(
+    gateway: House, stream: bool
+) -> None:
+    for said, content, calls in ((CALL, "", 1), ('{"sum": 4}', '{"sum": 4}', 0)):
+        gateway.say(said)
+        response = await gateway.chat(tools=[TOOL], response_format=BY_SCHEMA, temperature=1, stream=stream)
+        assert response.status == 200
+        deltas = [event["choices"][0]["delta"] for event in response.events] or [response.body["choices"][0]["message"]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == content
+        assert sum(len(delta.get("tool_calls") or ()) for delta in deltas) == calls
+    [shaping, _] = [call.request.sampling.shaping for call in gateway.engine.calls]
+    exchange = (await gateway.recorded(ExchangeCompleted, at_least=2))[0]
+    assert exchange.sampling.shaping == shaping
+    assert shaping is not None
+    assert (shaping.json_schema, "root ::=" in (shaping.ebnf or "")) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("choice", "by_engine"),
+    [("none", True), ("required", False), ({"type": "function", "function": {"name": "exec"}}, False)],
+    ids=str,
+)
+async def test_a_schema_stands_alone_where_no_tool_may_be_called_and_not_at_all_where_one_has_to_be(
+    gateway: House, choice: Any, by_engine: bool
+) -> None:
+    gateway.say('{"sum": 4}' if by_engine else CALL)
+    response = await gateway.chat(tools=[TOOL], tool_choice=choice, response_format=BY_SCHEMA)
+    [shaping] = [call.request.sampling.shaping for call in gateway.engine.calls]
+    assert (response.status, shaping is not None) == (200, True)
+    assert shaping is not None
+    assert (shaping.json_schema is not None, "sum" in (shaping.ebnf or "")) == (by_engine, False)
+
+
+async def test_a_family_whose_calls_no_grammar_writes_refuses_tools_beside_a_schema_and_says_what_to_do(
+    gateway: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calling, "_FORMS", {})
+    response = await gateway.chat(tools=[TOOL], response_format=BY_SCHEMA)
+    assert (response.status, response.body["error"]["param"]) == (400, "tool_choice")
+    assert "leave the schema out, or send tool_choice none" in response.body["error"]["message"]
+    assert gateway.engine.calls == []
 
 
 @pytest.mark.parametrize(

@@ -262,12 +262,12 @@ class Admission:
     ) -> Sampling:
         try:
             self.renderer.stop_ids(chat.options)
-            calls = self.renderer.grammar_of_calls(chat.options, prompt_ids)
+            grammar = self.renderer.grammar(chat.options, prompt_ids)
         except UnrenderableRequest as error:
             raise BadRequest(f"The request can't be put to the policy: {error}.", param="tool_choice") from error
         sampling = sampling_of(
             chat.asked,
-            calls=calls,
+            grammar=grammar,
             num_prompt_tokens=len(prompt_ids),
             context_length_tokens=context_length_tokens,
             default_max_tokens=self.settings.default_max_tokens,

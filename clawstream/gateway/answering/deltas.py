@@ -6,19 +6,20 @@ held until it is known what they are.
 
 A tool call goes out whole, as soon as it is closed and no mark to come can turn it into something that was only
 thought. Where nothing closes a call but the end (Llama 3: an answer that is JSON), it goes out at the end, as does an
-answer that has to be calls.
+answer by a grammar of calls.
 
 The family's own parser reads the whole answer at each marker token. Between markers plain tokens extend the field that
 the last reading saw grow, so an answer costs no more than its length.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from clawstream.rendering.calling import functions_to_call
-from clawstream.rendering.renderer import HALF_CHARACTER, CalledTool, ParsedAnswer, PromptRenderer, offers_tools
+from clawstream.rendering.calling import offers_tools
+from clawstream.rendering.renderer import HALF_CHARACTER, CalledTool, ParsedAnswer, PromptRenderer
 
 _MOST_HALVES = 3  # of a character that is not whole yet; any before them are no character at all
 _MOST_WAITING = 64  # tokens since the last that was whole; bytes that are no text are not read again for ever
@@ -161,7 +162,7 @@ class AnswerStream:
     def __post_init__(self) -> None:
         self._content = _Text(self.stop, self.renderer.text_marks)
         self._reasoning = _Text(self.stop, self.renderer.text_marks)
-        self._forced = bool(functions_to_call(self.options))
+        self._forced = self.renderer.follows_grammar(self.options, self.prompt_ids)
 
     @property
     def stopped(self) -> bool:
@@ -189,7 +190,9 @@ class AnswerStream:
         if not self.stopped:
             before = self._content.text
             self._read(ended=True)
-            if not self._forced:
+            if self._forced:
+                self._tell_behind_thought()
+            else:
                 self._tell(before, len(self.ids))
             newest = self._content if self._content.text else self._reasoning
             if matched_stop is not None and matched_stop not in newest.text:
@@ -225,6 +228,13 @@ class AnswerStream:
         elif self._content.text != before:
             self.said.update(range(self._told_at, end))
             self._told_at = end
+
+    def _tell_behind_thought(self) -> None:
+        """Take the tokens from the first that content is of for content's, where there is any."""
+        if self._content.text:
+            read = range(len(self.ids))
+            first = bisect_left(read, True, key=lambda at: bool(self._parse(at + 1, ended=False).content))
+            self.said.update(at for at in read[first:] if self.ids[at] not in self.renderer.stop_token_ids)
 
     def num_thought_tokens(self) -> int | None:
         """Return how many tokens stand between the marks of thoughts in a finished answer; None: that can't be told.

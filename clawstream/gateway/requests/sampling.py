@@ -12,27 +12,27 @@ from clawstream.gateway.requests.wire import Asked
 def sampling_of(
     asked: Asked,
     *,
-    calls: str | None,
+    grammar: str | None,
     num_prompt_tokens: int,
     context_length_tokens: int,
     default_max_tokens: int | None,
     default_temperature: float,
 ) -> Sampling:
-    """Return how the answer is sampled; `calls` is the grammar of calls that it has to make. Raises BadRequest."""
+    """Return how the answer is sampled; `grammar` takes the place of the schema that was asked. Raises BadRequest."""
     room = context_length_tokens - num_prompt_tokens
     if room < 1:
         raise TooLong(
             f"the messages are {num_prompt_tokens} tokens long", context_length_tokens, prompt_tokens=num_prompt_tokens
         )
     shaping = asked.shaping
-    if calls is not None:
-        if (num_bytes := len(calls.encode())) > MAX_GRAMMAR_BYTES:
+    if grammar is not None:
+        if (num_bytes := len(grammar.encode())) > MAX_GRAMMAR_BYTES:
             raise BadRequest(
-                f"The tools make a grammar of {num_bytes} bytes; expected at most {MAX_GRAMMAR_BYTES}. Name one of "
-                "them in tool_choice, or leave it at auto.",
+                f"The tools, and a schema that the answer is to follow, make a grammar of {num_bytes} bytes; expected "
+                f"at most {MAX_GRAMMAR_BYTES}. Offer fewer tools, or name one of them in tool_choice.",
                 param="tool_choice",
             )
-        shaping = replace(shaping or Shaping(), ebnf=calls)
+        shaping = replace(shaping or Shaping(), json_schema=None, ebnf=grammar)
     max_tokens = min(asked.max_tokens or default_max_tokens or room, room)
     if shaping is not None and shaping.min_new_tokens > max_tokens:
         raise BadRequest(

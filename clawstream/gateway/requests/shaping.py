@@ -28,8 +28,9 @@ def read_shaping(body: Mapping[str, Any]) -> Shaping | None:
         "ebnf": text(body, "ebnf"),
     }
     asked = {name: grammar for name, grammar in grammars.items() if grammar is not None}
-    by = [*asked, *["tool_choice"] * forces_calls(body)]  # a call that has to be made is made by a grammar
-    if len(by) > 1:
+    forced = forces_calls(body)  # a call that has to be made is made by a grammar, in which no JSON is answered
+    by = [*asked, *["tool_choice"] * forced]
+    if len(asked) > 1 or (forced and asked.keys() & {"regex", "ebnf"}):
         raise BadRequest(f"{' and '.join(by)} are both there; expected one grammar at most.", param=by[1])
     for name, grammar in asked.items():
         if HALF.search(grammar):
