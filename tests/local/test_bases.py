@@ -180,8 +180,11 @@ def test_the_policy_that_comes_without_a_model_has_an_id_and_a_folder_of_its_own
     assert own.checkpoints_dir != unsaid.checkpoints_dir
     assert own.policy.served_model == unsaid.policy.served_model
     assert own.training.learning_rate == LEARNING_RATE
+    assert own.policy.enable_thinking is False, "it was built without"
     config = tmp_path / "clawstream.toml"
-    config.write_text('environment = false\n[policy]\nid = "mine"\n[training]\nlearning_rate = 1e-4\n')
+    config.write_text(
+        'environment = false\n[policy]\nid = "mine"\nenable_thinking = true\n[training]\nlearning_rate = 1e-4\n'
+    )
     named = load(config)
     as_named = as_tiny(named, tiny)
     assert (as_named.policy, as_named.training) == (named.policy, named.training)
