@@ -17,6 +17,7 @@ COMMANDS = (
     "trainer",
     "gate",
     "sketch",
+    "screen",
 )  # each in its module
 
 

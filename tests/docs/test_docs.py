@@ -1,4 +1,4 @@
-"""What README and docs/ say leads somewhere: their links, and the commands, options and settings that they show."""
+"""What README, the files beside it and docs/ say leads somewhere: links, commands, options and settings."""
 
 import os
 import re
@@ -17,7 +17,13 @@ from clawstream.config import load
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = (README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "tests/bench/results/README.md")
+PAGES = (
+    README,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "tests/bench/results/README.md",
+)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -69,6 +75,12 @@ def test_every_link_leads_to_a_page_or_a_heading_that_is_there(page: Path) -> No
 
 def test_the_readme_links_every_page_of_docs() -> None:
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= set(links(README))
+
+
+def test_a_drawn_picture_fetches_nothing() -> None:
+    pictures = [*(ROOT / "docs").glob("*.svg")]
+    assert pictures, "no picture is drawn: where is the README's?"
+    assert not [picture.name for picture in pictures if re.search(r"url\([^#]|@import|href=", picture.read_text())]
 
 
 def test_pages_that_code_and_deployment_name_are_there() -> None:
