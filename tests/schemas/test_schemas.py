@@ -84,7 +84,7 @@ def test_two_versions_that_a_record_can_not_tell_apart_are_refused(tmp_path: Pat
 
 def test_an_event_without_a_schema_is_refused(tmp_path: Path) -> None:
     for path in FILES:
-        if path.name != "session_idle.v1.avsc":
+        if not path.name.startswith("session_idle."):
             (tmp_path / path.name).write_text(path.read_text())
     with pytest.raises(ValueError, match="no schema for SessionIdle"):
         load(tmp_path)
