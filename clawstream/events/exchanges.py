@@ -84,7 +84,7 @@ class Sampling:
     max_tokens: int
     seed: int | None  # None: the engine's choice
     stop: tuple[str, ...]
-    shaping: Shaping | None = None  # None: none, or an answer of a version that had none
+    shaping: Shaping | None = None  # None: nothing does
 
     @property
     def is_greedy(self) -> bool:

@@ -5,7 +5,6 @@ gives the same bytes on the same machine; what was said of the step already is n
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Collection, Sequence
@@ -102,8 +101,6 @@ class Stepper:
     def _settings_of(self, plan: BatchPlanned, said: StepTaken | None) -> TrainingSettings:
         """Return what the step is taken under: a trainer that could not take it does not stand in a later one's way."""
         settings = TrainingSettings.model_validate_json(plan.settings)
-        if "w_topk" not in json.loads(plan.settings):  # planned before there was one
-            settings = settings.model_copy(update={"w_topk": 0.0})
         if said is not None or self._machine is None:
             return settings
         here = {name: getattr(self._machine, name) for name in _OF_THE_MACHINE}

@@ -1,7 +1,6 @@
 """What a sample has to be: whatever passes breaks no step, and what doesn't is said in words."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ from clawstream.events import SampleAssembled, VersionSpan
 from clawstream.training.batches.trainable import ModelLimits, asks_too_much, flaw
 from clawstream.training.models.base_folder import limits_of
 from clawstream.training.step.trainer import Trainer
-from clawstream.training.stepping import Stepper
 from tests.examples import examples
-from tests.monitoring.said import plan
 from tests.training import tiny
 
 GOOD = tiny.sample("good", hinted=True)
@@ -165,12 +162,3 @@ def test_a_plan_says_how_much_the_teacher_s_distribution_counts(said: dict[str, 
     planned = TrainingSettings(**said).resolved
     assert planned.w_topk == weight
     assert TrainingSettings.model_validate_json(planned.model_dump_json()).divergence_weight == weight
-
-
-def test_a_plan_of_before_there_was_a_weight_for_it_is_executed_without(tmp_path: Path) -> None:
-    limits = ModelLimits(vocabulary_tokens=97)
-    with ThreadPoolExecutor(1) as thread:
-        stepper = Stepper(tmp_path, tmp_path, thread, limits)
-        older, newer = (replace(plan(1, (), {}), settings=said) for said in (b"{}", b'{"w_topk": null}'))
-        assert stepper._settings_of(older, None).divergence_weight == 0
-        assert stepper._settings_of(newer, None).divergence_weight == 1

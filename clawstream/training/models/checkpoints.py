@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +144,7 @@ def _versions(root: Path) -> list[int]:
 def _manifest(plan: BatchPlanned, step: StepTaken, files: tuple[File, ...]) -> bytes:
     """No byte follows the closing brace, so that a manifest cut anywhere is none."""
     planned = asdict(plan) | {"settings": plan.settings.decode()}
-    if plan.rollback is None:
-        del planned["rollback"]
-    # What a plan or step of an older version did not say is not there, so that its manifest has the bytes that it had.
-    silent = {field.name for field in fields(step) if field.default is getattr(step, field.name)}
-    said = {name: value for name, value in asdict(step).items() if name not in silent}
-    body = {"format": FORMAT, "plan": planned, "step": said, "files": [asdict(file) for file in files]}
+    body = {"format": FORMAT, "plan": planned, "step": asdict(step), "files": [asdict(file) for file in files]}
     return json.dumps(body, indent=1).encode()
 
 
@@ -165,7 +160,7 @@ def _checkpoint(folder: Path, body: dict[str, Any], sha256: str) -> Checkpoint:
         raise _unusable(folder, MANIFEST, f"format {body['format']}", f"format {FORMAT}")
     plan = body["plan"]
     offsets = tuple(TopicOffset(**offset) for offset in plan["offsets"])
-    turns = plan.get("turns")  # none: it was planned by an older version
+    turns = plan["turns"]
     parts = {
         "offsets": offsets,
         "sample_ids": tuple(plan["sample_ids"]),
