@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawstream.gateway.answering import admission
+from clawstream.gateway.requests import body
 from tests.gateway.house import QUESTION, House, Response, house, read
 from tests.hostile.raw import post, question, wire
 
@@ -160,7 +160,7 @@ ENDLESS: dict[str, tuple[bytes, bytes, int]] = {
 async def test_what_never_ends_is_ended_and_nothing_is_held_of_it(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, start: bytes, piece: bytes, status: int
 ) -> None:
-    monkeypatch.setattr(admission, "_DISCARDED_S", 1.0)
+    monkeypatch.setattr(body, "_DISCARDED_S", 1.0)
     async with house(tokenizer_folder, max_body_bytes=MIB) as gateway:
         before = psutil.Process().memory_info().rss
         async with wire(gateway.url) as connection, asyncio.timeout(60), asyncio.TaskGroup() as group:

@@ -4,30 +4,31 @@ The one rule: what is certain to fail (a key, a body, a model, a prompt too long
 and its spool full) is refused here, with nothing started and nothing recorded.
 """
 
-import asyncio
 import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from starlette.types import Message, Receive, Scope
+from starlette.types import Receive, Scope
 
 from clawstream.config import GatewaySettings, PolicySettings
 from clawstream.conversation.continuing import Continued, Request
 from clawstream.conversation.history import WholeRequest
-from clawstream.errors import ClawstreamError, TryLater, UnrenderableRequest
+from clawstream.errors import TryLater, UnrenderableRequest
 from clawstream.events import Sampling, TokenIds, TurnType
 from clawstream.gateway.access.keys import Caller
 from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.answering.capture import Accepted
 from clawstream.gateway.answering.sampled import SampledTokens
 from clawstream.gateway.engines.pool import Engines
+from clawstream.gateway.engines.served import Place
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.outbox.delivery import Delivery
 from clawstream.gateway.outbox.recorder import Recorder
+from clawstream.gateway.requests.body import read_body, read_headers, too_large
 from clawstream.gateway.requests.grouped import refuse_beside_choices
 from clawstream.gateway.requests.profiles import Named, name_request
 from clawstream.gateway.requests.refusal import BadRequest, TooLong, to_json
@@ -46,17 +47,11 @@ MAX_RECORDED_BYTES = 8 * 2**20  # what a record of the log holds
 _OWN_BYTES = 4096  # of a record, for its names, times and ids
 _TOKEN_BYTES = 4
 _MAX_TOKEN_BYTES = 64  # on average; a text has 2 to 6 bytes a token
-_DISCARDED_BYTES = 64 * 2**20
-_DISCARDED_S = 10.0
-_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 # A body, whether a header ends the session, and what finds an earlier answer.
 Read = Callable[[Mapping[str, Any], bool, Recall], ChatRequest]
-
-
-class ClientGone(ClawstreamError):
-    """The client closed its connection before its request was whole; there is nobody to answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +73,33 @@ class Farewell:
 
     session_id: str
     model: str
+
+
+class _Session(NamedTuple):
+    id: str
+    client: str  # who named it; "new": nobody did, and it has no history
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What came: the request, by whom, and what it says of itself."""
+
+    caller: Caller
+    chat: ChatRequest
+    model: str
+    named: Named
+    traceparent: str | None
+    received_at_ms: int
+
+    @property
+    def trace_id(self) -> str | None:
+        return None if self.traceparent is None else self.traceparent[3:35]
+
+    @property
+    def session(self) -> _Session | None:
+        """The session that the client names; None: it names none."""
+        named = self.named
+        return None if named.session_id is None or named.client is None else _Session(named.session_id, named.client)
 
 
 def epoch_ms() -> int:
@@ -106,74 +128,46 @@ class Admission:
 
     async def admit(self, scope: Scope, receive: Receive, read: Read) -> Exchange | Farewell:
         """Return what the request asks for, its body read by `read`. Raises BadRequest or ClientGone."""
-        headers = read_headers(scope)
-        caller: Caller = scope[CALLER]
+        asked = await self._receive(scope, receive, read)
+        chat = asked.chat
+        if not chat.messages:
+            return self._farewell(asked)
+        _let_in_choices(asked, scope[GROW])
+        session = self._session(asked)
+        self._refuse_closed(session, asked.caller)
+        place, context_length_tokens = self._place(session)
+        prompt = await self._render(chat, session.id, context_length_tokens)
+        _refuse_too_large(chat, prompt.token_ids)
+        accepted = self._accept(asked, session, prompt, context_length_tokens)
+        self._refuse_another_key(session, asked.caller)  # it may have begun the session while this was rendered
+        self.sessions.asked(chat.messages, chat.scope, session.id, asked.received_at_ms)
+        return Exchange(
+            accepted=accepted,
+            chat=chat,
+            whole=WholeRequest(messages=chat.messages_json, token_ids=prompt.token_ids, options=chat.options_json),
+            policy_version=place.version,
+            session_done=asked.named.session_done,
+            traceparent=asked.traceparent,
+            sampled=None if chat.asked.top_logprobs is None else SampledTokens(self.renderer),
+        )
+
+    async def _receive(self, scope: Scope, receive: Receive, read: Read) -> _Asked:
+        headers, caller = read_headers(scope), scope[CALLER]
         raw = await read_body(
             headers, receive, max_bytes=self.settings.max_body_bytes, within_s=self.settings.request_timeout_s
         )
         received_at_ms = self.now_ms()
-        ends_session = truthy(headers.get("x-session-done"))
-        chat, model = self._read(parse_body(raw), read, caller, ends_session=ends_session)
-        named = name_request(headers, chat, TurnType(self.settings.default_turn_type))
-        if not chat.messages:
-            if named.session_id is None:
-                raise BadRequest(
-                    "session_done without messages needs a session id: send X-Session-Id.", param="messages"
-                )
-            self._refuse_unrecordable(named.session_id)
-            self._refuse_another_key(named.session_id, caller.name)
-            return Farewell(session_id=named.session_id, model=model)
-        if chat.asked.num_choices > 1:
-            refuse_beside_choices(named.group, chat.asked.num_choices)
-            scope[GROW](chat.asked.num_choices - 1)
-        chat = replace(chat, scope=scope_of(chat.options, caller.name))
-        trace = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
-        trace_id = trace.group(1) if trace else None
-        session_id, client = self._session(named, chat, trace_id)
-        self._refuse_unrecordable(session_id)
-        if client != "new":
-            self._refuse_another_key(session_id, caller.name)
-        place = self.engines.place(session_id)
-        if place is None or place.engine.context_length_tokens is None:
-            raise unavailable(f"The engine is away ({self.engines.problem()}); nothing was generated. Try again.")
-        prompt = await self._render(chat, session_id, place.engine.context_length_tokens)
-        prompt_ids = prompt.token_ids
-        num_bytes = sum(map(len, chat.messages_json)) + len(chat.options_json) + _OWN_BYTES
-        if num_bytes + _TOKEN_BYTES * len(prompt_ids) > MAX_RECORDED_BYTES:
-            raise _too_large(f"{num_bytes} bytes and {len(prompt_ids)} prompt tokens", MAX_RECORDED_BYTES)
-        accepted = Accepted(
-            exchange_id=str(uuid.uuid4()),
-            session_id=session_id,
-            turn_type=named.turn_type,
-            client=client,
-            key_name=caller.name,
+        ends = truthy(headers.get("x-session-done"))
+        chat, model = self._read(parse_body(raw), read, caller, ends_session=ends)
+        traceparent = headers.get("traceparent", "")
+        return _Asked(
+            caller=caller,
+            chat=replace(chat, scope=scope_of(chat.options, caller.name)),
             model=model,
-            request_sha256=chat.sha256,
-            retry_count=named.retry_count,
-            group=None if named.group is None else named.group.of_key(caller.name),
-            num_spliced=prompt.num_spliced,
-            sampling=self._sampling(chat, named.turn_type, prompt_ids, place.engine.context_length_tokens),
-            policy_id=self.policy.id,
-            trace_id=trace_id,
+            named=name_request(headers, chat, TurnType(self.settings.default_turn_type)),
+            traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
             received_at_ms=received_at_ms,
         )
-        if client != "new":  # another key may have begun it while this was rendered
-            self._refuse_another_key(session_id, caller.name)
-        self.sessions.asked(chat.messages, chat.scope, session_id, received_at_ms)
-        return Exchange(
-            accepted=accepted,
-            chat=chat,
-            whole=WholeRequest(messages=chat.messages_json, token_ids=prompt_ids, options=chat.options_json),
-            policy_version=place.version,
-            session_done=named.session_done,
-            traceparent=trace.group(0) if trace else None,
-            sampled=None if chat.asked.top_logprobs is None else SampledTokens(self.renderer),
-        )
-
-    async def count_tokens(self, body: Mapping[str, Any], read: Read, caller: Caller) -> int:
-        """Return how many tokens the body's prompt has, rendered anew; nothing is remembered. Raises BadRequest."""
-        chat, _ = self._read(body, read, caller, ends_session=False)
-        return len((await self._prompt(chat, Known(), context_length_tokens=None)).token_ids)
 
     def _read(
         self, body: Mapping[str, Any], read: Read, caller: Caller, *, ends_session: bool
@@ -184,36 +178,6 @@ class Admission:
         chat = read(body, ends_session, lambda exchange_id: self.conversations.recall(exchange_id, caller.name))
         self._refuse_too_long(chat)
         return chat, self._served_model(chat.model)
-
-    def _served_model(self, asked: str | None) -> str:
-        served = self.policy.served_model
-        if asked not in (None, served):
-            raise BadRequest(
-                f"The model {asked!r} does not exist; this gateway serves {served!r}.",
-                status=404,
-                code="model_not_found",
-                param="model",
-            )
-        return served
-
-    def _session(self, named: Named, chat: ChatRequest, trace_id: str | None) -> tuple[str, str]:
-        """Return the session's id and who named it."""
-        session_id, client = named.session_id, named.client
-        if session_id is None or client is None:
-            retried = bool(named.retry_count)
-            session_id = self.sessions.find(chat.messages, chat.scope, retried=retried, trace_id=trace_id)
-            client = "history"
-            if session_id is None:
-                if any(message.get("role") == "assistant" for message in chat.messages):
-                    self.metrics.index_misses.inc()
-                session_id, client = str(uuid.uuid4()), "new"
-        self.metrics.sessions_named.labels(client).inc()
-        return session_id, client
-
-    def _longest_context(self) -> int | None:
-        """Return the context of the engine that has most, in tokens; None while no engine has told."""
-        told = [engine.context_length_tokens for engine in self.engines.all]
-        return max((tokens for tokens in told if tokens is not None), default=None)
 
     def _refuse_too_many(self, messages: object) -> None:
         """Raise BadRequest for more messages than the context has tokens, before any is looked at."""
@@ -231,23 +195,70 @@ class Admission:
         if num_bytes > longest * _MAX_TOKEN_BYTES:
             raise TooLong(f"messages and tools are {num_bytes} bytes", longest)
 
-    def _refuse_unrecordable(self, session_id: str) -> None:
-        problem = self.delivery.problem(session_id)
+    def _longest_context(self) -> int | None:
+        """Return the context of the engine that has most, in tokens; None while no engine has told."""
+        told = [engine.context_length_tokens for engine in self.engines.all]
+        return max((tokens for tokens in told if tokens is not None), default=None)
+
+    def _served_model(self, asked: str | None) -> str:
+        served = self.policy.served_model
+        if asked not in (None, served):
+            raise BadRequest(
+                f"The model {asked!r} does not exist; this gateway serves {served!r}.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return served
+
+    def _farewell(self, asked: _Asked) -> Farewell:
+        session = asked.session
+        if session is None:
+            raise BadRequest("session_done without messages needs a session id: send X-Session-Id.", param="messages")
+        self._refuse_closed(session, asked.caller)
+        return Farewell(session_id=session.id, model=asked.model)
+
+    def _session(self, asked: _Asked) -> _Session:
+        session = asked.session or self._by_history(asked)
+        self.metrics.sessions_named.labels(session.client).inc()
+        return session
+
+    def _by_history(self, asked: _Asked) -> _Session:
+        """Return the session that the messages go on from, or a new one."""
+        chat, retried = asked.chat, bool(asked.named.retry_count)
+        found = self.sessions.find(chat.messages, chat.scope, retried=retried, trace_id=asked.trace_id)
+        if found is not None:
+            return _Session(found, "history")
+        if any(message.get("role") == "assistant" for message in chat.messages):
+            self.metrics.index_misses.inc()
+        return _Session(str(uuid.uuid4()), "new")
+
+    def _refuse_closed(self, session: _Session, caller: Caller) -> None:
+        """Raise BadRequest where nothing of the session can be recorded now, or it is another key's."""
+        problem = self.delivery.problem(session.id)
         if problem is not None:
             raise unavailable(f"{problem}; nothing was generated. Try again.")
+        self._refuse_another_key(session, caller)
 
-    def _refuse_another_key(self, session_id: str, key_name: str | None) -> None:
+    def _refuse_another_key(self, session: _Session, caller: Caller) -> None:
         try:
-            is_open = self.owners.is_open_to(session_id, key_name)
+            is_open = session.client == "new" or self.owners.is_open_to(session.id, caller.name)
         except TryLater as error:
             raise unavailable(f"{error}; nothing was generated. Try again.") from error
         if not is_open:
             raise BadRequest(
-                f"The session {session_id} was begun with another key; nothing was generated. Use an id of your own.",
+                f"The session {session.id} was begun with another key; nothing was generated. Use an id of your own.",
                 status=403,
                 code="session_of_another_key",
                 param="session_id",
             )
+
+    def _place(self, session: _Session) -> tuple[Place, int]:
+        """Return where the prompt goes, and how many tokens its context has."""
+        place = self.engines.place(session.id)
+        if place is None or place.engine.context_length_tokens is None:
+            raise unavailable(f"The engine is away ({self.engines.problem()}); nothing was generated. Try again.")
+        return place, place.engine.context_length_tokens
 
     async def _render(self, chat: ChatRequest, session_id: str, context_length_tokens: int) -> Continued:
         started, known = perf_counter(), self.answers.of(session_id, self.now_ms())
@@ -256,6 +267,35 @@ class Admission:
         self.metrics.prompts.labels(prompt.made.value).inc()
         self.answers.asked(session_id, prompt, self.now_ms())
         return prompt
+
+    async def _prompt(self, chat: ChatRequest, known: Known, *, context_length_tokens: int | None) -> Continued:
+        """Return the prompt. Raises BadRequest."""
+        request = Request(messages=chat.messages, raw=chat.messages_json, options=chat.options)
+        try:
+            return await self.prompts.make(request, known, context_length_tokens=context_length_tokens)
+        except UnrenderableRequest as error:
+            raise BadRequest(f"The request can't be put to the policy: {error}.", param="messages") from error
+        except TryLater as error:
+            raise unavailable(f"{error}; nothing was generated. Try again.") from error
+
+    def _accept(self, asked: _Asked, session: _Session, prompt: Continued, context_length_tokens: int) -> Accepted:
+        named, key_name = asked.named, asked.caller.name
+        return Accepted(
+            exchange_id=str(uuid.uuid4()),
+            session_id=session.id,
+            turn_type=named.turn_type,
+            client=session.client,
+            key_name=key_name,
+            model=asked.model,
+            request_sha256=asked.chat.sha256,
+            retry_count=named.retry_count,
+            group=None if named.group is None else named.group.of_key(key_name),
+            num_spliced=prompt.num_spliced,
+            sampling=self._sampling(asked.chat, named.turn_type, prompt.token_ids, context_length_tokens),
+            policy_id=self.policy.id,
+            trace_id=asked.trace_id,
+            received_at_ms=asked.received_at_ms,
+        )
 
     def _sampling(
         self, chat: ChatRequest, turn_type: TurnType, prompt_ids: TokenIds, context_length_tokens: int
@@ -277,84 +317,27 @@ class Admission:
             return of_the_policy(sampling, default_temperature=self.settings.default_temperature)
         return sampling
 
-    async def _prompt(self, chat: ChatRequest, known: Known, *, context_length_tokens: int | None) -> Continued:
-        """Return the prompt. Raises BadRequest."""
-        request = Request(messages=chat.messages, raw=chat.messages_json, options=chat.options)
-        try:
-            return await self.prompts.make(request, known, context_length_tokens=context_length_tokens)
-        except UnrenderableRequest as error:
-            raise BadRequest(f"The request can't be put to the policy: {error}.", param="messages") from error
-        except TryLater as error:
-            raise unavailable(f"{error}; nothing was generated. Try again.") from error
+    async def count_tokens(self, body: Mapping[str, Any], read: Read, caller: Caller) -> int:
+        """Return how many tokens the body's prompt has, rendered anew; nothing is remembered. Raises BadRequest."""
+        chat, _ = self._read(body, read, caller, ends_session=False)
+        return len((await self._prompt(chat, Known(), context_length_tokens=None)).token_ids)
+
+
+def _let_in_choices(asked: _Asked, grow: Callable[[int], None]) -> None:
+    """Have `grow` let in the answers beside the first. Raises BadRequest, also where there are too many."""
+    num_choices = asked.chat.asked.num_choices
+    if num_choices > 1:
+        refuse_beside_choices(asked.named.group, num_choices)
+        grow(num_choices - 1)
+
+
+def _refuse_too_large(chat: ChatRequest, prompt_ids: TokenIds) -> None:
+    """Raise BadRequest for what no record of the log holds."""
+    num_bytes = sum(map(len, chat.messages_json)) + len(chat.options_json) + _OWN_BYTES
+    if num_bytes + _TOKEN_BYTES * len(prompt_ids) > MAX_RECORDED_BYTES:
+        raise too_large(f"{num_bytes} bytes and {len(prompt_ids)} prompt tokens", MAX_RECORDED_BYTES)
 
 
 def unavailable(message: str) -> BadRequest:
     """Return the refusal that says: later."""
     return BadRequest(message, status=503, code="service_unavailable", kind="server_error", retry_after_s=RETRY_AFTER_S)
-
-
-def read_headers(scope: Scope) -> dict[str, str]:
-    """Return the headers by lower-case name; of repeated ones, the last."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-
-
-async def read_body(headers: Mapping[str, str], receive: Receive, *, max_bytes: int, within_s: float) -> bytes:
-    """Return the whole body; of one that is too large no more than `max_bytes` are ever held. Raises BadRequest."""
-    try:
-        async with asyncio.timeout(within_s):
-            return await _read_body(headers, receive, max_bytes)
-    except TimeoutError as error:
-        message = f"The body did not come within {within_s:g} s (gateway.request_timeout_s). Send it faster."
-        raise BadRequest(message, status=408, code="request_timeout") from error
-
-
-async def _read_body(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> bytes:
-    coding = headers.get("content-encoding", "identity")
-    if coding != "identity":
-        raise BadRequest(f"The body is compressed ({coding[:20]}); send it as it is.", status=415)
-    declared = headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        if "expect" not in headers:  # a client that asks first sends nothing once it is refused
-            await _discard(receive)
-        raise _too_large(f"{int(declared)} bytes", max_bytes)
-    pieces: list[bytes] = []
-    size = 0
-    while True:
-        message = await _next(receive)
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
-        if size > max_bytes:
-            pieces.clear()
-            await _discard(receive)
-            raise _too_large(f"more than {max_bytes} bytes", max_bytes)
-        if not message.get("more_body", False):
-            return b"".join(pieces)
-
-
-async def _discard(receive: Receive) -> None:
-    """Let the rest of a body pass by, within limits: a client that is still writing would not see the refusal."""
-    left = _DISCARDED_BYTES
-    try:
-        async with asyncio.timeout(_DISCARDED_S):
-            while left > 0:
-                message = await _next(receive)
-                left -= len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return
-    except TimeoutError:
-        return
-
-
-async def _next(receive: Receive) -> Message:
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientGone("the client went away while it sent its request")
-    return message
-
-
-def _too_large(found: str, max_bytes: int) -> BadRequest:
-    return BadRequest(
-        f"The body is {found}; at most {max_bytes} bytes can be recorded. Shorten the conversation.",
-        status=413,
-        code="request_too_large",
-    )

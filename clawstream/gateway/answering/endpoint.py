@@ -13,10 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from clawstream.errors import TryLater
 from clawstream.events import SessionDone
-from clawstream.gateway.answering.admission import Admission, ClientGone, Farewell, unavailable
+from clawstream.gateway.answering.admission import Admission, Farewell, unavailable
 from clawstream.gateway.answering.answer import GONE, Answering, Failure
 from clawstream.gateway.answering.choices import choices_of
 from clawstream.gateway.dialects.kinds import Dialect
+from clawstream.gateway.requests.body import ClientGone
 from clawstream.gateway.requests.refusal import BadRequest
 
 

@@ -9,9 +9,10 @@ from starlette.types import Receive, Scope, Send
 
 from clawstream.errors import TryLater
 from clawstream.gateway.access.keys import Caller
-from clawstream.gateway.answering.admission import CALLER, Admission, ClientGone, read_body, read_headers, unavailable
+from clawstream.gateway.answering.admission import CALLER, Admission, unavailable
 from clawstream.gateway.answering.outlets import send_whole
 from clawstream.gateway.dialects.anthropic import read_messages
+from clawstream.gateway.requests.body import ClientGone, read_body, read_headers
 from clawstream.gateway.requests.feedback import read_feedback, unknown_response
 from clawstream.gateway.requests.refusal import BadRequest, to_json
 from clawstream.gateway.requests.wire import ChatRequest, parse_body
