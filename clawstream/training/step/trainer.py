@@ -6,24 +6,24 @@ random number that the plan's seed does not fix. B samples, T response tokens.
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from clawstream.config import TrainingSettings
-from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged, UnusableCheckpoint
+from clawstream.errors import GradientNotFinite, TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
 from clawstream.inference.models.bases import fingerprint
 from clawstream.inference.models.version_folder import STATE_FOLDER
 from clawstream.training.batches.trainable import hint_counts
-from clawstream.training.gate.probing import Probe
-from clawstream.training.gate.publishing import REJECTED_IN_A_ROW, Memory, one_sided
+from clawstream.training.gate.gating import Gate, refused
+from clawstream.training.gate.publishing import Memory
 from clawstream.training.models.model import Model
 from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.step.advantages import Baseline
@@ -51,6 +51,14 @@ class Update:
     learning_rate: float
     mean_response_tokens: float | None
     weights_changed_share: float | None  # of the numbers that are published
+
+
+class _Taken(NamedTuple):
+    """What the optimizer's steps of one update came to."""
+
+    tallies: list[Tally]
+    gaps: list[Tensor]
+    grad_norms: list[float]  # of those that were taken
 
 
 class Trainer:
@@ -91,7 +99,7 @@ class Trainer:
         they were before that step of the optimizer, or TrainingDiverged; `gated`, StepRefused alone, after which this
         trainer is to be restored before it is used.
         """
-        with _refused() if gated else nullcontext():
+        with refused() if gated else nullcontext():
             return self._update(
                 samples, version=version, seed=seed, gated=gated, num_rejected=num_rejected, advantages=advantages
             )
@@ -105,48 +113,66 @@ class Trainer:
         rewards = [s.learned_reward for s in samples if s.learned_reward is not None]
         rate = self._learning_rate(version, rewards, counts=bool(samples))
         steps = optimizer_steps(len(samples), epochs=settings.epochs, minibatches=settings.minibatches, seed=seed)
-        teacher = {"reference": self._reference, "ema": self._ema, "current": None}[settings.teacher]
         mine = self._model.share([len(s.prompt_ids) + len(s.response_ids) for s in samples])
-        scored = self._loss.score(
-            [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=len(steps) > 1,
-            advantages=None if advantages is None else [advantages[i] for i in mine],
-        )  # fmt: skip
-        as_it_is = gated and self._is_one_sided(samples, scored, num_rejected)
-        probe = self._probe(samples, scored, mine) if gated else None
+        scored = self._score(samples, mine, moves=len(steps) > 1, advantages=advantages)
+        gate = self._gate(samples, scored, mine, num_rejected) if gated else None
         before = self._model.published()
-        tallies: list[Tally] = []
-        gaps: list[Tensor] = []
-        grad_norms: list[float] = []
-        for chosen in steps:
-            tally, gap_N = self._accumulate(scored, [mine.index(i) for i in chosen if i in mine])
-            if tally.num_tokens:
-                if probe is not None and not grad_norms:
-                    probe.look_ahead(rate)
-                grad_norms.append(self._step(version, tally.divisor(self._loss.objective), rate))
-            tallies.append(tally)
-            gaps.append(gap_N)
+        taken = self._take(steps, scored, mine, version=version, rate=rate, gate=gate)
         changed_share = None
-        if grad_norms:
+        if taken.grad_norms:
             self._let_ema_follow()
             changed_share = self._model.changed_share(before)
             if rate > 0:
-                self._refuse_unmoved(version, changed_share, max(grad_norms))
-            if probe is not None and (refusal := probe.refusal(version=version, seed=seed)) is not None:
-                raise StepRefused(refusal)
-        self._memory = self._memory.after(samples, as_it_is=as_it_is)
+                self._refuse_unmoved(version, changed_share, max(taken.grad_norms))
+            if gate is not None:
+                gate.let_out(version=version, seed=seed)
+        self._memory = self._memory.after(samples, as_it_is=gate is not None and gate.as_it_is)
         self._baseline = self._baseline.after(rewards)
         return Update(
             num_samples=len(samples),
             num_hinted=sum(hint_counts(s, by_engine=settings.teacher_scores == "engine") for s in samples),
             num_rewarded=len(rewards),
-            loss=figures(tallies, self._loss.objective, epochs=settings.epochs),
-            mean_gap_nats=self._mean(gaps),
+            loss=figures(taken.tallies, self._loss.objective, epochs=settings.epochs),
+            mean_gap_nats=self._mean(taken.gaps),
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
-            grad_norm=max(grad_norms, default=None),
+            grad_norm=max(taken.grad_norms, default=None),
             learning_rate=rate,
             mean_response_tokens=sum(len(s.response_ids) for s in samples) / len(samples) if samples else None,
             weights_changed_share=changed_share,
         )
+
+    def _score(
+        self, samples: Sequence[SampleAssembled], mine: Sequence[int], *, moves: bool,
+        advantages: Sequence[float] | None,
+    ) -> Scored:  # fmt: skip
+        """Return what the policy before the step, its teacher and its reference say of this process' samples."""
+        teacher = {"reference": self._reference, "ema": self._ema, "current": None}[self._settings.teacher]
+        return self._loss.score(
+            [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=moves,
+            advantages=None if advantages is None else [advantages[i] for i in mine],
+        )  # fmt: skip
+
+    def _gate(self, samples: Sequence[SampleAssembled], scored: Scored, mine: Sequence[int], num_rejected: int) -> Gate:
+        return Gate(
+            self._model, self._settings, samples, self._memory,
+            scored=scored, mine=mine, baseline=self._baseline_now, num_rejected=num_rejected,
+        )  # fmt: skip
+
+    def _take(
+        self, steps: Sequence[Sequence[int]], scored: Scored, mine: Sequence[int], *, version: int, rate: float,
+        gate: Gate | None,
+    ) -> _Taken:  # fmt: skip
+        """Take the optimizer's steps, each on its samples; one without a token to train on is none."""
+        taken = _Taken([], [], [])
+        for chosen in steps:
+            tally, gap_N = self._accumulate(scored, [mine.index(i) for i in chosen if i in mine])
+            if tally.num_tokens:
+                if gate is not None and not taken.grad_norms:
+                    gate.look_ahead(rate)
+                taken.grad_norms.append(self._step(version, tally.divisor(self._loss.objective), rate))
+            taken.tallies.append(tally)
+            taken.gaps.append(gap_N)
+        return taken
 
     def save(self, folder: Path) -> None:
         """Write the weights for engines, and beside them all that `restore` needs."""
@@ -219,24 +245,6 @@ class Trainer:
             return saved[""]
         log.warning("ema_starts_here folder=%s reason=the checkpoint was made with another teacher", state)
         return self._model.copy()
-
-    def _is_one_sided(self, samples: Sequence[SampleAssembled], scored: Scored, num_rejected: int) -> bool:
-        """Return whether these are learned from though their rewards teach nothing; raises StepRefused where not.
-
-        Where so many were rejected a person was told; if the judge stays as it is, it is the judge that there is.
-        """
-        judged = self._settings.weights[0] > 0 and scored.advantages is None  # those are never of one side
-        refusal = one_sided(samples, self._memory) if judged and not self._memory.as_it_is else None
-        if refusal is not None and num_rejected < REJECTED_IN_A_ROW:
-            raise StepRefused(refusal)
-        return refusal is not None
-
-    def _probe(self, samples: Sequence[SampleAssembled], scored: Scored, mine: Sequence[int]) -> Probe:
-        """Look at the policy before its step."""
-        return Probe(
-            self._model, self._settings, samples, self._memory,
-            scored=scored, mine=mine, baseline=self._baseline_now,
-        )  # fmt: skip
 
     @property
     def _baseline_now(self) -> float:
@@ -319,17 +327,6 @@ def load_options(settings: TrainingSettings, device: str) -> dict[str, Any]:
         "lora_rank": settings.lora_rank, "device": device, "seed": settings.seed,
         "dtype": getattr(torch, settings.dtype), "recompute_layers": settings.gradient_checkpointing,
     }  # fmt: skip
-
-
-@contextmanager
-def _refused() -> Iterator[None]:
-    """Have an error that would end a policy refuse the step alone."""
-    try:
-        yield
-    except GradientNotFinite as error:
-        raise StepRefused("the gradient is not finite") from error
-    except TrainingDiverged as error:
-        raise StepRefused(str(error)) from error
 
 
 def _optimizer(model: Model, settings: TrainingSettings) -> torch.optim.AdamW:

@@ -1,0 +1,55 @@
+"""The gate of one step: it lets the step begin, looks where it leads, and refuses what may not be published.
+
+The one rule: what refuses a step raises StepRefused, after which its trainer is to be restored before it is used.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from clawstream.config import TrainingSettings
+from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged
+from clawstream.events import SampleAssembled
+from clawstream.training.gate.probing import Probe
+from clawstream.training.gate.publishing import REJECTED_IN_A_ROW, Memory, one_sided
+from clawstream.training.models.model import Model
+from clawstream.training.step.batch_loss import Scored
+
+
+class Gate:
+    """What one step has to pass."""
+
+    def __init__(
+        self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: Memory, *,
+        scored: Scored, mine: Sequence[int], baseline: float, num_rejected: int,
+    ) -> None:  # fmt: skip
+        """Look at the policy before its step. Raises StepRefused where the rewards teach nothing.
+
+        Where so many were rejected a person was told; if the judge stays as it is, it is the judge that there is.
+        """
+        judged = settings.weights[0] > 0 and scored.advantages is None  # those are never of one side
+        refusal = one_sided(samples, memory) if judged and not memory.as_it_is else None
+        if refusal is not None and num_rejected < REJECTED_IN_A_ROW:
+            raise StepRefused(refusal)
+        self.as_it_is = refusal is not None  # the step learns from rewards that teach nothing
+        self._probe = Probe(model, settings, samples, memory, scored=scored, mine=mine, baseline=baseline)
+
+    def look_ahead(self, learning_rate: float) -> None:
+        """Look where the first gradient leads, while it stands in the weights."""
+        self._probe.look_ahead(learning_rate)
+
+    def let_out(self, *, version: int, seed: int) -> None:
+        """Return where the policy may be published as it is now. Raises StepRefused."""
+        refusal = self._probe.refusal(version=version, seed=seed)
+        if refusal is not None:
+            raise StepRefused(refusal)
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Have an error that would end a policy refuse the step alone."""
+    try:
+        yield
+    except GradientNotFinite as error:
+        raise StepRefused("the gradient is not finite") from error
+    except TrainingDiverged as error:
+        raise StepRefused(str(error)) from error
