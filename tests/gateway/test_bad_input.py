@@ -19,6 +19,13 @@ from tests.gateway.house import QUESTION, House, house
 
 TOOL_MESSAGE = {"role": "tool", "content": "x"}
 TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def allowing(*names: str | None) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": tools}}
+
+
 CALLS_G = {"type": "function", "function": {"name": "g"}}
 SOUND = {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}
 
@@ -75,6 +82,10 @@ def gateway(shared: House) -> House:
         ({"tool_choice": CALLS_G, "tools": [TOOL]}, "tool_choice", "'g', which is none of the tools"),
         ({"tool_choice": "required", "tools": [TOOL], "regex": "a"}, "tool_choice", "one grammar at most"),
         ({"tool_choice": "required", "tools": [TOOL], "min_tokens": 1}, "min_tokens", "beside tool_choice"),
+        ({"tool_choice": allowing("g"), "tools": [TOOL]}, "tool_choice", "'g', which is none of the tools"),
+        ({"tool_choice": allowing(None), "tools": [TOOL]}, "tool_choice.allowed_tools.tools[0]", "with a name"),
+        ({"tool_choice": allowing(), "tools": [TOOL]}, "tool_choice", "no tools to call"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]", "which /v1/responses takes"),
         ({"tools": [{"type": "web"}]}, "tools[0]", "function with a name"),
         ({"temperature": 3}, "temperature", "0 to 2"),
         ({"temperature": "hot"}, "temperature", "a number"),

@@ -72,8 +72,13 @@ RESPONSES: Json = {
     "metadata": {"session_id": "s"},
     "chat_template_kwargs": {"enable_thinking": False},
 }
-FORCING = OPENAI | {"tool_choice": {"type": "function", "function": {"name": "exec"}}}
+EXEC = {"type": "function", "function": {"name": "exec"}}
+FORCING = OPENAI | {"tool_choice": EXEC}
+ALLOWING = OPENAI | {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [EXEC]}}}
 RESPONSES_FORCING = RESPONSES | {"tool_choice": {"type": "function", "name": "exec"}}
+RESPONSES_ALLOWING = RESPONSES | {
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "exec"}]}
+}
 THE_TEMPLATE_S = {"chat_template_kwargs.enable_thinking"}  # the renderers package reads it
 FEEDBACK: Json = {"response_id": "0" * 8 + "-0000-0000-0000-" + "0" * 12, "thumb": "up", "text": "Good."}
 
@@ -129,7 +134,8 @@ def read_openai(body: Json, renderer: PromptRenderer) -> set[str]:
 
 def test_chat_reads_the_fields_that_are_described(renderer: PromptRenderer) -> None:
     fields = described("Chat")
-    asked = read_openai(OPENAI, renderer) | read_openai(FORCING, renderer) | THE_TEMPLATE_S
+    bodies = (OPENAI, FORCING, ALLOWING)
+    asked = set[str]().union(THE_TEMPLATE_S, *(read_openai(body, renderer) for body in bodies))
     assert asked - fields.keys() == set()
     assert {path for path, bound in fields.items() if bound} - asked == set()
 
@@ -154,7 +160,8 @@ def test_responses_reads_the_fields_that_are_described(
     fields, asked, passed_on = described("Responses"), set[str](), set[str]()
     monkeypatch.setattr(responses, "read_request", lambda body, ends: read_request(Watched(body, passed_on), ends))
     recalled = Recalled(session_id="s", before=(), answer={"role": "assistant", "content": "Hi."})
-    responses.read_responses(Watched(RESPONSES_FORCING, asked), False, lambda _id: recalled)
+    for body in (RESPONSES_FORCING, RESPONSES_ALLOWING):
+        responses.read_responses(Watched(body, asked), False, lambda _id: recalled)
     chat = responses.read_responses(Watched(RESPONSES, asked), False, lambda _id: recalled)
     renderer.prompt_ids(chat.messages, Watched(chat.options, passed_on))
     scope_of(Watched(chat.options, passed_on))

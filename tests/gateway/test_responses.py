@@ -130,6 +130,17 @@ def test_tools_are_functions_and_the_client_s_own_forms_are_remembered() -> None
     assert (asked.max_tokens, asked.top_p) == (5, 0.5)
 
 
+def test_tools_that_alone_are_allowed_are_offered_alone() -> None:
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "patch"}]}
+    options = options_of(tools=[FUNCTION, CUSTOM], tool_choice=allowed)
+    assert [tool["function"]["name"] for tool in options["tools"]] == ["patch"]
+    assert options["tool_choice"] == "required"
+    with pytest.raises(BadRequest, match=r"allowed_tools names 'x', which is none of the tools"):
+        options_of(tools=[FUNCTION], tool_choice=allowed | {"tools": [{"type": "function", "name": "x"}]})
+    with pytest.raises(BadRequest, match=r"tools\[0\] is not a function with a name"):
+        options_of(tools=[FUNCTION], tool_choice=allowed | {"tools": [{"type": "mcp", "server_label": "x"}]})
+
+
 def test_structured_output_is_the_same_grammar_as_in_chat_completions() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "number"}}}
     shape = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}

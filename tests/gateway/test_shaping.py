@@ -165,6 +165,14 @@ async def test_a_schema_stands_alone_where_no_tool_may_be_called_and_not_at_all_
     assert (shaping.json_schema is not None, "sum" in (shaping.ebnf or "")) == (by_engine, False)
 
 
+def test_tools_that_alone_are_allowed_are_as_if_no_others_were_there() -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    for mode in ("auto", "required"):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [TOOL]}}
+        chat = read_request({"messages": QUESTION, "tools": [other, TOOL], "tool_choice": choice})
+        assert chat.options == {"tools": [TOOL], "tool_choice": mode}
+
+
 async def test_a_family_whose_calls_no_grammar_writes_refuses_tools_beside_a_schema_and_says_what_to_do(
     gateway: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,11 +72,11 @@ def read_choice(found: object) -> Any:
     if found.get("type") in ("function", "custom"):
         return {"type": "function", "function": {"name": found.get("name")}}
     if found.get("type") == "allowed_tools":
-        raise BadRequest(
-            "tool_choice.type is allowed_tools, which is not supported; offer those tools alone.",
-            code="unsupported_value",
-            param="tool_choice",
-        )
+        named = [
+            read_choice(tool) if isinstance(tool, dict) else tool
+            for tool in items(found.get("tools"), "tool_choice.tools")
+        ]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": found.get("mode"), "tools": named}}
     return dict(found)
 
 

@@ -3,10 +3,31 @@
 from collections.abc import Mapping
 from typing import Any
 
-from clawstream.gateway.requests.fields import boolean, items
+from clawstream.gateway.requests.fields import boolean, items, mapping
 from clawstream.gateway.requests.refusal import BadRequest, unsupported
 
-_EXPECTED = '"auto", "none", "required", or {"type": "function", "function": {"name": "..."}}'
+_EXPECTED = '"auto", "none", "required", {"type": "function", "function": {"name": "..."}} or allowed_tools'
+
+
+def narrowed(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the body with the tools alone that its tool_choice allows, as if no others were there.
+
+    Raises BadRequest for a tool that is not there.
+    """
+    choice = body.get("tool_choice")
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return body
+    where, allowed = "tool_choice.allowed_tools", mapping(choice, "allowed_tools")
+    mode = allowed.get("mode")
+    if mode not in ("auto", "required"):
+        raise unsupported("tool_choice", choice, 'allowed_tools with mode "auto" or "required"')
+    named = items(allowed.get("tools"), f"{where}.tools")
+    wanted = {_name(tool, f"{where}.tools[{index}]") for index, tool in enumerate(named)}
+    offered = {_name(tool, f"tools[{index}]"): tool for index, tool in enumerate(items(body.get("tools"), "tools"))}
+    for name in sorted(wanted - offered.keys()):
+        raise BadRequest(f"{where} names {name[:100]!r}, which is none of the tools.", param="tool_choice")
+    tools = [tool for name, tool in offered.items() if name in wanted]
+    return {**body, "tools": tools, "tool_choice": mode}
 
 
 def check_tools(body: Mapping[str, Any]) -> None:
@@ -33,7 +54,14 @@ def forces_calls(body: Mapping[str, Any]) -> bool:
 
 
 def _name(tool: object, where: str) -> str:
-    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    named = tool.get("type") if isinstance(tool, dict) else None
+    if named == "custom":
+        raise BadRequest(
+            f"{where} is a custom tool, which /v1/responses takes; offer a function with one string here.",
+            code="unsupported_value",
+            param=where,
+        )
+    function = tool.get("function") if isinstance(tool, dict) and named == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise BadRequest(f"{where} is not a function with a name.", param=where)

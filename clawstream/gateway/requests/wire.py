@@ -26,7 +26,7 @@ from clawstream.gateway.requests.pictures import (
 )
 from clawstream.gateway.requests.refusal import BadRequest, to_json, unsupported
 from clawstream.gateway.requests.shaping import HALF, read_shaping
-from clawstream.gateway.requests.tools import check_tools
+from clawstream.gateway.requests.tools import check_tools, narrowed
 
 # Ours, not the model's: they name the session and are no part of what a retry has to repeat.
 PRIVATE_KEYS = frozenset({"session_id", "session_done", "turn_type"})
@@ -102,6 +102,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
 
 def read_request(body: Mapping[str, Any], ends_session: bool = False) -> ChatRequest:
     """Return what the body asks for; `ends_session` says that a header ends the session. Raises BadRequest."""
+    body = narrowed(body)
     session_done = truthy(body.get("session_done")) or ends_session
     messages = _messages(body.get("messages"), may_be_absent=session_done)
     _refuse_what_is_not_there(body)
