@@ -182,13 +182,23 @@ def _greet(
             soft_wrap=True,
         )
     console.print(f"\nPoint OpenClaw here: [bold]{connecting(settings, addresses.gateway, config)}[/]", soft_wrap=True)
+    if wants_key(settings):
+        console.print("  with [bold]--key[/] and a key in force (`clawstream keys add NAME` makes one)", soft_wrap=True)
     if (warning := too_few(context_tokens)) is not None:
         console.print(f"  [yellow]{warning}[/]")
     console.print("Ctrl-C stops everything.")
 
 
 def connecting(settings: Settings, url: str, config: Path | None) -> str:
-    """Return the command that lets OpenClaw talk to the gateway at `url`, which runs by the file `config`."""
-    named = "" if config is None else f" -c {shlex.quote(str(config))}"
+    """Return the command, for any folder, that lets OpenClaw talk to the gateway at `url`, which runs by `config`."""
+    named = "" if config is None else f" -c {shlex.quote(str(config.absolute()))}"
     elsewhere = "" if settings.gateway.port == GatewaySettings().port else f" --url {url}"
     return f"clawstream{named} openclaw connect --write{elsewhere}"
+
+
+def wants_key(settings: Settings) -> bool:
+    """Whether the gateway opens to none but the keys of its file, which holds their hashes alone."""
+    from clawstream.gateway.access.key_file import read_keys
+
+    ring = read_keys(settings.keys_file)
+    return settings.gateway.api_key is None and bool(ring.keys) and not ring.open

@@ -10,9 +10,11 @@ from rich.console import Console
 
 from clawstream import cli
 from clawstream.cli.learning.progress import shown
-from clawstream.cli.up import connecting
+from clawstream.cli.up import connecting, wants_key
 from clawstream.config import EngineSettings, GatewaySettings, Settings, dump, load
 from clawstream.errors import ConfigError, TryLater
+from clawstream.gateway.access.key_file import add_key, open_door, revoke_key
+from clawstream.gateway.access.keys import Allowance
 from clawstream.local.installation import patience
 from clawstream.local.supervisor import Patience
 from clawstream.simulation.runs.run import Progress
@@ -196,8 +198,20 @@ def test_the_command_that_connects_openclaw_is_named_as_it_has_to_be_typed() -> 
     assert connecting(here, "http://127.0.0.1:30000", None) == "clawstream openclaw connect --write"
     moved = Settings(environment=False, gateway={"port": 1, "api_key": "k"})
     assert connecting(moved, "http://127.0.0.1:1", Path("my settings/a.toml")) == (
-        "clawstream -c 'my settings/a.toml' openclaw connect --write --url http://127.0.0.1:1"
+        f"clawstream -c '{Path.cwd()}/my settings/a.toml' openclaw connect --write --url http://127.0.0.1:1"
     )
+
+
+def test_up_says_that_openclaw_needs_a_key_where_only_keys_of_the_file_open_the_gateway(tmp_path: Path) -> None:
+    settings = Settings(environment=False, data_dir=tmp_path)
+    assert not wants_key(settings)
+    add_key(settings.keys_file, "claw", Allowance())
+    assert wants_key(settings)
+    assert not wants_key(Settings(environment=False, data_dir=tmp_path, gateway={"api_key": "k"}))
+    revoke_key(settings.keys_file, "claw")
+    assert wants_key(settings)
+    open_door(settings.keys_file)
+    assert not wants_key(settings)
 
 
 def test_up_waits_as_long_as_an_engine_may_load() -> None:
