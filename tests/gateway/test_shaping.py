@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clawstream.config import SamplesSettings
+from clawstream.config import GatewaySettings, SamplesSettings
 from clawstream.events import ExchangeCompleted, Shaping, TokenBias
 from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.sampling import sampling_of
@@ -95,6 +95,10 @@ def test_tools_whose_grammar_is_too_long_to_be_recorded_are_refused() -> None:
             default_max_tokens=1,
             default_temperature=1,
         )
+
+
+def test_unless_the_settings_say_otherwise_no_limit_is_named_and_the_temperature_is_as_documented() -> None:
+    assert (GatewaySettings().default_max_tokens, GatewaySettings().default_temperature) == (None, 0.7)
 
 
 @pytest.mark.parametrize(

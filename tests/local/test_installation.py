@@ -25,6 +25,7 @@ from clawstream.local.installation import STAGES, _elsewhere, _engines, _with_da
 from clawstream.local.keeping import Server
 from clawstream.local.servers.ports import reserved
 from clawstream.local.servers.ready import answers
+from clawstream.local.supervisor import Patience, Supervisor
 from clawstream.simulation.policy.base import base_policy
 
 
@@ -57,6 +58,29 @@ async def test_a_port_that_is_taken_is_named_before_any_server_is_started(tmp_pa
             async with installation.installation(taken, model_path=tmp_path, say=said.append):
                 pass
     assert said == []
+
+
+async def test_the_supervisor_waits_as_long_as_an_engine_may_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Patience] = []
+
+    def supervisor(*_given: object, patience: Patience = Patience(), **_more: object) -> Supervisor:  # noqa: B008
+        built.append(patience)
+        raise PartUnavailable("nothing is started here")
+
+    monkeypatch.setattr(installation, "Supervisor", supervisor)
+    settings = Settings(
+        data_dir=tmp_path,
+        engine=EngineSettings(port=0, loads_within_s=12_345),
+        gateway=GatewaySettings(port=0),
+        monitor=MonitorSettings(port=0),
+        environment=False,
+    )
+    with pytest.raises(PartUnavailable, match="nothing is started here"):
+        async with installation.installation(settings, model_path=tmp_path, say=print):
+            pass
+    assert [patience.ready_within_s for patience in built] == [12_345]
 
 
 async def test_a_page_that_is_not_ready_says_what_it_lacks() -> None:
