@@ -129,7 +129,12 @@ def pydantic_ai() -> Seen:
                 f"{name}: error": raised.name,
             }
         native = await Agent(chat, output_type=NativeOutput(Sum)).run(AS_JSON)
-        return found | {"structured": native.output.model_dump()}
+        both = await Agent(chat, output_type=NativeOutput(Sum), tools=[add]).run(AS_JSON)
+        called = [part.part_kind for message in both.all_messages() for part in message.parts]
+        return found | {
+            "structured": native.output.model_dump(),
+            "structured, with a tool": [both.output.model_dump(), called.count("tool-return")],
+        }
 
     return asyncio.run(ask())
 
@@ -174,6 +179,7 @@ def agents() -> Seen:
     plain: Any = Agent(name="a", model="policy", instructions="Be brief.")
     tooled: Any = Agent(name="a", model="policy", tools=[function_tool(add)])
     shaped: Any = Agent(name="a", model="policy", output_type=Sum)
+    both: Any = Agent(name="a", model="policy", output_type=Sum, tools=[function_tool(add)])
     unkept: Any = Agent(name="a", model="policy", model_settings=ModelSettings(store=False))
 
     async def stream() -> str:
@@ -191,11 +197,14 @@ def agents() -> Seen:
         first = await Runner.run(tooled, ASK)
         second = await Runner.run(tooled, [*first.to_input_list(), {"role": "user", "content": "Sure?"}])
         third = await Runner.run(plain, "Sure?", previous_response_id=second.last_response_id)
+        fourth = await Runner.run(both, AS_JSON)
+        called = [item.type for item in fourth.new_items]
         return {
             "chat": (await Runner.run(unkept, ASK)).final_output,
             "stream": await stream(),
             "tool": [str(one.final_output) for one in (first, second, third)],
             "structured": (await Runner.run(shaped, AS_JSON)).final_output.model_dump(),
+            "structured, with a tool": [fourth.final_output.model_dump(), called.count("tool_call_output_item")],
             "error": await error(),
         }
 

@@ -25,11 +25,13 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "pydantic_ai": {
         **{f"{api}: {what}": SAID for api in ("chat", "responses") for what in ("chat", "stream", "tool")},
         "chat: error": "ModelHTTPError", "responses: error": "ModelHTTPError", "structured": TOTAL,
+        "structured, with a tool": [TOTAL, 1],
     },
     "instructor": {"structured": TOTAL, "stream": TOTAL, "error": "InstructorRetryException"},
     "smolagents": {"chat": SAID, "stream": SAID, "tool": "add", "error": "BadRequestError"},
     "agents": {
         "chat": SAID, "stream": SAID, "tool": [SAID] * 3, "structured": TOTAL, "error": "BadRequestError",
+        "structured, with a tool": [TOTAL, 1],
     },
 }  # fmt: skip
 
