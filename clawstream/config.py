@@ -25,21 +25,17 @@ from clawstream.errors import ConfigError
 PREFIX = "CLAWSTREAM_"
 EXAMPLE_KEY = "change-me"
 _USERINFO = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*://)?[^/?#]*@")
-_OF_ADVANTAGES = (
-    "loss", "w_binary", "gap_clip_nats", "baseline", "clip_low", "clip_high", "importance_cap", "ratio_to",
-)  # fmt: skip
-_OF_HINTS = ("w_opd", "gap_clip_nats", "teacher", "ema_decay")
 IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method
     "topk": (
-        _OF_ADVANTAGES,
+        ("loss", "w_binary"),
         "how advantages act, and method = 'topk' has none: it brings whole distributions together",
     ),
     "stepwise": (
-        (*_OF_HINTS, "baseline"),
-        "how hints and single rewards act, and method = 'stepwise' holds a group's attempts against each other",
+        ("w_opd", "teacher"),
+        "how hints act, and method = 'stepwise' holds a group's attempts against each other",
     ),
-    "binary": (_OF_HINTS, "how hints act, and method = 'binary' learns from rewards alone"),
-    "opd": (("w_binary", "baseline"), "how rewards act, and method = 'opd' learns from hints alone"),
+    "binary": (("w_opd", "teacher"), "how hints act, and method = 'binary' learns from rewards alone"),
+    "opd": (("w_binary",), "how rewards act, and method = 'opd' learns from hints alone"),
 }
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -63,7 +59,6 @@ class KafkaSettings(Section):
     """The broker."""
 
     bootstrap: str | None = Field(None, description="host:port[,host:port]; none: a broker of our own is started")
-    port: int = Field(0, ge=0, le=65535, description="of the broker that is started; 0: any free one")
     prefix: str = Field("", description="put before every topic and group name", pattern=r"^[A-Za-z0-9._-]*$")
     instance: str | None = Field(
         None,
@@ -87,7 +82,6 @@ class PostgresSettings(Section):
     """The database."""
 
     url: SecretStr | None = Field(None, description="an SQLAlchemy URL; none: a database of our own is started")
-    port: int = Field(0, ge=0, le=65535, description="of the database that is started; 0: any free one")
 
 
 class EngineSettings(Section):
@@ -96,12 +90,7 @@ class EngineSettings(Section):
     urls: tuple[str, ...] = Field((), description="SGLang servers; none: the embedded CPU engine is started")
     api_key: SecretStr | None = Field(None, description="what the engines were started with as --api-key, if anything")
     model_path: Path | None = Field(None, description="the Hugging Face folder of the base policy")
-    answers_within_s: float = Field(20.0, gt=0, description="else it is away; more than its longest swap takes")
-    loads_within_s: float = Field(1800.0, gt=0, description="else a takeover of new weights is begun again")
     port: int = Field(30010, ge=0, le=65535, description="of the embedded engine; 0: any free one")
-    replicas: int = Field(1, ge=1, le=64, description="embedded engines, on this port and the next ones")
-    threads: int = Field(1, ge=1, description="of the embedded engine")
-    max_running_requests: int = Field(64, ge=1, description="of the embedded engine")
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -150,28 +139,11 @@ class GatewaySettings(Section):
         False, description="between keys: less to prefill, and a key can find out what others asked"
     )
     max_in_flight: int = Field(1024, ge=1, description="requests at once; one more is a 503 with Retry-After")
-    request_timeout_s: float = Field(
-        30.0, gt=0, description="for a request's headers, then for its body, then to render it"
-    )
-    idle_timeout_s: float = Field(60.0, gt=0, description="of a connection between requests")
-    write_timeout_s: float = Field(30.0, gt=0, description="a client that reads nothing for so long is gone")
-    default_turn_type: Literal["main", "side"] = Field(
-        "main", description="where the client names none; side turns are recorded and never trained on"
-    )
-    max_body_bytes: int = Field(8 * 2**20, ge=1024, le=8 * 2**20, description="of a request; a longer one is a 413")
     default_max_tokens: int | None = Field(
         None, ge=1, description="where the client names no limit; unset: what the context leaves"
     )
     default_temperature: float = Field(0.7, ge=0, le=2, description="where the client names none")
-    heartbeat_s: float = Field(10.0, gt=0, description="between comments on a silent stream")
-    ack_timeout_s: float = Field(
-        0.02, gt=0, description="how long the end of an answer waits for Kafka; then it goes to the spool on disk"
-    )
     spool_bytes: int = Field(2**30, ge=2**16, description="may wait on disk for Kafka; beyond them requests are a 503")
-    index_window_s: int = Field(86_400, ge=0, description="how far back sessions are read from the log at start")
-    first_token_timeout_s: float = Field(
-        300.0, gt=0, description="how long an engine may take to an answer's first token; then the request fails"
-    )
 
     @model_validator(mode="after")
     def _a_key_guards_other_addresses(self) -> "GatewaySettings":
@@ -188,17 +160,6 @@ class GatewaySettings(Section):
         return self
 
 
-class TurnsSettings(Section):
-    """Pairing."""
-
-    session_idle_s: int = Field(
-        1800,
-        ge=1,
-        le=43_200,
-        description="without an exchange, by the log's clock, a session is idle; a day's is forgotten",
-    )
-
-
 class JudgeSettings(Section):
     """The judges: any OpenAI-compatible endpoint."""
 
@@ -206,16 +167,10 @@ class JudgeSettings(Section):
     model: str = Field("judge", description="the name by which the endpoint knows it, on the log too")
     api_key: SecretStr | None = Field(None, description="of the endpoint, if it asks for one")
     votes: int = Field(3, ge=1, le=15, description="per question and turn")
-    quorum: int | None = Field(None, ge=1, description="readable votes that a verdict needs; none: a majority of votes")
     hint_quorum: int | None = Field(
         None, ge=1, description="votes that must offer a hint, or there is none; 1: any; none: a majority of votes"
     )
-    temperature: float = Field(0.6, ge=0, le=2, description="at which votes are sampled")
     max_tokens: int = Field(1024, ge=16, description="of a vote, its reasoning included")
-    section_tokens: int = Field(2000, ge=64, description="of request, answer and next state each in a judge's prompt")
-    calls_at_once: int = Field(64, ge=1, description="to the endpoint, by each judging process")
-    call_timeout_s: float = Field(60.0, gt=0, description="for one vote; then it is asked for again until deadline_s")
-    deadline_s: float = Field(600.0, gt=0, description="after which a vote that did not arrive is recorded as failed")
 
     @model_validator(mode="after")
     def _its_address_is_no_secret(self) -> "JudgeSettings":
@@ -224,24 +179,21 @@ class JudgeSettings(Section):
 
     @property
     def needed(self) -> int:
-        """The quorum in force."""
-        return self.quorum if self.quorum is not None else self.votes // 2 + 1
+        """Readable votes that a verdict needs: a majority."""
+        return self.votes // 2 + 1
 
     @property
     def needed_for_a_hint(self) -> int:
         """The hints' quorum in force."""
-        return self.hint_quorum if self.hint_quorum is not None else self.votes // 2 + 1
+        return self.needed if self.hint_quorum is None else self.hint_quorum
 
 
 class TeacherSettings(Section):
     """An engine that is the teacher, in place of the trainer: SGLang's dialect, and the policy's own tokenizer."""
 
-    url: str | None = Field(None, description='where training.teacher_scores = "engine" has hints weighed')
+    url: str | None = Field(None, description='of the engine that training.teacher = "engine" has weigh hints')
     model: str = Field("teacher", description="names it on the log, with its address")
     api_key: SecretStr | None = Field(None, description="of the engine, if it asks for one")
-    calls_at_once: int = Field(8, ge=1, description="each is a prompt that it reads whole")
-    call_timeout_s: float = Field(120.0, gt=0, description="for its score and the policy's engine's")
-    deadline_s: float = Field(600.0, gt=0, description="after which a hint that was not scored is not learned from")
 
     @model_validator(mode="after")
     def _its_address_is_no_secret(self) -> "TeacherSettings":
@@ -272,13 +224,6 @@ class RewardsSettings(Section):
     person: float = Field(1.0, ge=0, description="of thumbs and scores that people give")
     environment: float = Field(1.0, ge=0, description="of outcomes that environments report")
     heuristic: float = Field(1.0, ge=0, description="of heuristic_function's scores")
-    heard_for_days: float = Field(
-        7.0,
-        ge=1,
-        le=90,
-        description="feedback counts so long after the last word of an answer's session, which is kept in memory and "
-        "read again by a samples stage that starts",
-    )
     heuristic_function: str | None = Field(
         None,
         description="an entry point of the group clawstream.heuristics that scores finished turns; none: none does",
@@ -296,7 +241,10 @@ class TrainingSettings(Section):
     batch_samples: int = Field(16, ge=1, description="a step is taken on so many, or on fewer after max_wait_s")
     max_wait_s: float = Field(3600.0, gt=0, description="since the oldest waiting sample; then a smaller batch fires")
     group_wait_s: float = Field(
-        1800.0, gt=0, description="after a group's first attempt ended, for the others to end and for outcomes"
+        1800.0,
+        gt=600,  # after which judges say nothing new of an attempt
+        le=7 * 86_400,  # for which an attempt is known
+        description="after a group's first attempt ended, for the others to end and for outcomes",
     )
     max_versions_behind: int | None = Field(None, ge=0, description="older samples are dropped; none: never")
     late: Literal["record", "refresh"] = Field(
@@ -320,55 +268,26 @@ class TrainingSettings(Section):
     w_topk: float | None = Field(
         None,
         ge=0,
-        description="combined: of the divergence from the teacher's topk_tokens likeliest, always forward; none: 1, or "
+        description="combined: of the divergence from the teacher's 50 likeliest tokens, always forward; none: 1, or "
         "0 where there is no such divergence",
     )
-    gap_clip_nats: float = Field(
-        5.0, gt=0, description="a token's gap between teacher and policy counts up to this, both ways"
-    )
-    baseline: Literal["zero", "running"] = Field(
-        "zero", description="taken off each reward: nothing, or the mean of the last 256"
-    )
-    clip_low: float = Field(0.2, gt=0, description="how far below 1 a token's ratio of policies still counts")
-    clip_high: float = Field(0.28, gt=0, description="how far above 1 a token's ratio of policies still counts")
-    importance_cap: float = Field(2.0, gt=0, description="a token of an older version counts at most so many times")
     kl: float = Field(
         0.02, ge=0, description="weight of the divergence from the base that holds the policy back; 0: none"
     )
-    topk_tokens: int = Field(50, ge=1, description="of the teacher, at each place; all others are one more")
-    topk_divergence: Literal["reverse", "forward"] = Field(
-        "reverse", description="of policy and teacher, with method = topk: policy first (reverse) or teacher first"
-    )
     epochs: int = Field(1, ge=1, description="passes over each batch")
-    minibatches: int = Field(1, ge=1, description="optimizer steps a pass, where there are so many samples")
-    average: Literal["sequence", "token"] = Field(
-        "sequence", description="over answers first, so that short ones count alike, or over all tokens"
-    )
-    teacher: Literal["reference", "ema", "current"] = Field(
+    teacher: Literal["reference", "ema", "current", "engine"] = Field(
         "reference",
-        description="whose weights weigh hints: the base, a moving average of the policy, or the policy itself",
-    )
-    teacher_scores: Literal["trainer", "engine"] = Field(
-        "trainer", description="engine: teacher.url and engine.urls weigh the hints, and `teacher` says nothing"
-    )
-    ema_decay: float = Field(
-        0.99, gt=0, lt=1, description="with teacher = ema: how much of the average stays at each step"
-    )
-    ratio_to: Literal["old", "sampled"] = Field(
-        "old",
-        description="what the clip is measured from: the weights before the step, or those that sampled the token",
+        description="who weighs hints: the base, a moving average of the policy, the policy itself, or teacher.url",
     )
     learning_rate: float = Field(1e-5, ge=0, description="0: every version is the base, a control")
-    constant_updates: int = Field(8, ge=1, description="after these the rate falls with the inverse square root")
-    weight_decay: float = Field(0.1, ge=0, description="of AdamW")
-    max_grad_norm: float = Field(1.0, gt=0, description="a longer gradient is cut to this")
     gate: bool = Field(True, description="a step that does harm is not published; its samples are used up by it")
     lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
     trainer: Literal["torch", "fsdp", "megatron"] = Field("torch", description="torch is one process")
     processes: int = Field(1, ge=1, description="of the trainer, on this machine; each has a GPU of its own, if any")
-    tensor_parallel: int = Field(1, ge=1, description="megatron: processes that share each matrix")
+    tensor_parallel: int = Field(
+        1, ge=1, description="megatron: processes that share each matrix, and the tokens in between"
+    )
     pipeline_parallel: int = Field(1, ge=1, description="megatron: processes that have the layers one after the other")
-    sequence_parallel: bool = Field(False, description="megatron: those that share matrices share tokens between them")
     micro_batch_tokens: int = Field(16_384, ge=64, description="in one pass; what answers begin with alike counts once")
     gradient_checkpointing: bool = Field(False, description="less memory, more time: layers are computed twice")
     dtype: Literal["float32", "bfloat16"] = Field(
@@ -376,9 +295,7 @@ class TrainingSettings(Section):
         description="of matrix products; weights, sums of their gradients, optimizer and log-softmax are float32",
     )
     keep_checkpoints: int = Field(5, ge=1, description="newest versions that a rollback reaches, beside pinned ones")
-    seed: int = Field(0, description="of the order of samples in a step, and of an adapter's first weights")
-    threads: int | None = Field(None, ge=1, description="torch threads; none: torch's own choice")
-    device: str | None = Field(None, description="torch's name for it; none: the first GPU, or the CPU where none is")
+    seed: int = Field(0, description="of an adapter's first weights, and of what the gate has a policy write")
     save_dir: Path | None = Field(None, description="where versions are kept; none: in the data folder")
 
     @model_validator(mode="after")
@@ -386,11 +303,6 @@ class TrainingSettings(Section):
         names, why = IDLE.get(self.method, ((), ""))
         if idle := [name for name in names if self._is_said(name)]:
             raise ValueError(f"{', '.join(idle)}: these say {why}. Leave them out, or take another method")
-        if self.method == "stepwise" and self.minibatches > 1:
-            raise ValueError(
-                f"minibatches = {self.minibatches} takes several steps a batch, and method = 'stepwise' holds a "
-                "group's attempts against each other in one. Leave it out, or take another method"
-            )
         if not any(self.weights):
             raise ValueError(
                 f"w_binary = {self.w_binary:g}, w_opd = {self.w_opd:g} with method = {self.method!r}: nothing that it "
@@ -403,29 +315,22 @@ class TrainingSettings(Section):
         if self.w_topk and not self._can_diverge:
             raise ValueError(
                 f"w_topk = {self.w_topk:g} weighs the teacher's whole distribution beside the gaps of its tokens, and "
-                f"method = {self.method!r}, teacher_scores = {self.teacher_scores!r}, w_opd = {self.w_opd:g} do not "
-                "have both: leave it out, or take method = 'combined', teacher_scores = 'trainer' and w_opd above 0"
+                f"method = {self.method!r}, teacher = {self.teacher!r}, w_opd = {self.w_opd:g} do not "
+                "have both: leave it out, or take method = 'combined', another teacher than 'engine' and w_opd above 0"
             )
         return self
 
     @model_validator(mode="after")
     def _a_teacher_for_hints(self) -> "TrainingSettings":
-        if self.teacher_scores == "trainer":
-            return self
-        if self.method == "topk":
+        if self.by_engine and self.method == "topk":
             raise ValueError(
-                "teacher_scores = 'engine' gives the log-probs of the tokens sampled, and method = 'topk' needs those "
-                "of the teacher's likeliest: take 'opd' or 'combined', or teacher_scores = 'trainer'"
+                "teacher = 'engine' gives the log-probs of the tokens sampled, and method = 'topk' needs those of the "
+                "teacher's likeliest: take 'opd' or 'combined', or another teacher"
             )
-        if self.weights[1] == 0:
+        if self.by_engine and self.w_opd == 0:
             raise ValueError(
-                "teacher_scores = 'engine' weighs hints, and under this method and w_opd they count nothing: leave it "
-                "out, or take method = 'opd' or 'combined' and w_opd above 0"
-            )
-        if self._is_said("teacher"):
-            raise ValueError(
-                f"teacher = {self.teacher!r} names weights of the trainer, and teacher_scores = 'engine' those of an "
-                "engine: say one of them"
+                "teacher = 'engine' weighs hints, and with w_opd = 0 they count nothing: leave it out, or take w_opd "
+                "above 0"
             )
         return self
 
@@ -440,6 +345,11 @@ class TrainingSettings(Section):
         return self
 
     @property
+    def by_engine(self) -> bool:
+        """Whether the teacher is an engine, at teacher.url."""
+        return self.teacher == "engine"
+
+    @property
     def refreshes(self) -> bool:
         """Whether prompts of the past are answered anew."""
         return self.late == "refresh" or self.answers_per_hint > 1
@@ -452,18 +362,16 @@ class TrainingSettings(Section):
         cut = self.tensor_parallel * self.pipeline_parallel
         if self.trainer == "torch" and self.processes > 1:
             raise ValueError(f"trainer = 'torch' is one process, not {self.processes}. Take 'fsdp' or 'megatron'")
-        if self.trainer != "megatron" and (cut > 1 or self.sequence_parallel):
+        if self.trainer != "megatron" and cut > 1:
             raise ValueError(
-                f"trainer = {self.trainer!r} cuts no matrices, layers or tokens: tensor_parallel, pipeline_parallel "
-                "and sequence_parallel are megatron's. Leave them out, or take 'megatron'"
+                f"trainer = {self.trainer!r} cuts no matrices or layers: tensor_parallel and pipeline_parallel are "
+                "megatron's. Leave them out, or take 'megatron'"
             )
         if self.processes % cut:
             raise ValueError(
                 f"processes = {self.processes} is no multiple of tensor_parallel * pipeline_parallel = {cut}: each "
                 "copy of the model needs so many"
             )
-        if self.sequence_parallel and self.tensor_parallel == 1:
-            raise ValueError("sequence_parallel shares tokens between those of tensor_parallel, which is 1")
         return self
 
     @property
@@ -488,7 +396,7 @@ class TrainingSettings(Section):
     @property
     def _can_diverge(self) -> bool:
         """Whether the teacher's whole distribution can count beside the gaps of its tokens."""
-        return self.method == "combined" and self.teacher_scores == "trainer" and self.w_opd > 0
+        return self.method == "combined" and not self.by_engine and self.w_opd > 0
 
     @property
     def asks_likeliest(self) -> bool:
@@ -499,11 +407,11 @@ class TrainingSettings(Section):
 class WeightsSettings(Section):
     """Versions on their way from the trainer to engines on another machine."""
 
-    offer_port: int | None = Field(
-        None, ge=0, le=65535, description="where the trainer offers its versions' files; none: engines see its disk"
-    )
-    offer_host: str = Field(
-        "127.0.0.1", description="the address of offer_port; any but this machine's own wants weights.api_key"
+    offer: str | None = Field(
+        None,
+        pattern=r"^\S+:\d{1,5}$",
+        description="HOST:PORT at which the trainer offers its versions' files, any host but this machine's own with "
+        "weights.api_key; none: engines see its disk",
     )
     url: str | None = Field(
         None,
@@ -516,26 +424,25 @@ class WeightsSettings(Section):
         _refuse_userinfo("weights.url", self.url or "", "weights.api_key")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"weights.url is {self.url!r}, expected http://HOST:PORT")
-        if self.url is not None and self.offer_port is not None:
+        if self.url is not None and self.offer is not None:
             raise ValueError(
-                "weights.url says that the trainer is elsewhere, and weights.offer_port that it is here: name one"
+                "weights.url says that the trainer is elsewhere, and weights.offer that it is here: name one"
             )
         if self.api_key is not None and self.api_key.get_secret_value() == EXAMPLE_KEY:
             raise ValueError(
                 f"weights.api_key is {EXAMPLE_KEY!r}, as in the examples, which everybody knows: set another"
             )
-        if self.offer_port is not None and self.offer_host not in LOOPBACK and self.api_key is None:
+        if self.offer and self.offer.rpartition(":")[0].strip("[]") not in LOOPBACK and self.api_key is None:
             raise ValueError(
-                f"offer_host {self.offer_host} can be reached from outside: set weights.api_key on both machines, or "
+                f"weights.offer {self.offer} can be reached from outside: set weights.api_key on both machines, or "
                 "listen on 127.0.0.1 and bring the port over with ssh"
             )
         return self
 
 
 class MonitorSettings(Section):
-    """The live windows; they are for this machine, behind no key."""
+    """The live windows; they are for this machine, at 127.0.0.1 and behind no key."""
 
-    host: Literal["127.0.0.1", "::1", "localhost"] = Field("127.0.0.1", description="the address that it listens on")
     port: int = Field(30066, ge=0, le=65535, description="that it listens on; 0: any free one")
 
 
@@ -575,7 +482,6 @@ class Settings(BaseSettings):
     engine: EngineSettings = EngineSettings()
     policy: PolicySettings = PolicySettings()
     gateway: GatewaySettings = GatewaySettings()
-    turns: TurnsSettings = TurnsSettings()
     judge: JudgeSettings = JudgeSettings()
     teacher: TeacherSettings = TeacherSettings()
     samples: SamplesSettings = SamplesSettings()
@@ -601,23 +507,6 @@ class Settings(BaseSettings):
             "'gateway_override', or take training.method = 'topk'"
         )
 
-    @model_validator(mode="after")
-    def _groups_wait_for_judges_and_are_known_meanwhile(self) -> "Settings":
-        wait_s, known_s = self.training.group_wait_s, self.rewards.heard_for_days * 86_400
-        if self.training.method != "stepwise":
-            return self
-        if self.judge.url is not None and wait_s <= self.judge.deadline_s:
-            raise ValueError(
-                f"training.group_wait_s is {wait_s:g} and judge.deadline_s {self.judge.deadline_s:g}: a group would be "
-                "settled while judges may still speak of an attempt. Say a group_wait_s above deadline_s"
-            )
-        if wait_s > known_s:
-            raise ValueError(
-                f"training.group_wait_s is {wait_s:g}, and an attempt is known for rewards.heard_for_days = "
-                f"{known_s:g} s: a group would be forgotten before it is settled. Say a shorter group_wait_s"
-            )
-        return self
-
     @classmethod
     def settings_customise_sources(
         cls,
@@ -634,11 +523,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _an_engine_is_named_where_it_is_the_teacher(self) -> "Settings":
-        if (self.teacher.url is not None) != (self.training.teacher_scores == "engine"):
+        if (self.teacher.url is not None) != self.training.by_engine:
             found = "not set" if self.teacher.url is None else "set"
             raise ValueError(
-                f"teacher.url is {found} and training.teacher_scores is {self.training.teacher_scores!r}: an engine is "
-                "asked for a teacher's scores where both name it. Set both, or neither"
+                f"teacher.url is {found} and training.teacher is {self.training.teacher!r}: an engine is asked for a "
+                "teacher's scores where it is 'engine' and teacher.url says where. Set both, or neither"
             )
         return self
 

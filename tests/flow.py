@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from clawstream.config import JudgeSettings, TeacherSettings, TurnsSettings
+from clawstream.config import JudgeSettings
 from clawstream.conversation.continuing import Renderer
 from clawstream.events import (
     AnswerRefreshed,
@@ -226,7 +226,7 @@ class Flow:
         self._rules = rules
         samples = _taught(rules, teacher)
         stages: list[Stage[Any, Any]] = [
-            turns_stage(TurnsSettings()),
+            turns_stage(),
             judging_stage(settings, self.judge, now_ms=lambda: 0),
             samples,
         ]
@@ -275,7 +275,7 @@ def _taught(rules: Rules, teacher: Tutor | None) -> Stage[Any, Any]:
     if teacher is None:
         return samples_stage(rules)
     asking = samples_stage(rules._replace(asks=Asks(teacher.name)))
-    return asking_stage(asking, TeacherSettings(), teacher, now_ms=lambda: 0)
+    return asking_stage(asking, teacher, now_ms=lambda: 0)
 
 
 def now(made: Coroutine[Any, Any, T] | Any) -> T:

@@ -38,8 +38,8 @@ def database_address(settings: Settings) -> str:
     running = address_in(folder)
     if running is None:
         raise PartUnavailable(
-            f"the database in {folder} does not run, so it has no address. Start `clawstream up`; with postgres.port "
-            "set its address is the same at each start"
+            f"the database in {folder} does not run, so it has no address. Start `clawstream up`: its address "
+            "is the one that it had last, as long as nobody else took the port"
         )
     return running
 

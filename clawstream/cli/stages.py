@@ -48,8 +48,6 @@ def engine(
     serve(
         str(settings.engine.base_policy),
         port=settings.engine.port if port is None else port,
-        threads=settings.engine.threads,
-        max_running_requests=settings.engine.max_running_requests,
         weight_version="0",  # of the base; the weights stage brings it up to date
     )
 
@@ -76,7 +74,7 @@ def turns(context: typer.Context) -> None:
     settings = _settings(context, "turns")
     from clawstream.turns.stage import turns_stage
 
-    _run_stage(settings, turns_stage(settings.turns))
+    _run_stage(settings, turns_stage())
 
 
 def judging(context: typer.Context) -> None:
@@ -105,14 +103,14 @@ def heuristics(context: typer.Context) -> None:
     """Have a function of yours score finished turns: turns -> feedback."""
     settings = _settings(context, "heuristics")
     from clawstream.judging.heuristics_stage import heuristic_named, heuristics_stage
-    from clawstream.stream.stage import DAY_MS
+    from clawstream.stream.stage import HEARD_MS
 
     if settings.rewards.heuristic_function is None:
         raise ConfigError(
             "rewards.heuristic_function is not set: name an entry point of the group clawstream.heuristics"
         )
     heuristic = heuristic_named(settings.rewards.heuristic_function)
-    _run_stage(settings, heuristics_stage(heuristic, heard_ms=round(settings.rewards.heard_for_days * DAY_MS)))
+    _run_stage(settings, heuristics_stage(heuristic, heard_ms=HEARD_MS))
 
 
 def samples(context: typer.Context) -> None:
@@ -123,7 +121,7 @@ def samples(context: typer.Context) -> None:
     from clawstream.rendering.renderer import PromptRenderer
     from clawstream.samples.joining import Asks, Rules
     from clawstream.samples.stage import asking_stage, samples_stage
-    from clawstream.stream.stage import DAY_MS
+    from clawstream.stream.stage import HEARD_MS
 
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
     weights = RewardWeights(**settings.rewards.weights)
@@ -143,7 +141,7 @@ def samples(context: typer.Context) -> None:
         grouped=grouped,
         interrupted=settings.samples.interrupted,
     )
-    stage = samples_stage(rules, retain_ms=round(settings.rewards.heard_for_days * DAY_MS))
+    stage = samples_stage(rules, retain_ms=HEARD_MS)
     if asks is None:
         _run_stage(settings, stage)
         return
@@ -152,7 +150,7 @@ def samples(context: typer.Context) -> None:
         from clawstream.stream.runner.hosting import run
 
         async with teaching(settings, renderer.marker_ids) as asked:
-            asking = asking_stage(stage, settings.teacher, asked)
+            asking = asking_stage(stage, asked)
             await run(asking, log, stop=stop, instance_id=_instance(settings, "samples"))
 
     _with_log(settings, "samples", main)
@@ -167,11 +165,11 @@ def refresh(context: typer.Context) -> None:
     from clawstream.refresh.answering import Refresher
     from clawstream.refresh.stage import refresh_stage
     from clawstream.rendering.renderer import PromptRenderer
-    from clawstream.stream.stage import DAY_MS
+    from clawstream.stream.stage import HEARD_MS
 
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
     num_token_ids = num_embeddings(settings.engine.base_policy)
-    heard_ms, num_answers = round(settings.rewards.heard_for_days * DAY_MS), settings.training.answers_per_hint
+    num_answers = settings.training.answers_per_hint
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         from clawstream.stream.runner.hosting import run
@@ -179,7 +177,7 @@ def refresh(context: typer.Context) -> None:
         async with engine_session(settings.engine) as session:
             engines = [SglangEngine(session, url, num_token_ids=num_token_ids) for url in settings.engine.addresses]
             policy = Refresher(engines, renderer, settings.policy.id)
-            stage = refresh_stage(policy, settings.policy.id, answers_per_hint=num_answers, heard_ms=heard_ms)
+            stage = refresh_stage(policy, settings.policy.id, answers_per_hint=num_answers, heard_ms=HEARD_MS)
             await run(stage, log, stop=stop, instance_id=_instance(settings, "refresh"))
 
     _with_log(settings, "refresh", main)
@@ -190,11 +188,10 @@ def groups(context: typer.Context) -> None:
     settings = _settings(context, "groups")
     from clawstream.events import RewardWeights
     from clawstream.groups.stage import groups_stages
-    from clawstream.stream.stage import DAY_MS
+    from clawstream.stream.stage import HEARD_MS
 
-    retain_ms = round(settings.rewards.heard_for_days * DAY_MS)
     weights, wait_s = RewardWeights(**settings.rewards.weights), settings.training.group_wait_s
-    _run_stages(settings, "groups", groups_stages(weights, wait_s=wait_s, retain_ms=retain_ms))
+    _run_stages(settings, "groups", groups_stages(weights, wait_s=wait_s, retain_ms=HEARD_MS))
 
 
 def train(
@@ -269,9 +266,7 @@ def weights(context: typer.Context) -> None:
             engine_session(settings.engine) as session,
             Fetcher.open(settings.weights, fetched, base) as fetcher,
         ):
-            engines = [
-                SglangEngine(session, url, load_s=settings.engine.loads_within_s) for url in settings.engine.addresses
-            ]
+            engines = [SglangEngine(session, url) for url in settings.engine.addresses]
             await keep_current(engines, log, policy_id=settings.policy.id, stop=stop, model_path=base, fetcher=fetcher)
 
     _with_log(settings, "weights", main)

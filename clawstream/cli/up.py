@@ -143,7 +143,7 @@ async def tell_versions(console: Console, settings: Settings) -> None:
 async def _test_vote(settings: Settings) -> str | None:
     """Ask the judge for a vote; return why it gives none, for `clawstream status` too. None: it does, or there is none.
 
-    Nothing waits for it: turns that are put to it meanwhile are asked about until judge.deadline_s.
+    Nothing waits for it: turns that are put to it meanwhile are asked about for ten minutes.
     """
     from clawstream.inference.judges.judge_client import judge_name
     from clawstream.inference.judges.judge_trial import problem_with
@@ -165,6 +165,7 @@ def _greet(
     no_vote: str | None,
 ) -> None:
     from clawstream.cli.openclaw.openclaw_config import too_few
+    from clawstream.inference.judges.judge_client import DEADLINE_S
 
     settings, addresses = running.settings, running.addresses
     console.print(f"\n[bold green]clawstream is up[/]: {addresses.gateway}/v1 serves {settings.policy.served_model}")
@@ -177,7 +178,7 @@ def _greet(
     else:
         console.print(f"  [red]the judge gives no vote[/]: {escape(no_vote)}", soft_wrap=True)
         console.print(
-            f"  each turn is put to it for {settings.judge.deadline_s:g} s (judge.deadline_s), and then not judged; "
+            f"  each turn is put to it for {DEADLINE_S:g} s, and then not judged; "
             "`clawstream status` says when it answers",
             soft_wrap=True,
         )

@@ -19,16 +19,17 @@ import aiohttp
 import uvicorn
 from starlette.types import ASGIApp
 
-from clawstream.config import LOOPBACK, GatewaySettings, Settings
+from clawstream.config import LOOPBACK, Settings
 from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.gateway.access.key_file import WatchedKeys
 from clawstream.gateway.access.owners import FOLDER as OWNERS
 from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.access.security import Guard
 from clawstream.gateway.answering.admission import Admission, epoch_ms
+from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.engines.pool import Engines
 from clawstream.gateway.engines.served import ServedEngine
-from clawstream.gateway.http.connection import Bounds, connection_class
+from clawstream.gateway.http.connection import connection_class
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.http.pages import build_app
 from clawstream.gateway.outbox.delivery import Delivery, SealedLog
@@ -48,6 +49,7 @@ LOG = logging.getLogger(__name__)
 _BACKLOG = 4096
 _UNREAD_BYTES = 128 * 1024  # of one client's, in the kernel, which would let it grow to 4 MiB
 _LOOK_AGAIN_S = 0.1
+BOUNDS = Bounds()
 DRAIN_S = 30.0  # how long running answers may go on after the signal to stop
 
 
@@ -64,6 +66,7 @@ async def serve(
     stop: asyncio.Event,
     started: Callable[[str], Awaitable[None]] | None = None,
     fsync: Fsync = os.fsync,
+    bounds: Bounds = BOUNDS,
 ) -> None:
     """Serve until `stop` is set and the answers under way are over, for at most 30 s; `started` gets the address.
 
@@ -78,28 +81,33 @@ async def serve(
         _spool(settings, fsync) as spool,
         _owners(settings, log.cluster_id) as owners,
     ):
-        delivery = Delivery(log, spool, ack_timeout_s=settings.gateway.ack_timeout_s, metrics=metrics, now_ms=epoch_ms)
+        delivery = Delivery(log, spool, ack_timeout_s=bounds.ack_timeout_s, metrics=metrics, now_ms=epoch_ms)
         admission = Admission(
             settings=settings.gateway,
+            bounds=bounds,
             policy=policy,
             renderer=renderer,
-            prompts=PromptMaker(renderer, within_s=settings.gateway.request_timeout_s),
+            prompts=PromptMaker(renderer, within_s=bounds.request_timeout_s),
             engines=Engines(
-                policy.id, [_engine(session, url, settings, largest_id) for url in settings.engine.addresses]
+                policy.id,
+                [
+                    _engine(session, url, settings, largest_id, bounds.engine_answers_within_s)
+                    for url in settings.engine.addresses
+                ],
             ),
             recorder=Recorder(delivery),
             delivery=delivery,
-            sessions=SessionIndex(settings.gateway.index_window_s * 1000),
+            sessions=SessionIndex(bounds.index_window_s * 1000),
             owners=owners,
             answers=SampledAnswers(),
-            conversations=Conversations(settings.gateway.index_window_s * 1000),
+            conversations=Conversations(bounds.index_window_s * 1000),
             metrics=metrics,
             always_of_the_policy=settings.samples.off_distribution == "gateway_override",
         )
         with _listener(settings.gateway.host, settings.gateway.port) as listener:
             keys = _keys(settings)
             guard = Guard.of(settings.gateway, keys, admission.metrics)
-            from_ms = epoch_ms() - settings.gateway.index_window_s * 1000
+            from_ms = epoch_ms() - bounds.index_window_s * 1000
             learning = learn_sessions(
                 log, admission.sessions, admission.answers, admission.conversations, owners,
                 policy_id=policy.id, from_ms=from_ms, spooled=delivery.waiting(),
@@ -115,7 +123,7 @@ async def serve(
                     group.create_task(learn_owners(log, owners, from_ms)),
                 )
                 try:
-                    await _listen(build_app(admission, guard), listener, settings.gateway, stop, started)
+                    await _listen(build_app(admission, guard), listener, bounds, stop, started)
                 finally:
                     admission.prompts.close()
                     for task in watching:
@@ -173,13 +181,10 @@ async def _spool(settings: Settings, fsync: Fsync) -> AsyncIterator[Spool]:
 async def _listen(
     app: ASGIApp,
     listener: socket.socket,
-    settings: GatewaySettings,
+    bounds: Bounds,
     stop: asyncio.Event,
     started: Callable[[str], Awaitable[None]] | None,
 ) -> None:
-    bounds = Bounds(
-        request_s=settings.request_timeout_s, idle_s=settings.idle_timeout_s, write_s=settings.write_timeout_s
-    )
     config = uvicorn.Config(
         app,
         loop="none",
@@ -191,7 +196,7 @@ async def _listen(
         proxy_headers=False,
         server_header=False,
         backlog=_BACKLOG,
-        timeout_keep_alive=math.ceil(settings.idle_timeout_s),
+        timeout_keep_alive=math.ceil(bounds.idle_timeout_s),
         timeout_graceful_shutdown=int(DRAIN_S),
     )
     server = _Server(config)
@@ -257,11 +262,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _engine(session: aiohttp.ClientSession, url: str, settings: Settings, largest_id: int) -> ServedEngine:
+def _engine(
+    session: aiohttp.ClientSession, url: str, settings: Settings, largest_id: int, answers_within_s: float
+) -> ServedEngine:
     return ServedEngine(
         url=url.rstrip("/"),
         client=SglangEngine(session, url, num_token_ids=num_embeddings(settings.engine.base_policy)),
         policy_id=settings.policy.id,
-        answers_within_s=settings.engine.answers_within_s,
+        answers_within_s=answers_within_s,
         largest_token_id=largest_id,
     )

@@ -26,6 +26,9 @@ from clawstream.inference.models.vocabulary import difference, largest_token_id,
 
 log = logging.getLogger(__name__)
 
+CALLS_AT_ONCE = 8  # each is a prompt that the teacher reads whole
+CALL_TIMEOUT_S = 120.0  # for its score and the policy's engine's
+DEADLINE_S = 600.0  # a hint that was not scored by then is not learned from
 _TRIED_EVERY_S = 5.0
 
 
@@ -117,8 +120,8 @@ async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterato
     teacher, engine = settings.teacher, settings.engine
     assert teacher.url is not None, "settings with an engine for a teacher name it"
     async with engine_session(teacher) as session, engine_session(engine) as of_policy:
-        asked = SglangEngine(session, teacher.url, control_s=teacher.call_timeout_s)
-        students = [SglangEngine(of_policy, url, control_s=teacher.call_timeout_s) for url in engine.addresses]
+        asked = SglangEngine(session, teacher.url, control_s=CALL_TIMEOUT_S)
+        students = [SglangEngine(of_policy, url, control_s=CALL_TIMEOUT_S) for url in engine.addresses]
         found = Teacher(asked, students, policy_id=settings.policy.id)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -165,5 +168,5 @@ async def refuse_another_vocabulary(teacher: Engine, policy: Path, added_ids: It
         raise ConfigError(
             f"teacher {teacher.url} has another vocabulary than the policy in {policy}: {wrong}. Its scores would "
             "be of other words; nothing is started. Name a model with the policy's tokenizer in teacher.url, or leave "
-            'training.teacher_scores at "trainer"'
+            'training.teacher at another than "engine"'
         )

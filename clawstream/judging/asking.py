@@ -53,7 +53,6 @@ class Judging:
     num_votes: int
     quorum: int
     hint_quorum: int
-    section_tokens: int
 
 
 class _Look(NamedTuple):
@@ -124,7 +123,7 @@ def _second_looks(session: Session) -> SecondLooks:
 def _ballots(session: Session, look: _Look, judging: Judging) -> Iterable[Ballot]:
     """Return the ballots of `look` whose votes are not known."""
     turn_id = look.turn.turn_id
-    for question, prompt in _questions(session, look, judging):
+    for question, prompt in _questions(session, look):
         cast = session.votes.get(Box(turn_id, question, look.revision), {})
         for number in range(judging.num_votes):
             if number not in cast:
@@ -139,15 +138,15 @@ def _ballots(session: Session, look: _Look, judging: Judging) -> Iterable[Ballot
                 )
 
 
-def _questions(session: Session, look: _Look, judging: Judging) -> list[tuple[Question, Prompt]]:
+def _questions(session: Session, look: _Look) -> list[tuple[Question, Prompt]]:
     case = _case(session, look.turn)
     if look.revision == FIRST_LOOK:
         return [
-            (Question.SCORE, score_prompt(case, judging.section_tokens)),
-            (Question.HINT, hint_prompt(case, judging.section_tokens)),
+            (Question.SCORE, score_prompt(case)),
+            (Question.HINT, hint_prompt(case)),
         ]
     whole = _messages(session, look.in_view_of.next_exchange_id)
-    return [(Question.SCORE, floor_prompt(case, whole, judging.section_tokens))]
+    return [(Question.SCORE, floor_prompt(case, whole))]
 
 
 def _messages(session: Session, exchange_id: str) -> tuple[Message, ...]:

@@ -12,6 +12,7 @@ from clawstream.conversation.authors import Author
 from clawstream.conversation.messages import Message, is_ephemeral, role_of, text_of, tool_calls_of, written_in
 
 PROMPT_VERSION = "2026-11-c"
+SECTION_TOKENS = 2000  # of request, answer and next state each: a judge of a context of 8,192 tokens has room
 CHARACTERS_PER_TOKEN = 3  # an estimate that needs no tokenizer; most text has more
 
 _HEAD_SHARE = 0.3  # of what is kept of a text that is too long; how it ends says more
@@ -107,17 +108,17 @@ _SCORE_TASK = (
 _HINT_TASK = "Does the next state show how this answer should have been different (1, with a hint), or not (-1)?"
 
 
-def score_prompt(case: Case, section_tokens: int) -> Prompt:
+def score_prompt(case: Case, section_tokens: int = SECTION_TOKENS) -> Prompt:
     """Return the question whether the answer was good."""
     return Prompt(system=SCORE_SYSTEM, user=f"{_sections(case, section_tokens)}\n\n{_SCORE_TASK}")
 
 
-def hint_prompt(case: Case, section_tokens: int) -> Prompt:
+def hint_prompt(case: Case, section_tokens: int = SECTION_TOKENS) -> Prompt:
     """Return the question what would have made the answer better."""
     return Prompt(system=HINT_SYSTEM, user=f"{_sections(case, section_tokens)}\n\n{_HINT_TASK}")
 
 
-def floor_prompt(case: Case, session: Sequence[Message], section_tokens: int) -> Prompt:
+def floor_prompt(case: Case, session: Sequence[Message], section_tokens: int = SECTION_TOKENS) -> Prompt:
     """Return the question whether the answer was good, with the whole session in view."""
     whole = _section("session", _transcript(session), section_tokens)
     return Prompt(system=FLOOR_SYSTEM, user=f"{whole}\n\n{_sections(case, section_tokens)}\n\n{_SCORE_TASK}")

@@ -11,7 +11,7 @@ from typing import Protocol
 from clawstream.config import JudgeSettings
 from clawstream.errors import TryLater
 from clawstream.events import Event, VoteCast, VoteStatus
-from clawstream.inference.judges.judge_client import JudgeRefused, JudgeReply
+from clawstream.inference.judges.judge_client import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE_S, JudgeRefused, JudgeReply
 from clawstream.judging.asking import Ballot, Judging, observe
 from clawstream.judging.concluding import Cast, count
 from clawstream.judging.prompts import PROMPT_VERSION
@@ -54,9 +54,8 @@ def judging_stage(
         num_votes=settings.votes,
         quorum=settings.needed,
         hint_quorum=settings.needed_for_a_hint,
-        section_tokens=settings.section_tokens,
     )
-    booth = _Booth(judge, now_ms, settings.deadline_s, heard)
+    booth = _Booth(judge, now_ms, heard)
 
     def step(session: Session | None, record: Record) -> Step[Session, Ballot]:
         return Step(*observe(session, record.event, judging))
@@ -67,9 +66,9 @@ def judging_stage(
         step=step,
         perform=booth.cast,
         give_up=booth.give_up,
-        calls_at_once=settings.calls_at_once,
-        call_timeout_s=settings.call_timeout_s,
-        deadline_s=settings.deadline_s,
+        calls_at_once=CALLS_AT_ONCE,
+        call_timeout_s=CALL_TIMEOUT_S,
+        deadline_s=DEADLINE_S,
     )
 
 
@@ -95,13 +94,11 @@ def aggregation(settings: JudgeSettings, only: str | None = None) -> Stage[Cast,
 class _Booth:
     """Turns ballots into votes."""
 
-    def __init__(
-        self, judge: Judge, now_ms: Callable[[], int], deadline_s: float, heard: Callable[[str | None], None]
-    ) -> None:
+    def __init__(self, judge: Judge, now_ms: Callable[[], int], heard: Callable[[str | None], None]) -> None:
         self._judge = judge
         self._now_ms = now_ms
         self._heard = heard
-        self._deadline_ms = int(deadline_s * 1000)
+        self._deadline_ms = int(DEADLINE_S * 1000)
 
     async def cast(self, ballot: Ballot) -> Sequence[Event]:
         """Ask the judge. Raises TryLater where no reply arrived."""

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from clawstream.config import (
     dump,
     inherited_environment,
 )
+from clawstream.inference.engines.sglang import LOADS_WITHIN_S
 from clawstream.local.bases import name_base
 from clawstream.local.keeping import Server, keep
 from clawstream.local.running import Addresses, alone_on, announced, settings_file
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 
 Listening = TypeVar("Listening", GatewaySettings, MonitorSettings)
 STAGES = ("turns", "judging", "heuristics", "samples", "refresh", "groups", "train", "weights", "project", "monitor")
+_PATIENCE = Patience(ready_within_s=LOADS_WITHIN_S)  # the gateway is ready once an engine is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +77,9 @@ async def installation(
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
             _keeping(say) as kept,  # for as long as a part runs
-            Supervisor(
-                filled.data_dir, environment=inherited_environment(), say=say, patience=patience(settings)
-            ) as supervisor,
+            Supervisor(filled.data_dir, environment=inherited_environment(), say=say, patience=_PATIENCE) as supervisor,
         ):
-            engines = [] if settings.engine.urls else _engines(config, http, filled.engine.urls)
+            engines = [] if settings.engine.urls else [_engine(config, http, filled.engine.urls[0])]
             async with contextlib.AsyncExitStack() as loading:
                 if settings.kafka.bootstrap is None:  # the engine loads while our own broker starts: it needs neither
                     write_private(config, dump(_resolved(filled)))
@@ -120,12 +120,6 @@ async def _meanwhile(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 def _ready_page(settings: Settings) -> str:
     """Return the page that says whether the gateway serves; the one that says why not takes a key from elsewhere."""
     return "/readyz" if settings.gateway.host in LOOPBACK else "/healthz/ready"
-
-
-def patience(settings: Settings) -> Patience:
-    """Return how long parts are waited for: the gateway is ready once an engine is, and a large one loads for long."""
-    usual = Patience()
-    return replace(usual, ready_within_s=max(usual.ready_within_s, settings.engine.loads_within_s))
 
 
 def _elsewhere(settings: Settings) -> set[str]:
@@ -187,7 +181,7 @@ async def _with_broker(
     if kafka.bootstrap is None:
         say("starting Kafka")
         folder = settings.data_dir / "kafka"
-        broker = EmbeddedKafka(folder, fresh=fresh, port=kafka.port or None, cache_dir=settings.cache_dir)
+        broker = EmbeddedKafka(folder, fresh=fresh, cache_dir=settings.cache_dir)
         kept(await asyncio.to_thread(servers.enter_context, broker))
         kafka = kafka.model_copy(update=broker.access)
     assert kafka.bootstrap is not None
@@ -206,9 +200,9 @@ async def _with_database(
     postgres = settings.postgres
     if postgres.url is None:
         say("starting Postgres")
-        own = EmbeddedPostgres(settings.data_dir / "postgres", fresh=fresh, port=postgres.port or None)
+        own = EmbeddedPostgres(settings.data_dir / "postgres", fresh=fresh)
         kept(await asyncio.to_thread(servers.enter_context, own))
-        postgres = PostgresSettings.model_validate({"url": own.url, "port": postgres.port})
+        postgres = PostgresSettings.model_validate({"url": own.url})
     assert postgres.url is not None
     await asyncio.to_thread(database.upgrade, postgres.url.get_secret_value())
     return postgres
@@ -222,16 +216,13 @@ def _with_ports(settings: Settings, model_path: Path, servers: contextlib.ExitSt
 
     engine: dict[str, Any] = {"model_path": model_path}
     if not settings.engine.urls:
-        first = settings.engine.port
-        ports = [
-            kept(HOST, first + number if first else 0, "engine.port") for number in range(settings.engine.replicas)
-        ]
-        engine |= {"port": ports[0], "urls": tuple(f"http://{HOST}:{port}" for port in ports)}
+        port = kept(HOST, settings.engine.port, "engine.port")
+        engine |= {"port": port, "urls": (f"http://{HOST}:{port}",)}
     return settings.model_copy(
         update={
             "engine": settings.engine.model_copy(update=engine),
             "gateway": _at_port(settings.gateway, kept(settings.gateway.host, settings.gateway.port, "gateway.port")),
-            "monitor": _at_port(settings.monitor, kept(settings.monitor.host, settings.monitor.port, "monitor.port")),
+            "monitor": _at_port(settings.monitor, kept(HOST, settings.monitor.port, "monitor.port")),
         }
     )
 
@@ -262,17 +253,12 @@ def _addresses(settings: Settings) -> Addresses:
         postgres=url.get_secret_value(),
         engines=settings.engine.urls or (f"http://127.0.0.1:{settings.engine.port}",),
         gateway=f"http://{settings.gateway.host}:{settings.gateway.port}",
-        monitor=f"http://{settings.monitor.host}:{settings.monitor.port}",
+        monitor=f"http://{HOST}:{settings.monitor.port}",
     )
 
 
-def _engines(config: Path, http: aiohttp.ClientSession, urls: Sequence[str]) -> list[Part]:
-    """Return an embedded engine for each address; the first is named as if it were the only one."""
-    parts = []
-    for number, url in enumerate(urls, 1):
-        part = _part("engine", config, http, f"{url}/health", "--port", url.rpartition(":")[2])
-        parts.append(part if number == 1 else replace(part, name=f"engine-{number}"))
-    return parts
+def _engine(config: Path, http: aiohttp.ClientSession, url: str) -> Part:
+    return _part("engine", config, http, f"{url}/health")
 
 
 def _part(
@@ -280,9 +266,8 @@ def _part(
     config: Path,
     http: aiohttp.ClientSession | None = None,
     health: str | None = None,
-    *options: str,
 ) -> Part:
-    argv = (sys.executable, "-m", "clawstream", "--config", str(config), command, *options)
+    argv = (sys.executable, "-m", "clawstream", "--config", str(config), command)
     if http is None or health is None:
         return Part(name=command, command=argv)
     return Part(name=command, command=argv, missing=answers(http, health))

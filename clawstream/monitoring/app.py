@@ -30,6 +30,8 @@ from clawstream.stream.log import Place
 
 log = logging.getLogger(__name__)
 
+HOST = "127.0.0.1"  # no key guards the windows, so nobody else's machine reaches them
+
 
 async def serve(settings: Settings, *, stop: asyncio.Event) -> None:
     """Run until `stop`; raises PartUnavailable where the port, the broker or the group can't be had."""
@@ -91,16 +93,16 @@ async def answering(
 
 
 async def _listen(runner: web.AppRunner, settings: MonitorSettings) -> int:
-    site = web.TCPSite(runner, settings.host, settings.port, reuse_address=True)
+    site = web.TCPSite(runner, HOST, settings.port, reuse_address=True)
     try:
         await site.start()
     except OSError as error:
         raise PartUnavailable(
-            f"monitor: can't listen on {settings.host}:{settings.port} ({error.strerror}); nothing was started. "
+            f"monitor: can't listen on {HOST}:{settings.port} ({error.strerror}); nothing was started. "
             "Stop what listens there, or set monitor.port"
         ) from error
     port: int = runner.addresses[0][1]
-    log.info("monitor_ready url=http://%s:%d", settings.host, port)
+    log.info("monitor_ready url=http://%s:%d", HOST, port)
     return port
 
 

@@ -54,7 +54,7 @@ def refresh_stage(
         if age_ms > heard_ms:
             raise TooLate(
                 f"too old: its sample was written {age_ms / DAY_MS:.3g} days ago, and of one older than "
-                f"{heard_ms / DAY_MS:.3g} (rewards.heard_for_days) nobody knows the turn any more; it was not asked"
+                f"{heard_ms / DAY_MS:.3g} nobody knows the turn any more; it was not asked"
             )
         return await policy.answer(ask)
 

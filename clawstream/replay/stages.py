@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from clawstream.config import JudgeSettings, Settings, TurnsSettings
+from clawstream.config import JudgeSettings, Settings
 from clawstream.conversation.continuing import Renderer
 from clawstream.events import ReplayStarted, RewardWeights, VotesFrom
 from clawstream.judging.heuristics_stage import heuristic_named, scored_again
@@ -16,9 +16,7 @@ from clawstream.turns.stage import turns_stage
 
 def judge_settings(settings: JudgeSettings, started: ReplayStarted) -> JudgeSettings:
     """Return the settings with what was written down when the replay began."""
-    return settings.model_copy(
-        update={"votes": started.num_votes, "quorum": started.quorum, "hint_quorum": started.hint_quorum or 1}
-    )
+    return settings.model_copy(update={"votes": started.num_votes, "hint_quorum": started.hint_quorum or 1})
 
 
 def hosted(
@@ -38,7 +36,7 @@ def hosted(
         asking = judging_stage(section, judge)
 
     def stages() -> Sequence[Stage[Any, Any]]:
-        turns: list[Stage[Any, Any]] = [turns_stage(TurnsSettings()), *map(scored_again, scored_by)]
+        turns: list[Stage[Any, Any]] = [turns_stage(), *map(scored_again, scored_by)]
         if asking is not None:
             return (*turns, asking, samples_stage(rules))
         # A judge may have voted long after another was done with the session.

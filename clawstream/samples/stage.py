@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from clawstream.config import TeacherSettings
 from clawstream.events import Event, TeacherStatus, float32
 from clawstream.inference.engines.engine import EngineRefused, Scores, Wanted
+from clawstream.inference.teacher import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE_S
 from clawstream.samples.joining import Rules, observe
 from clawstream.samples.session import Session
 from clawstream.samples.teaching import Scoring
@@ -50,20 +50,21 @@ def samples_stage(rules: Rules, *, forgets: bool = True, retain_ms: int = DAY_MS
 
 def asking_stage(
     stage: Stage[Session, Scoring],
-    settings: TeacherSettings,
     teacher: Teacher,
     *,
+    call_timeout_s: float = CALL_TIMEOUT_S,
+    deadline_s: float = DEADLINE_S,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Stage[Session, Scoring]:
     """Return the samples stage with its calls made, to `teacher`."""
-    desk = _Desk(teacher, now_ms, settings.deadline_s)
+    desk = _Desk(teacher, now_ms, deadline_s)
     return replace(
         stage,
         perform=desk.ask,
         give_up=desk.give_up,
-        calls_at_once=settings.calls_at_once,
-        call_timeout_s=settings.call_timeout_s,
-        deadline_s=settings.deadline_s,
+        calls_at_once=CALLS_AT_ONCE,
+        call_timeout_s=call_timeout_s,
+        deadline_s=deadline_s,
         waits_for_peer=False,  # what has no hint waits for no teacher
     )
 

@@ -24,6 +24,7 @@ S = TypeVar("S")
 C = TypeVar("C")
 
 DAY_MS = 86_400_000
+HEARD_MS = 7 * DAY_MS  # feedback counts so long after its session's last word, and the session is kept in memory
 
 
 class Record(NamedTuple):

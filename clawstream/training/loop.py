@@ -16,14 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from clawstream.config import Settings
-from clawstream.errors import ConfigError, SamplesGone, UnusableCheckpoint
+from clawstream.errors import SamplesGone, UnusableCheckpoint
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
 from clawstream.events.control import pinned
 from clawstream.training.batches.following import Following, TrainingLog
 from clawstream.training.batches.planning import Batch, Batcher, turn_of
 from clawstream.training.batches.progress import Lived, of_policy, rejection
 from clawstream.training.batches.retraining import Retraining, first_publication
-from clawstream.training.batches.trainable import asks_too_much
 from clawstream.training.models.base_folder import limits_of
 from clawstream.training.models.checkpoints import alone_on, folder_of, latest, prune, read
 from clawstream.training.stepping import Stepper, refuse_what_cannot_be
@@ -82,9 +81,6 @@ class _Loop:
         self._log = training_log
         limits = limits_of(settings.engine.base_policy)
         training = settings.training
-        too_much = asks_too_much(training.topk_tokens, limits) if training.asks_likeliest else None
-        if too_much is not None:
-            raise ConfigError(too_much)
         self._stepper = Stepper(settings.engine.base_policy, settings.checkpoints_dir, thread, limits, machine=training)
         self._lived = Lived()
         self._first_version = retraining.from_version if retraining is not None else 0

@@ -26,23 +26,24 @@ async def offering(settings: WeightsSettings, versions: Path) -> AsyncIterator[i
 
     Raises ConfigError where the port can't be had.
     """
-    if settings.offer_port is None:
+    if settings.offer is None:
         yield None
         return
+    host, _, asked = settings.offer.rpartition(":")
     key = None if settings.api_key is None else settings.api_key.get_secret_value()
     runner = web.AppRunner(_application(versions, key), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, settings.offer_host, settings.offer_port)
+        site = web.TCPSite(runner, host.strip("[]"), int(asked))
         try:
             await site.start()
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"weights.offer_port: {settings.offer_host}:{settings.offer_port} can't be listened on ({error}). "
+                f"weights.offer: {settings.offer} can't be listened on ({error}). "
                 "Nothing is trained. Stop what uses it, or name another port"
             ) from error
         port = int(runner.addresses[0][1])
-        log.info("versions_offered host=%s port=%d", settings.offer_host, port)
+        log.info("versions_offered host=%s port=%d", host, port)
         yield port
     finally:
         await runner.cleanup()

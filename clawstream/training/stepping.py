@@ -19,7 +19,7 @@ from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepT
 from clawstream.training.batches.progress import rejection, step_taken
 from clawstream.training.batches.trainable import ModelLimits, flaw
 from clawstream.training.megatron.shape import configuration, frequencies, refuse_uneven, shape_of, sizes_of
-from clawstream.training.models.base_folder import refuse_quantized
+from clawstream.training.models.base_folder import refuse_quantized, threads_for
 from clawstream.training.models.checkpoints import Checkpoint, write
 from clawstream.training.parallel.team import Team, device_of
 from clawstream.training.step.trainer import Trainer
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 
 _OF_THE_MACHINE = (
-    "trainer", "processes", "tensor_parallel", "pipeline_parallel", "sequence_parallel", "micro_batch_tokens",
-    "gradient_checkpointing", "dtype", "threads", "device", "gate",
+    "trainer", "processes", "tensor_parallel", "pipeline_parallel", "micro_batch_tokens",
+    "gradient_checkpointing", "dtype", "gate",
 )  # fmt: skip
 
 
@@ -131,8 +131,8 @@ class Stepper:
             return self._trainer[2]
         self._trainer = None  # two at once may be more than there is memory for
         self.close()
-        if training.threads is not None:
-            torch.set_num_threads(training.threads)
+        if (threads := threads_for(self._base)) is not None:
+            torch.set_num_threads(threads)
         trainer = _start(self._base, training)
         if isinstance(trainer, Team):
             self._team = trainer
@@ -162,7 +162,7 @@ def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:
     refuse_quantized(base)
     if training.trainer == "torch":
         return
-    device_of(training, _device(training.device))
+    device_of(training, _device())
     if training.trainer == "megatron":
         config = configuration(base)
         refuse_uneven(base, shape_of(base, config), sizes_of(training))
@@ -174,11 +174,11 @@ def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:
 
 
 def _start(base: Path, training: TrainingSettings) -> Trainer | Team:
-    device = _device(training.device)
+    device = _device()
     if training.trainer == "torch":
         return Trainer(base, training, device=device)
     return Team(base, training, device=device_of(training, device))
 
 
-def _device(named: str | None) -> str:
-    return named or ("cuda" if torch.cuda.is_available() else "cpu")
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -3,7 +3,6 @@
 The one rule: what the log says ends a session, a record or its own clock; never this machine's.
 """
 
-from clawstream.config import TurnsSettings
 from clawstream.events import (
     Event,
     ExchangeCompleted,
@@ -16,16 +15,17 @@ from clawstream.stream.stage import Record, Stage, Step
 from clawstream.turns.pairing import Session, observe
 
 EXCHANGES_TOPIC = "clawstream.exchanges.v1"
+SESSION_IDLE_S = 1800  # people come back from a meal or a meeting; by the log's clock, so a replay finds the same
 
 
-def turns_stage(settings: TurnsSettings) -> Stage[Session, None]:
+def turns_stage() -> Stage[Session, None]:
     """Return the stage that pairs answers with what happened next."""
     return Stage(
         name="turns",
         reads=(EXCHANGES_TOPIC,),
         step=step,
         ordered=True,
-        tick=lambda session, now_ms: tick(session, now_ms, settings.session_idle_s),
+        tick=lambda session, now_ms: tick(session, now_ms, SESSION_IDLE_S),
     )
 
 

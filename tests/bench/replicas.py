@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, Settings
 from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, PolicyActivated, PolicyPublished
+from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.local.servers.leash import die_with_parent
 from clawstream.local.servers.ports import reserved
@@ -280,7 +281,7 @@ async def _serving(
     """The gateway and the weights stage over the engines."""
     settings = Settings(
         data_dir=models[0].parent,
-        engine=EngineSettings(urls=tuple(engine.url for engine in engines), model_path=models[0], answers_within_s=1.0),
+        engine=EngineSettings(urls=tuple(engine.url for engine in engines), model_path=models[0]),
         policy=PolicySettings(renderer="qwen3", enable_thinking=False),
         gateway=GatewaySettings(port=0),
     )
@@ -290,7 +291,10 @@ async def _serving(
             for engine in engines:
                 while not await healthy(http, engine.url):
                     await asyncio.sleep(0.05)
-        async with running(settings, log) as url, asyncio.TaskGroup() as group:
+        async with (
+            running(settings, log, bounds=Bounds(engine_answers_within_s=1.0)) as url,
+            asyncio.TaskGroup() as group,
+        ):
             clients = [SglangEngine(http, engine.url) for engine in engines]
             group.create_task(keep_current(clients, log, policy_id="policy", stop=stop, ask_every_s=ask_every_s))
             try:

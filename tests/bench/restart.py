@@ -245,7 +245,7 @@ async def _house(
             policy={"renderer": "qwen3", "enable_thinking": False},
             gateway={"port": port},
             judge={"url": judge_url, "votes": 1},
-            training={"batch_samples": BATCH, "max_wait_s": 0.5, "threads": 1, "device": "cpu"},
+            training={"batch_samples": BATCH, "max_wait_s": 0.5},
         )  # fmt: skip
         parts = {stage: _part(stage, settings, folder) for stage in STAGES}
         keepers = [asyncio.create_task(part.keep()) for part in parts.values()]

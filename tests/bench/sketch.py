@@ -46,7 +46,7 @@ def sketch(
     for method in methods.split(","):
         settings = TrainingSettings(
             method=cast("Method", method), epochs=epochs, learning_rate=learning_rate, lora_rank=lora_rank or None,
-            threads=1, teacher=cast("Teacher", teacher), w_topk=w_topk if method == "combined" else None,
+            teacher=cast("Teacher", teacher), w_topk=w_topk if method == "combined" else None,
         )  # fmt: skip
         for seed in map(int, seeds.split(",")):
             row = _run(

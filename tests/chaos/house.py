@@ -125,9 +125,9 @@ def _settings(
         "postgres": {"url": postgres.url},
         "engine": {"urls": (engine_url,), "model_path": model},
         "policy": {"renderer": "qwen3", "enable_thinking": False},
-        "judge": {"url": judges.url, "votes": 1, "call_timeout_s": 20.0, "deadline_s": 120.0},
-        "training": {"batch_samples": 64, "max_wait_s": 3.0, "keep_checkpoints": 100_000, "threads": 1,
-                     "device": "cpu", "micro_batch_tokens": 4096},
+        "judge": {"url": judges.url, "votes": 1},
+        "training": {"batch_samples": 64, "max_wait_s": 3.0, "keep_checkpoints": 100_000,
+                     "micro_batch_tokens": 4096},
     }  # fmt: skip
     return Settings(**values)
 

@@ -15,8 +15,6 @@ from clawstream.config import EngineSettings, GatewaySettings, Settings, dump, l
 from clawstream.errors import ConfigError, TryLater
 from clawstream.gateway.access.key_file import add_key, open_door, revoke_key
 from clawstream.gateway.access.keys import Allowance
-from clawstream.local.installation import patience
-from clawstream.local.supervisor import Patience
 from clawstream.simulation.runs.run import Progress
 
 
@@ -101,13 +99,13 @@ def test_a_variable_overrides_the_file_and_leaves_its_other_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = tmp_path / "clawstream.toml"
-    settings.write_text('[kafka]\nprefix = "a."\n[gateway]\nport = 1\nack_timeout_s = 2\n')
+    settings.write_text('[kafka]\nprefix = "a."\n[gateway]\nport = 1\ndefault_temperature = 2\n')
     monkeypatch.setenv("CLAWSTREAM_GATEWAY__PORT", "8080")
     monkeypatch.setenv("CLAWSTREAM_KAFKA", "broker:9092")
 
     found = load(settings)
 
-    assert (found.gateway.port, found.gateway.ack_timeout_s) == (8080, 2)
+    assert (found.gateway.port, found.gateway.default_temperature) == (8080, 2)
     assert (found.kafka.bootstrap, found.kafka.prefix) == ("broker:9092", "a.")
 
 
@@ -146,8 +144,8 @@ def test_a_secret_in_an_address_is_refused_and_not_repeated(tmp_path: Path, sett
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
-        ('[teacher]\nurl = "http://teacher"\n', "teacher.url is set and training.teacher_scores is 'trainer'"),
-        ('[training]\nteacher_scores = "engine"\n', "teacher.url is not set and training.teacher_scores is 'engine'"),
+        ('[teacher]\nurl = "http://teacher"\n', "teacher.url is set and training.teacher is 'reference'"),
+        ('[training]\nteacher = "engine"\n', "teacher.url is not set and training.teacher is 'engine'"),
     ],
 )
 def test_an_engine_that_is_the_teacher_in_one_place_alone_is_refused(tmp_path: Path, settings: str, found: str) -> None:
@@ -212,12 +210,6 @@ def test_up_says_that_openclaw_needs_a_key_where_only_keys_of_the_file_open_the_
     assert wants_key(settings)
     open_door(settings.keys_file)
     assert not wants_key(settings)
-
-
-def test_up_waits_as_long_as_an_engine_may_load() -> None:
-    for loads_within_s, waited_s in ((600, 600), (5, Patience().ready_within_s)):
-        settings = Settings(environment=False, engine={"loads_within_s": loads_within_s})
-        assert patience(settings).ready_within_s == waited_s
 
 
 def test_a_file_can_shut_the_environment_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from anthropic.types import Message, MessageParam, ToolParam
 from pydantic import BaseModel
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, SessionDone
+from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.scripted import Fault
 from clawstream.rendering.renderer import PromptRenderer
 from tests.clients.conftest import TOTAL
@@ -287,7 +288,7 @@ async def test_no_stop_reason_is_seen_before_the_log_has_acknowledged(tokenizer_
     log = GatedLog()
     log.gate.clear()
     async with (
-        house(tokenizer_folder, log=log, ack_timeout_s=30.0) as gateway,
+        house(tokenizer_folder, log=log, bounds=Bounds(ack_timeout_s=30.0)) as gateway,
         gateway.client.post(f"{gateway.url}/v1/messages", data=BODY) as answer,
         asyncio.timeout(WITHIN_S),
     ):
@@ -307,7 +308,7 @@ async def test_what_is_kept_nowhere_ends_its_stream_with_an_error(tokenizer_fold
     log = GatedLog()
     log.gate.clear()
     async with (
-        house(tokenizer_folder, log=log, fsync=full_disk, ack_timeout_s=0.05) as gateway,
+        house(tokenizer_folder, log=log, fsync=full_disk, bounds=Bounds(ack_timeout_s=0.05)) as gateway,
         gateway.client.post(f"{gateway.url}/v1/messages", data=BODY) as answer,
     ):
         raw = await answer.content.read()
@@ -317,7 +318,7 @@ async def test_what_is_kept_nowhere_ends_its_stream_with_an_error(tokenizer_fold
 
 
 async def test_a_silent_stream_is_kept_alive_with_pings(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, heartbeat_s=0.02) as gateway:
+    async with house(tokenizer_folder, bounds=Bounds(heartbeat_s=0.02)) as gateway:
         gateway.engine.hold()
         async with gateway.client.post(f"{gateway.url}/v1/messages", data=BODY) as answer, asyncio.timeout(WITHIN_S):
             start = await answer.content.readuntil(b"\n\n")

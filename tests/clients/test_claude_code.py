@@ -23,7 +23,7 @@ def named(headers: dict[str, str], **more: Any) -> Named:
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "output_config": {"effort": "high"},
     }
-    return name_request(headers, read_messages(body | more), TurnType.MAIN)
+    return name_request(headers, read_messages(body | more))
 
 
 def test_its_session_is_ours() -> None:

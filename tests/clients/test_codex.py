@@ -53,7 +53,7 @@ BODY: dict[str, Any] = {
 
 
 def named(headers: dict[str, str]) -> Named:
-    return name_request(headers, read_responses(BODY, False, lambda _id: None), TurnType.MAIN)
+    return name_request(headers, read_responses(BODY, False, lambda _id: None))
 
 
 def test_its_session_is_ours() -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, SessionDone
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
+from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.scripted import Fault
 from clawstream.stream.memory.memory_log import MemoryLog
 from tests.clients.test_openai_sdk import CALL, PARAMETERS, call_first_then_say
@@ -234,7 +235,7 @@ async def test_the_end_of_a_response_waits_for_its_record(tokenizer_folder: Path
     log = GatedLog()
     log.gate.clear()
     async with (
-        house(tokenizer_folder, log=log, ack_timeout_s=WITHIN_S) as gateway,
+        house(tokenizer_folder, log=log, bounds=Bounds(ack_timeout_s=WITHIN_S)) as gateway,
         openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
         await client.responses.create(model="policy", input="Hi", stream=True) as stream,
     ):

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clawstream import cli
-from clawstream.config import KafkaSettings, TurnsSettings
+from clawstream.config import KafkaSettings
 from clawstream.errors import ConfigError, OperatorError, TryLater
 from clawstream.events import RewardWeights
 from clawstream.groups.stage import groups_stages
@@ -37,7 +37,7 @@ from tests.stream.toys import until
 
 GROUPS = groups_stages(RewardWeights(), wait_s=1.0)
 READS = {  # by group, as the code has it
-    "turns": turns_stage(TurnsSettings()).reads,
+    "turns": turns_stage().reads,
     "judging": judging_stage.READS,
     "heuristics": heuristics_stage.READS,
     "samples": samples_stage.READS,
@@ -190,7 +190,7 @@ async def test_a_broker_lets_each_stage_do_its_own_and_nothing_else(broker: Embe
     second = session.ask([user("What is 2+2?"), assistant("Four."), user("Wrong.")], "Five.")
     async with as_user("gateway") as gateway, as_user("turns") as turns, as_user(OPERATOR) as all_of_it:
         await gateway.append([first, second])
-        running = asyncio.create_task(run(turns_stage(TurnsSettings()), turns, stop=stop))
+        running = asyncio.create_task(run(turns_stage(), turns, stop=stop))
 
         async def paired() -> bool:
             return any((await all_of_it.end_offsets([TURNS])).values())

@@ -15,7 +15,8 @@ import aiohttp
 
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, SamplesSettings, Settings
 from clawstream.events import Event, ExchangeCompleted
-from clawstream.gateway.app import GatewayLog, serve
+from clawstream.gateway.app import BOUNDS, GatewayLog, serve
+from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.outbox.spool_file import Fsync
 from clawstream.inference.engines.scripted import Answer, ScriptedBackend, serving
 from clawstream.rendering.renderer import PromptRenderer
@@ -132,6 +133,7 @@ async def house(
     engine_urls: Sequence[str] = (),
     data_dir: Path | None = None,
     fsync: Fsync = os.fsync,
+    bounds: Bounds = BOUNDS,
     samples: SamplesSettings | None = None,
     context_length_tokens: int = 2048,
     **gateway: Any,
@@ -159,7 +161,7 @@ async def house(
             gateway=GatewaySettings(port=0, **gateway),
             samples=samples or SamplesSettings(),
         )
-        async with running(settings, log, fsync) as url:
+        async with running(settings, log, fsync, bounds) as url:
             found = House(
                 url=url,
                 client=client,
@@ -176,7 +178,9 @@ async def house(
 
 
 @asynccontextmanager
-async def running(settings: Settings, log: GatewayLog, fsync: Fsync = os.fsync) -> AsyncIterator[str]:
+async def running(
+    settings: Settings, log: GatewayLog, fsync: Fsync = os.fsync, bounds: Bounds = BOUNDS
+) -> AsyncIterator[str]:
     """A gateway for the length of the block; yields its address."""
     stop = asyncio.Event()
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -185,7 +189,7 @@ async def running(settings: Settings, log: GatewayLog, fsync: Fsync = os.fsync) 
         address.set_result(url)
 
     async with asyncio.TaskGroup() as group:
-        serving_task = group.create_task(serve(settings, log, stop=stop, started=started, fsync=fsync))
+        serving_task = group.create_task(serve(settings, log, stop=stop, started=started, fsync=fsync, bounds=bounds))
         await asyncio.wait((serving_task, address), return_when=asyncio.FIRST_COMPLETED)
         try:
             if address.done():

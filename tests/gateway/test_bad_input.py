@@ -12,6 +12,7 @@ from clawstream.config import EngineSettings, GatewaySettings, Settings
 from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.events import ExchangeCompleted, ExchangeFailed
 from clawstream.gateway.app import serve
+from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import read_request
 from clawstream.stream.memory.memory_log import MemoryLog
@@ -32,7 +33,7 @@ SOUND = {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]
 
 @pytest.fixture(scope="module")
 async def shared(tokenizer_folder: Path) -> AsyncIterator[House]:
-    async with house(tokenizer_folder, max_body_bytes=100_000) as found:
+    async with house(tokenizer_folder, bounds=Bounds(max_body_bytes=100_000)) as found:
         yield found
 
 

@@ -10,6 +10,7 @@ import pytest
 from clawstream.events import FeedbackGiven, FeedbackSource
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
+from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.requests.feedback import MAX_TEXT
 from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
@@ -131,7 +132,7 @@ async def test_responses_are_known_after_a_restart(tokenizer_folder: Path) -> No
 
 async def test_without_kafka_and_disk_feedback_is_a_503_and_not_recorded(tokenizer_folder: Path) -> None:
     log = GatedLog()
-    async with house(tokenizer_folder, log=log, fsync=full_disk, ack_timeout_s=0.05) as gateway:
+    async with house(tokenizer_folder, log=log, fsync=full_disk, bounds=Bounds(ack_timeout_s=0.05)) as gateway:
         answer = await gateway.chat()
         log.gate.clear()
         response = await give(gateway, response_id=answer.body["id"], thumb="up")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance, Caller
 from clawstream.gateway.access.limits import Limits, Rate, TooMuch, duration
+from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.scripted import Fault
 from tests.gateway.house import QUESTION, House, house, until
 
@@ -245,7 +246,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
 async def test_however_a_request_ends_its_place_is_free_again(tokenizer_folder: Path, ending: Ending) -> None:
-    async with house(tokenizer_folder, max_in_flight=1, max_body_bytes=20_000) as gateway:
+    async with house(tokenizer_folder, max_in_flight=1, bounds=Bounds(max_body_bytes=20_000)) as gateway:
         if ending.fault is not None:
             gateway.engine.faults.append(ending.fault)
         if ending.leaves:

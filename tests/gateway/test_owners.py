@@ -19,6 +19,7 @@ from clawstream.events import ExchangeCompleted, ExchangeFailed, FeedbackGiven
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.access.owners import Claim, Owners, hashed
+from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.scripted import Fault
 from clawstream.stream.log import Raw, Start
 from clawstream.stream.memory.memory_log import MemoryLog
@@ -191,7 +192,7 @@ async def test_an_owner_is_one_after_the_window_and_after_a_restart(
     tokenizer_folder: Path, keys: dict[str, Any]
 ) -> None:
     log, anna, ben = MemoryLog(), keys["anna"], keys["ben"]
-    house_of = {"log": log, "keys_file": keys["keys_file"], "index_window_s": 0}
+    house_of = {"log": log, "keys_file": keys["keys_file"], "bounds": Bounds(index_window_s=0)}
     async with house(tokenizer_folder, **house_of) as gateway:
         first = await gateway.chat(headers=anna)
         await gateway.chat(headers=anna | {"X-Session-Id": "later"})  # whereupon the first is out of the window
@@ -306,7 +307,7 @@ async def test_while_owners_are_read_from_the_log_only_sessions_that_may_be_anot
 ) -> None:
     log, anna, ben = Unread(), keys["anna"], keys["ben"]
     await log.append([exchange("s", "anna")])
-    house_of = {"log": log, "keys_file": keys["keys_file"], "index_window_s": 0}
+    house_of = {"log": log, "keys_file": keys["keys_file"], "bounds": Bounds(index_window_s=0)}
     async with house(tokenizer_folder, **house_of) as gateway:
         waiting = [await gateway.chat(headers=ben), await gateway.chat(headers=anna)]
         unnamed = await gateway.chat(headers={"Authorization": ben["Authorization"]})

@@ -19,6 +19,7 @@ from clawstream.events import (
     SessionDone,
     VersionSpan,
 )
+from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.scripted import Fault
 from clawstream.stream.log import Sealed
 from clawstream.stream.memory.memory_log import MemoryLog
@@ -64,7 +65,10 @@ async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
 async def test_no_client_sees_a_finish_before_the_log_has_acknowledged(tokenizer_folder: Path) -> None:
     log = GatedLog()
     log.gate.clear()
-    async with house(tokenizer_folder, log=log, ack_timeout_s=30.0) as gateway, gateway.asking(BODY) as answer:
+    async with (
+        house(tokenizer_folder, log=log, bounds=Bounds(ack_timeout_s=30.0)) as gateway,
+        gateway.asking(BODY) as answer,
+    ):
         seen = b""
         async with asyncio.timeout(WITHIN_S):
             await log.asked.wait()
@@ -83,7 +87,7 @@ async def test_no_client_sees_a_finish_before_the_log_has_acknowledged(tokenizer
 async def test_an_answer_that_is_kept_nowhere_has_no_finish(tokenizer_folder: Path, stream: bool) -> None:
     log = GatedLog()
     log.gate.clear()
-    async with house(tokenizer_folder, log=log, fsync=full_disk, ack_timeout_s=0.05) as gateway:
+    async with house(tokenizer_folder, log=log, fsync=full_disk, bounds=Bounds(ack_timeout_s=0.05)) as gateway:
         response = await gateway.chat(stream=stream)
         log.gate.set()
     if stream:
@@ -179,7 +183,7 @@ async def test_what_was_written_without_an_acknowledgement_is_written_again_as_i
 
 async def test_a_session_with_something_in_the_spool_goes_through_it_and_others_do_not(tokenizer_folder: Path) -> None:
     log = GatedLog()
-    async with house(tokenizer_folder, log=log, ack_timeout_s=30.0) as gateway:
+    async with house(tokenizer_folder, log=log, bounds=Bounds(ack_timeout_s=30.0)) as gateway:
         log.away = True
         first = await gateway.chat(session_id="a")
         log.gate.clear()  # what is drained now waits here
@@ -339,7 +343,7 @@ async def test_an_aborted_answer_is_no_answer(gateway: House) -> None:
 
 
 async def test_an_engine_that_says_nothing_is_given_up_in_time(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, first_token_timeout_s=0.1) as gateway:
+    async with house(tokenizer_folder, bounds=Bounds(first_token_timeout_s=0.1)) as gateway:
         gateway.engine.hold()
         response = await gateway.chat()
         (failed,) = await gateway.recorded(ExchangeFailed)
@@ -360,7 +364,7 @@ async def test_an_engine_that_is_down_is_a_503_that_says_when_to_try_again(token
 
 
 async def test_a_silent_stream_is_kept_alive(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, heartbeat_s=0.02) as gateway:
+    async with house(tokenizer_folder, bounds=Bounds(heartbeat_s=0.02)) as gateway:
         gateway.engine.hold()
         async with gateway.asking(BODY) as answer, asyncio.timeout(WITHIN_S):
             assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
@@ -371,7 +375,7 @@ async def test_a_silent_stream_is_kept_alive(tokenizer_folder: Path) -> None:
 
 
 async def test_an_error_after_a_comment_is_told_in_the_stream(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, heartbeat_s=0.02) as gateway:
+    async with house(tokenizer_folder, bounds=Bounds(heartbeat_s=0.02)) as gateway:
         gateway.engine.hold()
         async with gateway.asking(BODY) as answer, asyncio.timeout(WITHIN_S):
             await answer.content.readuntil(b"\n\n")

@@ -38,7 +38,7 @@ async def made(maker: PromptMaker, asked: Request) -> Any:
 
 async def test_a_prompt_that_takes_too_long_is_refused(slow: PromptRenderer) -> None:
     maker = PromptMaker(slow, within_s=0.2)
-    with pytest.raises(UnrenderableRequest, match=r"not made within 0.2 s .*request_timeout_s"):
+    with pytest.raises(UnrenderableRequest, match=r"not made within 0.2 s"):
         await made(maker, request(4_000))
     maker.close()
 

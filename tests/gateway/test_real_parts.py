@@ -11,6 +11,7 @@ from clawstream.conversation.continuing import Request, continue_prompt
 from clawstream.conversation.echoes import answered, find_echoes
 from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, PolicyActivated
+from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.local.servers.ports import reserved
 from clawstream.rendering.renderer import PromptRenderer
@@ -44,7 +45,7 @@ async def log(kafka_bootstrap: str, topic_prefix: str) -> AsyncIterator[KafkaLog
 
 @pytest.fixture
 async def gateway(models: tuple[Path, Path], engine_url: str, log: KafkaLog) -> AsyncIterator[House]:
-    async with house(models[0], log=log, engine_urls=(engine_url,), ack_timeout_s=WITHIN_S) as found:
+    async with house(models[0], log=log, engine_urls=(engine_url,), bounds=Bounds(ack_timeout_s=WITHIN_S)) as found:
         await until(found.ready)
         yield found
 
@@ -70,7 +71,7 @@ async def test_a_streamed_conversation_can_be_read_back_from_kafka(
     from_log = continue_prompt(renderer, Request(messages=asked, raw=whole.messages, options={}), echoes)
     assert (whole.token_ids, two.num_spliced) == (from_log.token_ids, from_log.num_spliced)
 
-    async with house(models[0], log=log, engine_urls=(engine_url,), ack_timeout_s=WITHIN_S) as again:
+    async with house(models[0], log=log, engine_urls=(engine_url,), bounds=Bounds(ack_timeout_s=WITHIN_S)) as again:
         await until(again.ready)
         third = await again.chat([*asked, second.body["choices"][0]["message"], user("And?")], max_tokens=2)
     assert third.headers["x-session-id"] == one.session_id

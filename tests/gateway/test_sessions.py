@@ -24,8 +24,8 @@ DAY_MS = 86_400_000
 ANSWER: Json = {"role": "assistant", "content": "It is 4."}
 
 
-def named(body: Json, headers: dict[str, str] | None = None, default: TurnType = TurnType.MAIN) -> Named:
-    return name_request(headers or {}, read_request({"messages": QUESTION} | body), default)
+def named(body: Json, headers: dict[str, str] | None = None) -> Named:
+    return name_request(headers or {}, read_request({"messages": QUESTION} | body))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def named(body: Json, headers: dict[str, str] | None = None, default: TurnType =
 def test_openclaw_names_its_session_in_its_first_message(
     messages: list[Json], headers: dict[str, str], session_id: str
 ) -> None:
-    found = named({"messages": messages}, headers | {"x-stainless-retry-count": "0"}, TurnType.MAIN)
+    found = named({"messages": messages}, headers | {"x-stainless-retry-count": "0"})
     assert (found.session_id, found.client, found.turn_type) == (session_id, "openclaw", TurnType.MAIN)
     assert found.retry_count == 0
 
@@ -77,10 +77,9 @@ def test_a_user_who_speaks_of_cron_is_not_housekeeping() -> None:
     assert named({"messages": [user("What does [cron:x] mean?")]}).turn_type is TurnType.MAIN
 
 
-def test_the_turn_type_is_said_by_header_then_body_then_settings() -> None:
+def test_the_turn_type_is_said_by_header_then_body() -> None:
     assert named({"turn_type": "side"}, {"x-turn-type": " MAIN "}).turn_type is TurnType.MAIN
     assert named({"turn_type": "side"}).turn_type is TurnType.SIDE
-    assert named({}, default=TurnType.SIDE).turn_type is TurnType.SIDE
     with pytest.raises(BadRequest, match="main or side"):
         named({"turn_type": "both"})
     with pytest.raises(BadRequest, match="main or side"):

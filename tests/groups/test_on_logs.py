@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from clawstream.config import JudgeSettings, TurnsSettings
+from clawstream.config import JudgeSettings
 from clawstream.events import Event, GroupSettled, GroupWaited, RewardWeights, TrajectoryEnded, TrajectoryLate
 from clawstream.groups.stage import GROUPS_TOPIC, groups_stages
 from clawstream.judging.stage import judging_stage
@@ -104,7 +104,7 @@ async def test_a_stage_that_was_down_for_longer_than_the_wait_does_not_charge_it
 async def test_sessions_of_two_partitions_meet_in_their_group_through_all_stages() -> None:
     log = MemoryLog(MemoryBroker(partitions=3))
     stages: list[Stage[Any, Any]] = [
-        turns_stage(TurnsSettings()),
+        turns_stage(),
         judging_stage(JudgeSettings(votes=3), Oracle(GOOD), now_ms=lambda: 0),
         samples_stage(Rules(Letters(), grouped=True)),
         *groups_stages(RewardWeights(), wait_s=3600.0),

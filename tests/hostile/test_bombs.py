@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.requests import body
 from tests.gateway.house import QUESTION, House, Response, house, read
 from tests.hostile.raw import post, question, wire
@@ -161,7 +162,7 @@ async def test_what_never_ends_is_ended_and_nothing_is_held_of_it(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, start: bytes, piece: bytes, status: int
 ) -> None:
     monkeypatch.setattr(body, "_DISCARDED_S", 1.0)
-    async with house(tokenizer_folder, max_body_bytes=MIB) as gateway:
+    async with house(tokenizer_folder, bounds=Bounds(max_body_bytes=MIB)) as gateway:
         before = psutil.Process().memory_info().rss
         async with wire(gateway.url) as connection, asyncio.timeout(60), asyncio.TaskGroup() as group:
             writing = group.create_task(connection.write(start, pieces=endless(piece)))
@@ -177,7 +178,7 @@ async def test_what_never_ends_is_ended_and_nothing_is_held_of_it(
 async def test_a_body_that_nobody_asked_for_is_not_read_for_ever(tokenizer_folder: Path) -> None:
     body = endless(b"400\r\n" + b"x" * 1024 + b"\r\n")
     async with (
-        house(tokenizer_folder, api_key="k", idle_timeout_s=0.3) as gateway,
+        house(tokenizer_folder, api_key="k", bounds=Bounds(idle_timeout_s=0.3)) as gateway,
         wire(gateway.url) as connection,
         asyncio.timeout(30),
         asyncio.TaskGroup() as group,

@@ -19,6 +19,7 @@ import pytest
 from clawstream.events import ExchangeFailed, FailureReason
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
+from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.scripted import Answer
 from tests.gateway.house import House, house, until
 from tests.hostile.raw import Wire, post, question, wire
@@ -43,7 +44,7 @@ SLOW: dict[str, tuple[bytes, list[int]]] = {
 @pytest.mark.parametrize(("sent", "statuses"), SLOW.values(), ids=SLOW.keys())
 async def test_a_client_that_sends_no_more_is_let_go(tokenizer_folder: Path, sent: bytes, statuses: list[int]) -> None:
     async with (
-        house(tokenizer_folder, request_timeout_s=0.2, idle_timeout_s=0.3) as gateway,
+        house(tokenizer_folder, bounds=Bounds(request_timeout_s=0.2, idle_timeout_s=0.3)) as gateway,
         wire(gateway.url) as connection,
     ):
         await connection.write(sent)
@@ -60,7 +61,7 @@ async def test_a_byte_now_and_then_does_not_keep_a_request_open(tokenizer_folder
             await asyncio.sleep(0.05)
 
     async with (
-        house(tokenizer_folder, request_timeout_s=0.5) as gateway,
+        house(tokenizer_folder, bounds=Bounds(request_timeout_s=0.5)) as gateway,
         wire(gateway.url) as connection,
         asyncio.TaskGroup() as group,
     ):
@@ -103,7 +104,7 @@ async def test_without_keys_half_sent_bodies_keep_nobody_out(tokenizer_folder: P
 
 
 async def test_a_stream_that_is_silent_for_long_is_not_idle(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, request_timeout_s=0.1, idle_timeout_s=0.1) as gateway:
+    async with house(tokenizer_folder, bounds=Bounds(request_timeout_s=0.1, idle_timeout_s=0.1)) as gateway:
         gateway.engine.hold()
         asked = asyncio.create_task(gateway.chat(stream=True))
         await until(gateway.generating)
@@ -143,7 +144,7 @@ async def test_a_client_that_reads_nothing_is_gone_after_the_write_timeout_and_h
     tokenizer_folder: Path,
 ) -> None:
     num_tokens, num_clients = 30_000, 8
-    async with house(tokenizer_folder, write_timeout_s=2.0) as gateway:
+    async with house(tokenizer_folder, bounds=Bounds(write_timeout_s=2.0)) as gateway:
         say_much(gateway, num_tokens)
         await with_room(gateway, num_tokens)
         body = question(stream=True, max_tokens=num_tokens)
@@ -173,7 +174,7 @@ async def test_a_client_that_reads_nothing_is_gone_after_the_write_timeout_and_h
 
 async def test_a_client_that_reads_slowly_gets_all_of_it(tokenizer_folder: Path) -> None:
     num_tokens = 4_000
-    async with house(tokenizer_folder, write_timeout_s=1.0) as gateway, wire(gateway.url) as connection:
+    async with house(tokenizer_folder, bounds=Bounds(write_timeout_s=1.0)) as gateway, wire(gateway.url) as connection:
         say_much(gateway, num_tokens)
         await with_room(gateway, num_tokens)
         await connection.write(post(question(stream=True, max_tokens=num_tokens)))
@@ -192,7 +193,7 @@ async def test_10000_idle_connections_hold_nobody_up(tokenizer_folder: Path) -> 
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     number = 10_000
     assert hard > number + 500, f"10,000 connections need 10,500 open files; the limit is {hard} (ulimit -Hn)"
-    async with house(tokenizer_folder, idle_timeout_s=100.0) as gateway:
+    async with house(tokenizer_folder, bounds=Bounds(idle_timeout_s=100.0)) as gateway:
         address = urlsplit(gateway.url)
         gc.collect()
         before = psutil.Process().memory_info().rss

@@ -185,7 +185,7 @@ async def test_a_teacher_that_answers_late_may_begin_late_and_then_ends_what_ask
         environment=False,
         engine=EngineSettings(urls=("http://engine",), model_path=policy),
         teacher=TeacherSettings(url="http://teacher"),
-        training=with_settings(teacher_scores="engine"),
+        training=with_settings(teacher="engine"),
     )
     refusals: list[str] = []
 

@@ -23,7 +23,7 @@ from tests import recorded
 from tests.flow import Flow, Oracle
 from tests.sessions import Session, assistant, user
 
-JUDGING = Judging(judge="judge@test", prompt_version="v", num_votes=3, quorum=2, hint_quorum=2, section_tokens=500)
+JUDGING = Judging(judge="judge@test", prompt_version="v", num_votes=3, quorum=2, hint_quorum=2)
 
 
 def fold(events: Iterable[Event], state: State | None = None) -> tuple[State | None, list[Event], list[Ballot]]:

@@ -20,7 +20,7 @@ from tests.judging.endpoint import Endpoint, completion, endpoint
 
 
 def settings(judge: Endpoint | None, **changes: Any) -> JudgeSettings:
-    return JudgeSettings(url=judge and judge.url, model="m", call_timeout_s=5.0, **changes)
+    return JudgeSettings(url=judge and judge.url, model="m", **changes)
 
 
 async def saying(content: str | None) -> web.StreamResponse:
@@ -48,14 +48,14 @@ async def cast(judge: Endpoint) -> VoteCast:
 
 async def test_a_reply_is_its_text_and_the_endpoints_own_counts() -> None:
     async with endpoint(lambda _: saying("\\boxed{1}")) as judge:
-        reply = await ask(judge, api_key=SecretStr("key"), temperature=0.3)
+        reply = await ask(judge, api_key=SecretStr("key"))
     assert reply == JudgeReply(text="\\boxed{1}", prompt_tokens=11, completion_tokens=7)
     assert judge.keys == ["Bearer key"]
     assert judge.bodies == [
         {
             "model": "m",
             "messages": [{"role": "system", "content": "system"}, {"role": "user", "content": "user"}],
-            "temperature": 0.3,
+            "temperature": 0.6,
             "max_tokens": 1024,
             "seed": 7,
         }
@@ -108,7 +108,7 @@ async def test_a_judge_that_takes_too_long_is_asked_again() -> None:
         return completion("too late")
 
     async with endpoint(silent) as judge:
-        async with JudgeClient.open(JudgeSettings(url=judge.url, call_timeout_s=0.2)) as client:
+        async with JudgeClient.open(JudgeSettings(url=judge.url), call_timeout_s=0.2) as client:
             with pytest.raises(TryLater, match="no reply"):
                 await client.ask("system", "user", seed=1)
         never.set()

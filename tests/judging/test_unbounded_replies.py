@@ -22,8 +22,8 @@ LIMIT = 64 * 2**10 + 64 * 1024
 
 
 async def cast(url: str, *, call_timeout_s: float = 20.0) -> VoteCast:
-    settings = JudgeSettings(url=f"{url}/v1", model="m", call_timeout_s=call_timeout_s)
-    async with JudgeClient.open(settings) as client:
+    settings = JudgeSettings(url=f"{url}/v1", model="m")
+    async with JudgeClient.open(settings, call_timeout_s=call_timeout_s) as client:
         stage = judging_stage(settings, client)
         assert stage.perform is not None
         (vote,) = await stage.perform(ballot())

@@ -44,7 +44,7 @@ def test_without_a_word_on_judges_they_get_what_is_left_and_at_most_a_quarter() 
 
 def test_one_gpu_can_not_train_and_serve_and_the_way_out_is_named() -> None:
     with pytest.raises(
-        ConfigError, match=r'NUM_GPUS is 1\. .*`clawstream up` with engine\.urls and training\.device = "cpu"'
+        ConfigError, match=r"NUM_GPUS is 1\. .*`clawstream up` with engine\.urls and an empty CUDA_VISIBLE_DEVICES"
     ):
         share_out(1, None, None, None)
 

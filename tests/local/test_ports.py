@@ -1,11 +1,12 @@
 """A reserved port is nobody's but the server's."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers.ports import HOST, reserved
+from clawstream.local.servers.ports import HOST, reserved, reserved_again
 
 
 def test_a_server_listens_on_its_reserved_port() -> None:
@@ -62,3 +63,13 @@ def test_a_port_whose_server_ended_a_moment_ago_is_had_at_once() -> None:
             pass
         with pytest.raises(PartUnavailable, match="can't be had"), reserved(port):
             pass
+
+
+def test_a_server_has_the_port_that_it_had_last_unless_somebody_else_has_it(tmp_path: Path) -> None:
+    with reserved_again(tmp_path) as first:
+        pass
+    with reserved_again(tmp_path) as second:
+        pass
+    with reserved(second), reserved_again(tmp_path) as third:
+        pass
+    assert first == second != third

@@ -35,7 +35,7 @@ ANSWER = "Answer 2."
     ],
 )
 def test_whose_turn_a_recorded_request_is(messages: list[Json], session_id: str | None, turn_type: TurnType) -> None:
-    found = name_request({}, read_request({"messages": messages}), TurnType.MAIN)
+    found = name_request({}, read_request({"messages": messages}))
     assert (found.session_id, found.turn_type) == (session_id, turn_type)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.config import TurnsSettings
 from clawstream.conversation.history import rebuild
 from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, TurnOrphaned, TurnPaired
+from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.requests.profiles import openclaw_session
 from clawstream.inference.engines.scripted import Answer
 from clawstream.stream.kafka import admin
@@ -80,10 +80,12 @@ async def test_over_http_and_kafka_each_reaction_to_an_answer_of_openclaws_is_pa
     tmp_path: Path, log: KafkaLog
 ) -> None:
     make_tokenizer(tmp_path)
-    stage = turns_stage(TurnsSettings())
+    stage = turns_stage()
     expected: dict[str, list[tuple[str, str]]] = {}
     async with (
-        house(tmp_path, log=log, context_length_tokens=CONTEXT_TOKENS, ack_timeout_s=WITHIN_S) as gateway,
+        house(
+            tmp_path, log=log, context_length_tokens=CONTEXT_TOKENS, bounds=Bounds(ack_timeout_s=WITHIN_S)
+        ) as gateway,
         toys.running(stage, log),
     ):
         for name, reactions in recording.REACTIONS.items():

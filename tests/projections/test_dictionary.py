@@ -62,4 +62,4 @@ def test_a_database_that_does_not_run_has_no_address(tmp_path: Path, monkeypatch
     settings.write_text(json.dumps({"data_dir": str(tmp_path)}))
     found = CliRunner().invoke(app, ["--config", str(settings), "db", "url"])
     assert "does not run" in str(found.exception)
-    assert "postgres.port" in str(found.exception)
+    assert "Start `clawstream up`" in str(found.exception)

@@ -43,7 +43,7 @@ async def config(tmp_path: Path, kafka_bootstrap: str, topic_prefix: str) -> Pat
     path = tmp_path / "clawstream.toml"
     path.write_text(
         f'data_dir = "{tmp_path}"\n[kafka]\nbootstrap = "{kafka_bootstrap}"\nprefix = "{topic_prefix}"\n'
-        f'[engine]\nmodel_path = "{model_path}"\n[judge]\nvotes = 3\n[training]\nbatch_samples = 4\nthreads = 1\n'
+        f'[engine]\nmodel_path = "{model_path}"\n[judge]\nvotes = 3\n[training]\nbatch_samples = 4\n'
     )
     return path
 

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 from hypothesis import example, given
 
-from clawstream.config import JudgeSettings, TurnsSettings
+from clawstream.config import JudgeSettings
 from clawstream.events import Event, TurnPaired
 from clawstream.inference.judges.judge_client import JudgeClient
 from clawstream.judging.stage import Judge, judging_stage
@@ -36,7 +36,7 @@ AnyLog = KafkaLog | MemoryLog
 
 def stages(judge: Judge) -> list[Stage[Any, Any]]:
     return [
-        turns_stage(TurnsSettings()),
+        turns_stage(),
         judging_stage(JudgeSettings(votes=3), judge, now_ms=lambda: 0),
         samples_stage(Rules(Letters())),
     ]

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from clawstream.config import TeacherSettings
 from clawstream.errors import TryLater
 from clawstream.events import (
     ExchangeCompleted,
@@ -70,7 +69,7 @@ async def test_samples_go_on_without_their_hints_and_those_that_have_none_do_not
     log = MemoryLog(MemoryBroker(partitions=1))
     stage = samples_stage(Rules(Letters(), asks=Asks("t@e")))
     counted = Counted(teacher)
-    stage = asking_stage(stage, TeacherSettings(deadline_s=4.0, call_timeout_s=0.5), counted)
+    stage = asking_stage(stage, counted, deadline_s=4.0, call_timeout_s=0.5)
     hinted = [f"hinted-{number}" for number in range(4)]
 
     async def made() -> list[tuple[str, str | None]]:

@@ -49,7 +49,7 @@ async def samples_command(
             kafka=kafka,
             engine=EngineSettings(urls=(url,), model_path=policy),
             teacher=TeacherSettings(url=teacher_url, model="32b"),
-            training=with_settings(teacher_scores="engine"),
+            training=with_settings(teacher="engine"),
         )
         (folder / "settings.json").write_text(dump(settings))
         argv = [sys.executable, "-m", "clawstream", "--config", str(folder / "settings.json"), "samples"]

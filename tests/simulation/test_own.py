@@ -34,7 +34,7 @@ votes = 5
 [training]
 dtype = "bfloat16"
 batch_samples = 99
-threads = 4
+gradient_checkpointing = true
 [kafka]
 bootstrap = "kafka:9092"
 """
@@ -60,13 +60,13 @@ def test_the_run_s_plan_is_kept_and_all_other_parts_are_the_person_s(tmp_path: P
     assert (found.engine.urls, found.engine.model_path) == (("http://gpu:30000",), tmp_path / "model")
     assert (found.policy.id, found.policy.served_model, found.policy.renderer) == (tmp_path.name, "policy", "llama-3")
     assert (found.judge.url, found.judge.model, found.judge.votes) == ("http://judge:8000/v1", "large", 5)
-    assert (found.training.dtype, found.training.threads) == ("bfloat16", 4)
+    assert (found.training.dtype, found.training.gradient_checkpointing) == ("bfloat16", True)
     assert (found.training.method, found.training.batch_samples, found.training.seed) == ("opd", 16, 7)
     assert found.kafka.bootstrap is None
 
 
 def test_what_a_method_has_no_use_for_does_not_keep_it_from_being_run(tmp_path: Path) -> None:
-    own = own_of(OWN.replace("threads = 4", 'threads = 4\nteacher = "ema"'), tmp_path)
+    own = own_of(OWN.replace("[training]", '[training]\nteacher = "ema"'), tmp_path)
     assert settings_of(tmp_path, own, "opd").training.teacher == "ema"
     assert settings_of(tmp_path, own, "binary").training.teacher == "reference"
 

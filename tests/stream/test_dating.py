@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from clawstream.config import JudgeSettings, TurnsSettings
+from clawstream.config import JudgeSettings
 from clawstream.events import TurnPaired, VerdictReached
 from clawstream.judging.stage import judging_stage
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
@@ -108,7 +108,7 @@ async def test_what_was_said_while_a_brokers_clock_was_three_days_ahead_is_paire
             await toys.settled(log, group)
 
     async with (
-        toys.running(turns_stage(TurnsSettings()), log),
+        toys.running(turns_stage(), log),
         toys.running(judging_stage(JudgeSettings(votes=1), Oracle()), log),
     ):
         for days, names in ((0, "ab"), (3, "bc"), (3, "c"), (0, "abcd"), (0, "abcd")):

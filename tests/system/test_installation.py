@@ -55,7 +55,6 @@ async def running(
             [training]
             batch_samples = 1
             learning_rate = 1e-3
-            threads = 1
             [monitor]
             port = 0
             """

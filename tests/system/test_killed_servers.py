@@ -30,7 +30,6 @@ default_max_tokens = 8
 renderer = "qwen3"
 enable_thinking = false
 [training]
-threads = 1
 [monitor]
 port = 0
 """

@@ -49,7 +49,6 @@ async def running(
         method = "stepwise"
         batch_samples = 4
         learning_rate = 1e-3
-        threads = 1
         [monitor]
         port = 0
         """

@@ -6,20 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clawstream.training.step.advantages import Baseline, Signals, has_signal, token_advantages
+from clawstream.training.step.advantages import Signals, has_signal, token_advantages
 
 NAN = float("nan")
 GAP_BT = torch.tensor([[-2.0, 0.5, -0.05, 9.0]])
 
 
-def advantages(
-    reward: float = NAN, gap_BT: Tensor | None = None, *, signals: Signals | None = None, baseline: float = 0.0
-) -> list[float]:
+def advantages(reward: float = NAN, gap_BT: Tensor | None = None, *, signals: Signals | None = None) -> list[float]:
     rewarded_B = torch.tensor([reward == reward])
     hinted_B = torch.tensor([gap_BT is not None])
     gap_BT = torch.full((1, 4), NAN) if gap_BT is None else gap_BT
     reward_B = torch.tensor([reward])
-    out_BT = token_advantages(reward_B, rewarded_B, gap_BT, hinted_B, signals=signals or Signals(), baseline=baseline)
+    out_BT = token_advantages(reward_B, rewarded_B, gap_BT, hinted_B, signals=signals or Signals())
     return [float(value) for value in out_BT[0]]
 
 
@@ -37,25 +35,6 @@ def test_a_positive_reward_and_a_hint_are_added() -> None:
 
 def test_a_negative_reward_spares_tokens_that_the_teacher_does_not_clearly_dislike() -> None:
     assert advantages(-1.0, GAP_BT) == pytest.approx([-3.0, 0.5, -0.05, 5.0])
-
-
-@pytest.mark.parametrize(
-    ("reward", "baseline", "expected"),
-    [
-        (0.5, 0.9, [-2.4, 0.5, -0.05, 5.0]),
-        (-0.5, -0.1, [-2.4, 0.5, -0.05, 5.0]),
-        (-0.5, -0.9, [-1.6, 0.9, 0.35, 5.4]),
-    ],
-)
-def test_a_reward_below_the_baseline_is_the_negative_one_that_spares(
-    reward: float, baseline: float, expected: list[float]
-) -> None:
-    assert advantages(reward, GAP_BT, baseline=baseline) == pytest.approx(expected, abs=1e-6)
-
-
-def test_the_baseline_is_taken_off_rewards_and_not_off_hints() -> None:
-    assert advantages(1.0, baseline=0.25) == [0.75, 0.75, 0.75, 0.75]
-    assert advantages(gap_BT=GAP_BT, baseline=0.25)[0] == -2.0
 
 
 def test_both_weights_scale_their_own_signal() -> None:
@@ -100,18 +79,3 @@ def test_a_sample_says_something_only_through_a_signal_that_has_weight() -> None
     assert spoken(Signals()) == [True, True, True, False]
     assert spoken(Signals(w_opd=0.0)) == [True, False, True, False]
     assert spoken(Signals(w_binary=0.0)) == [False, True, True, False]
-
-
-def test_the_running_mean_is_the_mean_while_there_are_few_rewards() -> None:
-    baseline = Baseline().after([1, 1, -1]).after([]).after([1])
-
-    assert baseline.mean == pytest.approx(0.5)
-    assert baseline.num_rewards == 4
-
-
-def test_the_running_mean_forgets_how_the_policy_began() -> None:
-    baseline = Baseline().after([-1] * 1000)
-    for _ in range(100):
-        baseline = baseline.after([1] * 16)
-
-    assert baseline.mean > 0.99

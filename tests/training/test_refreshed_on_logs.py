@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from clawstream.config import JudgeSettings, TurnsSettings
+from clawstream.config import JudgeSettings
 from clawstream.events import AnswerRefreshed, BatchPlanned, SampleAssembled, StepTaken, VersionSpan
 from clawstream.inference.engines.scripted import Answer, Fault, ScriptedBackend, serving
 from clawstream.inference.engines.sglang import SglangEngine
@@ -64,7 +64,7 @@ async def test_a_thumb_on_a_turn_that_was_trained_on_has_the_policy_answer_again
         http = await stack.enter_async_context(aiohttp.ClientSession())
         policy = Refresher([SglangEngine(http, url)], Small(), "policy")
         for stage in (
-            turns_stage(TurnsSettings()),
+            turns_stage(),
             judging_stage(JudgeSettings(votes=1), Oracle(HINT)),
             samples_stage(Rules(Small())),
             refresh_stage(policy, "policy", answers_per_hint=1),

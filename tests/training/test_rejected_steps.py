@@ -17,6 +17,7 @@ from clawstream.events import BatchPlanned, Event, PolicyPublished, SampleAssemb
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.loop import train
 from clawstream.training.models.checkpoints import read
+from clawstream.training.step import schedule
 from clawstream.training.step.trainer import Trainer
 from tests.training import tiny
 from tests.training.test_loop import names, said, settings, trained_until, trained_until_idle
@@ -81,10 +82,13 @@ async def test_a_rejected_step_uses_up_its_samples_and_training_goes_on_from_the
     assert [event.policy_version for event in of(events, PolicyPublished)] == [0, 1, 3]
 
 
-async def test_by_a_rejected_step_the_learning_rate_does_not_fall(base: Path, tmp_path: Path) -> None:
+async def test_by_a_rejected_step_the_learning_rate_does_not_fall(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "CONSTANT_UPDATES", 1)
     log = await log_of(EARLIER, ONE_SIDED, LATER)
 
-    first, second = of(await trained_until(log, chosen(base, tmp_path, constant_updates=1), 3), StepTaken)
+    first, second = of(await trained_until(log, chosen(base, tmp_path), 3), StepTaken)
 
     assert second.learning_rate == pytest.approx(first.learning_rate / 2**0.5)
 
@@ -102,7 +106,7 @@ async def test_weights_optimizer_and_all_that_goes_with_them_are_as_if_the_rejec
         return norm
 
     monkeypatch.setattr(Trainer, "_step", spoiling)
-    training = {"baseline": "running", "teacher": "ema", "ema_decay": 0.5}
+    training = {"teacher": "ema"}
     log = await log_of(EARLIER, batch("b", [1, -1]), LATER)
     events = await trained_until(log, chosen(base, tmp_path, **training), 3)
     first, _, third = of(events, BatchPlanned)
@@ -136,8 +140,7 @@ async def test_a_trainer_whose_step_was_rejected_is_put_back_to_the_start_and_us
         return norm
 
     monkeypatch.setattr(Trainer, "_step", spoiling)
-    training = {"baseline": "running", "teacher": "ema", "ema_decay": 0.5}
-    training |= {"gradient_checkpointing": gradient_checkpointing}
+    training = {"teacher": "ema", "gradient_checkpointing": gradient_checkpointing}
     log = await log_of(batch("b", [1, -1]), LATER)
     events = await trained_until(log, chosen(base, tmp_path, **training), 2)
     assert [event.policy_version for event in of(events, StepRejected)] == [1]

@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from clawstream.events import (
     BatchPlanned,
     Event,
@@ -14,6 +16,7 @@ from clawstream.events import (
 )
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.models.checkpoints import read
+from clawstream.training.step import schedule
 from tests.training import tiny
 from tests.training.test_loop import names, settings, trained_until
 from tests.training.test_rejected_steps import of
@@ -60,8 +63,9 @@ async def test_the_next_version_is_the_earlier_one_again_and_training_goes_on_fr
     assert files(published[4].path) == files(published[1].path)
 
 
-async def test_the_learning_rate_goes_back_too(base: Path, tmp_path: Path) -> None:
-    log, falling = MemoryLog(MemoryBroker()), settings(base, tmp_path, constant_updates=1)
+async def test_the_learning_rate_goes_back_too(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "CONSTANT_UPDATES", 1)
+    log, falling = MemoryLog(MemoryBroker()), settings(base, tmp_path)
     for samples, version in ((SAMPLES[:9], 3), ([asked(1, 1)], 4), (SAMPLES[9:], 5)):
         await log.append(samples)
         events = await trained_until(log, falling, version)

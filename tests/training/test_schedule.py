@@ -12,7 +12,7 @@ BATCH = 16
 
 
 def rate(schedule: Schedule, peak: float = 1.0) -> float:
-    return schedule.learning_rate(peak=peak, constant_updates=8)
+    return schedule.learning_rate(peak=peak)
 
 
 def lived(rewards: list[int], schedule: Schedule | None = None) -> list[Schedule]:

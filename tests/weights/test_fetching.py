@@ -23,7 +23,7 @@ from tests.monitoring.said import published
 from tests.weights.engines import PolicyTopic, Watched, Weights, keeping
 
 CONTENT = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 4000, "trainer/optimizer.safetensors": b"x"}
-ANY_PORT = WeightsSettings(offer_port=0)
+ANY_PORT = WeightsSettings(offer="127.0.0.1:0")
 
 
 def write(root: Path, version: int, content: dict[str, bytes] = CONTENT) -> PolicyPublished:
@@ -229,7 +229,7 @@ async def test_a_trainer_that_is_away_or_has_it_no_more_is_asked_again_later(tmp
 @pytest.mark.parametrize("shown", [None, "another"])
 async def test_nothing_is_given_to_whoever_does_not_show_the_key(tmp_path: Path, shown: str | None) -> None:
     version = write(tmp_path / "theirs", 7)
-    offer = WeightsSettings(offer_port=0, api_key=SecretStr("secret"))
+    offer = WeightsSettings(offer="127.0.0.1:0", api_key=SecretStr("secret"))
     async with fetching(tmp_path / "theirs", tmp_path / "ours", offer=offer, key=shown) as fetcher:
         with pytest.raises(TryLater, match="401"):
             await fetcher.bring(version)
@@ -263,13 +263,18 @@ def test_a_manifest_that_names_a_file_elsewhere_is_none(name: str) -> None:
 async def test_a_port_that_is_taken_is_said_before_anything_is_trained(tmp_path: Path) -> None:
     async with offering(ANY_PORT, tmp_path) as port:
         with pytest.raises(ConfigError, match="Stop what uses it"):
-            async with offering(WeightsSettings(offer_port=port), tmp_path):
+            async with offering(WeightsSettings(offer=f"127.0.0.1:{port}"), tmp_path):
                 pass
 
 
 @pytest.mark.parametrize(
     "said",
-    [{"url": "gpu:30067"}, {"url": "http://gpu:1", "offer_port": 2}, {"api_key": "change-me"}],
+    [
+        {"url": "gpu:30067"},
+        {"url": "http://gpu:1", "offer": "127.0.0.1:2"},
+        {"offer": "30067"},
+        {"api_key": "change-me"},
+    ],
     ids=str,
 )
 def test_settings_that_can_not_work_are_refused(said: dict[str, object]) -> None:
@@ -279,4 +284,4 @@ def test_settings_that_can_not_work_are_refused(said: dict[str, object]) -> None
 
 def test_an_offer_to_other_machines_needs_a_key() -> None:
     with pytest.raises(ValidationError, match=r"set weights\.api_key"):
-        WeightsSettings(offer_port=30067, offer_host="0.0.0.0")
+        WeightsSettings(offer="0.0.0.0:30067")

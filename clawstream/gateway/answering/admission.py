@@ -23,6 +23,7 @@ from clawstream.gateway.access.keys import Caller
 from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.answering.capture import Accepted
 from clawstream.gateway.answering.sampled import SampledTokens
+from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.engines.pool import Engines
 from clawstream.gateway.engines.served import Place
 from clawstream.gateway.http.metrics import Metrics
@@ -112,6 +113,7 @@ class Admission:
     """Who and what is let in."""
 
     settings: GatewaySettings
+    bounds: Bounds
     policy: PolicySettings
     renderer: PromptRenderer
     prompts: PromptMaker
@@ -154,7 +156,7 @@ class Admission:
     async def _receive(self, scope: Scope, receive: Receive, read: Read) -> _Asked:
         headers, caller = read_headers(scope), scope[CALLER]
         raw = await read_body(
-            headers, receive, max_bytes=self.settings.max_body_bytes, within_s=self.settings.request_timeout_s
+            headers, receive, max_bytes=self.bounds.max_body_bytes, within_s=self.bounds.request_timeout_s
         )
         received_at_ms = self.now_ms()
         ends = truthy(headers.get("x-session-done"))
@@ -164,7 +166,7 @@ class Admission:
             caller=caller,
             chat=replace(chat, scope=scope_of(chat.options, caller.name)),
             model=model,
-            named=name_request(headers, chat, TurnType(self.settings.default_turn_type)),
+            named=name_request(headers, chat),
             traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
             received_at_ms=received_at_ms,
         )

@@ -86,7 +86,7 @@ class Answering:
         """Stream the answer up to what has to wait for its record, from the first engine that begins one."""
         engines, accepted = self.admission.engines, self.exchange.accepted
         tenant = None if self.admission.settings.share_prefix_cache else accepted.key_name
-        deadline = asyncio.get_running_loop().time() + self.admission.settings.first_token_timeout_s
+        deadline = asyncio.get_running_loop().time() + self.admission.bounds.first_token_timeout_s
         failure: Failure | None = None
         failed: list[ServedEngine] = []
         for tries in range(_SHARED_KEYS + 1 + len(engines.all)):
@@ -123,7 +123,7 @@ class Answering:
         except TimeoutError:
             if place.engine.problem is not None:
                 return _engine_failed(place.engine.problem, _Again.ELSEWHERE)
-            detail = f"no token within {self.admission.settings.first_token_timeout_s:g} s"
+            detail = f"no token within {self.admission.bounds.first_token_timeout_s:g} s"
             refused = unavailable(f"The engine gave {detail}. Try again.")
             return Failure(reason=FailureReason.TIMED_OUT, detail=detail, refused=refused)
         finish = self.capture.finish

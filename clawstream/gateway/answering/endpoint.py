@@ -52,7 +52,7 @@ class Endpoint:
                 Answering(admission=self._admission, exchange=exchange, outlet=outlet, started=started)
                 for exchange, outlet in zip(exchanges, outlets, strict=True)
             ]
-            outcome = await _Together(answers, self._admission.settings.heartbeat_s).run(receive)
+            outcome = await _Together(answers, self._admission.bounds.heartbeat_s).run(receive)
         metrics.requests.labels(outcome).inc()
 
     async def _end_session(self, farewell: Farewell, send: Send) -> None:

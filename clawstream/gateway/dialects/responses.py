@@ -98,7 +98,7 @@ def _previous(body: Mapping[str, Any], recall: Recall) -> Recalled | None:
     if previous is None:
         raise BadRequest(
             f"Previous response with id {response_id[:80]!r} not found: it is none that this gateway remembers, was "
-            "asked for with store: false, or is older than gateway.index_window_s. Send the conversation in input.",
+            "asked for with store: false, or is older than a day. Send the conversation in input.",
             status=404,
             code="previous_response_not_found",
             param="previous_response_id",

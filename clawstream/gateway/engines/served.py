@@ -22,7 +22,7 @@ from clawstream.inference.engines.engine import Chunk, Engine, EngineRefused
 from clawstream.inference.models.vocabulary import too_small_for
 
 LOG = logging.getLogger(__name__)
-ANSWERS_WITHIN_S = 20.0
+ANSWERS_WITHIN_S = 20.0  # else an engine is away; more than its longest swap of weights takes
 
 
 class StaleCache(ClawstreamError):

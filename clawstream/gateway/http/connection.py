@@ -13,12 +13,12 @@ adds the trailers of a body to the headers, and waits for ever for a client that
 import asyncio
 from asyncio import TimerHandle
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.requests.refusal import BadRequest
 
 MAX_HEADERS = 128
@@ -26,15 +26,6 @@ MAX_HEADER_BYTES = 64 * 1024
 # What a piece of a body may take on the wire beside itself: one byte a chunk needs six.
 _FRAMING_PER_BODY_BYTE = 16
 _VERSIONS = ("1.0", "1.1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """For how long a client may keep a connection waiting."""
-
-    request_s: float  # for the headers, from the first byte
-    idle_s: float  # from an answer to the next request
-    write_s: float  # for 64 KiB to be read
 
 
 def connection_class(bounds: Bounds) -> type[asyncio.Protocol]:
@@ -64,7 +55,7 @@ class _Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
-        self._read_within(self._bounds.idle_s)
+        self._read_within(self._bounds.idle_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._reading, self._writing):
@@ -79,7 +70,7 @@ class _Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_within(self._bounds.write_s)
+        self._write_within(self._bounds.write_timeout_s)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -107,7 +98,7 @@ class _Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._in_headers = True
         self._header_bytes = 0
-        self._read_within(self._bounds.request_s)
+        self._read_within(self._bounds.request_timeout_s)
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -161,9 +152,9 @@ class _Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
-            self._write_within(self._bounds.write_s)
+            self._write_within(self._bounds.write_timeout_s)
         elif not self._in_headers:
-            self._read_within(self._bounds.idle_s)
+            self._read_within(self._bounds.idle_timeout_s)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
@@ -186,7 +177,7 @@ class _Connection(HttpToolsProtocol):
     def _close(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
-            self._write_within(self._bounds.write_s)
+            self._write_within(self._bounds.write_timeout_s)
 
     # Bounds
 
@@ -214,7 +205,7 @@ class _Connection(HttpToolsProtocol):
         if not self._in_headers:
             self._close()
             return
-        message = f"The request's headers did not come within {self._bounds.request_s:g} s."
+        message = f"The request's headers did not come within {self._bounds.request_timeout_s:g} s."
         self._refuse(BadRequest(message, status=408, code="request_timeout"))
 
 

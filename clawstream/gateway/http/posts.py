@@ -42,10 +42,10 @@ class Post:
     refuse: Refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        settings = self.admission.settings
+        bounds = self.admission.bounds
         try:
             raw = await read_body(
-                read_headers(scope), receive, max_bytes=settings.max_body_bytes, within_s=settings.request_timeout_s
+                read_headers(scope), receive, max_bytes=bounds.max_body_bytes, within_s=bounds.request_timeout_s
             )
             answered = await self.answer(self.admission, parse_body(raw), scope[CALLER])
         except ClientGone:

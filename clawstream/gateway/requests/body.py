@@ -27,7 +27,7 @@ async def read_body(headers: Mapping[str, str], receive: Receive, *, max_bytes: 
         async with asyncio.timeout(within_s):
             return await _read_body(headers, receive, max_bytes)
     except TimeoutError as error:
-        message = f"The body did not come within {within_s:g} s (gateway.request_timeout_s). Send it faster."
+        message = f"The body did not come within {within_s:g} s. Send it faster."
         raise BadRequest(message, status=408, code="request_timeout") from error
 
 

@@ -43,7 +43,7 @@ class Named:
     group: Grouped | None
 
 
-def name_request(headers: Mapping[str, str], request: ChatRequest, default: TurnType) -> Named:
+def name_request(headers: Mapping[str, str], request: ChatRequest) -> Named:
     """Return what headers, body and messages say of session, turn and group. Raises BadRequest for unusable names."""
     named = (
         ("headers", headers.get("x-session-id") or None),
@@ -66,7 +66,7 @@ def name_request(headers: Mapping[str, str], request: ChatRequest, default: Turn
             or codex_housekeeping(headers)
             or openclaw_housekeeping(request.messages)
         )
-        turn_types = [TurnType.SIDE if aside else default]
+        turn_types = [TurnType.SIDE if aside else TurnType.MAIN]
     retries = headers.get("x-stainless-retry-count", "")
     return Named(
         session_id=session_id,

@@ -52,6 +52,4 @@ class PromptMaker:
         except TimeoutError as error:
             if making.cancelled():  # it was never begun
                 raise TryLater("prompts that take long to be made are under way") from error
-            raise UnrenderableRequest(
-                f"its prompt was not made within {self._within_s:g} s (gateway.request_timeout_s); shorten it"
-            ) from error
+            raise UnrenderableRequest(f"its prompt was not made within {self._within_s:g} s; shorten it") from error

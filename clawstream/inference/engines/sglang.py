@@ -27,6 +27,7 @@ from clawstream.inference.engines.plausible import (
 
 _CONTROL_BYTES = 4 * 2**20  # /tokenize answers for thousands of tokens
 _LAST_WORDS_S = 2.0
+LOADS_WITHIN_S = 1800.0  # an engine that takes longer over a version or its start is given up; hundreds of GB
 _FRAME_BYTES = 64 * 2**10
 _EVENT_BYTES_PER_TOKEN = 256  # its id, log-prob and text
 _STREAM_BYTES_PER_TOKEN = 4096  # an event of its own
@@ -58,7 +59,7 @@ class SglangEngine:
         *,
         silence_s: float = 600.0,
         control_s: float = 120.0,
-        load_s: float = 1800.0,
+        load_s: float = LOADS_WITHIN_S,
         num_token_ids: int | None = None,
     ) -> None:
         self._session = session

@@ -20,6 +20,12 @@ from clawstream.config import JudgeSettings
 from clawstream.errors import ClawstreamError, ConfigError, TryLater
 from clawstream.inference.bodies import ASKING, PLAIN, parsed, read_body, read_error, shown
 
+CALLS_AT_ONCE = 64  # to the endpoint, by each judging process; servers queue what is more
+CALL_TIMEOUT_S = 60.0  # for one vote of 1,024 tokens; then it is asked for again until DEADLINE_S
+DEADLINE_S = (
+    600.0  # after which a vote that did not arrive is recorded as failed: a server that starts again is back by then
+)
+TEMPERATURE = 0.6  # votes of one case differ, and few are unreadable
 _CONNECT_S = 10.0
 _LONGEST_WAIT_S = 3600.0  # that a judge may ask for
 _SHARE_OF_TIME = 0.9  # of a call's, after which a reply that has begun is taken as it is
@@ -50,16 +56,21 @@ class JudgeReply:
 class JudgeClient:
     """One judge at one endpoint."""
 
-    def __init__(self, session: aiohttp.ClientSession, settings: JudgeSettings, url: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, settings: JudgeSettings, url: str, call_timeout_s: float
+    ) -> None:
         self._session = session
         self._settings = settings
+        self._call_timeout_s = call_timeout_s
         self._url = f"{url.rstrip('/')}/chat/completions"
         self._most_bytes = min(_MOST_BYTES, _FRAME_BYTES + _TOKEN_BYTES * settings.max_tokens)
         self.name = judge_name(settings.model, url)
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, settings: JudgeSettings) -> AsyncIterator["JudgeClient"]:
+    async def open(
+        cls, settings: JudgeSettings, *, call_timeout_s: float = CALL_TIMEOUT_S
+    ) -> AsyncIterator["JudgeClient"]:
         """A client that lives as long as the block."""
         if settings.url is None:
             raise ConfigError(
@@ -67,23 +78,23 @@ class JudgeClient:
             )
         key = settings.api_key
         headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
-        timeout = aiohttp.ClientTimeout(total=settings.call_timeout_s, sock_connect=_CONNECT_S)
-        connector = aiohttp.TCPConnector(limit=settings.calls_at_once, keepalive_timeout=60.0)
+        timeout = aiohttp.ClientTimeout(total=call_timeout_s, sock_connect=_CONNECT_S)
+        connector = aiohttp.TCPConnector(limit=CALLS_AT_ONCE, keepalive_timeout=60.0)
         async with aiohttp.ClientSession(
             connector=connector, headers=headers, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
-            yield cls(session, settings, settings.url)
+            yield cls(session, settings, settings.url, call_timeout_s)
 
     async def ask(self, system: str, user: str, *, seed: int) -> JudgeReply:
         """Return the judge's reply. Raises TryLater where none arrived, JudgeRefused where none ever will."""
         body = {
             "model": self._settings.model,
             "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
-            "temperature": self._settings.temperature,
+            "temperature": TEMPERATURE,
             "max_tokens": self._settings.max_tokens,
             "seed": seed,
         }
-        until = asyncio.get_running_loop().time() + _SHARE_OF_TIME * self._settings.call_timeout_s
+        until = asyncio.get_running_loop().time() + _SHARE_OF_TIME * self._call_timeout_s
         try:
             async with self._session.post(self._url, data=orjson.dumps(body), headers=PLAIN, **ASKING) as response:
                 if response.status != 200:

@@ -7,6 +7,7 @@ import aiohttp
 import orjson
 
 from clawstream.config import JudgeSettings
+from clawstream.inference.judges.judge_client import TEMPERATURE
 
 TRIAL_S = 10.0
 _MOST_BYTES = 2**18
@@ -18,7 +19,7 @@ async def problem_with(settings: JudgeSettings, url: str, *, within_s: float = T
     body = {
         "model": settings.model,
         "messages": [{"role": "user", "content": "Reply with \\boxed{1}."}],
-        "temperature": settings.temperature,
+        "temperature": TEMPERATURE,
         "max_tokens": 16,
     }
     headers = {"Content-Type": "application/json"}

@@ -34,7 +34,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 30100,
     context_length_tokens: int | None = None,
-    max_running_requests: int = 32,
+    max_running_requests: int = 64,
     threads: int | None = None,
     weight_version: str = "default",
 ) -> None:

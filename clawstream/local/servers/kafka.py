@@ -28,7 +28,7 @@ from clawstream.local.servers.access import (
 )
 from clawstream.local.servers.jars import KAFKA_REMEDIES, broker_jars, java
 from clawstream.local.servers.leash import Leash
-from clawstream.local.servers.ports import HOST, reserved
+from clawstream.local.servers.ports import HOST, reserved, reserved_again
 
 READY_WITHIN_S = 90.0
 STOP_WITHIN_S = 15.0
@@ -84,7 +84,7 @@ class EmbeddedKafka:
         self._close_once(command)
         with (
             places.claimed(self.data_dir, fresh=self._fresh) as claim,
-            reserved(self._port, setting="kafka.port") as port,
+            reserved_again(self.data_dir, self._port) as port,
             reserved() as controller_port,
         ):
             self.data_dir.chmod(0o700)

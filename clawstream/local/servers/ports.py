@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from clawstream.errors import PartUnavailable
 
@@ -39,6 +40,21 @@ def reserved(port: int | None = None, *, setting: str | None = None) -> Iterator
             ) from error
         if not _LINUX:
             kept.close()
+        yield found
+
+
+@contextmanager
+def reserved_again(folder: Path, port: int | None = None) -> Iterator[int]:
+    """Keep `port`, or that which the server of `folder` had last, so that its address stays; else any free one."""
+    known = folder / "port"
+    with ExitStack() as kept:
+        try:
+            found = kept.enter_context(reserved(int(known.read_text()) if port is None else port))
+        except (OSError, ValueError, PartUnavailable):
+            if port is not None:
+                raise
+            found = kept.enter_context(reserved())
+        known.write_text(f"{found}\n")
         yield found
 
 

@@ -22,7 +22,7 @@ from clawstream.errors import PartUnavailable
 from clawstream.local.servers import places
 from clawstream.local.servers.accounts import Identity, identity_for, named
 from clawstream.local.servers.leash import Leash
-from clawstream.local.servers.ports import HOST, reserved
+from clawstream.local.servers.ports import HOST, reserved_again
 from clawstream.projections.owner import url_of_owner
 
 READY_WITHIN_S = 60.0
@@ -78,7 +78,7 @@ class EmbeddedPostgres:
     def __enter__(self) -> Self:
         with (
             places.claimed(self.data_dir, fresh=self._fresh) as claim,
-            reserved(self._port, setting="postgres.port") as port,
+            reserved_again(self.data_dir, self._port) as port,
         ):
             data = self.data_dir / _DATA
             if self.log.exists():

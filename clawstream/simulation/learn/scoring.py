@@ -99,7 +99,7 @@ class Room:
                 yield engine
             return
         async with lent(self.own.engine, base), engine_session(self.own.engine) as session:
-            engine = SglangEngine(session, self.own.engine.urls[0], load_s=self.own.engine.loads_within_s)
+            engine = SglangEngine(session, self.own.engine.urls[0])
             if folder != base:
                 await engine.update_weights(str(await asyncio.to_thread(folder.absolute)), str(version))
             yield engine

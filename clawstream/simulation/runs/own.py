@@ -36,7 +36,7 @@ def blended(file: Path, own: Settings) -> Settings:
             "policy": _over(own.policy, run.policy, said["policy"].keys() - {"renderer", "enable_thinking"}),
             "engine": _over(own.engine, run.engine, said["engine"]),
             "judge": run.judge if own.judge.url is None else own.judge,
-            "training": _over(training, run.training, said.get("training", {}).keys() - {"threads"}),
+            "training": _over(training, run.training, said.get("training", {})),
         }
     )
 
@@ -58,7 +58,7 @@ async def lent(engine: EngineSettings, base: Path) -> AsyncIterator[None]:
     others are given back.
     """
     async with engine_session(engine) as http:
-        engines = [SglangEngine(http, url, load_s=engine.loads_within_s) for url in engine.urls]
+        engines = [SglangEngine(http, url) for url in engine.urls]
         known = [set(await one.lora_adapters()) for one in engines]
         for one in engines:
             await _reset(one, base)

@@ -143,7 +143,6 @@ method = "{method}"
 batch_samples = {batch_samples}
 {training}keep_checkpoints = {keep_checkpoints}
 seed = {seed}
-threads = 1
 
 [rewards]
 judge = {judge_weight}

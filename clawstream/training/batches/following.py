@@ -23,7 +23,7 @@ from clawstream.events import (
 )
 from clawstream.events.control import promotions
 from clawstream.stream.log import Arrived, Place, Start, Undecodable
-from clawstream.stream.stage import DAY_MS
+from clawstream.stream.stage import HEARD_MS
 from clawstream.stream.topics import replay_topic
 from clawstream.training.batches.dropping import LOST, WHY, grown
 from clawstream.training.batches.horizon import Ends, Horizon
@@ -228,7 +228,6 @@ def rules(settings: Settings, *, of: str, limits: ModelLimits) -> Rules:
     """Return when a batch is made and of what, as the settings say; `of` names the policy that answered."""
     training = settings.training
     grouped = training.method == "stepwise"
-    settles_s = settings.rewards.heard_for_days * DAY_MS / 1000 + training.group_wait_s
     w_binary, w_opd = training.weights
     return Rules(
         policy_id=of,
@@ -237,9 +236,9 @@ def rules(settings: Settings, *, of: str, limits: ModelLimits) -> Rules:
         max_versions_behind=training.max_versions_behind,
         rewards_count=w_binary > 0,
         hints_count=w_opd > 0,
-        by_engine=training.teacher_scores == "engine",
+        by_engine=training.by_engine,
         grouped=grouped,
         refreshes=training.late == "refresh",
-        max_unsettled_ms=round(settles_s * 1000) if grouped else None,
+        max_unsettled_ms=HEARD_MS + round(training.group_wait_s * 1000) if grouped else None,
         limits=limits,
     )

@@ -29,18 +29,6 @@ def hint_counts(sample: SampleAssembled, *, by_engine: bool) -> bool:
     return sample.hinted_prompt_ids is not None and (not by_engine or sample.teacher_logprobs is not None)
 
 
-def asks_too_much(topk_tokens: int, limits: ModelLimits) -> str | None:
-    """Return why a teacher's so many likeliest tokens can't be had, in words for a person; None: they can."""
-    size = limits.vocabulary_tokens
-    if size is not None and topk_tokens >= size:
-        return (
-            f"training.topk_tokens is {topk_tokens}, and the model knows {size} tokens: expected fewer, as "
-            "all others are one more. Nothing is trained. Set training.topk_tokens lower, or with combined "
-            "training.w_topk = 0"
-        )
-    return None
-
-
 def _misaligned(sample: SampleAssembled) -> str | None:
     if not sample.prompt_ids or sample.hinted_prompt_ids == ():
         return "a prompt without a token: expected at least one"

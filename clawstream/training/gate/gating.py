@@ -20,7 +20,7 @@ class Gate:
 
     def __init__(
         self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: Memory, *,
-        scored: Scored, mine: Sequence[int], baseline: float, num_rejected: int,
+        scored: Scored, mine: Sequence[int], num_rejected: int,
     ) -> None:  # fmt: skip
         """Look at the policy before its step. Raises StepRefused where the rewards teach nothing.
 
@@ -31,7 +31,7 @@ class Gate:
         if refusal is not None and num_rejected < REJECTED_IN_A_ROW:
             raise StepRefused(refusal)
         self.as_it_is = refusal is not None  # the step learns from rewards that teach nothing
-        self._probe = Probe(model, settings, samples, memory, scored=scored, mine=mine, baseline=baseline)
+        self._probe = Probe(model, settings, samples, memory, scored=scored, mine=mine)
 
     def look_ahead(self, learning_rate: float) -> None:
         """Look where the first gradient leads, while it stands in the weights."""

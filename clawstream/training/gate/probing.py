@@ -27,6 +27,7 @@ from clawstream.training.gate.publishing import (
 )
 from clawstream.training.gate.writing import write
 from clawstream.training.models.model import Model
+from clawstream.training.step.advantages import GAP_CLIP_NATS
 from clawstream.training.step.answers import Suffix
 from clawstream.training.step.batch_loss import Scored
 
@@ -38,7 +39,7 @@ class Probe:
 
     def __init__(
         self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: Memory, *,
-        scored: Scored, mine: Sequence[int], baseline: float,
+        scored: Scored, mine: Sequence[int],
     ) -> None:  # fmt: skip
         """`scored` is of this process' samples, whose indices are `mine`."""
         self._model = model
@@ -54,7 +55,7 @@ class Probe:
         self._ahead = self._before[: len(self._chosen)]
         ways = model.together(
             {
-                index: self._way(scored, mine.index(index), seen, baseline)
+                index: self._way(scored, mine.index(index), seen)
                 for index, seen in zip(self._chosen, self._before, strict=False)
                 if index in mine
             }
@@ -116,12 +117,12 @@ class Probe:
         )
         return [seen[place] for place in range(len(suffixes))]
 
-    def _way(self, scored: Scored, index: int, seen: Seen, baseline: float) -> Way | None:
+    def _way(self, scored: Scored, index: int, seen: Seen) -> Way | None:
         """Return how strongly each token of a sample is to become likelier (below 0: less so); None: nothing says it.
 
         A hint says it token by token; without one that counts the reward says it of all.
         """
-        clip = self._settings.gap_clip_nats
+        clip = GAP_CLIP_NATS
         teacher = scored.hinted.get(index)
         if teacher is not None:
             student = scored.students.get(index)
@@ -131,7 +132,7 @@ class Probe:
         wanted = scored.wanted(index)
         if wanted is None or self._settings.weights[0] == 0:
             return None
-        return (wanted - baseline,) * len(seen.logps)
+        return (wanted,) * len(seen.logps)
 
 
 def _telling(samples: Sequence[SampleAssembled], wanted: Mapping[int, float | None], at_most: int) -> list[int]:

@@ -23,12 +23,16 @@ class Sizes:
     processes: int
     tensor: int = 1
     pipeline: int = 1
-    by_sequence: bool = False  # norms and what is between layers are cut by token over the `tensor` processes
 
     @property
     def data(self) -> int:
         """How many copies of the model there are."""
         return self.processes // (self.tensor * self.pipeline)
+
+    @property
+    def by_sequence(self) -> bool:
+        """Whether norms and what is between layers are cut by token over the `tensor` processes."""
+        return self.tensor > 1
 
 
 def sizes_of(training: TrainingSettings) -> Sizes:
@@ -37,7 +41,6 @@ def sizes_of(training: TrainingSettings) -> Sizes:
         processes=training.processes,
         tensor=training.tensor_parallel,
         pipeline=training.pipeline_parallel,
-        by_sequence=training.sequence_parallel,
     )
 
 

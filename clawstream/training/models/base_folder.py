@@ -19,6 +19,7 @@ from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.models.model_folder import TensorHeader, tensor_headers, text_config
 from clawstream.training.batches.trainable import ModelLimits
 
+_ONE_THREAD_BYTES = 80_000_000  # of weights: 20 million parameters, as the embedded engine has it
 _NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".md"})  # weights, words
 _READ_AS_THEY_ARE = frozenset({"F64", "F32", "F16", "BF16"})
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
@@ -130,3 +131,9 @@ def _stretched(config: Any, positions: int | None) -> int | None:
     if positions is None or "original_max_position_embeddings" in scaling:
         return positions
     return int(positions * (scaling.get("factor") or 1))
+
+
+def threads_for(base: Path) -> int | None:
+    """Return 1 for a model whose operations are too short to be shared; None: as many as torch chooses."""
+    num_bytes = sum(file.stat().st_size for file in base.glob("*.safetensors"))
+    return 1 if num_bytes < _ONE_THREAD_BYTES else None

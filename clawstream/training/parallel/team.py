@@ -9,6 +9,7 @@ import torch
 from clawstream.config import TrainingSettings
 from clawstream.errors import ConfigError, StepRefused
 from clawstream.events import SampleAssembled
+from clawstream.training.models.base_folder import threads_for
 from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.step.trainer import Update
 
@@ -25,7 +26,7 @@ class Team:
         self, base: Path, settings: TrainingSettings, *, device: str, processes: Processes | None = None
     ) -> None:
         """`device` is "cpu" or "cuda", where each process has a GPU of its own; without `processes` it starts them."""
-        start = Start(backend="nccl" if device == "cuda" else "gloo", threads=settings.threads)
+        start = Start(backend="nccl" if device == "cuda" else "gloo", threads=threads_for(base))
         self._processes = processes or Processes(settings.processes, start)
         self._processes.ask(f"{_MEMBER}:begin", base, settings, device)
 
@@ -77,14 +78,9 @@ def device_of(settings: TrainingSettings, named: str) -> str:
         if settings.trainer == "megatron":
             raise ConfigError(
                 'training.trainer = "megatron" needs a GPU for each of its processes, and computes on none here '
-                '(training.device = "cpu", or torch sees no GPU). Nothing is trained. Take "fsdp", which needs none.'
+                '(torch sees no GPU). Nothing is trained. Take "fsdp", which needs none.'
             )
         return "cpu"
-    if named != "cuda":
-        raise ConfigError(
-            f"training.device = {named!r} names one device, and {settings.processes} processes need one each. Nothing "
-            'is trained. Leave it out, or say "cuda" or "cpu".'
-        )
     if settings.processes > torch.cuda.device_count():
         raise ConfigError(
             f"training.processes = {settings.processes}, and torch sees {torch.cuda.device_count()} GPUs. Nothing is "

@@ -26,6 +26,8 @@ from clawstream.training.step.advantages import Signals, has_signal, token_advan
 from clawstream.training.step.answers import Suffix
 from clawstream.training.step.losses import LogProbs, Objective, Tally, distillation_loss, divergence_where, policy_loss
 
+TOPK_TOKENS = 50  # of the teacher, at each place; all others are one more
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
@@ -51,25 +53,18 @@ class BatchLoss:
     def __init__(self, model: Model, settings: TrainingSettings) -> None:
         self._model = model
         self._budget_tokens = settings.micro_batch_tokens
-        self._by_engine = settings.teacher_scores == "engine"
-        self._top_tokens = settings.topk_tokens if settings.asks_likeliest else None
+        self._by_engine = settings.by_engine
+        self._top_tokens = TOPK_TOKENS if settings.asks_likeliest else None
         self._divergence_weight = settings.divergence_weight
         self._distils = settings.method == "topk"
         w_binary, w_opd = settings.weights
         self._signals = Signals(
             w_binary=w_binary,
             w_opd=w_opd,
-            gap_clip_nats=settings.gap_clip_nats,
         )
         self.objective = Objective(
             loss=settings.loss,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            importance_cap=settings.importance_cap,
             kl=settings.kl,
-            average=settings.average,
-            ratio_to=settings.ratio_to,
-            divergence=settings.topk_divergence,
         )
 
     def score(
@@ -124,13 +119,13 @@ class BatchLoss:
         )
         return [top.own_T for top in tops], tops
 
-    def of(self, scored: Scored, group: Sequence[int], *, baseline: float) -> tuple[Tensor, Tally, Tensor]:
+    def of(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, Tally, Tensor]:
         """Return the sum to call backward on, its tally, and the gaps [N] of the hinted tokens that count."""
         if self._distils:
             return *self._distilled(scored, group), torch.empty(0)
-        return self._advanced(scored, group, baseline)
+        return self._advanced(scored, group)
 
-    def _advanced(self, scored: Scored, group: Sequence[int], baseline: float) -> tuple[Tensor, Tally, Tensor]:
+    def _advanced(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, Tally, Tensor]:
         look, top_teacher_BTK = self._look(scored, group)
         new_BT = look.logp_BT
         known, trained_BT = self._known(scored, group, look)
@@ -144,9 +139,7 @@ class BatchLoss:
             student_BT = _padded([scored.students.get(i, nothing) for i in group], like_BT=known.old)
         gap_BT = _padded([scored.hinted.get(i, nothing) for i in group], like_BT=known.old) - student_BT
         trained_BT &= has_signal(rewarded_B, hinted_B, signals=self._signals).unsqueeze(1)
-        advantage_BT = token_advantages(
-            reward_B, rewarded_B, gap_BT, hinted_B, signals=self._signals, baseline=baseline
-        )
+        advantage_BT = token_advantages(reward_B, rewarded_B, gap_BT, hinted_B, signals=self._signals)
         beside_BT = None
         if self._top_tokens is not None:
             both_BT = look.among_BTK.isfinite().all(2) & top_teacher_BTK.isfinite().all(2)

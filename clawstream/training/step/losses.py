@@ -26,18 +26,15 @@ class Objective:
     `loss` is PPO's clipped objective (arXiv:1707.06347), plain importance sampling, or CISPO, which clips the ratio and
     leaves every token its gradient (arXiv:2506.13585).
 
-    `ratio_to` names the log-probs against which the policy may move by the clip: those of the weights just before the
-    step, whose staleness the importance weight then corrects, or those recorded when the token was sampled, which are
-    that correction themselves.
+    The policy may move by the clip against the weights just before the step, whose staleness the importance weight
+    corrects.
     """
 
     loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    importance_cap: float = 2.0
+    clip_low: float = 0.2  # how far below 1 a token's ratio of policies still counts
+    clip_high: float = 0.28  # how far above 1: more, so that an unlikely token can rise (arXiv:2503.14476)
+    importance_cap: float = 2.0  # a token of an older version counts at most so many times
     kl: float = 0.02  # 0: no leash, and no reference is needed
-    average: Literal["sequence", "token"] = "sequence"
-    ratio_to: Literal["old", "sampled"] = "old"
     divergence: Literal["reverse", "forward"] = "reverse"  # from the teacher, where its whole distribution is known
 
     @property
@@ -64,7 +61,7 @@ class Tally:
     num_tokens_dropped: int = 0  # to be trained, but a number was missing or not finite
     num_clipped: int = 0
     ratio_moved: bool = False
-    loss_sum: float = 0.0  # of means by sequence, or of tokens, as the objective says
+    loss_sum: float = 0.0  # of means by sequence
     kl_sum: float = 0.0  # of tokens
     behaviour_kl_sum: float = 0.0  # of tokens
     entropy_sum: float = 0.0  # of tokens
@@ -81,10 +78,6 @@ class Tally:
             behaviour_kl_sum=self.behaviour_kl_sum + other.behaviour_kl_sum,
             entropy_sum=self.entropy_sum + other.entropy_sum,
         )
-
-    def divisor(self, objective: Objective) -> int:
-        """Return what the loss and its gradient are to be divided by once all parts are added up."""
-        return self.num_sequences if objective.average == "sequence" else self.num_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +103,7 @@ def figures(steps: Sequence[Tally], objective: Objective, *, epochs: int = 1) ->
     return LossFigures(
         num_tokens=first.num_tokens,
         num_tokens_dropped=first.num_tokens_dropped,
-        loss_nats=whole.loss_sum / whole.divisor(objective) if some else None,
+        loss_nats=whole.loss_sum / whole.num_sequences if some else None,
         kl_reference_nats=whole.kl_sum / whole.num_tokens if some and objective.kl > 0 else None,
         clipped_share=whole.num_clipped / whole.num_tokens if some and whole.ratio_moved else None,
         behaviour_kl_nats=whole.behaviour_kl_sum / whole.num_tokens if some else None,
@@ -122,7 +115,7 @@ def policy_loss(
     logp_new_BT: Tensor, known: LogProbs, advantage_BT: Tensor, trained_BT: Tensor, *, objective: Objective,
     beside_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tally]:  # fmt: skip
-    """Return the sum to call backward on [], and its tally; divide the gradients by the whole batch's `divisor`.
+    """Return the sum to call backward on [], and its tally; divide the gradients by the whole batch's `num_sequences`.
 
     logp_new_BT   [B, T] float, of the weights being trained; carries the gradient
     advantage_BT  [B, T] float; NaN: not known
@@ -136,10 +129,9 @@ def policy_loss(
     sampled_BT = torch.where(kept_BT, known.sampled, zero)
     advantage_BT = torch.where(kept_BT, advantage_BT, zero)
 
-    ratio_BT = _ratio(new_BT, old_BT if objective.ratio_to == "old" else sampled_BT)
+    ratio_BT = _ratio(new_BT, old_BT)
     loss_BT, clipped_BT = _surrogate(new_BT, ratio_BT, advantage_BT, objective)
-    if objective.ratio_to == "old":
-        loss_BT = loss_BT * _importance(old_BT, sampled_BT, objective)
+    loss_BT = loss_BT * _importance(old_BT, sampled_BT, objective)
     if beside_BT is not None:
         loss_BT = loss_BT + beside_BT
     kl_BT = _leash(new_BT, ratio_BT, known, kept_BT, objective)
@@ -222,8 +214,6 @@ def _leash(new_BT: Tensor, ratio_BT: Tensor, known: LogProbs, kept_BT: Tensor, o
         return torch.zeros_like(ratio_BT)
     zero = new_BT.new_zeros(())
     kl_BT = ratio_BT * _k3(new_BT - torch.where(kept_BT, known.reference, zero))
-    if objective.ratio_to == "sampled":
-        return kl_BT
     return kl_BT * _importance(
         torch.where(kept_BT, known.old, zero), torch.where(kept_BT, known.sampled, zero), objective
     )
@@ -235,7 +225,7 @@ def _summed(
 ) -> tuple[Tensor, Tally]:  # fmt: skip
     """Return the sum of loss and leash over the tokens kept, and the tally."""
     zero = loss_BT.new_zeros(())
-    total = _sum(torch.where(kept_BT, loss_BT + objective.kl * kl_BT, zero), kept_BT, objective)
+    total = _sum(torch.where(kept_BT, loss_BT + objective.kl * kl_BT, zero), kept_BT)
     return total, Tally(
         num_sequences=int(kept_BT.any(1).sum()),
         num_tokens=int(kept_BT.sum()),
@@ -266,7 +256,6 @@ def _k3(difference_BT: Tensor) -> Tensor:
     return torch.expm1(-bounded_BT) + bounded_BT
 
 
-def _sum(loss_BT: Tensor, kept_BT: Tensor, objective: Objective) -> Tensor:
-    if objective.average == "token":
-        return loss_BT.sum()
+def _sum(loss_BT: Tensor, kept_BT: Tensor) -> Tensor:
+    """Return the sum of the means by sequence, so that short answers count as much as long ones."""
     return (loss_BT.sum(1) / kept_BT.sum(1).clamp(min=1)).sum()

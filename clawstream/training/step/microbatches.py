@@ -1,28 +1,12 @@
-"""Cut a batch into the optimizer's steps, and those into pieces that fit in memory.
+"""Cut the batch of a step into pieces that fit in memory. Pure.
 
 The one rule: how a step is cut into pieces changes no gradient, only what is computed twice. All
 chance is the seed's.
 """
 
-import random
 from collections.abc import Sequence
-from itertools import pairwise
 
 from clawstream.training.step.packing import Tokens, in_order, num_added
-
-
-def optimizer_steps(num_samples: int, *, epochs: int, minibatches: int, seed: int) -> list[list[int]]:
-    """Return the indices of the samples of each step: all of them in every epoch, dealt anew by `seed`."""
-    rng = random.Random(seed)
-    num_steps = min(minibatches, num_samples)
-    steps: list[list[int]] = []
-    for _ in range(epochs):
-        order = list(range(num_samples))
-        if minibatches > 1:
-            rng.shuffle(order)
-        bounds = [number * num_samples // num_steps for number in range(num_steps + 1)] if num_steps else []
-        steps += [order[start:end] for start, end in pairwise(bounds)]
-    return steps
 
 
 def micro_batches(lengths_tokens: Sequence[int], *, budget_tokens: int) -> list[list[int]]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
+CONSTANT_UPDATES = 8  # at the peak; after these the rate falls with the inverse square root
 WINDOW_REWARDS = 128
 RESTART_DROP = 0.5  # of a mean of -1 and 1: more than five standard deviations of so many tosses of a coin
 
@@ -31,9 +32,9 @@ class Schedule:
             return Schedule(num_updates=1)
         return Schedule(num_updates=num_updates, last_rewards=last, best_mean=best)
 
-    def learning_rate(self, *, peak: float, constant_updates: int) -> float:
+    def learning_rate(self, *, peak: float) -> float:
         """Return the rate of the newest step: `peak` at first, then falling with the inverse square root.
 
-        The two pieces meet: update `constant_updates` has the peak by either rule.
+        The two pieces meet: update `CONSTANT_UPDATES` has the peak by either rule.
         """
-        return peak * min(1.0, sqrt(constant_updates / max(1, self.num_updates)))
+        return peak * min(1.0, sqrt(CONSTANT_UPDATES / max(1, self.num_updates)))

@@ -26,15 +26,16 @@ from clawstream.training.gate.gating import Gate, refused
 from clawstream.training.gate.publishing import Memory
 from clawstream.training.models.model import Model
 from clawstream.training.models.torch_model import TorchModel
-from clawstream.training.step.advantages import Baseline
 from clawstream.training.step.batch_loss import BatchLoss, Scored
 from clawstream.training.step.losses import LossFigures, Tally, figures
-from clawstream.training.step.microbatches import optimizer_steps
 from clawstream.training.step.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
 BETAS = (0.9, 0.98)
+WEIGHT_DECAY = 0.1  # of AdamW, for matrices alone
+MAX_GRAD_NORM = 1.0  # a longer gradient is cut to this, so that one odd batch moves the policy no further than others
+EMA_DECAY = 0.99  # of the average that teaches, how much stays at each step: it is half new after 69
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +67,20 @@ class Trainer:
 
     # What goes on from version to version, beside the weights and the optimizer's moments.
     _ema: dict[str, Tensor] | None
-    _baseline: Baseline
     _schedule: Schedule
     _memory: Memory
 
     def __init__(
-        self, base: Path, settings: TrainingSettings, *, device: str = "cpu", model: Model | None = None
-    ) -> None:
+        self, base: Path, settings: TrainingSettings, *, device: str = "cpu", model: Model | None = None,
+        max_grad_norm: float = MAX_GRAD_NORM, weight_decay: float = WEIGHT_DECAY,
+    ) -> None:  # fmt: skip
         """With a model of the base that is loaded already, every process that holds a part of it has such a trainer."""
         self._settings = settings
+        self._max_grad_norm = max_grad_norm
         self._model = model or TorchModel.load(base, **load_options(settings, device))
         self._base_sha256 = fingerprint(base)
         self._reference = self._model.copy()
-        self._optimizer = _optimizer(self._model, settings)
+        self._optimizer = _optimizer(self._model, settings, weight_decay)
         self._loss = BatchLoss(self._model, settings)
         self._begin()
 
@@ -112,12 +114,11 @@ class Trainer:
         settings = self._settings
         rewards = [s.learned_reward for s in samples if s.learned_reward is not None]
         rate = self._learning_rate(version, rewards, counts=bool(samples))
-        steps = optimizer_steps(len(samples), epochs=settings.epochs, minibatches=settings.minibatches, seed=seed)
         mine = self._model.share([len(s.prompt_ids) + len(s.response_ids) for s in samples])
-        scored = self._score(samples, mine, moves=len(steps) > 1, advantages=advantages)
+        scored = self._score(samples, mine, advantages=advantages)
         gate = self._gate(samples, scored, mine, num_rejected) if gated else None
         before = self._model.published()
-        taken = self._take(steps, scored, mine, version=version, rate=rate, gate=gate)
+        taken = self._take(settings.epochs if samples else 0, scored, version=version, rate=rate, gate=gate)
         changed_share = None
         if taken.grad_norms:
             self._let_ema_follow()
@@ -127,10 +128,9 @@ class Trainer:
             if gate is not None:
                 gate.let_out(version=version, seed=seed)
         self._memory = self._memory.after(samples, as_it_is=gate is not None and gate.as_it_is)
-        self._baseline = self._baseline.after(rewards)
         return Update(
             num_samples=len(samples),
-            num_hinted=sum(hint_counts(s, by_engine=settings.teacher_scores == "engine") for s in samples),
+            num_hinted=sum(hint_counts(s, by_engine=settings.by_engine) for s in samples),
             num_rewarded=len(rewards),
             loss=figures(taken.tallies, self._loss.objective, epochs=settings.epochs),
             mean_gap_nats=self._mean(taken.gaps),
@@ -142,34 +142,30 @@ class Trainer:
         )
 
     def _score(
-        self, samples: Sequence[SampleAssembled], mine: Sequence[int], *, moves: bool,
-        advantages: Sequence[float] | None,
-    ) -> Scored:  # fmt: skip
+        self, samples: Sequence[SampleAssembled], mine: Sequence[int], *, advantages: Sequence[float] | None
+    ) -> Scored:
         """Return what the policy before the step, its teacher and its reference say of this process' samples."""
-        teacher = {"reference": self._reference, "ema": self._ema, "current": None}[self._settings.teacher]
+        teacher = {"reference": self._reference, "ema": self._ema}.get(self._settings.teacher)
         return self._loss.score(
-            [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=moves,
+            [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=self._settings.epochs > 1,
             advantages=None if advantages is None else [advantages[i] for i in mine],
         )  # fmt: skip
 
     def _gate(self, samples: Sequence[SampleAssembled], scored: Scored, mine: Sequence[int], num_rejected: int) -> Gate:
         return Gate(
             self._model, self._settings, samples, self._memory,
-            scored=scored, mine=mine, baseline=self._baseline_now, num_rejected=num_rejected,
+            scored=scored, mine=mine, num_rejected=num_rejected,
         )  # fmt: skip
 
-    def _take(
-        self, steps: Sequence[Sequence[int]], scored: Scored, mine: Sequence[int], *, version: int, rate: float,
-        gate: Gate | None,
-    ) -> _Taken:  # fmt: skip
-        """Take the optimizer's steps, each on its samples; one without a token to train on is none."""
+    def _take(self, num_steps: int, scored: Scored, *, version: int, rate: float, gate: Gate | None) -> _Taken:
+        """Take the optimizer's steps, each on all samples; one without a token to train on is none."""
         taken = _Taken([], [], [])
-        for chosen in steps:
-            tally, gap_N = self._accumulate(scored, [mine.index(i) for i in chosen if i in mine])
+        for _ in range(num_steps):
+            tally, gap_N = self._accumulate(scored)
             if tally.num_tokens:
                 if gate is not None and not taken.grad_norms:
                     gate.look_ahead(rate)
-                taken.grad_norms.append(self._step(version, tally.divisor(self._loss.objective), rate))
+                taken.grad_norms.append(self._step(version, tally.num_sequences, rate))
             taken.tallies.append(tally)
             taken.gaps.append(gap_N)
         return taken
@@ -192,7 +188,6 @@ class Trainer:
             return
         facts = {
             "base_sha256": self._base_sha256,
-            "baseline": asdict(self._baseline),
             "schedule": asdict(self._schedule),
             "gate": self._memory.plain(),
         }
@@ -217,7 +212,6 @@ class Trainer:
                 "started with, or give the new policy an id of its own."
             )
         self._model.restore(folder, state / "masters.safetensors" if any(state.glob("masters*")) else None)
-        self._baseline = Baseline(**facts["baseline"])
         self._schedule = self._saved_schedule(state, facts.get("schedule", {}))
         self._memory = Memory.of(facts.get("gate", {}))
         for kind, values in self._model.load_moments(state).items():
@@ -229,7 +223,6 @@ class Trainer:
     def _begin(self) -> None:
         """Have what goes on from version to version as it is at the policy's start, where the weights are."""
         self._ema = self._model.copy() if self._settings.teacher == "ema" else None
-        self._baseline = Baseline()
         self._schedule = Schedule()
         self._memory = Memory()
 
@@ -246,33 +239,27 @@ class Trainer:
         log.warning("ema_starts_here folder=%s reason=the checkpoint was made with another teacher", state)
         return self._model.copy()
 
-    @property
-    def _baseline_now(self) -> float:
-        return self._baseline.mean if self._settings.baseline == "running" else 0.0
-
     def _learning_rate(self, version: int, rewards: Sequence[float], *, counts: bool) -> float:
-        settings, before = self._settings, self._schedule
+        before = self._schedule
         self._schedule = before.after(rewards) if counts else before  # a rollback is no update
         if counts and self._schedule.num_updates <= before.num_updates:
             log.warning("version=%d learning_rate=anew reason=the score fell: people want something else", version)
-        return self._schedule.learning_rate(peak=settings.learning_rate, constant_updates=settings.constant_updates)
+        return self._schedule.learning_rate(peak=self._settings.learning_rate)
 
-    def _accumulate(self, scored: Scored, chosen: Sequence[int]) -> tuple[Tally, Tensor]:
-        """Sum the gradients of these samples, piece by piece; return their tally and the gaps of hinted tokens."""
+    def _accumulate(self, scored: Scored) -> tuple[Tally, Tensor]:
+        """Sum the gradients of this process' samples by pieces; return their tally and the gaps of hinted tokens."""
         self._forget_gradients()
         tally, gaps = Tally(), [torch.empty(0)]
-        suffixes = [scored.plain[i] for i in chosen]
-        groups = self._model.groups(suffixes, budget_tokens=self._settings.micro_batch_tokens)
-        baseline = self._baseline_now
+        groups = self._model.groups(scored.plain, budget_tokens=self._settings.micro_batch_tokens)
 
         def total_of(group: Sequence[int]) -> Tensor:
             nonlocal tally
-            total, part, gap_N = self._loss.of(scored, [chosen[i] for i in group], baseline=baseline)
+            total, part, gap_N = self._loss.of(scored, group)
             tally += part
             gaps.append(gap_N.cpu())
             return total
 
-        self._model.accumulate(groups, suffixes, total_of)
+        self._model.accumulate(groups, scored.plain, total_of)
         return self._summed(tally), torch.cat(gaps)
 
     def _summed(self, tally: Tally) -> Tally:
@@ -289,7 +276,7 @@ class Trainer:
         for parameter in parameters:
             if parameter.grad is not None:
                 parameter.grad /= divisor
-        norm = self._model.clip(self._settings.max_grad_norm)
+        norm = self._model.clip(self._max_grad_norm)
         if not isfinite(norm):
             self._forget_gradients()
             raise GradientNotFinite(
@@ -318,7 +305,7 @@ class Trainer:
     def _let_ema_follow(self) -> None:
         if self._ema is not None:
             for name, parameter in self._model.trained.items():
-                self._ema[name].lerp_(parameter.detach(), 1 - self._settings.ema_decay)
+                self._ema[name].lerp_(parameter.detach(), 1 - EMA_DECAY)
 
 
 def load_options(settings: TrainingSettings, device: str) -> dict[str, Any]:
@@ -329,12 +316,12 @@ def load_options(settings: TrainingSettings, device: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _optimizer(model: Model, settings: TrainingSettings) -> torch.optim.AdamW:
+def _optimizer(model: Model, settings: TrainingSettings, weight_decay: float) -> torch.optim.AdamW:
     """AdamW, which does not pull norms and biases towards 0."""
     matrices = [model.moved[name] for name, p in model.trained.items() if p.ndim >= 2]
     vectors = [model.moved[name] for name, p in model.trained.items() if p.ndim < 2]
     groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, betas=BETAS)

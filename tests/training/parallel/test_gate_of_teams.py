@@ -26,7 +26,6 @@ MEMBER = "clawstream.training.parallel.member"
 FSDP = {"trainer": "fsdp", "processes": 2}
 MEGATRON = {"trainer": "megatron", "processes": 2}
 TENSOR = MEGATRON | {"tensor_parallel": 2}
-BY_SEQUENCE = TENSOR | {"sequence_parallel": True}
 PIPELINE = MEGATRON | {"pipeline_parallel": 2}
 ADAPTER = {"lora_rank": 4}
 HALF = {"dtype": "bfloat16"}
@@ -67,9 +66,9 @@ def flat(looks: Sequence[Seen]) -> list[float]:
     [
         pytest.param(FSDP, id="fsdp"),
         pytest.param(FSDP | ADAPTER, id="fsdp-adapter"),
-        pytest.param(FSDP | {"method": "topk", "topk_tokens": 60}, id="fsdp-topk"),
+        pytest.param(FSDP | {"method": "topk"}, id="fsdp-topk"),
         pytest.param(TENSOR, id="tensor"),
-        pytest.param(BY_SEQUENCE | ADAPTER, id="sequence-adapter"),
+        pytest.param(TENSOR | ADAPTER, id="tensor-adapter"),
         pytest.param(PIPELINE, id="pipeline"),
         pytest.param(PIPELINE | ADAPTER, id="pipeline-adapter"),
         pytest.param(MEGATRON, id="data"),
@@ -89,7 +88,7 @@ def test_processes_that_are_cut_every_way_at_once_decide_by_the_figures_of_a_tra
     """Two copies of two stages of two parts each."""
     processes = Processes(8, Start(backend="gloo", threads=1, patience_s=120, around=cuda_on_cpu))
     try:
-        decided_alike(ending, processes, BY_SEQUENCE | PIPELINE | ADAPTER | {"processes": 8})
+        decided_alike(ending, processes, TENSOR | PIPELINE | ADAPTER | {"processes": 8})
     finally:
         processes.close()
 
@@ -97,7 +96,7 @@ def test_processes_that_are_cut_every_way_at_once_decide_by_the_figures_of_a_tra
 def decided_alike(ending: Path, processes: Processes, changes: dict[str, object]) -> None:
     """Raises AssertionError where a process of these decides by other figures than a trainer that is whole."""
     near = 0.15 if "dtype" in changes else 1e-4  # nats; half precision rounds by the length of what is summed at once
-    whole = {name: value for name, value in changes.items() if name not in FSDP | BY_SEQUENCE | PIPELINE}
+    whole = {name: value for name, value in changes.items() if name not in FSDP | TENSOR | PIPELINE}
     alone = {"trainer": Trainer(ending, settings_of(whole))}
     Team(ending, settings_of(changes), device="cpu", processes=processes)
 
@@ -123,7 +122,7 @@ def decided_alike(ending: Path, processes: Processes, changes: dict[str, object]
     "changes",
     [
         pytest.param(FSDP, id="fsdp"),
-        pytest.param(BY_SEQUENCE | ADAPTER | {"learning_rate": 3e-3}, id="sequence-adapter"),
+        pytest.param(TENSOR | ADAPTER | {"learning_rate": 3e-3}, id="tensor-adapter"),
         pytest.param(PIPELINE, id="pipeline"),
         pytest.param(MEGATRON, id="data"),
     ],
@@ -132,7 +131,7 @@ def test_of_a_rejected_step_nothing_is_left_and_the_processes_go_on(
     ending: Path, two: Processes, teams: Teams, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     """The policy's first step, and one that has a parent."""
-    settings = settings_of(changes | {"teacher": "ema", "ema_decay": 0.5, "baseline": "running"})
+    settings = settings_of(changes | {"teacher": "ema"})
     pids = two.pids
     team = teams(ending, settings)
     parent = None
@@ -170,7 +169,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_a_team_refuses_what_one_process_does(bfloat16_base: Path, teams: Teams) -> None:
     """A step too small to be seen, and a judge that says yes to everything, unless it stays so."""
-    team = teams(bfloat16_base, settings_of(FSDP | {"learning_rate": 1e-12, "weight_decay": 0.0}))
+    team = teams(bfloat16_base, settings_of(FSDP | {"learning_rate": 1e-12}))
     yes = [tiny.sample(f"yes{i}", reward=1, hinted=True) for i in range(16)]
     for num_rejected, why in ((7, "judge says yes to everything"), (8, "the step is too small to be seen")):
         with pytest.raises(StepRefused, match=why):

@@ -20,13 +20,11 @@ from tests.training.parallel import families
 from tests.training.parallel.conftest import QUESTIONS
 
 TENSOR = Sizes(processes=2, tensor=2)
-BY_SEQUENCE = Sizes(processes=2, tensor=2, by_sequence=True)
 PIPELINE = Sizes(processes=2, pipeline=2)
 DATA = Sizes(processes=2)
 pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
 CUTS = [
     pytest.param(TENSOR, id="tensor"),
-    pytest.param(BY_SEQUENCE, id="sequence"),
     pytest.param(PIPELINE, id="pipeline"),
     pytest.param(DATA, id="data"),
 ]
@@ -125,12 +123,11 @@ def test_entropies_and_gradients_are_those_of_the_whole(
         assert_looked(answers, look, whole, sizes)
 
 
-@pytest.mark.parametrize("sizes", [pytest.param(TENSOR, id="tensor"), pytest.param(BY_SEQUENCE, id="sequence")])
 def test_memory_of_logits_is_bounded_however_many_tokens_are_scored_and_learned_from(
-    two: Processes, tmp_path: Path, sizes: Sizes
+    two: Processes, tmp_path: Path
 ) -> None:
     limit_bytes = head_memory.HEAD_ROWS * 4 * -(-head_memory.VOCABULARY // 2)
-    two.ask(f"{QUESTIONS}:load", families.build(tmp_path, "qwen3", vocabulary=head_memory.VOCABULARY), sizes)
+    two.ask(f"{QUESTIONS}:load", families.build(tmp_path, "qwen3", vocabulary=head_memory.VOCABULARY), TENSOR)
 
     found = two.ask(f"{QUESTIONS}:head_bytes", head_memory.suffixes(8), limit_bytes)
 
