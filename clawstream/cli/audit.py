@@ -92,15 +92,17 @@ def rebuild(
 
     Readers and the projector go on meanwhile; the projector goes on with the new tables.
     `audit verify` says ever after of which partitions the books were overruled with --trust-log, and when. The stages
-    that have read further than the log goes are put back too: stop them first.
+    and trainers that have read further than the log goes are put back too: stop them first.
     """
     from clawstream.projections.rebuild.rebuilding import Rebuilt
     from clawstream.projections.rebuild.rebuilding import rebuild as make
     from clawstream.stream.runner.putting_back import put_back
+    from clawstream.training.batches.bookmark import put_trainers_back
 
     async def work(url: str, log: "KafkaLog", tell: "Tell") -> tuple[Rebuilt, dict[str, list[str]]]:
         rebuilt = await make(url, log, keep=keep, forget_expired=forget_expired, trust_log=trust_log, tell=tell)
         back = {stage: await put_back(log, stage) for stage in _STAGES} if trust_log else {}
+        back |= await put_trainers_back(log) if trust_log else {}
         return rebuilt, {stage: [str(one) for one in wrong] for stage, wrong in back.items() if wrong}
 
     made, back = _with_both(context, "rebuild", work)

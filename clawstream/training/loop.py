@@ -19,6 +19,7 @@ from clawstream.config import Settings
 from clawstream.errors import SamplesGone, UnusableCheckpoint
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
 from clawstream.events.control import pinned
+from clawstream.training.batches.bookmark import POLICY_TOPIC
 from clawstream.training.batches.following import Following, TrainingLog
 from clawstream.training.batches.planning import Batch, Batcher, turn_of
 from clawstream.training.batches.progress import Lived, of_policy, rejection
@@ -29,7 +30,6 @@ from clawstream.training.stepping import Stepper, refuse_what_cannot_be
 
 log = logging.getLogger(__name__)
 
-POLICY_TOPIC = "clawstream.policy.v1"
 _FOR_EVER_MS = 2**62
 
 
@@ -42,8 +42,8 @@ async def train(
     A step that has begun is finished and published before this returns. Raises ConfigError when the trainer can't train
     this base here, UnusableCheckpoint when the newest checkpoint belongs to another base or is not what was published,
     TrainingDiverged when a step can't be taken, PartUnavailable when another process trains this policy or one of the
-    trainer's own ended, SamplesGone when a plan's samples are past their retention, TooManyFailures when more than one
-    in a hundred records can't be used.
+    trainer's own ended, LogContradicted when the log lost its end since the newest step, SamplesGone when a plan's
+    samples are past their retention, TooManyFailures when more than one in a hundred records can't be used.
     """
     refuse_what_cannot_be(settings.engine.base_policy, settings.training)
     with alone_on(settings.checkpoints_dir), ThreadPoolExecutor(1, "torch") as thread:
@@ -67,7 +67,8 @@ async def train(
         finally:
             for task in (*readers, stopping, *loop.samples.reading):
                 task.cancel()
-            await asyncio.gather(*readers, stopping, *loop.samples.reading, return_exceptions=True)
+            ending = (*readers, stopping, *loop.samples.reading, *loop.samples.keeping)
+            await asyncio.gather(*ending, return_exceptions=True)
             loop.close()
 
 
@@ -237,7 +238,7 @@ class _Loop:
             await self._reject(plan, outcome)
             return
         checkpoint = self._checkpoint = outcome
-        self._batcher.executed(plan)
+        await self.samples.executed(plan)
         await self._say(self._lived.unsaid(checkpoint, now_ms=_now_ms()))
         step = checkpoint.step
         log.info(
@@ -250,7 +251,7 @@ class _Loop:
     async def _reject(self, plan: BatchPlanned, rejected: StepRejected) -> None:
         """Go on from the version before; the samples are used up."""
         await self._say([rejected])
-        self._batcher.executed(plan, rejected=True)
+        await self.samples.executed(plan, rejected=True)
         log.error(
             "step_rejected version=%d stays=%d samples=%d reason=%r",
             plan.policy_version, plan.parent_version, len(plan.sample_ids), rejected.reason,

@@ -13,9 +13,10 @@ import pytest
 
 from clawstream.events import Event, SampleAssembled, SampleRefused, TurnOrphaned, VoteCast
 from clawstream.projections import database
-from clawstream.projections.tables import VOTES
+from clawstream.projections.tables import SAMPLES, VOTES
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.log import Commit, Place
 from tests.flow import Flow
 from tests.projections import story
 from tests.projections.test_audit import session
@@ -155,7 +156,10 @@ async def test_tables_that_have_read_past_the_end_of_the_log_are_made_of_the_log
     engine = database.connect(fresh_database_url)
     async with KafkaLog.connect(kafka_bootstrap, prefix=shorter) as log:
         await log.append(story.STORY)
+        trained = Place(SAMPLES, 0)
+        await log.put_back("train-policy", {trained: Commit(1000)})
         told = await asyncio.to_thread(trusted, config, fresh_database_url)
+        assert (await log.committed("train-policy"))[trained].offset < 1000
         assert told["records"] <= len(story.STORY)
         assert any(one["next_offset"] > one["made_next_offset"] == 0 for one in told["overruled"])
         async with projecting(fresh_database_url, log):

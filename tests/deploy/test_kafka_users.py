@@ -27,7 +27,7 @@ from clawstream.stream.kafka import admin, granting
 from clawstream.stream.kafka.access import OPERATOR, USERS, Grant, grants, resources_of_users
 from clawstream.stream.kafka.connect import connected, security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Place, Put
+from clawstream.stream.log import Commit, Place, Put
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.topics import all_topics
 from clawstream.turns.stage import turns_stage
@@ -207,6 +207,10 @@ async def test_a_broker_lets_each_stage_do_its_own_and_nothing_else(broker: Embe
         tried = every_topic if one.name == "turns" else {right.name for right in own} & every_topic | {SAMPLES, VOTES}
         async with as_user(one.name) as log:
             assert await rights(log, tried) == {(right.operation, right.name) for right in own}, one.name
+    async with as_user("train") as trainer, as_user("samples") as other:
+        await trainer.put_back("train-policy", {Place(SAMPLES, 0): Commit(1)})
+        assert (await trainer.committed("train-policy"))[Place(SAMPLES, 0)].offset == 1
+        assert not await is_let(other.committed("train-policy"))
 
 
 async def test_what_is_no_stages_any_more_is_taken_from_it(

@@ -16,6 +16,7 @@ Pattern = Literal["literal", "prefix"]
 Operation = Literal["Read", "Write", "Describe", "DescribeConfigs"]
 
 OPERATOR = "operator"  # who may do all: makes topics, grants, replays, looks
+BOOKMARKS = "train-"  # what the group's name of each policy's trainer begins with
 OURS, _REPLAYS = "clawstream.", "clawstream.replay."
 
 
@@ -27,7 +28,7 @@ class User:
     part: str  # as the topics' files name it
     groups: tuple[str, ...] = ()  # that it joins
     sets_aside: bool = True  # puts records that it can't use into their topic's dead-letter queue
-    replays: bool = False  # reads what a replay wrote
+    trains: bool = False  # reads what a replay wrote, and notes how far each policy's samples are used
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,7 +54,7 @@ USERS = (
     User(name="weights", part="weights", sets_aside=False),
     User(name="project", part="projections", groups=("project",)),
     User(name="monitor", part="monitoring", groups=("monitor",), sets_aside=False),
-    User(name="train", part="training", replays=True),
+    User(name="train", part="training", trains=True),
 )
 
 
@@ -80,8 +81,9 @@ def _rights(user: User) -> Iterator[_Right]:
             yield from _rights_to(user, topic)
     for group in user.groups:
         yield "group", group, "literal", "Read"  # which lets it look, too
-    if user.replays:
+    if user.trains:
         yield "topic", _REPLAYS, "prefix", "Read"
+        yield "group", BOOKMARKS, "prefix", "Read"
 
 
 def _rights_to(user: User, topic: Topic) -> Iterator[_Right]:

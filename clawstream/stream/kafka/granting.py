@@ -15,7 +15,7 @@ from aiokafka.errors import SecurityDisabled, for_code
 from aiokafka.protocol.admin import CreateAclsRequest_v1, DeleteAclsRequest_v1, DescribeAclsRequest_v1
 
 from clawstream.errors import ConfigError, TryLater
-from clawstream.stream.kafka.access import OURS, USERS, Grant, Kind, Operation, Pattern, grants
+from clawstream.stream.kafka.access import BOOKMARKS, OURS, USERS, Grant, Kind, Operation, Pattern, grants
 from clawstream.stream.kafka.client import Broker, KafkaSecurity, kafka_errors
 
 _Word = TypeVar("_Word")
@@ -94,7 +94,7 @@ async def _found(client: AIOKafkaClient, prefix: str) -> set[Grant]:
         )
     _raise_for([(reply.error_code, reply.error_message)])
     names = {f"User:{user.name}": user.name for user in USERS}
-    groups = {prefix + group for user in USERS for group in user.groups}
+    groups = {prefix + group for user in USERS for group in (*user.groups, BOOKMARKS)}
     kinds, patterns, operations = _by_code(_KINDS), _by_code(_PATTERNS), _by_code(_OPERATIONS)
     return {
         Grant(names[principal], kinds[kind], name, patterns[pattern], operations[operation])

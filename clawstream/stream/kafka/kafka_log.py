@@ -331,7 +331,7 @@ class KafkaLog:
             except OffsetOutOfRangeError as error:
                 raise TopicMismatch(
                     f"records that are to be read are not there any more ({error}): they are past their topic's "
-                    "retention, or the topic was made anew"
+                    "retention, the topic was made anew, or the log lost its end"
                 ) from error
             read = [self._raw(record) for records in found.values() for record in records]
             if ends is not None:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from clawstream.stream.ends import Contradiction, contradictions
-from clawstream.stream.log import Commit, Log, Place, Start
+from clawstream.stream.log import Arrived, Commit, Log, Place, Start
 from clawstream.stream.records import digest_in
 from clawstream.stream.runner.fold import CLOCK_SLACK_MS
 from clawstream.stream.runner.rebuild import Note, read_note
@@ -43,25 +43,24 @@ async def contradicted(
     ends = await log.end_offsets(sorted({place.topic for place in commits}))
     notes = {place: read_note(commit.note, commit.offset) for place, commit in commits.items()}
     last = {place: note.last for place, note in notes.items() if note.last is not None}
-    there = {
-        place: (commits[place].offset - 1, commits[place].offset)
-        for place in last
-        if begins.get(place, 0) < commits[place].offset <= ends.get(place, 0)
+    found = await last_records(log, {place: commits[place].offset for place in last}, begins, ends)
+    digests = {place: digest.hex() for place, one in found.items() if (digest := digest_in(one)) is not None}
+    return contradictions({place: commit.offset for place, commit in commits.items()}, ends, last, digests)
+
+
+async def last_records(
+    log: Log, offsets: Mapping[Place, int], begins: Mapping[Place, int], ends: Mapping[Place, int]
+) -> dict[Place, Arrived]:
+    """Return the record before each partition's offset, where the log still has one, with its digest."""
+    at = {
+        place: (offset - 1, offset)
+        for place, offset in offsets.items()
+        if begins.get(place, 0) < offset <= ends.get(place, 0)
     }
-    found = await _digests(log, there) if there else {}
-    return contradictions({place: commit.offset for place, commit in commits.items()}, ends, last, found)
-
-
-async def _digests(log: Log, at: Mapping[Place, tuple[int, int]]) -> dict[Place, str]:
-    """Return the digest of each partition's record there, where it still has one."""
-    found: dict[Place, str] = {}
+    if not at:
+        return {}
     async with aclosing(log.replay(at)) as reading:
-        async for records in reading:
-            for record in records:
-                digest = digest_in(record)
-                if digest is not None:
-                    found[Place(record.topic, record.partition)] = digest.hex()
-    return found
+        return {Place(one.topic, one.partition): one async for records in reading for one in records}
 
 
 async def put_back(log: Groups, group: str) -> list[Contradiction]:

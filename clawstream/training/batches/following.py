@@ -23,13 +23,15 @@ from clawstream.events import (
 )
 from clawstream.events.control import promotions
 from clawstream.stream.log import Arrived, Place, Start, Undecodable
+from clawstream.stream.runner.putting_back import Groups
 from clawstream.stream.stage import HEARD_MS
 from clawstream.stream.topics import replay_topic
+from clawstream.training.batches.bookmark import Bookmark
 from clawstream.training.batches.dropping import LOST, WHY, grown
-from clawstream.training.batches.horizon import Ends, Horizon
+from clawstream.training.batches.horizon import Horizon
 from clawstream.training.batches.planning import Arrival, Batcher, DropReason, Rules, resume_offsets
 from clawstream.training.batches.progress import Lived, of_policy
-from clawstream.training.batches.quarantine import LetterLog, Quarantine
+from clawstream.training.batches.quarantine import Quarantine
 from clawstream.training.batches.retraining import Retraining
 from clawstream.training.batches.trainable import ModelLimits
 
@@ -40,14 +42,13 @@ GROUPS_TOPIC = "clawstream.groups.v1"
 CONTROL_TOPIC = "clawstream.control.v1"
 
 
-class TrainingLog(LetterLog, Ends, Protocol):
+class TrainingLog(Groups, Protocol):
     """The part of a log that training needs."""
 
     async def append(self, events: Sequence[Event]) -> None: ...
     def follow(
         self, topics: Sequence[str], start: Start, *, until_end: bool = False
     ) -> AsyncIterator[Sequence[Arrived]]: ...
-    async def begin_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]: ...
 
 
 class Following:
@@ -77,10 +78,13 @@ class Following:
         self._one_asking = asyncio.Lock()
         self._told: Counter[DropReason] = Counter()  # of the batcher's dropped samples
         self.reading: list[asyncio.Task[None]] = []
+        self.keeping: list[asyncio.Task[None]] = []  # the note of the newest plan, while the next step is taken
         self.quarantine = Quarantine(SAMPLES_TOPIC, training_log, on_change=self.arrived.set)
         self._positions: dict[
             tuple[str, int], int
         ] = {}  # the next offset to read of each partition; empty: not known yet
+        self._ends: Mapping[Place, int] = {}  # of the log when reading began
+        self._bookmark = Bookmark(settings.policy.id, training_log)
 
     @property
     def wanted(self) -> str | None:
@@ -120,7 +124,7 @@ class Following:
         self.all_read = False
         self._positions = {}
         self.quarantine.turn()
-        self.reading.append(asyncio.create_task(self._read(self._topic, self.batcher, executed_version)))
+        self.reading.append(asyncio.create_task(self._read(self._topics, self.batcher, executed_version)))
         log.info("samples_from replay=%s version=%d", replay, executed_version)
 
     async def rule(self) -> None:
@@ -144,10 +148,19 @@ class Following:
             log.log(level, "samples_dropped=%d trained=never reason=%s", number, WHY[reason])
             self._told[reason] = number
 
+    async def executed(self, plan: BatchPlanned, *, rejected: bool = False) -> None:
+        """The plan's step is taken, or rejected: its samples are used up, and what was read of the log is noted."""
+        self.batcher.executed(plan, rejected=rejected)
+        while self.keeping:
+            await self.keeping.pop()
+        self.keeping.append(asyncio.create_task(self._bookmark.keep(self._topics, plan)))
+
     def is_past(self, plan: BatchPlanned) -> bool:
         """Return whether all of the log is read where the plan's samples stood."""
         ends = {Place(o.topic, o.partition): o.next_offset for o in plan.offsets if o.topic == self._topic}
-        return bool(ends) and all(self._positions.get(place, -1) >= end for place, end in ends.items())
+        return bool(ends) and all(
+            self._positions.get(place, -1) >= min(end, self._ends.get(place, end)) for place, end in ends.items()
+        )
 
     @property
     def _is_grouped(self) -> bool:
@@ -157,10 +170,17 @@ class Following:
     def _topic(self) -> str:
         return SAMPLES_TOPIC if self.replay is None else replay_topic(SAMPLES_TOPIC, self.replay)
 
-    async def _read(self, topic: str, batcher: Batcher, executed_version: int) -> None:
+    @property
+    def _topics(self) -> list[str]:
+        return [self._topic, GROUPS_TOPIC] if self._is_grouped else [self._topic]
+
+    async def _read(self, topics: Sequence[str], batcher: Batcher, executed_version: int) -> None:
         await self.quarantine.current()
-        topics = [topic, GROUPS_TOPIC] if self._is_grouped else [topic]
-        start = self._start(await self._log.begin_offsets(topics), resume_offsets(self._lived.plans, executed_version))
+        stopped = await self._bookmark.stopped(topics, self._lived.plans, executed_version)
+        executed = resume_offsets(self._lived.plans, executed_version)
+        batcher.read_again({place: offset for place, offset in stopped.items() if offset < executed[place]})
+        start = self._start(await self._log.begin_offsets(topics), stopped)
+        self._ends = await self._log.end_offsets(topics)
         self._positions = dict(start)
         self.arrived.set()
         horizon = Horizon(topics, self._log) if self._is_grouped else None
@@ -168,7 +188,7 @@ class Following:
         async for records in self._log.follow(topics, start, until_end=self._retraining is not None):
             settled: list[str] = []
             for record in records:
-                if record.topic == topic:
+                if record.topic == topics[0]:
                     await self.quarantine.receive(record, batcher)
                 else:
                     settled += _settle(record, batcher)

@@ -8,7 +8,7 @@ What is late, superseded, stale or unsettled is told by the same books, so all o
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -145,6 +145,10 @@ class Batcher:
             if reason is DropReason.NO_SIGNAL:
                 self._supersede(arrival.sample)  # it was taken back
         return reason
+
+    def read_again(self, starts: Mapping[tuple[str, int], int]) -> None:
+        """These partitions are read from here on, which is before where a plan ends."""
+        self._read |= starts
 
     def learn(self, event: GroupSettled, at_ms: int) -> None:
         """Take in what became of a group, as the broker appended it at `at_ms`."""

@@ -1,0 +1,91 @@
+"""Where a policy's trainer stopped on the log: what its newest executed plan says, and what the broker keeps beside it.
+
+The one rule: a trainer goes on where it stopped only on the log that it stopped on, and from nothing later than that. A
+sample that is read twice is used once, since the plans say which ones are used up.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from clawstream.errors import PartUnavailable, TryLater
+from clawstream.events import BatchPlanned, PolicyEvent
+from clawstream.stream.ends import Contradiction, refuse
+from clawstream.stream.kafka.access import BOOKMARKS
+from clawstream.stream.log import Commit, Log, Place
+from clawstream.stream.records import digest_in
+from clawstream.stream.runner.putting_back import TRUST_LOG, Groups, contradicted, last_records, put_back
+from clawstream.stream.runner.rebuild import Note
+from clawstream.stream.stage import Record
+from clawstream.training.batches.planning import first_plans, resume_offsets
+
+POLICY_TOPIC = "clawstream.policy.v1"
+
+log = logging.getLogger(__name__)
+
+
+class Bookmark:
+    """Is kept by the broker in a group of the policy's own, which nobody joins."""
+
+    def __init__(self, policy_id: str, of: Groups) -> None:
+        self._group = f"{BOOKMARKS}{policy_id}"
+        self._log = of
+
+    async def stopped(
+        self, topics: Sequence[str], planned: Iterable[BatchPlanned], executed_version: int
+    ) -> Mapping[Place, int]:
+        """Return where the trainer is to go on; a partition that is missing is read from its beginning.
+
+        Raises LogContradicted where the log is not as it was when the plans were made.
+        """
+        kept = await self._log.committed(self._group, topics)
+        executed = _commits(topics, [plan for plan in first_plans(planned) if plan.policy_version <= executed_version])
+        unkept = {place: commit for place, commit in executed.items() if place not in kept}
+        if unkept:
+            await self._log.put_back(self._group, unkept)  # so that a person's word can change it
+        begins = await self._log.begin_offsets(topics)
+        refuse(self._group, await contradicted(self._log, executed | kept, begins), TRUST_LOG)
+        return {place: min(commit.offset, kept.get(place, commit).offset) for place, commit in executed.items()}
+
+    async def keep(self, topics: Sequence[str], plan: BatchPlanned) -> None:
+        """Note where an executed plan ends, with the digest of the record before; an older note is as sound."""
+        commits = _commits(topics, [plan])
+        if not commits:
+            return
+        try:
+            await self._log.put_back(self._group, await _with_digests(self._log, commits))
+        except (TryLater, PartUnavailable) as error:
+            log.warning("group=%s version=%d noted=no reason=%s", self._group, plan.policy_version, error)
+
+
+async def put_trainers_back(of: Groups) -> dict[str, list[Contradiction]]:
+    """Let each policy's trainer go on from where the log was cut; return by group what of it was put back."""
+    policies: set[str] = set()
+    ends = await of.end_offsets([POLICY_TOPIC])
+    async for records in of.replay({place: (0, end) for place, end in ends.items() if end}, digest=False):
+        events = [record.event for record in records if isinstance(record, Record)]
+        policies |= {event.policy_id for event in events if isinstance(event, PolicyEvent)}
+    groups = [f"{BOOKMARKS}{policy}" for policy in sorted(policies)]
+    return {group: await put_back(of, group) for group in groups}
+
+
+def _commits(topics: Sequence[str], executed: Sequence[BatchPlanned]) -> dict[Place, Commit]:
+    """Return where the plans, in their order, end: as a group keeps it."""
+    if not executed:
+        return {}
+    return {
+        Place(*place): Commit(offset, Note(offset, executed[-1].planned_at_ms).written())
+        for place, offset in resume_offsets(executed, executed[-1].policy_version).items()
+        if place[0] in topics
+    }
+
+
+async def _with_digests(of: Log, commits: Mapping[Place, Commit]) -> dict[Place, Commit]:
+    topics = sorted({place.topic for place in commits})
+    begins, ends = await of.begin_offsets(topics), await of.end_offsets(topics)
+    offsets = {place: commit.offset for place, commit in commits.items()}
+    noted = dict(commits)
+    for place, record in (await last_records(of, offsets, begins, ends)).items():
+        digest = digest_in(record)
+        note = Note(offsets[place], record.timestamp_ms, None if digest is None else digest.hex())
+        noted[place] = Commit(offsets[place], note.written())
+    return noted
