@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg
@@ -20,7 +21,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers import accounts, places
+from clawstream.local.servers import accounts, places, postgres
 from clawstream.local.servers.accounts import Identity, identity_for
 from clawstream.local.servers.postgres import USER, EmbeddedPostgres
 
@@ -272,6 +273,29 @@ def test_programs_are_copied_so_that_others_can_run_them_whatever_the_umask(
     finally:
         os.umask(before)
         shutil.rmtree(shared, ignore_errors=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs as another account")
+def test_the_account_that_makes_the_cluster_never_has_the_password_that_lasts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    read: list[str] = []  # by the account
+
+    def run(command: list[str], **how: Any) -> "subprocess.CompletedProcess[str]":
+        read.extend(path.read_text() for path in tmp_path.iterdir() if path.is_file() and path.stat().st_uid != 0)
+        return ran(command, **how)
+
+    ran = subprocess.run
+    monkeypatch.setattr(postgres, "identity_for", lambda data: accounts._as_user(NUMBER, data))
+    monkeypatch.setattr(subprocess, "run", run)
+    with EmbeddedPostgres(tmp_path) as server:
+        lasting = (tmp_path / "password").read_text()
+        [proof] = read
+        assert lasting not in proof
+        with pytest.raises(psycopg.OperationalError, match="authentication failed"):
+            connect(make_url(server.url).set(username=USER, password=proof).render_as_string(hide_password=False))
+        connect(make_url(server.url).set(username=USER, password=lasting).render_as_string(hide_password=False)).close()
+    assert not (tmp_path / "proof").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root had the server run as another account")

@@ -18,8 +18,9 @@ from clawstream.events import (
 )
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record
+from clawstream.training.batches.bookmark import POLICY_TOPIC
 from clawstream.training.batches.following import SAMPLES_TOPIC
-from clawstream.training.loop import POLICY_TOPIC, train
+from clawstream.training.loop import train
 from clawstream.training.models.checkpoints import alone_on, latest, read
 from tests.training import tiny
 

@@ -5,13 +5,15 @@ user of the machine can. Its files are this user's, or where that is root and na
 The account of its URL owns the database and is no superuser.
 """
 
+import hashlib
+import hmac
 import importlib.util
-import os
 import secrets
 import shutil
 import signal
 import subprocess
 import time
+from base64 import b64encode
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -130,27 +132,26 @@ class EmbeddedPostgres:
             return
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)
-        password = self.data_dir / "password"
-        password.unlink(missing_ok=True)
-        password.touch(mode=0o600)
-        password.write_text(secrets.token_urlsafe(24))
+        password, proof = secrets.token_urlsafe(24), self.data_dir / "proof"
+        places.write_private(self.data_dir / "password", password)
+        places.write_private(proof, _proof_of(password))
         maker = named(identity, new)
-        for path in (new, password):
+        for path in (new, proof):
             maker.give(path)
         command = [
             str(maker.reachable(programs) / "bin" / "initdb"), "-D", str(new), f"--username={USER}",
-            f"--pwfile={password}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
+            f"--pwfile={proof}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
         ]  # fmt: skip
         done = subprocess.run(
             maker.command(command), cwd="/", capture_output=True, text=True, timeout=READY_WITHIN_S, check=False
         )
+        proof.unlink()
         if done.returncode != 0:
             words = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
             raise PartUnavailable(
                 f"no database could be made in {self.data_dir}: initdb ended with exit status {done.returncode}. "
                 f"Nothing was started. {POSTGRES_REMEDIES}. The last words:\n{words}"
             )
-        os.chown(password, os.geteuid(), os.getegid())
         identity.give(new)
         new.rename(data)
 
@@ -169,6 +170,15 @@ class EmbeddedPostgres:
             "another database's URL. "
             f"The end of its log, {self.log}:\n{leash.last_words()}"
         )
+
+
+def _proof_of(password: str) -> str:
+    """Return what Postgres keeps in place of a password (SCRAM-SHA-256, RFC 5803): who reads it can't log in by it."""
+    salt, rounds = secrets.token_bytes(16), 4096
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, rounds)
+    client, server = (hmac.digest(salted, name, "sha256") for name in (b"Client Key", b"Server Key"))
+    salt64, stored64, server64 = (b64encode(part).decode() for part in (salt, hashlib.sha256(client).digest(), server))
+    return f"SCRAM-SHA-256${rounds}:{salt64}${stored64}:{server64}"
 
 
 def _programs(data: Path) -> Path:

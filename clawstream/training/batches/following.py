@@ -205,9 +205,7 @@ class Following:
         if passed is not None:
             batcher.read_past(passed)
 
-    def _start(
-        self, begins: Mapping[Place, int], executed: Mapping[tuple[str, int], int]
-    ) -> dict[tuple[str, int], int]:
+    def _start(self, begins: Mapping[Place, int], executed: Mapping[Place, int]) -> dict[tuple[str, int], int]:
         """Return where to read from, saying where that is not where the newest executed plan ends."""
         for place, begin in begins.items():
             if executed.get(place, begin) < begin:
