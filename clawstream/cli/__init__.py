@@ -21,7 +21,7 @@ from clawstream.cli.openclaw import command
 from clawstream.cli.process import Context
 from clawstream.cli.replaying import replay
 from clawstream.errors import OperatorError, TryLater
-from clawstream.local.needs import how_to_install
+from clawstream.local.extras import how_to_install
 
 app = typer.Typer(
     name="clawstream",

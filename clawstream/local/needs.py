@@ -1,16 +1,14 @@
 """What an installation takes, looked at before anything is built, fetched or started."""
 
 import importlib.util
-import json
 import shutil
 import sys
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 from clawstream.config import Settings
 from clawstream.errors import PartUnavailable
+from clawstream.local.extras import how_to_install
 from clawstream.local.servers.jars import java
 
 LEAST_FREE_BYTES = 64 * 2**20
@@ -43,27 +41,6 @@ def refuse_a_full_disk(folders: Iterable[Path]) -> None:
                 f"{folder}: {free_bytes // 2**20} MB are free on its disk, and {LEAST_FREE_BYTES // 2**20} are the "
                 "least to start with. Nothing was started. Make room, or name another folder (data_dir, cache_dir)"
             )
-
-
-def how_to_install(extra: str) -> str:
-    """Return how to have an extra of clawstream, by the checkout that it was installed from."""
-    checkout = _checkout()
-    if checkout is None:
-        return f"Install clawstream from its checkout with the extra `{extra}`: pip install 'FOLDER[{extra}]'"
-    return f"Install them: pip install '{checkout}[{extra}]', or there: uv sync --extra {extra}"
-
-
-def _checkout() -> Path | None:
-    """Return the folder that clawstream runs from, or was installed from; None where that is not known."""
-    here = Path(__file__).parents[2]
-    if (here / "pyproject.toml").is_file():
-        return here
-    try:
-        said = distribution("clawstream").read_text("direct_url.json")
-    except PackageNotFoundError:
-        return None
-    url = urlparse(json.loads(said)["url"]) if said else None
-    return Path(unquote(url.path)) if url is not None and url.scheme == "file" else None
 
 
 def _there(name: str) -> bool:

@@ -298,6 +298,19 @@ def test_the_account_that_makes_the_cluster_never_has_the_password_that_lasts(
     assert not (tmp_path / "proof").exists()
 
 
+def test_where_initdb_fails_nobody_is_told_to_install_what_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done = subprocess.CompletedProcess([], 3, "", "initdb: no")
+    monkeypatch.setattr(postgres, "identity_for", lambda _: Identity())
+    programs = postgres._programs(tmp_path)
+    monkeypatch.setattr(postgres, "_programs", lambda _: programs)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(PartUnavailable, match=r"exit status 3(.|\n)*CLAWSTREAM_POSTGRES") as refused:
+        EmbeddedPostgres(tmp_path).__enter__()
+    assert "install" not in str(refused.value)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root had the server run as another account")
 def test_a_database_of_a_shared_account_becomes_roots_own(folder: Path) -> None:
     with EmbeddedPostgres(folder, fresh=True) as server, connect(server.url) as connection:

