@@ -12,13 +12,12 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from clawstream import __version__
 from clawstream.cli import audit, dlq, keys, launch, policy, read, stages, status, topics, up
 from clawstream.cli.learning import demo, learn
 from clawstream.cli.openclaw import command
-from clawstream.cli.process import Context
+from clawstream.cli.process import Context, harmless
 from clawstream.cli.replaying import replay
 from clawstream.errors import OperatorError, TryLater
 from clawstream.local.extras import how_to_install
@@ -113,5 +112,5 @@ def _about_the_disk(error: BaseException) -> str | None:
 
 
 def _fail(why: str, exit_status: int = OperatorError.exit_status) -> NoReturn:
-    Console(stderr=True).print("[bold red]clawstream:[/]", escape(why), highlight=False, soft_wrap=True)
+    Console(stderr=True).print("[bold red]clawstream:[/]", harmless(why, kept="\n"), highlight=False, soft_wrap=True)
     sys.exit(exit_status)

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from clawstream import layout
-from clawstream.cli.process import Context, log_to_stderr
+from clawstream.cli.process import Context, harmless, log_to_stderr
 from clawstream.cli.servers import broker
 from clawstream.config import KafkaSettings, Settings
 from clawstream.errors import OperatorError
@@ -57,7 +56,7 @@ def list_versions(context: typer.Context, as_json: _JSON = False) -> None:
         at = None if one["at_ms"] is None else datetime.fromtimestamp(one["at_ms"] / 1000).astimezone()
         when = "-" if at is None else at.isoformat(" ", timespec="seconds")
         names = ("version", "parent_version", "standing", "num_samples", "mean_reward")
-        table.add_row(*(_shown(one[name]) for name in names), when, escape(one["why"] or ""))
+        table.add_row(*(_shown(one[name]) for name in names), when, harmless(one["why"] or ""))
     layout.show(Console(), table)
     typer.echo(_reach(settings, reached, kept))
 
@@ -271,7 +270,7 @@ def _shown(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return ", ".join(map(str, value)) or "-" if isinstance(value, list) else escape(str(value))
+    return ", ".join(map(str, value)) or "-" if isinstance(value, list) else harmless(str(value))
 
 
 def _settings(context: typer.Context) -> Settings:

@@ -11,9 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
+from rich.markup import escape
 
 from clawstream.cli.log_lines import Seldom
 from clawstream.config import Settings, load, quiet_transformers
+
+
+def harmless(text: str, *, kept: str = "") -> str:
+    """Return what others wrote as rich is to print it: no markup of theirs counts, and no terminal obeys them."""
+    from clawstream.projections.look.summaries import printable
+
+    return escape(printable(text, kept=kept))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

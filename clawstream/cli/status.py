@@ -11,10 +11,9 @@ from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from clawstream.cli.process import Context, log_to_stderr
+from clawstream.cli.process import Context, harmless, log_to_stderr
 from clawstream.config import JudgeSettings, Settings
 from clawstream.layout import show
 
@@ -50,7 +49,7 @@ def status(
             show(console, block) if isinstance(block, Table) else console.print(block, soft_wrap=True)
         console.print(judge_line(settings.judge, judge, now_ms), soft_wrap=True)
         for name, num_bytes in spools.items():
-            console.print(f"[yellow]spool {escape(name)}:[/] {num_bytes} bytes wait for Kafka, and for its gateway")
+            console.print(f"[yellow]spool {harmless(name)}:[/] {num_bytes} bytes wait for Kafka, and for its gateway")
 
 
 async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
@@ -98,14 +97,13 @@ def judge_line(settings: JudgeSettings, judge: "JudgeStanding | None", now_ms: i
     if settings.url is None:
         return "judge: none is set (judge.url): thumbs alone teach, words do not"
     if judge is None:
-        return f"judge: {escape(settings.model)} at {escape(settings.url)} was not asked yet"
+        return f"judge: {harmless(settings.model)} at {harmless(settings.url)} was not asked yet"
     heard = f"asked last {_ago(judge.heard_ms, now_ms)}"
     if judge.error is None:
-        return f"judge: {escape(judge.judge)} answers, {heard}"
-    return (
-        f"[red]judge: {escape(judge.judge)} has given no answer for {_ago(judge.since_ms, now_ms).removesuffix(' ago')}"
-        f"[/], {heard}: {escape(judge.error)}"
-    )
+        return f"judge: {harmless(judge.judge)} answers, {heard}"
+    silent = _ago(judge.since_ms, now_ms).removesuffix(" ago")
+    who, why = harmless(judge.judge), harmless(judge.error)
+    return f"[red]judge: {who} has given no answer for {silent}[/], {heard}: {why}"
 
 
 def plain(
@@ -136,7 +134,7 @@ def blocks(
 ) -> "Iterator[Table | str]":
     """Yield what a person sees, from top to bottom."""
     if addresses is None:
-        yield f"[yellow]nothing runs[/] on {escape(str(data_dir))}; `clawstream up` starts it"
+        yield f"[yellow]nothing runs[/] on {harmless(str(data_dir))}; `clawstream up` starts it"
     else:
         yield _parts(parts, now_ms)
         yield _pairs("Addresses", {name: _words(where) for name, where in shown(addresses).items()})
@@ -147,11 +145,11 @@ def blocks(
     if found.monitor is not None:
         yield _monitor(found.monitor)
     for alarm in _alarms(found, "alarm"):
-        yield f"[red]learning stands still:[/] {escape(alarm)}"
+        yield f"[red]learning stands still:[/] {harmless(alarm)}"
     for alarm in _alarms(found, "clock_alarm")[:1]:  # the figures of both differ by what came between
-        yield f"[red]the broker's clock is wrong:[/] {escape(alarm)}"
+        yield f"[red]the broker's clock is wrong:[/] {harmless(alarm)}"
     for problem in found.problems:
-        yield f"[yellow]not known:[/] {escape(problem)}"
+        yield f"[yellow]not known:[/] {harmless(problem)}"
 
 
 def _alarms(found: "Status", name: str) -> list[str]:
@@ -164,7 +162,7 @@ def _parts(parts: "tuple[PartState, ...]", now_ms: int) -> Table:
     table = Table("part", "state", "pid", "restarts", "since", title="Parts", title_justify="left")
     for part in parts:
         state = "[green]runs[/]" if part.pid is not None else "[red]down[/]"
-        state = state if part.failure is None else f"[red]{escape(part.failure)}[/]"
+        state = state if part.failure is None else f"[red]{harmless(part.failure)}[/]"
         table.add_row(part.name, state, _or_none(part.pid), str(part.restarts), _ago(part.since_ms, now_ms))
     return table
 
@@ -196,7 +194,7 @@ def _verdicts(log: "LogStatus", now_ms: int) -> Table:
     table = Table("session", "turn", "score", "status", "when", title="Last verdicts", title_justify="left")
     for verdict in log.last_verdicts:
         when = _ago(verdict.at_ms, now_ms)
-        table.add_row(escape(verdict.session_id), verdict.turn_id, _or_none(verdict.score), verdict.status, when)
+        table.add_row(harmless(verdict.session_id), verdict.turn_id, _or_none(verdict.score), verdict.status, when)
     return table
 
 
@@ -230,13 +228,13 @@ def _monitor(told: Mapping[str, Any]) -> Table:
 
 def _by_kind(table: Table, what: str, told: Mapping[str, Any]) -> None:
     for kind, count in sorted(told["hour"][what].items()):
-        table.add_row(f"  {escape(kind)}", str(told["minutes"][-2][what].get(kind, 0)), str(count))
+        table.add_row(f"  {harmless(kind)}", str(told["minutes"][-2][what].get(kind, 0)), str(count))
 
 
 def _pairs(title: str, values: Mapping[str, str]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in values.items():
-        table.add_row(escape(name), escape(value))
+        table.add_row(harmless(name), harmless(value))
     return table
 
 

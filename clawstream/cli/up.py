@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
-from clawstream.cli.process import Context, hide_torch, log_to_stderr, run_until_stopped
+from clawstream.cli.process import Context, harmless, hide_torch, log_to_stderr, run_until_stopped
 from clawstream.config import GatewaySettings, Settings
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable, TryLater
 from clawstream.local.needs import refuse_what_is_missing
@@ -134,7 +133,7 @@ async def tell_versions(console: Console, settings: Settings) -> None:
                 async for records in log.follow(["clawstream.policy.v1"], "latest"):
                     for record in records:
                         if isinstance(record, Record) and (line := told.line(record.event)) is not None:
-                            console.print(escape(line), soft_wrap=True)
+                            console.print(harmless(line), soft_wrap=True)
         except (TryLater, OperatorError) as error:
             logging.getLogger(__name__).warning("versions=unread reason=%s", error)
         await asyncio.sleep(TOLD_AGAIN_S)
@@ -176,7 +175,7 @@ def _greet(
     elif no_vote is None:
         console.print(f"  judge    {settings.judge.model} at {settings.judge.url}", soft_wrap=True)
     else:
-        console.print(f"  [red]the judge gives no vote[/]: {escape(no_vote)}", soft_wrap=True)
+        console.print(f"  [red]the judge gives no vote[/]: {harmless(no_vote)}", soft_wrap=True)
         console.print(
             f"  each turn is put to it for {DEADLINE_S:g} s, and then not judged; "
             "`clawstream status` says when it answers",

@@ -1,4 +1,4 @@
-"""What `clawstream up` and `clawstream status` print of the judge and of versions."""
+"""What `clawstream up` and `clawstream status` print of the judge and of versions, and that no terminal obeys it."""
 
 import asyncio
 import json
@@ -32,7 +32,8 @@ from tests.stream.toys import until
 NOWHERE = Addresses(
     supervisor_pid=1, kafka="127.0.0.1:1", postgres="", engines=("http://engine",), gateway="http://here", monitor=""
 )
-RED = SHOWN = "red"
+RED = "\x1b[31mred"
+SHOWN = "\\x1b[31mred"
 
 
 async def test_up_prints_that_the_judge_gives_no_vote_and_what_to_do(
@@ -87,6 +88,7 @@ async def test_up_prints_each_version_that_the_log_says_is_served_and_why_one_is
 
     assert said.getvalue().splitlines().count("version 7 is served") == 1
     assert SHOWN in said.getvalue()
+    assert "\x1b" not in said.getvalue()
 
 
 def test_status_has_a_row_of_the_judge_with_its_last_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,4 +102,5 @@ def test_status_has_a_row_of_the_judge_with_its_last_error(tmp_path: Path, monke
 
     assert f"judge: {judge_name('qwen3-8b', url)} has given no answer for" in text
     assert f"status 401, [bold]{SHOWN}" in text
+    assert "\x1b" not in text
     assert json.loads(as_json)["judge"]["error"] == f"status 401, [bold]{RED}"
