@@ -270,6 +270,26 @@ async def test_a_page_of_another_site_may_not_use_a_gateway_without_keys(tokeniz
     assert (foreign.status, foreign.body["error"]["code"], own.status) == (403, "foreign_origin", 200)
 
 
+@pytest.mark.parametrize("page", ["/metrics", "/readyz", "/v1/models", "/openapi.json"])
+async def test_a_page_that_gave_its_name_this_machine_s_address_reads_nothing_of_a_gateway_without_keys(
+    tokenizer_folder: Path, path: Path, page: str
+) -> None:
+    async with house(tokenizer_folder, keys_file=path) as gateway:
+        for rebound in ({"Host": "evil.example"}, {"Host": "evil.example:8700", "Authorization": "Bearer any"}):
+            status, text = await gateway.get(page, headers=rebound)
+            assert (status, "foreign_origin" in text) == (403, True)
+            assert (await gateway.chat(headers=rebound)).status == 403
+        for name in ("localhost:8700", "127.0.0.1", "[::1]:8700", "workstation"):
+            assert (await gateway.get(page, headers={"Host": name}))[0] == 200
+        key = add_key(path, "anna", NONE)
+        named = bearer(key) | {"Host": "llm.example.org"}
+
+        async def let_in() -> bool:
+            return (await gateway.get(page, headers=named))[0] == 200
+
+        await until(let_in)
+
+
 async def test_another_address_needs_a_key_that_is_in_force(tokenizer_folder: Path, path: Path) -> None:
     settings = Settings(
         data_dir=path.parent,

@@ -4,9 +4,8 @@ The one rule: a request without a key in force, or beyond a limit, is refused be
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,6 +17,7 @@ from clawstream.gateway.answering.admission import CALLER, GROW
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.requests.body import read_headers
 from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.inference.door import refusal
 
 Refuse = Callable[[Send, BadRequest], Awaitable[None]]
 
@@ -49,7 +49,9 @@ class Guard:
     def caller(self, headers: dict[str, str]) -> Caller:
         """Return who asks; where no keys are in use, every program here may. Raises BadRequest (401, 403)."""
         if self.default_key is None and self.here_alone and not self.keys.in_use:
-            _refuse_foreign_pages(headers.get("origin"))
+            foreign = foreign_page(headers)
+            if foreign is not None:
+                raise foreign
             return Caller(name=None)
         shown = shown_key(headers)
         if shown is None:
@@ -121,14 +123,22 @@ class Guard:
         return send if refused.rate is None else with_headers(send, refused.rate)
 
 
-def _refuse_foreign_pages(origin: str | None) -> None:
-    """Raise BadRequest (403) for a page of another site: its reader did not mean to talk to the policy."""
-    if origin is not None and urlsplit(origin).hostname not in LOOPBACK:
-        raise BadRequest(
-            f"A page of {origin[:100]} may not use a gateway without keys. Add a key (clawstream keys add NAME).",
-            status=403,
-            code="foreign_origin",
-        )
+def foreign_page(headers: Mapping[str, str]) -> BadRequest | None:
+    """Return the refusal (403) of what a page of another site asks, whose reader did not mean it; None: it is none.
+
+    A page that gave its own name this machine's address is of no other site to a browser, and may say anything but
+    Host. So what else the request says, a key too, counts for nothing.
+    """
+    said = {name: headers[name] for name in ("origin", "host") if name in headers}
+    refused = refusal("GET", {"host": "localhost"} | said, "127.0.0.1")  # no browser leaves Host out
+    if refused is None:
+        return None
+    return BadRequest(
+        f"{refused.message} A gateway without keys is for this machine's programs alone. Add a key (clawstream keys "
+        "add NAME).",
+        status=403,
+        code="foreign_origin",
+    )
 
 
 def with_headers(send: Send, rate: Rate) -> Send:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from clawstream.config import LOOPBACK
-from clawstream.gateway.access.security import Guard
+from clawstream.gateway.access.security import Guard, foreign_page
 from clawstream.gateway.answering.admission import Admission
 from clawstream.gateway.answering.endpoint import Endpoint
 from clawstream.gateway.answering.outlets import send_error
@@ -103,10 +103,11 @@ class _Pages:
         self._here_alone = admission.settings.host in LOOPBACK  # only this machine's programs come
 
     def inside(self, page: Page) -> Page:
-        """Return the page; where the gateway listens to the network, for who shows a key."""
+        """Return the page, for this machine's programs where the gateway hears them alone, and for who shows a key."""
 
         async def shown(request: Request) -> Response:
-            refusal = None if self._here_alone else self._refusal(request)
+            ours = self._here_alone and foreign_page(dict(request.headers)) is None
+            refusal = None if ours else self._refusal(request)
             return refusal or await page(request)
 
         return shown
