@@ -465,7 +465,6 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
         env_prefix=PREFIX,
         env_nested_delimiter="__",
-        nested_model_default_partial_update=True,
     )
 
     environment: bool = Field(True, description="whether CLAWSTREAM_* variables override what stands here")

@@ -91,7 +91,7 @@ def _tiny_policy(settings: Settings, console: Console) -> Path:
 
 
 def as_tiny(settings: Settings, model_path: Path) -> Settings:
-    """Return the settings with the tiny policy's own id, thinking and learning rate, where they have the defaults.
+    """Return the settings with the tiny policy's own id, thinking and learning rate, where none is set.
 
     So what is said to it is never trained into the model that is served next from the same data folder. It is asked
     without thinking, as it was built: else it garbles its answers. And it learns as it does in the demonstration: by
@@ -105,7 +105,7 @@ def as_tiny(settings: Settings, model_path: Path) -> Settings:
         policy = policy.model_copy(update={"id": f"tiny-{fingerprint(model_path)[:8]}"})
     if policy.enable_thinking is None:
         policy = policy.model_copy(update={"enable_thinking": False})
-    if training.learning_rate == type(training)().learning_rate:
+    if "learning_rate" not in training.model_fields_set:
         training = training.model_copy(update={"learning_rate": LEARNING_RATE})
     return settings.model_copy(update={"policy": policy, "training": training})
 

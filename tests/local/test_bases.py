@@ -20,6 +20,7 @@ from clawstream.config import (
     PolicySettings,
     PostgresSettings,
     Settings,
+    TrainingSettings,
     dump,
     load,
 )
@@ -190,6 +191,13 @@ def test_the_policy_that_comes_without_a_model_has_an_id_and_a_folder_of_its_own
     assert (as_named.policy, as_named.training) == (named.policy, named.training)
     config.write_text('environment = false\n[policy]\nserved_model = "qwen3-4b"\n')
     assert as_tiny(load(config), tiny).policy.id.startswith("tiny-")
+
+
+def test_a_learning_rate_that_is_set_is_kept_also_where_it_is_the_default(tmp_path: Path) -> None:
+    tiny = folder(tmp_path / "tiny")
+    config = tmp_path / "clawstream.toml"
+    config.write_text("environment = false\n[training]\nlearning_rate = 1e-5\n")
+    assert as_tiny(load(config), tiny).training.learning_rate == TrainingSettings().learning_rate == 1e-5
 
 
 def test_commands_that_look_mean_the_policy_that_was_last_up_unless_one_is_named(tmp_path: Path) -> None:
