@@ -16,6 +16,7 @@ from rich.table import Table
 from clawstream.cli.learning.progress import shown
 from clawstream.cli.process import Context, hide_torch, log_to_stderr
 from clawstream.config import Settings
+from clawstream.local.extras import own_checkout
 from clawstream.local.needs import refuse_what_is_missing
 
 if TYPE_CHECKING:
@@ -116,7 +117,6 @@ def _facts(figures: "Figures") -> Table:
     return table
 
 
-COMMAND = "uv run --extra local clawstream"
 QUERIES = (
     "SELECT policy_version, num_samples, mean_reward, pause_ms, num_served, mean_score FROM policy_report ORDER BY 1",
     "SELECT request, answer, next_state, score, hint FROM trajectories WHERE pairing = 'paired' LIMIT 3",
@@ -127,9 +127,11 @@ QUERIES = (
 def _what_next(console: Console, folder: Path, picture: Path) -> None:
     words = f"\nPlot: {picture}\nThe run's log, database and weights stay in {folder}. Three queries to try:"
     console.print(words, soft_wrap=True)  # a path that is cut can't be copied
+    checkout = own_checkout()
+    run = "" if checkout is None else f"uv run --project {shlex.quote(str(checkout))} --extra local "
     for query in QUERIES:
         console.print(
-            f'  {COMMAND} -c {shlex.quote(str(folder / "clawstream.toml"))} sql "{query}"',
+            f'  {run}clawstream -c {shlex.quote(str(folder / "clawstream.toml"))} sql "{query}"',
             soft_wrap=True,
             highlight=False,
         )
