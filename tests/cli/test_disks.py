@@ -19,6 +19,10 @@ def run(
     places = {"CLAWSTREAM_DATA_DIR": f"{folder}/data", "CLAWSTREAM_CACHE_DIR": f"{folder}/cache", "HOME": str(folder)}
     argv = [sys.executable, "-m", "clawstream", *command]
     if mounted is not None:
+        asked = subprocess.run([*AS, "true"], capture_output=True, text=True, check=False)
+        assert asked.returncode == 0, (
+            f"this test mounts a disk in a user namespace, and none may be made: {asked.stderr}"
+        )
         argv = [*AS, MOUNT, "sh", mounted, str(folder), *argv]
     environment = inherited | places | variables
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env=environment)
