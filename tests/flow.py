@@ -38,11 +38,11 @@ from clawstream.events import (
     derived_id,
 )
 from clawstream.groups.stage import GROUPS_TOPIC, groups_stages
-from clawstream.inference.engines.engine import EngineRefused, Scores, Wanted
+from clawstream.inference.engines.engine import EngineRefused, ScoreRequest, Scores
 from clawstream.inference.judges.judge_client import JudgeReply
 from clawstream.judging.stage import judging_stage
 from clawstream.refresh.stage import Policy, refresh_stage
-from clawstream.samples.joining import Asks, Rules
+from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import asking_stage, samples_stage
 from clawstream.stream.stage import Record, Stage
 from clawstream.turns.stage import turns_stage
@@ -95,9 +95,9 @@ class Tutor:
     def __init__(self, name: str = "tutor@test", *, too_long: int = 10**9) -> None:
         self.name = name
         self.too_long = too_long
-        self.asked: list[Wanted] = []
+        self.asked: list[ScoreRequest] = []
 
-    async def score(self, wanted: Wanted) -> Scores:
+    async def score(self, wanted: ScoreRequest) -> Scores:
         self.asked.append(wanted)
         if len(wanted.response_ids) >= self.too_long:
             raise EngineRefused(400, "the input is longer than the model's context")
@@ -220,7 +220,7 @@ class Flow:
         self.log = Log()
         self.judge = judge or Oracle()
         settings = settings or JudgeSettings(votes=3)
-        rules = Rules(
+        rules = SampleRules(
             renderer or Letters(), off_distribution, weights, judged=judged, grouped=grouped, interrupted=interrupted
         )
         self._rules = rules
@@ -271,10 +271,10 @@ class Flow:
         return [state for worker in self.workers for state in worker.states.values() if state is not None]
 
 
-def _taught(rules: Rules, teacher: Tutor | None) -> Stage[Any, Any]:
+def _taught(rules: SampleRules, teacher: Tutor | None) -> Stage[Any, Any]:
     if teacher is None:
         return samples_stage(rules)
-    asking = samples_stage(rules._replace(asks=Asks(teacher.name)))
+    asking = samples_stage(rules._replace(asks=TeacherRule(teacher.name)))
     return asking_stage(asking, teacher, now_ms=lambda: 0)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clawstream.conversation.continuing import Renderer, Request, continue_prompt
-from clawstream.conversation.echoes import Answered, answered, find_echoes
+from clawstream.conversation.echoes import ShownAnswer, answered, find_echoes
 from clawstream.conversation.history import Parent, WholeRequest, shorten
 from clawstream.events import (
     Event,
@@ -90,7 +90,7 @@ class Session:
     num_rated: int = 0
     written: list[Event] = field(default_factory=list)
     _parent: Parent | None = None
-    answers: list[Answered] = field(default_factory=list)  # that the gateway knows
+    answers: list[ShownAnswer] = field(default_factory=list)  # that the gateway knows
     splices: bool = True
     renderer: Renderer = field(default_factory=Letters)
     sampled: Callable[[str], tuple[int, ...]] = lambda text: tokens(text.encode())

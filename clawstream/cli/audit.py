@@ -96,7 +96,7 @@ def rebuild(
     """
     from clawstream.projections.rebuild.rebuilding import Rebuilt
     from clawstream.projections.rebuild.rebuilding import rebuild as make
-    from clawstream.stream.runner.putting_back import put_back
+    from clawstream.stream.runner.offset_reset import put_back
     from clawstream.training.batches.bookmark import put_trainers_back
 
     async def work(url: str, log: "KafkaLog", tell: "Tell") -> tuple[Rebuilt, dict[str, list[str]]]:

@@ -15,7 +15,7 @@ from clawstream.cli.process import Context, log_to_stderr
 from clawstream.cli.servers import broker
 
 if TYPE_CHECKING:
-    from clawstream.stream.dead_letters.records import Fate, Letter
+    from clawstream.stream.dead_letters.records import DeadLetter, Fate
     from clawstream.stream.kafka.kafka_log import KafkaLog
 
 T = TypeVar("T")
@@ -39,9 +39,9 @@ def list_letters(
     as_json: _JSON = False,
 ) -> None:
     """Show what is set aside, the oldest first."""
-    from clawstream.stream.dead_letters.rulings import letters, plain
+    from clawstream.stream.dead_letters.rulings import dead_letters, plain
 
-    found = _with_log(context, letters)
+    found = _with_log(context, dead_letters)
     wanted = [one for one in found if (every or one.waits) and stage in (None, one.id.group)]
     if as_json:
         typer.echo(json.dumps([plain(one) for one in wanted]))
@@ -101,8 +101,8 @@ def _ruled(
 ) -> None:
     from clawstream.stream.dead_letters.rulings import plain, rule
 
-    async def main(log: "KafkaLog") -> "list[Letter]":
-        return await rule(log, fate, letter=letter, stage=stage, because=because)
+    async def main(log: "KafkaLog") -> "list[DeadLetter]":
+        return await rule(log, fate, dead_letter=letter, stage=stage, because=because)
 
     found = _with_log(context, main)
     if as_json:

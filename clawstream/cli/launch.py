@@ -22,7 +22,7 @@ from clawstream.cli.up import checked_model, serve_until_stopped
 from clawstream.config import EXAMPLE_KEY, Settings, inherited_environment
 from clawstream.errors import ConfigError
 from clawstream.local.gpus import Assignment, assign, share_out
-from clawstream.local.servers.sglang_servers import Launch, Server, servers, settings_for
+from clawstream.local.servers.sglang_servers import Launch, SglangServer, servers, settings_for
 
 if TYPE_CHECKING:
     import aiohttp
@@ -116,7 +116,9 @@ def _run(settings: Settings, wanted: Launch, console: Console, config: Path | No
 
 
 @contextlib.asynccontextmanager
-async def _running(settings: Settings, wanted: tuple[Server, ...], console: Console) -> "AsyncIterator[Supervisor]":
+async def _running(
+    settings: Settings, wanted: tuple[SglangServer, ...], console: Console
+) -> "AsyncIterator[Supervisor]":
     """Run SGLang's servers for the length of the block, which begins when each is ready. Raises PartUnavailable."""
     import aiohttp
 
@@ -137,7 +139,7 @@ async def _running(settings: Settings, wanted: tuple[Server, ...], console: Cons
         yield supervisor
 
 
-def _part(server: Server, http: "aiohttp.ClientSession") -> "Part":
+def _part(server: SglangServer, http: "aiohttp.ClientSession") -> "Part":
     from clawstream.local.servers.ready import answers
     from clawstream.local.supervisor import Part
 

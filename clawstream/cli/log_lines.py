@@ -10,7 +10,7 @@ _MOST_KNOWN = 1000  # lines; a template is one, whatever is put into it
 
 
 @dataclass(slots=True)
-class _Said:
+class _LinesSaid:
     at_s: float
     num_left_out: int = 0
 
@@ -25,7 +25,7 @@ class Seldom(logging.Filter):
         super().__init__(name)
         self._every_s = every_s
         self._clock = clock
-        self._said: dict[tuple[str, str], _Said] = {}
+        self._said: dict[tuple[str, str], _LinesSaid] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line is said."""
@@ -40,5 +40,5 @@ class Seldom(logging.Filter):
             record.msg = f"{record.msg} (and {known.num_left_out} more since this was said)"
         if len(self._said) >= _MOST_KNOWN:
             self._said.clear()
-        self._said[line] = _Said(now_s)
+        self._said[line] = _LinesSaid(now_s)
         return True

@@ -21,7 +21,7 @@ from clawstream.errors import OperatorError
 
 if TYPE_CHECKING:
     from clawstream.events import Event, RollbackAsked, VersionPinned
-    from clawstream.monitoring.versions import Version
+    from clawstream.monitoring.versions import VersionFacts
     from clawstream.stream.kafka.kafka_log import KafkaLog
 
 Asked = TypeVar("Asked", "RollbackAsked", "VersionPinned")
@@ -99,7 +99,7 @@ def rollback(context: typer.Context, version: _VERSION, as_json: _JSON = False) 
 
     settings = _settings(context)
 
-    def asking(known: "dict[int, Version]", asked: "Sequence[Event]") -> RollbackAsked:
+    def asking(known: "dict[int, VersionFacts]", asked: "Sequence[Event]") -> RollbackAsked:
         _refuse_gone(settings, known, version)
         if version == newest(known):
             raise OperatorError(f"version {version} is the newest: there is nothing to go back from")
@@ -137,7 +137,7 @@ def _pin(context: typer.Context, version: int, *, as_json: bool, pinned: bool) -
 
     settings = _settings(context)
 
-    def asking(known: "dict[int, Version]", asked: "Sequence[Event]") -> VersionPinned:
+    def asking(known: "dict[int, VersionFacts]", asked: "Sequence[Event]") -> VersionPinned:
         if pinned:
             _refuse_gone(settings, known, version)
         _known(known, version)
@@ -151,7 +151,7 @@ def _pin(context: typer.Context, version: int, *, as_json: bool, pinned: bool) -
         typer.echo(json.dumps(asdict(event)))
 
 
-def row(one: "Version") -> dict[str, Any]:
+def row(one: "VersionFacts") -> dict[str, Any]:
     """Return a version as plain values; what is absent is null."""
     num_samples = None if one.plan is None else len(one.plan.sample_ids)
     return {
@@ -165,14 +165,14 @@ def row(one: "Version") -> dict[str, Any]:
     }
 
 
-def _known(known: "dict[int, Version]", version: int) -> "Version":
+def _known(known: "dict[int, VersionFacts]", version: int) -> "VersionFacts":
     if version not in known:
         there = f"0 to {max(known)}" if known else "none"
         raise OperatorError(f"there is no version {version}: there are {there}. See `clawstream policy list`")
     return known[version]
 
 
-def _refuse_gone(settings: Settings, known: "dict[int, Version]", version: int) -> None:
+def _refuse_gone(settings: Settings, known: "dict[int, VersionFacts]", version: int) -> None:
     """Refuse a version whose weights are nowhere; of one that lies on the trainer's machine the trainer says so."""
     one = _known(known, version)
     if one.published is None:
@@ -188,14 +188,14 @@ def _refuse_gone(settings: Settings, known: "dict[int, Version]", version: int) 
         )
 
 
-def _is_there(one: "Version") -> bool:
+def _is_there(one: "VersionFacts") -> bool:
     if one.published is None:
         return False
     folder = Path(one.published.path)
     return folder.is_dir() and (one.published.manifest_sha256 is None or (folder / MANIFEST).exists())
 
 
-def _reached(known: "dict[int, Version]") -> list[int]:
+def _reached(known: "dict[int, VersionFacts]") -> list[int]:
     """Return the versions that can be gone back to."""
     return [number for number, one in known.items() if _is_there(one)]
 
@@ -209,7 +209,7 @@ def _reach(settings: Settings, reached: "Sequence[int] | None", kept: frozenset[
     )
 
 
-def _told(settings: Settings) -> "tuple[dict[int, Version], frozenset[int]]":
+def _told(settings: Settings) -> "tuple[dict[int, VersionFacts], frozenset[int]]":
     """Return the policy's versions, and which of them are pinned."""
     from clawstream.events import VersionPinned
     from clawstream.events.control import pinned
@@ -219,7 +219,7 @@ def _told(settings: Settings) -> "tuple[dict[int, Version], frozenset[int]]":
     return known, pinned(event for event in asked if isinstance(event, VersionPinned))
 
 
-def _ask(settings: Settings, asking: "Callable[[dict[int, Version], Sequence[Event]], Asked]") -> "Asked":
+def _ask(settings: Settings, asking: "Callable[[dict[int, VersionFacts], Sequence[Event]], Asked]") -> "Asked":
     """Put on the log what `asking` makes of the policy's versions and of what was asked of it before."""
 
     async def main(kafka: KafkaSettings) -> "Asked":
@@ -234,7 +234,7 @@ def _ask(settings: Settings, asking: "Callable[[dict[int, Version], Sequence[Eve
         return asyncio.run(main(kafka))
 
 
-async def _both(settings: Settings, kafka: KafkaSettings) -> "tuple[dict[int, Version], list[Event]]":
+async def _both(settings: Settings, kafka: KafkaSettings) -> "tuple[dict[int, VersionFacts], list[Event]]":
     from clawstream.events import PolicyEvent
     from clawstream.monitoring.versions import versions
     from clawstream.stream.kafka.connect import connected

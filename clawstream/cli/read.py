@@ -37,11 +37,11 @@ def sql(
 ) -> None:
     """Ask the database: one query that reads, printed as a table."""
     assert isinstance(context.obj, Context)
-    from clawstream.projections.look.sql import Form, print_query
+    from clawstream.projections.look.sql import RowFormat, print_query
 
     if csv and as_json:
         raise OperatorError("--csv and --json exclude each other: name one")
-    form = Form.CSV if csv else Form.JSON if as_json else Form.TABLE
+    form = RowFormat.CSV if csv else RowFormat.JSON if as_json else RowFormat.TABLE
     with database(context.obj.settings()) as url:
         print_query(url, query, form=form, out=sys.stdout)
 
@@ -85,10 +85,10 @@ def export(
 ) -> None:
     """Write conversations, judgements, feedback, samples, steps and versions to files."""
     assert isinstance(context.obj, Context)
-    from clawstream.projections.look.export import Form
+    from clawstream.projections.look.export import FileFormat
     from clawstream.projections.look.export import export as write
 
     with database(context.obj.settings()) as url:
-        counts = write(url, folder, form=Form(form.value))
+        counts = write(url, folder, form=FileFormat(form.value))
     for name, count in counts.items():
         Console(stderr=True).print(f"{count:>8} {name}")

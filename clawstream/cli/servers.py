@@ -14,7 +14,7 @@ def database(settings: Settings) -> Iterator[str]:
     if settings.postgres.url is not None:
         yield settings.postgres.url.get_secret_value()
         return
-    from clawstream.local.servers.places import address_in
+    from clawstream.local.servers.folders import address_in
     from clawstream.local.servers.postgres import EmbeddedPostgres
 
     folder = settings.data_dir / "postgres"
@@ -31,7 +31,7 @@ def database_address(settings: Settings) -> str:
     """Return the URL of the database, configured or running; raises PartUnavailable where neither is."""
     if settings.postgres.url is not None:
         return settings.postgres.url.get_secret_value()
-    from clawstream.local.servers.places import address_in
+    from clawstream.local.servers.folders import address_in
 
     folder = settings.data_dir / "postgres"
     _existing(folder, "database", "CLAWSTREAM_POSTGRES")
@@ -51,8 +51,8 @@ def broker(settings: Settings) -> Iterator[KafkaSettings]:
         yield settings.kafka
         return
     from clawstream.local.servers.access import access_to
+    from clawstream.local.servers.folders import address_in
     from clawstream.local.servers.kafka import EmbeddedKafka
-    from clawstream.local.servers.places import address_in
 
     folder = settings.data_dir / "kafka"
     _existing(folder, "log", "CLAWSTREAM_KAFKA")

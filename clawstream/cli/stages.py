@@ -119,7 +119,7 @@ def samples(context: typer.Context) -> None:
     hide_torch()
     from clawstream.events import OffDistribution, RewardWeights
     from clawstream.rendering.renderer import PromptRenderer
-    from clawstream.samples.joining import Asks, Rules
+    from clawstream.samples.joining import SampleRules, TeacherRule
     from clawstream.samples.stage import asking_stage, samples_stage
     from clawstream.stream.stage import HEARD_MS
 
@@ -130,9 +130,9 @@ def samples(context: typer.Context) -> None:
     if teacher.url is not None:
         from clawstream.inference.teacher import teacher_name, teaching
 
-        asks = Asks(teacher_name(teacher.model, teacher.url))
+        asks = TeacherRule(teacher_name(teacher.model, teacher.url))
     judged, grouped = settings.judge.url is not None, settings.training.method == "stepwise"
-    rules = Rules(
+    rules = SampleRules(
         renderer,
         off_distribution,
         weights,

@@ -19,7 +19,7 @@ from clawstream.layout import show
 
 if TYPE_CHECKING:
     from clawstream.local.running import Addresses, PartState
-    from clawstream.monitoring.judge import JudgeStanding
+    from clawstream.monitoring.judge import JudgeReachability
     from clawstream.monitoring.policy import LearnedFrom
     from clawstream.monitoring.status import LogStatus, Status
 
@@ -54,7 +54,7 @@ def status(
 
 async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
     from clawstream.local.servers.access import access_to
-    from clawstream.local.servers.places import address_in
+    from clawstream.local.servers.folders import address_in
     from clawstream.monitoring.reading import due_of
     from clawstream.monitoring.status import GROUPED, REFRESHING
     from clawstream.monitoring.status import status as asked
@@ -82,7 +82,7 @@ def _judge_name(judge: JudgeSettings) -> str | None:
     return None if judge.url is None else judge_name(judge.model, judge.url)
 
 
-def _judge(settings: Settings, found: "Status") -> "JudgeStanding | None":
+def _judge(settings: Settings, found: "Status") -> "JudgeReachability | None":
     """Return what is known last of the judge, by the log or by the stage that asks it here."""
     from clawstream.local.judging import judge_of
     from clawstream.monitoring.judge import newest
@@ -92,7 +92,7 @@ def _judge(settings: Settings, found: "Status") -> "JudgeStanding | None":
     return None if name is None else newest(by_log, judge_of(settings.data_dir), judge=name)
 
 
-def judge_line(settings: JudgeSettings, judge: "JudgeStanding | None", now_ms: int) -> str:
+def judge_line(settings: JudgeSettings, judge: "JudgeReachability | None", now_ms: int) -> str:
     """Return how the judge fares, in words."""
     if settings.url is None:
         return "judge: none is set (judge.url): thumbs alone teach, words do not"

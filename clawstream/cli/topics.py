@@ -100,7 +100,7 @@ def passwords(
 ) -> None:
     """Write a password for each stage's Kafka user into files of variables; refuse where some are."""
     from clawstream.local.servers.access import new_password
-    from clawstream.local.servers.places import write_private
+    from clawstream.local.servers.folders import write_private
     from clawstream.stream.kafka.access import OPERATOR, USERS, environments
 
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -122,11 +122,11 @@ async def _context_tokens(running: "Installation") -> int:
 
 async def tell_versions(console: Console, settings: Settings) -> None:
     """Say of each version from now on that it is served, or why it is not; never returns."""
-    from clawstream.cli.told_versions import Told
+    from clawstream.cli.version_news import VersionNews
     from clawstream.stream.kafka.connect import connected
     from clawstream.stream.stage import Record
 
-    told = Told(settings.policy.id)
+    told = VersionNews(settings.policy.id)
     while True:
         try:
             async with connected(settings.kafka, client_id="up") as log:

@@ -89,23 +89,23 @@ class Author(StrEnum):
     CLIENT = "client"  # for the model alone, or to the client alone
 
 
-class Written(NamedTuple):
+class MessagePiece(NamedTuple):
     """A piece of a user's message, without the frames that a client puts around it."""
 
     author: Author
     text: str
 
 
-def written(text: str) -> Written | None:
+def written(text: str) -> MessagePiece | None:
     """Return who wrote a part of a user's message, and what; None where it says nothing but where the client runs."""
     own = _TIME.sub("", _RUNTIME.sub("", text)).strip()
     said = _BLANK.sub("\n\n", _REMINDER.sub("", _QUEUED.sub("", _CONTEXT.sub("", own)))).strip()
     said = _called(said) if _COMMAND_TAG.match(said) else said
     if is_summary_part(said) or _REPORT.match(said):
-        return Written(Author.ENVIRONMENT, said)
+        return MessagePiece(Author.ENVIRONMENT, said)
     if said and not any(known.match(said) for known in (_HOUSEKEEPING, _INSTRUCTION, _COMMAND)):
-        return Written(Author.PERSON, said)
-    return Written(Author.CLIENT, own) if own else None
+        return MessagePiece(Author.PERSON, said)
+    return MessagePiece(Author.CLIENT, own) if own else None
 
 
 def _called(said: str) -> str:

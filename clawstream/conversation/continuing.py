@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
-from clawstream.conversation.echoes import Answered, Echo, Echoes
+from clawstream.conversation.echoes import EchoedAnswer, Echoes, ShownAnswer
 from clawstream.conversation.messages import Message, normal_call_id
 from clawstream.errors import UnrenderableRequest
 from clawstream.events import TokenIds
@@ -46,7 +46,7 @@ class Renderer(Protocol):
         """What follows `prompt_ids`: `output_ids`, then `between`, and the question for an answer; None: it can't."""
 
 
-class Made(StrEnum):
+class PromptOrigin(StrEnum):
     """How a prompt was made."""
 
     CONTINUED = "continued"  # every answer in the history stands in it as sampled
@@ -67,7 +67,7 @@ class Request:
 class _Step(NamedTuple):
     """An answer, and the digest of how it was echoed, what stands between it and the next, and what asks for that."""
 
-    answer: Answered
+    answer: ShownAnswer
     digest: bytes
 
 
@@ -77,7 +77,7 @@ class Continued:
 
     token_ids: TokenIds
     num_spliced: int
-    made: Made
+    made: PromptOrigin
     beginning: bytes  # the digest of options and messages
     steps: tuple[_Step, ...]
     ends: tuple[int, ...]
@@ -98,7 +98,7 @@ def continue_prompt(
     """
     used = echoes.found if renderer.bridges else ()
     while used:
-        made = Made.CONTINUED if echoes.unbroken and len(used) == len(echoes.found) else Made.SPLICED
+        made = PromptOrigin.CONTINUED if echoes.unbroken and len(used) == len(echoes.found) else PromptOrigin.SPLICED
         spliced = _splice(renderer, request, used, known, made)
         if not isinstance(spliced, Continued):
             used = used[spliced + 1 :]
@@ -106,7 +106,7 @@ def continue_prompt(
             return spliced
         else:
             break
-    plain = _splice(renderer, request, (), known, Made.FALLBACK if echoes.expected else Made.RENDERED)
+    plain = _splice(renderer, request, (), known, PromptOrigin.FALLBACK if echoes.expected else PromptOrigin.RENDERED)
     assert isinstance(plain, Continued)  # without an echo there is nothing that can't be bridged
     return plain
 
@@ -120,7 +120,7 @@ def num_new_bytes(request: Request, echoes: Echoes, known: Sequence[Continued]) 
 
 
 def _splice(
-    renderer: Renderer, request: Request, used: Sequence[Echo], known: Sequence[Continued], made: Made
+    renderer: Renderer, request: Request, used: Sequence[EchoedAnswer], known: Sequence[Continued], made: PromptOrigin
 ) -> Continued | int:
     """Return the prompt, or the number of the last echo that the template can't go on from."""
     beginning, steps = _plan(request, used)
@@ -151,7 +151,7 @@ def _splice(
     )
 
 
-def _begin(renderer: Renderer, request: Request, used: Sequence[Echo]) -> TokenIds:
+def _begin(renderer: Renderer, request: Request, used: Sequence[EchoedAnswer]) -> TokenIds:
     """All before the first echo, and what asked for that answer."""
     if not used:
         return renderer.prompt_ids(request.messages, request.options)
@@ -160,7 +160,7 @@ def _begin(renderer: Renderer, request: Request, used: Sequence[Echo]) -> TokenI
 
 
 def _bridge(
-    renderer: Renderer, request: Request, used: Sequence[Echo], number: int, prompt_ids: Sequence[int]
+    renderer: Renderer, request: Request, used: Sequence[EchoedAnswer], number: int, prompt_ids: Sequence[int]
 ) -> TokenIds | None:
     """What follows the prompt so far: the answer as sampled, and all up to what asks for the next."""
     at, answer = used[number]
@@ -171,13 +171,13 @@ def _bridge(
     return renderer.bridge_ids(prompt_ids, answer.message, answer.output_ids, between, options)
 
 
-def _plan(request: Request, used: Sequence[Echo]) -> tuple[bytes, tuple[_Step, ...]]:
+def _plan(request: Request, used: Sequence[EchoedAnswer]) -> tuple[bytes, tuple[_Step, ...]]:
     """Return what the prompt rests on, such that equal values are equal prompts."""
     beginning, *rest = map(_digest, _parts(request, used))
     return beginning, tuple(_Step(echo.answer, digest) for echo, digest in zip(used, rest, strict=True))
 
 
-def _parts(request: Request, used: Sequence[Echo]) -> list[tuple[bytes, ...]]:
+def _parts(request: Request, used: Sequence[EchoedAnswer]) -> list[tuple[bytes, ...]]:
     """Return what the beginning and each step rest on, besides the answers themselves."""
     templates = [_json(echo.answer.template) for echo in used]
     templates.append(_json(request.options.get("chat_template_kwargs")))

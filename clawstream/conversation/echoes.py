@@ -13,7 +13,7 @@ from clawstream.events import TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class ShownAnswer:
     """An answer as it was shown and as it was sampled."""
 
     message: Message
@@ -23,27 +23,27 @@ class Answered:
     said: Hashable
 
 
-class Echo(NamedTuple):
+class EchoedAnswer(NamedTuple):
     """An answer of ours in a history, and where."""
 
     at: int
-    answer: Answered
+    answer: ShownAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Echoes:
     """The answers that can stand as sampled: all from the last that can't on."""
 
-    found: tuple[Echo, ...]
+    found: tuple[EchoedAnswer, ...]
     unbroken: bool  # no other answer is in the history
     expected: bool  # the history has answers, and the session has given some
 
 
 def answered(
     newest_first: Iterable[Message], options: Mapping[str, Any], message: Message, output_ids: TokenIds
-) -> Answered:
+) -> ShownAnswer:
     """Return the answer `message` to the messages of a request, of which no more are taken than are needed."""
-    return Answered(
+    return ShownAnswer(
         message=message,
         output_ids=output_ids,
         follows=_last_said(newest_first),
@@ -52,7 +52,7 @@ def answered(
     )
 
 
-def find_echoes(messages: Sequence[Message], answers: Sequence[Answered]) -> Echoes:
+def find_echoes(messages: Sequence[Message], answers: Sequence[ShownAnswer]) -> Echoes:
     """Return where the session's `answers`, oldest first, stand in a history.
 
     Of answers that say the same the one counts that answered the message before it, else the newest; each counts once,
@@ -61,7 +61,7 @@ def find_echoes(messages: Sequence[Message], answers: Sequence[Answered]) -> Ech
     numbers: dict[Hashable, list[int]] = {}
     for number, answer in enumerate(answers):
         numbers.setdefault(answer.said, []).append(number)
-    found: list[Echo] = []
+    found: list[EchoedAnswer] = []
     before, unbroken, any_answer = len(answers), True, False
     for index in range(len(messages) - 1, -1, -1):
         if role_of(messages[index]) != "assistant":
@@ -75,7 +75,7 @@ def find_echoes(messages: Sequence[Message], answers: Sequence[Answered]) -> Ech
             unbroken = False
             break
         before = same[-1]
-        found.append(Echo(index, answers[before]))
+        found.append(EchoedAnswer(index, answers[before]))
     return Echoes(
         found=tuple(reversed(found)),
         unbroken=unbroken,

@@ -20,7 +20,7 @@ Over = Mapping[str, None]  # ids of a session's turns, and of exchanges that it 
 REMEMBERED_OVER = 1024  # ids; a stage writes again what it had not committed, and that is as much at most
 
 
-class Mark(NamedTuple):
+class SettledTurns(NamedTuple):
     """A TurnsSettled: it came after `num_turns` of the session's turns, of which the first `start` are of an earlier
     life of the session, one that the client had said was done.
     """
@@ -46,7 +46,7 @@ class SecondLooks:
     settled: bool
 
 
-def buried(over: Over, marks: Iterable[Mark], turn_ids: Iterable[str]) -> Over:
+def buried(over: Over, marks: Iterable[SettledTurns], turn_ids: Iterable[str]) -> Over:
     """Return what is over once the life with these marks and turns is; the newest `REMEMBERED_OVER` of it."""
     ids = [*over, *turn_ids, *(mark.settled.after_exchange_id for mark in marks)]
     return MappingProxyType(dict.fromkeys(list(dict.fromkeys(ids))[-REMEMBERED_OVER:]))
@@ -67,17 +67,17 @@ def gives_sample(verdict: VerdictReached, hint: Hint) -> bool:
     return isinstance(hint, HintFound) or verdict.score in (-1, 1)
 
 
-def marked(marks: tuple[Mark, ...], settled: TurnsSettled, num_turns: int) -> tuple[Mark, ...]:
+def marked(marks: tuple[SettledTurns, ...], settled: TurnsSettled, num_turns: int) -> tuple[SettledTurns, ...]:
     """Return the marks with a new one; themselves where it is known."""
     if any(mark.settled == settled for mark in marks):
         return marks
     start = max((mark.num_turns for mark in marks if mark.settled.done), default=0)
-    return (*marks, Mark(settled, start, num_turns))
+    return (*marks, SettledTurns(settled, start, num_turns))
 
 
 def second_looks(
     turns: Sequence[TurnPaired],
-    marks: Sequence[Mark],
+    marks: Sequence[SettledTurns],
     verdicts: Mapping[str, VerdictReached],
     hints: Mapping[str, Hint],
     looks: Mapping[str, VerdictReached],

@@ -12,7 +12,14 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from clawstream.conversation.authors import Author, Written, is_frame, is_housekeeping_part, is_summary_part, written
+from clawstream.conversation.authors import (
+    Author,
+    MessagePiece,
+    is_frame,
+    is_housekeeping_part,
+    is_summary_part,
+    written,
+)
 from clawstream.errors import UnusableExchange
 
 Message = Mapping[str, Any]
@@ -25,7 +32,7 @@ _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
+class ComparableCall:
     """A call as it compares: the id without what clients rewrite, the arguments as canonical JSON."""
 
     call_id: str
@@ -111,7 +118,7 @@ def is_housekeeping(message: Message) -> bool:
     return role_of(message) == "user" and bool(asked) and is_housekeeping_part(asked[-1])
 
 
-def written_in(message: Message) -> tuple[Written, ...]:
+def written_in(message: Message) -> tuple[MessagePiece, ...]:
     """Return who wrote what in a user's message, frames aside."""
     return tuple(piece for part in parts_of(message) if (piece := written(part)) is not None)
 
@@ -138,7 +145,7 @@ def _spoken(message: Message) -> str:
     return "\n".join(piece.text for piece in written_in(message) if piece.author is Author.PERSON)
 
 
-def tool_calls_of(message: Message) -> tuple[ToolCall, ...]:
+def tool_calls_of(message: Message) -> tuple[ComparableCall, ...]:
     """Return the message's tool calls, in order."""
     calls = message.get("tool_calls")
     if not isinstance(calls, Sequence):
@@ -175,10 +182,10 @@ def _said_for(message: Message) -> str | None:
     return normal_call_id(call_id) if isinstance(call_id, str) else None
 
 
-def _tool_call(call: Mapping[str, Any]) -> ToolCall:
+def _tool_call(call: Mapping[str, Any]) -> ComparableCall:
     function = call.get("function")
     named: Mapping[str, Any] = function if isinstance(function, dict) else {}
-    return ToolCall(
+    return ComparableCall(
         call_id=normal_call_id(str(call.get("id", ""))),
         name=str(named.get("name", "")),
         arguments=_canonical(named.get("arguments")),

@@ -40,7 +40,7 @@ from clawstream.gateway.sessions.conversations import Conversations
 from clawstream.gateway.sessions.matching import SessionIndex
 from clawstream.gateway.sessions.prompting import PromptMaker
 from clawstream.gateway.sessions.sampled_answers import SampledAnswers
-from clawstream.gateway.watching import Follows, follow_policy, learn_owners, learn_sessions
+from clawstream.gateway.watching import FollowableLog, follow_policy, learn_owners, learn_sessions
 from clawstream.inference.engines.sglang import SglangEngine, engine_session
 from clawstream.inference.models.vocabulary import largest_token_id, num_embeddings, too_small_for
 from clawstream.rendering.renderer import PromptRenderer
@@ -53,7 +53,7 @@ BOUNDS = Bounds()
 DRAIN_S = 30.0  # how long running answers may go on after the signal to stop
 
 
-class GatewayLog(SealedLog, Follows, Protocol):
+class GatewayLog(SealedLog, FollowableLog, Protocol):
     """The parts of a log that the gateway uses."""
 
     cluster_id: str | None  # whose data it is; None: its broker does not say

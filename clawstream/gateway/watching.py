@@ -14,7 +14,7 @@ from clawstream.conversation.history import WholeRequest, whole
 from clawstream.conversation.messages import parse, role_of
 from clawstream.errors import OperatorError, TryLater, UnusableExchange
 from clawstream.events import Event, ExchangeCompleted, PolicyActivated, SessionDone
-from clawstream.gateway.access.owners import Claim, Owners, claim_of
+from clawstream.gateway.access.owners import Owners, SessionClaim, claim_of
 from clawstream.gateway.answering.closing import closing
 from clawstream.gateway.dialects.responses import conversation_of
 from clawstream.gateway.engines.pool import Engines
@@ -35,7 +35,7 @@ AGAIN_AFTER_S = 1.0
 _SAID_EVERY_S = 5.0
 
 
-class Follows(Protocol):
+class FollowableLog(Protocol):
     """The part of a log that is read here."""
 
     def follow(
@@ -50,7 +50,7 @@ class Follows(Protocol):
 
 
 async def learn_sessions(
-    log: Follows,
+    log: FollowableLog,
     index: SessionIndex,
     answers: SampledAnswers,
     conversations: Conversations,
@@ -66,7 +66,7 @@ async def learn_sessions(
     that is not known here could be taken for another, or by another. Exchanges whose facts make no sense are left out,
     and said in one line.
     """
-    learning = Learning(index, answers, conversations, owners, policy_id)
+    learning = SessionLearner(index, answers, conversations, owners, policy_id)
     async with _saying_that_it_waits():
         while not await _read_once(log, learning, from_ms):
             pass
@@ -83,7 +83,7 @@ async def learn_sessions(
     )  # fmt: skip
 
 
-async def _read_once(log: Follows, learning: "Learning", from_ms: int) -> bool:
+async def _read_once(log: FollowableLog, learning: "SessionLearner", from_ms: int) -> bool:
     """Return whether all was read, after a while where it was not; what was read stays known."""
     try:
         async with closing(log.follow((EXCHANGES_TOPIC,), start=from_ms, until_end=True)) as batches:
@@ -112,7 +112,7 @@ async def _saying_that_it_waits() -> AsyncIterator[None]:
         saying.cancel()
 
 
-class Learning:
+class SessionLearner:
     """What was read of the log so far; a session goes on from the tokens of its own policy alone."""
 
     def __init__(
@@ -174,7 +174,7 @@ class Learning:
             )
 
 
-async def learn_owners(log: Follows, owners: Owners, from_ms: int) -> None:
+async def learn_owners(log: FollowableLog, owners: Owners, from_ms: int) -> None:
     """Have all owners, of whom those since `from_ms` are known: read the log from where their file ends, if need be.
 
     Beside all else, since that may be the whole log. A log that is away is waited for.
@@ -200,13 +200,13 @@ async def learn_owners(log: Follows, owners: Owners, from_ms: int) -> None:
     LOG.info("owners=whole records_read=%d", num_records)
 
 
-def _claims(raws: Iterable[Raw]) -> list[Claim]:
+def _claims(raws: Iterable[Raw]) -> list[SessionClaim]:
     records = (arrived(raw, codec(), digest=False) for raw in raws)
     claims = (claim_of(record.event) for record in records if isinstance(record, Record))
     return [claim for claim in claims if claim is not None]
 
 
-async def follow_policy(log: Follows, engines: Engines) -> None:
+async def follow_policy(log: FollowableLog, engines: Engines) -> None:
     """Tell `engines` of every version that is activated from now on; never returns."""
     while True:
         try:

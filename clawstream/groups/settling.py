@@ -27,7 +27,7 @@ from clawstream.events import (
 SAME = 1e-6  # rewards whose standard deviation is not above this are one
 
 
-class Group(NamedTuple):
+class GroupState(NamedTuple):
     """What is known of a group."""
 
     group_id: str
@@ -39,29 +39,29 @@ class Group(NamedTuple):
     steps: frozenset[tuple[str, str | None]] = frozenset()  # turns and samples that were settled or dropped
 
 
-class Follows(NamedTuple):
+class SettlingResult(NamedTuple):
     """The group after a record, and what to write."""
 
-    group: Group | None
+    group: GroupState | None
     events: list[Event]
 
 
-def observe(group: Group | None, event: Event, weights: RewardWeights) -> Follows:
+def observe(group: GroupState | None, event: Event, weights: RewardWeights) -> SettlingResult:
     """Return what follows from one more record of a group."""
     match event:
         case TrajectoryEnded():
-            known = group or Group(event.group_id, event.ended_at_ms)
+            known = group or GroupState(event.group_id, event.ended_at_ms)
             return _late(known, event) if known.settled else _ended(known, event, weights)
         case GroupWaited() if group is not None and not group.settled:
             return _settled(group, weights, complete=False)
-    return Follows(group, [])
+    return SettlingResult(group, [])
 
 
-def wait(group: Group, now_ms: int, wait_s: float) -> Follows:
+def wait(group: GroupState, now_ms: int, wait_s: float) -> SettlingResult:
     """Say once that the attempts which have not ended are waited for no longer; `now_ms` is by the ends of attempts."""
     if group.settled or group.waited or now_ms - group.first_at_ms < wait_s * 1000:
-        return Follows(group, [])
-    return Follows(group._replace(waited=True), [GroupWaited(group_id=group.group_id, wait_s=wait_s)])
+        return SettlingResult(group, [])
+    return SettlingResult(group._replace(waited=True), [GroupWaited(group_id=group.group_id, wait_s=wait_s)])
 
 
 def advantages_of(rewards: Collection[float]) -> list[float] | None:
@@ -88,19 +88,19 @@ def reward_of(step: TrajectoryStep, outcome: float | None, weights: RewardWeight
     return fsum(parts) if parts else None
 
 
-def _ended(group: Group, event: TrajectoryEnded, weights: RewardWeights) -> Follows:
+def _ended(group: GroupState, event: TrajectoryEnded, weights: RewardWeights) -> SettlingResult:
     known = group.ended.get(event.trajectory_id)
     if known is not None and (known.revision, known.event_id) >= (event.revision, event.event_id):
-        return Follows(group, [])
+        return SettlingResult(group, [])
     group = group._replace(ended=MappingProxyType({**group.ended, event.trajectory_id: event}))
     sizes = [ended.group_size for ended in group.ended.values() if ended.group_size is not None]
     whole = bool(sizes) and len(group.ended) >= max(sizes)
     if not whole or any(ended.outcome is None for ended in group.ended.values()):
-        return Follows(group, [])
+        return SettlingResult(group, [])
     return _settled(group, weights, complete=True)
 
 
-def _settled(group: Group, weights: RewardWeights, *, complete: bool) -> Follows:
+def _settled(group: GroupState, weights: RewardWeights, *, complete: bool) -> SettlingResult:
     ended = [group.ended[name] for name in sorted(group.ended)]
     kept, dropped = _valued(ended, weights)
     settled = GroupSettled(
@@ -111,8 +111,10 @@ def _settled(group: Group, weights: RewardWeights, *, complete: bool) -> Follows
         dropped=tuple(dropped),
     )
     steps = frozenset((step.turn_id, step.sample_id) for one in ended for step in one.steps)
-    over = Group(group.group_id, group.first_at_ms, settled=True, heard=frozenset(settled.trajectories), steps=steps)
-    return Follows(over, [settled])
+    over = GroupState(
+        group.group_id, group.first_at_ms, settled=True, heard=frozenset(settled.trajectories), steps=steps
+    )
+    return SettlingResult(over, [settled])
 
 
 def _valued(ended: Iterable[TrajectoryEnded], weights: RewardWeights) -> tuple[list[StepAdvantage], list[StepDropped]]:
@@ -142,9 +144,9 @@ def _valued(ended: Iterable[TrajectoryEnded], weights: RewardWeights) -> tuple[l
     return kept, dropped
 
 
-def _late(group: Group, event: TrajectoryEnded) -> Follows:
+def _late(group: GroupState, event: TrajectoryEnded) -> SettlingResult:
     if event.event_id in group.heard:
-        return Follows(group, [])
+        return SettlingResult(group, [])
     new = [step for step in event.steps if (step.turn_id, step.sample_id) not in group.steps]
     late = TrajectoryLate(
         group_id=event.group_id,
@@ -153,7 +155,7 @@ def _late(group: Group, event: TrajectoryEnded) -> Follows:
         dropped=tuple(_dropped(step, StepDropReason.LATE) for step in new),
     )
     steps = group.steps | {(step.turn_id, step.sample_id) for step in new}
-    return Follows(group._replace(heard=group.heard | {event.event_id}, steps=steps), [late])
+    return SettlingResult(group._replace(heard=group.heard | {event.event_id}, steps=steps), [late])
 
 
 def _dropped(step: TrajectoryStep, reason: StepDropReason) -> StepDropped:

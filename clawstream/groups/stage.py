@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from clawstream.events import RewardWeights, TrajectoryEnded
-from clawstream.groups.settling import Group, observe, wait
-from clawstream.groups.trajectories import Attempts
+from clawstream.groups.settling import GroupState, observe, wait
+from clawstream.groups.trajectories import TrajectoryState
 from clawstream.groups.trajectories import observe as observe_session
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
 
@@ -23,13 +23,13 @@ def groups_stages(weights: RewardWeights, *, wait_s: float, retain_ms: int = DAY
     A session is known until it was silent for `retain_ms`, and a group for a day longer, so that it is not begun anew.
     """
 
-    def by_session(attempts: Attempts | None, record: Record) -> Step[Attempts, None]:
+    def by_session(attempts: TrajectoryState | None, record: Record) -> Step[TrajectoryState, None]:
         return Step(*observe_session(attempts, record.event, record.timestamp_ms))
 
-    def by_group(group: Group | None, record: Record) -> Step[Group, None]:
+    def by_group(group: GroupState | None, record: Record) -> Step[GroupState, None]:
         return Step(*observe(group, record.event, weights))
 
-    def tick(group: Group, now_ms: int) -> Step[Group, None]:
+    def tick(group: GroupState, now_ms: int) -> Step[GroupState, None]:
         return Step(*wait(group, now_ms, wait_s))
 
     return (

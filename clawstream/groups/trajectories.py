@@ -31,7 +31,7 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-class Placed(NamedTuple):
+class MainAnswer(NamedTuple):
     """A main answer, and what its client said of it."""
 
     group_id: str | None
@@ -41,7 +41,7 @@ class Placed(NamedTuple):
     is_choice: bool  # one of several answers to its request, and so an attempt by itself
 
 
-class Sampled(NamedTuple):
+class SampledTurn(NamedTuple):
     """The sample of a turn that holds; the order is that in which revisions come to be."""
 
     judged: bool
@@ -55,48 +55,48 @@ class Sampled(NamedTuple):
     heuristic_reward: float | None
 
 
-class Mark(NamedTuple):
+class SettledExchange(NamedTuple):
     """The session is settled up to an exchange."""
 
     done: bool  # and its life is over
     at_ms: int  # when the broker appended the first word of it
 
 
-class Attempts(NamedTuple):
+class TrajectoryState(NamedTuple):
     """All that is known of a session."""
 
-    exchanges: Mapping[str, Placed | None] = MappingProxyType({})  # in topic order; None: no main answer
+    exchanges: Mapping[str, MainAnswer | None] = MappingProxyType({})  # in topic order; None: no main answer
     paired: frozenset[str] = frozenset()  # turns
-    marks: Mapping[str, Mark] = MappingProxyType({})  # by the exchange that it was settled after
-    samples: Mapping[str, Sampled] = MappingProxyType({})  # by turn
+    marks: Mapping[str, SettledExchange] = MappingProxyType({})  # by the exchange that it was settled after
+    samples: Mapping[str, SampledTurn] = MappingProxyType({})  # by turn
     refused: frozenset[str] = frozenset()  # turns
     outcomes: Mapping[str, float] = MappingProxyType({})  # by turn, the newest last
     facts: Mapping[str, frozenset[str]] = MappingProxyType({})  # of a turn: ids of samples, refusals and scores
     said: Mapping[str, str] = MappingProxyType({})  # ids of the newest TrajectoryEnded, by trajectory
 
 
-class Follows(NamedTuple):
+class TrajectoryResult(NamedTuple):
     """The session after a record, and what to write."""
 
-    attempts: Attempts
+    attempts: TrajectoryState
     events: list[Event]
 
 
-def observe(attempts: Attempts | None, event: Event, at_ms: int) -> Follows:
+def observe(attempts: TrajectoryState | None, event: Event, at_ms: int) -> TrajectoryResult:
     """Return what follows from one more record of a session; `at_ms` is when the broker appended it.
 
     Raises UnusableEvent for a score that is none.
     """
-    before = attempts or Attempts()
+    before = attempts or TrajectoryState()
     after = _learn(before, event, at_ms)
     if after is before:
-        return Follows(before, [])
+        return TrajectoryResult(before, [])
     found = [ended for ended in _ended(after, event.key) if after.said.get(ended.trajectory_id) != ended.event_id]
     said = {ended.trajectory_id: ended.event_id for ended in found}
-    return Follows(after._replace(said=MappingProxyType({**after.said, **said})) if said else after, [*found])
+    return TrajectoryResult(after._replace(said=MappingProxyType({**after.said, **said})) if said else after, [*found])
 
 
-def _learn(attempts: Attempts, event: Event, at_ms: int) -> Attempts:
+def _learn(attempts: TrajectoryState, event: Event, at_ms: int) -> TrajectoryState:
     match event:
         case ExchangeCompleted() | ExchangeFailed():
             exchanges = _with(attempts.exchanges, event.exchange_id, _placed(event))
@@ -115,22 +115,24 @@ def _learn(attempts: Attempts, event: Event, at_ms: int) -> Attempts:
     return attempts
 
 
-def _placed(event: ExchangeCompleted | ExchangeFailed) -> Placed | None:
+def _placed(event: ExchangeCompleted | ExchangeFailed) -> MainAnswer | None:
     if isinstance(event, ExchangeFailed) or event.turn_type is TurnType.SIDE:
         return None
-    return Placed(event.group_id, event.group_size, event.step_index, event.request_sha256, event.choice_of is not None)
+    return MainAnswer(
+        event.group_id, event.group_size, event.step_index, event.request_sha256, event.choice_of is not None
+    )
 
 
-def _learn_mark(attempts: Attempts, event: TurnsSettled, at_ms: int) -> Attempts:
+def _learn_mark(attempts: TrajectoryState, event: TurnsSettled, at_ms: int) -> TrajectoryState:
     known = attempts.marks.get(event.after_exchange_id)
     if known is not None and known.done >= event.done:
         return attempts
-    mark = Mark(event.done, at_ms if known is None else known.at_ms)
+    mark = SettledExchange(event.done, at_ms if known is None else known.at_ms)
     return attempts._replace(marks=MappingProxyType({**attempts.marks, event.after_exchange_id: mark}))
 
 
-def _learn_sample(attempts: Attempts, event: SampleAssembled) -> Attempts:
-    sampled = Sampled(
+def _learn_sample(attempts: TrajectoryState, event: SampleAssembled) -> TrajectoryState:
+    sampled = SampledTurn(
         event.judge != NOBODY, event.revision, event.num_feedback or 0, event.judge, event.prompt_version,
         event.sample_id, event.reward, event.person_reward, event.heuristic_reward,
     )  # fmt: skip
@@ -141,7 +143,7 @@ def _learn_sample(attempts: Attempts, event: SampleAssembled) -> Attempts:
     return after._replace(samples=MappingProxyType({**after.samples, event.turn_id: sampled}))
 
 
-def _learn_outcome(attempts: Attempts, turn_id: str, feedback_id: str, score: float) -> Attempts:
+def _learn_outcome(attempts: TrajectoryState, turn_id: str, feedback_id: str, score: float) -> TrajectoryState:
     if not (isfinite(score) and abs(score) <= 1):
         raise UnusableEvent(f"feedback {feedback_id}: its score is {score}, expected -1 to 1; it is set aside")
     after = _noted(attempts, turn_id, feedback_id)
@@ -151,16 +153,16 @@ def _learn_outcome(attempts: Attempts, turn_id: str, feedback_id: str, score: fl
     return after._replace(outcomes=MappingProxyType({**older, turn_id: score}))
 
 
-def _noted(attempts: Attempts, turn_id: str, fact: str) -> Attempts:
+def _noted(attempts: TrajectoryState, turn_id: str, fact: str) -> TrajectoryState:
     known = attempts.facts.get(turn_id, frozenset())
     if fact in known:
         return attempts
     return attempts._replace(facts=MappingProxyType({**attempts.facts, turn_id: known | {fact}}))
 
 
-def _ended(attempts: Attempts, session_id: str) -> Iterator[TrajectoryEnded]:
+def _ended(attempts: TrajectoryState, session_id: str) -> Iterator[TrajectoryEnded]:
     for life in _lives(attempts):
-        attempts_at: dict[tuple[str, str | None], dict[str, Placed]] = {}
+        attempts_at: dict[tuple[str, str | None], dict[str, MainAnswer]] = {}
         for turn_id, placed in life.items():
             if placed.group_id is not None:
                 choice = turn_id if placed.is_choice else None
@@ -170,7 +172,7 @@ def _ended(attempts: Attempts, session_id: str) -> Iterator[TrajectoryEnded]:
                 yield _trajectory(attempts, session_id, group_id, turns, _indices(life))
 
 
-def _lives(attempts: Attempts) -> Iterator[dict[str, Placed]]:
+def _lives(attempts: TrajectoryState) -> Iterator[dict[str, MainAnswer]]:
     """Yield the main answers of each life of the session, as far as it is settled; a life ends when it is done."""
     order = list(attempts.exchanges)
     places = {exchange_id: place for place, exchange_id in enumerate(order)}
@@ -183,13 +185,13 @@ def _lives(attempts: Attempts) -> Iterator[dict[str, Placed]]:
             start = place + 1
 
 
-def _is_concluded(attempts: Attempts, turn_id: str) -> bool:
+def _is_concluded(attempts: TrajectoryState, turn_id: str) -> bool:
     """Return whether nothing is to come but further feedback."""
     awaited = turn_id in attempts.paired or turn_id in attempts.outcomes
     return not awaited or turn_id in attempts.samples or turn_id in attempts.refused
 
 
-def _indices(life: Mapping[str, Placed]) -> Mapping[str, int]:
+def _indices(life: Mapping[str, MainAnswer]) -> Mapping[str, int]:
     """Return each answer's number in the session, a request that was asked again counting once."""
     found: dict[str, int] = {}
     before: set[str] = set()
@@ -200,7 +202,11 @@ def _indices(life: Mapping[str, Placed]) -> Mapping[str, int]:
 
 
 def _trajectory(
-    attempts: Attempts, session_id: str, group_id: str, turns: Mapping[str, Placed], numbers: Mapping[str, int]
+    attempts: TrajectoryState,
+    session_id: str,
+    group_id: str,
+    turns: Mapping[str, MainAnswer],
+    numbers: Mapping[str, int],
 ) -> TrajectoryEnded:
     sizes = [placed.group_size for placed in turns.values() if placed.group_size is not None]
     outcomes = [score for turn_id, score in attempts.outcomes.items() if turn_id in turns]
@@ -216,14 +222,14 @@ def _trajectory(
     )
 
 
-def _ended_at_ms(attempts: Attempts, last_turn_id: str) -> int:
+def _ended_at_ms(attempts: TrajectoryState, last_turn_id: str) -> int:
     """Return when the session was first said to be settled with the turn."""
     order = list(attempts.exchanges)
     rest = order[order.index(last_turn_id) :]
     return next(attempts.marks[id_].at_ms for id_ in rest if id_ in attempts.marks)
 
 
-def _step(attempts: Attempts, turn_id: str, placed: Placed, number: int) -> TrajectoryStep:
+def _step(attempts: TrajectoryState, turn_id: str, placed: MainAnswer, number: int) -> TrajectoryStep:
     sampled = attempts.samples.get(turn_id)
     return TrajectoryStep(
         turn_id=turn_id,

@@ -15,7 +15,7 @@ _ERROR_BYTES = 16 * 2**10
 _ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
 
 
-class Asking(TypedDict):
+class RequestArguments(TypedDict):
     """How every peer is asked, as arguments of aiohttp's."""
 
     allow_redirects: bool
@@ -23,7 +23,7 @@ class Asking(TypedDict):
 
 
 # What a redirect is given is the request: a conversation, and the key in its headers.
-ASKING: Asking = {"allow_redirects": False, "auto_decompress": False}
+ASKING: RequestArguments = {"allow_redirects": False, "auto_decompress": False}
 PLAIN = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from clawstream.config import Settings
 from clawstream.errors import ConfigError, NotYet, TryLater
 from clawstream.inference.engines.adapters import cache_key
-from clawstream.inference.engines.engine import EngineRefused, Scores, ServerInfo, Wanted
+from clawstream.inference.engines.engine import EngineRefused, ScoreRequest, Scores, ServerInfo
 from clawstream.inference.engines.served import served
 from clawstream.inference.engines.sglang import SglangEngine, engine_session
 from clawstream.inference.judges.judge_client import judge_name
@@ -32,7 +32,7 @@ DEADLINE_S = 600.0  # a hint that was not scored by then is not learned from
 _TRIED_EVERY_S = 5.0
 
 
-class Engine(Protocol):
+class ScoringEngine(Protocol):
     """What is asked of an engine here."""
 
     @property
@@ -46,10 +46,10 @@ class Engine(Protocol):
     async def token_ids(self, text: str) -> tuple[int, ...] | None: ...
 
 
-class Teacher:
+class TeacherClient:
     """A teacher at one endpoint, beside the engines of the policy that learns from it."""
 
-    def __init__(self, teacher: Engine, students: Sequence[Engine], *, policy_id: str) -> None:
+    def __init__(self, teacher: ScoringEngine, students: Sequence[ScoringEngine], *, policy_id: str) -> None:
         self._teacher = teacher
         self._students = itertools.cycle(students)
         self._policy_id = policy_id
@@ -68,7 +68,7 @@ class Teacher:
             else:
                 self._strange = None
 
-    async def score(self, wanted: Wanted) -> Scores:
+    async def score(self, wanted: ScoreRequest) -> Scores:
         """Return both scores. Raises TryLater where none came, EngineRefused where an engine never will score it."""
         if self._strange is not None:
             raise NotYet(f"teacher {self._teacher.url} is not asked: {self._strange}")
@@ -76,7 +76,7 @@ class Teacher:
         asked = (*wanted.hinted_ids, *wanted.response_ids)
         return Scores(await self._teacher.score(asked, len(wanted.hinted_ids)), student, version)
 
-    async def _student_score(self, engine: Engine, wanted: Wanted) -> tuple[int, tuple[float, ...]]:
+    async def _student_score(self, engine: ScoringEngine, wanted: ScoreRequest) -> tuple[int, tuple[float, ...]]:
         if wanted.policy_id != self._policy_id:
             raise EngineRefused(
                 404, f"engine {engine.url} serves {self._policy_id}, and {wanted.policy_id} sampled the answer"
@@ -112,7 +112,7 @@ def teacher_name(model: str, url: str) -> str:
 
 
 @asynccontextmanager
-async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterator[Teacher]:
+async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterator[TeacherClient]:
     """A teacher that lives as long as the block; `added_ids` prompts may hold beside ours.
 
     It scores once its vocabulary is checked. Ends the block with ConfigError for another one, whenever that is found.
@@ -122,7 +122,7 @@ async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterato
     async with engine_session(teacher) as session, engine_session(engine) as of_policy:
         asked = SglangEngine(session, teacher.url, control_s=CALL_TIMEOUT_S)
         students = [SglangEngine(of_policy, url, control_s=CALL_TIMEOUT_S) for url in engine.addresses]
-        found = Teacher(asked, students, policy_id=settings.policy.id)
+        found = TeacherClient(asked, students, policy_id=settings.policy.id)
         try:
             async with asyncio.TaskGroup() as tasks:
                 checking = tasks.create_task(
@@ -134,7 +134,7 @@ async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterato
             raise failures.exceptions[0] from failures
 
 
-async def refuse_another_vocabulary(teacher: Engine, policy: Path, added_ids: Iterable[int]) -> None:
+async def refuse_another_vocabulary(teacher: ScoringEngine, policy: Path, added_ids: Iterable[int]) -> None:
     """Raise ConfigError where the teacher gives tokens other ids than the policy in the folder.
 
     What it makes of a text of the policy's own tokens decides, else the tokenizer.json of its folder where that can be

@@ -25,7 +25,7 @@ from clawstream.events import (
 )
 from clawstream.judging.concluding import conclusions
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
-from clawstream.judging.session import Box, Session, learn
+from clawstream.judging.session import JudgingState, VoteKey, learn
 
 FIRST_LOOK = 0
 FLOOR_LOOK = 1
@@ -55,7 +55,7 @@ class Judging:
     hint_quorum: int
 
 
-class _Look(NamedTuple):
+class _TurnToAsk(NamedTuple):
     """A turn to ask about, in a revision, in view of the session up to another turn."""
 
     turn: TurnPaired
@@ -63,33 +63,33 @@ class _Look(NamedTuple):
     in_view_of: TurnPaired
 
 
-class Follows(NamedTuple):
+class JudgingResult(NamedTuple):
     """The session after a record, and what to write and to ask."""
 
-    session: Session | None
+    session: JudgingState | None
     events: list[Event]
     ballots: list[Ballot]
 
 
-def observe(session: Session | None, event: Event, judging: Judging) -> Follows:
+def observe(session: JudgingState | None, event: Event, judging: Judging) -> JudgingResult:
     """Return what follows from one more record of a session, of any topic that judging reads."""
-    before = session if session is not None else Session()
+    before = session if session is not None else JudgingState()
     after = learn(before, event, judge=judging.judge, prompt_version=judging.prompt_version)
     if after is before:
-        return Follows(session, [], [])
+        return JudgingResult(session, [], [])
     events: list[Event] = []
     if isinstance(event, VoteCast):
-        cast = after.votes[Box(event.turn_id, event.question, event.revision)]
+        cast = after.votes[VoteKey(event.turn_id, event.question, event.revision)]
         events = conclusions(
             cast, event, num_votes=judging.num_votes, quorum=judging.quorum, hint_quorum=judging.hint_quorum
         )
     ballots: list[Ballot] = []
     if not isinstance(event, VoteCast):  # no look rests on a vote
         after, ballots = _ask(after, judging)
-    return Follows(_rest(after), events, ballots)
+    return JudgingResult(_rest(after), events, ballots)
 
 
-def _ask(session: Session, judging: Judging) -> tuple[Session, list[Ballot]]:
+def _ask(session: JudgingState, judging: Judging) -> tuple[JudgingState, list[Ballot]]:
     """Return the session with every look taken that can be, and the ballots for them."""
     ballots: list[Ballot] = []
     for look in _looks(session):
@@ -103,14 +103,14 @@ def _ask(session: Session, judging: Judging) -> tuple[Session, list[Ballot]]:
     return session, ballots
 
 
-def _looks(session: Session) -> list[_Look]:
+def _looks(session: JudgingState) -> list[_TurnToAsk]:
     turns = list(session.turns.values())
-    first = [_Look(turn, FIRST_LOOK, turn) for turn in turns]
+    first = [_TurnToAsk(turn, FIRST_LOOK, turn) for turn in turns]
     again = _second_looks(session).due if session.marks else ()
-    return first + [_Look(session.turns[look.turn_id], FLOOR_LOOK, turns[look.num_turns - 1]) for look in again]
+    return first + [_TurnToAsk(session.turns[look.turn_id], FLOOR_LOOK, turns[look.num_turns - 1]) for look in again]
 
 
-def _second_looks(session: Session) -> SecondLooks:
+def _second_looks(session: JudgingState) -> SecondLooks:
     return second_looks(
         list(session.turns.values()),
         session.marks,
@@ -120,11 +120,11 @@ def _second_looks(session: Session) -> SecondLooks:
     )
 
 
-def _ballots(session: Session, look: _Look, judging: Judging) -> Iterable[Ballot]:
+def _ballots(session: JudgingState, look: _TurnToAsk, judging: Judging) -> Iterable[Ballot]:
     """Return the ballots of `look` whose votes are not known."""
     turn_id = look.turn.turn_id
     for question, prompt in _questions(session, look):
-        cast = session.votes.get(Box(turn_id, question, look.revision), {})
+        cast = session.votes.get(VoteKey(turn_id, question, look.revision), {})
         for number in range(judging.num_votes):
             if number not in cast:
                 yield Ballot(
@@ -138,7 +138,7 @@ def _ballots(session: Session, look: _Look, judging: Judging) -> Iterable[Ballot
                 )
 
 
-def _questions(session: Session, look: _Look) -> list[tuple[Question, Prompt]]:
+def _questions(session: JudgingState, look: _TurnToAsk) -> list[tuple[Question, Prompt]]:
     case = _case(session, look.turn)
     if look.revision == FIRST_LOOK:
         return [
@@ -149,11 +149,11 @@ def _questions(session: Session, look: _Look) -> list[tuple[Question, Prompt]]:
     return [(Question.SCORE, floor_prompt(case, whole))]
 
 
-def _messages(session: Session, exchange_id: str) -> tuple[Message, ...]:
+def _messages(session: JudgingState, exchange_id: str) -> tuple[Message, ...]:
     return tuple(parse(raw) for raw in rebuild(exchange_id, session.requests).messages)
 
 
-def _case(session: Session, turn: TurnPaired) -> Case:
+def _case(session: JudgingState, turn: TurnPaired) -> Case:
     """Return the turn as the request that shows it tells it: what came before the echo, the echo, and what followed.
 
     Of an interrupted answer that request may show nothing: it is told as the client got it.
@@ -177,7 +177,7 @@ def _seed(turn_id: str, question: Question, revision: int, number: int) -> int:
     return int(derived_id("seed", turn_id, question.value, revision, number)[:7], 16)
 
 
-def _rest(session: Session) -> Session:
+def _rest(session: JudgingState) -> JudgingState:
     """Return what is still needed of a session: once it is done and judged, its ids and what is of a later life."""
     newest = session.marks[-1] if session.marks else None
     if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
@@ -186,7 +186,7 @@ def _rest(session: Session) -> Session:
     if end not in session.requests or not _second_looks(session).settled or not _all_judged(session):
         return session
     order = list(session.requests)
-    return Session(
+    return JudgingState(
         requests=MappingProxyType({id_: session.requests[id_] for id_ in order[order.index(end) + 1 :]}),
         parts=MappingProxyType(
             {id_: part for id_, part in session.parts.items() if id_ in order[order.index(end) + 1 :]}
@@ -198,6 +198,6 @@ def _rest(session: Session) -> Session:
     )
 
 
-def _all_judged(session: Session) -> bool:
+def _all_judged(session: JudgingState) -> bool:
     keys = [(turn_id, FIRST_LOOK) for turn_id in session.turns]
     return all(key in session.verdicts and key in session.hints for key in keys)

@@ -21,7 +21,7 @@ from clawstream.judging.hints import choose, offers
 from clawstream.judging.votes import outcome, tally
 
 
-class Asked(NamedTuple):
+class JudgeVoteKey(NamedTuple):
     """What one judge's votes are collected under."""
 
     judge: str
@@ -31,25 +31,25 @@ class Asked(NamedTuple):
     revision: int
 
 
-Cast = Mapping[Asked, Mapping[int, VoteCast]]  # of a session, by ballot
+Cast = Mapping[JudgeVoteKey, Mapping[int, VoteCast]]  # of a session, by ballot
 
 
-class Counted(NamedTuple):
+class CountedVotes(NamedTuple):
     """A session's votes after one more, and what they come to."""
 
     cast: Cast
     events: list[Event]
 
 
-def count(cast: Cast, vote: VoteCast, *, num_votes: int, quorum: int, hint_quorum: int) -> Counted:
+def count(cast: Cast, vote: VoteCast, *, num_votes: int, quorum: int, hint_quorum: int) -> CountedVotes:
     """Return the votes with `vote` among them; of two on one ballot the first counts."""
-    asked = Asked(vote.judge, vote.prompt_version, vote.turn_id, vote.question, vote.revision)
+    asked = JudgeVoteKey(vote.judge, vote.prompt_version, vote.turn_id, vote.question, vote.revision)
     known = cast.get(asked, {})
     if vote.ballot in known:
-        return Counted(cast, [])
+        return CountedVotes(cast, [])
     votes = MappingProxyType({**known, vote.ballot: vote})
     events = conclusions(votes, vote, num_votes=num_votes, quorum=quorum, hint_quorum=hint_quorum)
-    return Counted(MappingProxyType({**cast, asked: votes}), events)
+    return CountedVotes(MappingProxyType({**cast, asked: votes}), events)
 
 
 def conclusions(

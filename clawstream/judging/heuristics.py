@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from clawstream.conversation.history import rebuild
 from clawstream.conversation.main_messages import answer_before
-from clawstream.conversation.messages import Message, ToolCall, parse, tool_calls_of
+from clawstream.conversation.messages import ComparableCall, Message, parse, tool_calls_of
 from clawstream.conversation.standing import reaction
 from clawstream.errors import UnusableEvent
 from clawstream.events import (
@@ -30,12 +30,12 @@ from clawstream.events import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class FinishedTurn:
     """A finished turn; messages are as the client sent them, in OpenAI's form."""
 
     messages: tuple[Message, ...]  # what the answer was given to, the oldest first
     answer: Message
-    tool_calls: tuple[ToolCall, ...]  # of the answer
+    tool_calls: tuple[ComparableCall, ...]  # of the answer
     next_state: tuple[Message, ...]  # what followed: a reply of the user, or the results of the calls; not empty
     interrupted: bool = False  # the answer is what the client got of it before it went away
 
@@ -44,7 +44,7 @@ class Heuristic(NamedTuple):
     """A function from a turn to -1 to 1, or None where it has no opinion; its name stands for it on the log."""
 
     name: str
-    score: Callable[[Turn], float | None]
+    score: Callable[[FinishedTurn], float | None]
 
 
 class Shown(NamedTuple):
@@ -62,7 +62,7 @@ class Watched(NamedTuple):
     waiting: Mapping[str, TurnPaired] = MappingProxyType({})  # for the request that shows them
 
 
-class Due(NamedTuple):
+class DueTurn(NamedTuple):
     """A turn to be scored."""
 
     paired: TurnPaired
@@ -72,14 +72,14 @@ class Due(NamedTuple):
     part: bytes | None = None  # and what there was of it
 
 
-class Follows(NamedTuple):
+class HeuristicsResult(NamedTuple):
     """The session after a record, and which turns it completes."""
 
     session: Watched | None
-    due: list[Due]
+    due: list[DueTurn]
 
 
-def observe(session: Watched | None, event: Event) -> Follows:
+def observe(session: Watched | None, event: Event) -> HeuristicsResult:
     """Return what follows from one more record of a session. Raises UnusableExchange where a request can't be made."""
     known = session or Watched()
     match event:
@@ -90,22 +90,22 @@ def observe(session: Watched | None, event: Event) -> Follows:
         case TurnPaired():
             known = known._replace(waiting=MappingProxyType({**known.waiting, event.turn_id: event}))
         case TurnsSettled() if event.done and not known.waiting and event.after_exchange_id == _newest(known):
-            return Follows(None, [])  # what comes next is a session of its own, and whole
+            return HeuristicsResult(None, [])  # what comes next is a session of its own, and whole
         case _:
-            return Follows(session, [])
+            return HeuristicsResult(session, [])
     complete = [turn for turn in known.waiting.values() if _is_known(turn, known.requests)]
     left = {turn_id: turn for turn_id, turn in known.waiting.items() if turn not in complete}
     due = [_due(turn, known.requests) for turn in complete]
-    return Follows(known._replace(waiting=MappingProxyType(left)), due)
+    return HeuristicsResult(known._replace(waiting=MappingProxyType(left)), due)
 
 
 def _newest(session: Watched) -> str | None:
     return next(reversed(list(session.requests)), None)
 
 
-def _due(turn: TurnPaired, requests: Mapping[str, Shown]) -> Due:
+def _due(turn: TurnPaired, requests: Mapping[str, Shown]) -> DueTurn:
     deltas = {id_: shown.delta for id_, shown in requests.items()}
-    due = Due(turn, rebuild(turn.next_exchange_id, deltas).messages, requests[turn.next_exchange_id].at_ms)
+    due = DueTurn(turn, rebuild(turn.next_exchange_id, deltas).messages, requests[turn.next_exchange_id].at_ms)
     if not turn.interrupted:
         return due
     return due._replace(asked=rebuild(turn.turn_id, deltas).messages, part=requests[turn.turn_id].part)
@@ -115,7 +115,7 @@ def _is_known(turn: TurnPaired, requests: Mapping[str, Shown]) -> bool:
     return turn.next_exchange_id in requests and (not turn.interrupted or turn.turn_id in requests)
 
 
-def feedback(due: Due, heuristic: Heuristic) -> FeedbackGiven | None:
+def feedback(due: DueTurn, heuristic: Heuristic) -> FeedbackGiven | None:
     """Return what `heuristic` makes of a turn; None: it has no opinion. Raises UnusableEvent where it is at fault."""
     turn = due.paired
     score = _score(heuristic, turn.turn_id, _turn(due))
@@ -133,7 +133,7 @@ def feedback(due: Due, heuristic: Heuristic) -> FeedbackGiven | None:
     )
 
 
-def _turn(due: Due) -> Turn:
+def _turn(due: DueTurn) -> FinishedTurn:
     def own(raw: tuple[bytes, ...]) -> tuple[Message, ...]:
         return copy.deepcopy(tuple(map(parse, raw)))  # what `parse` returns is shared
 
@@ -145,7 +145,7 @@ def _turn(due: Due) -> Turn:
     else:
         echo = answer_before(due.messages, due.paired.next_state[0])
         answer, asked = messages[echo], messages[:echo]
-    return Turn(
+    return FinishedTurn(
         messages=asked,
         answer=answer,
         tool_calls=tool_calls_of(answer),
@@ -154,7 +154,7 @@ def _turn(due: Due) -> Turn:
     )
 
 
-def _score(heuristic: Heuristic, turn_id: str, turn: Turn) -> float | None:
+def _score(heuristic: Heuristic, turn_id: str, turn: FinishedTurn) -> float | None:
     after = "The record that completes it is set aside; mend the function, restart the stage, and `dlq replay` it"
     try:
         said: object = heuristic.score(turn)

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 
 from clawstream.errors import ConfigError
 from clawstream.events import Event
-from clawstream.judging.heuristics import Due, Heuristic, Watched, feedback, observe
+from clawstream.judging.heuristics import DueTurn, Heuristic, Watched, feedback, observe
 from clawstream.stream.stage import Record, Stage, Step
 
 GROUP = "clawstream.heuristics"
@@ -42,18 +42,18 @@ def heuristic_named(name: str) -> Heuristic:
 
 def heuristics_stage(
     heuristic: Heuristic, *, heard_ms: int, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-) -> Stage[Watched, Due]:
+) -> Stage[Watched, DueTurn]:
     """Return the stage that has each finished turn scored by `heuristic`.
 
     Turns that are older than `heard_ms` have no score: feedback on them would not be heard any more. So the first start
     on a long log does not score all of it. A turn whose function breaks has the record set aside that completed it.
     """
 
-    def step(session: Watched | None, record: Record) -> Step[Watched, Due]:
+    def step(session: Watched | None, record: Record) -> Step[Watched, DueTurn]:
         known, due = observe(session, record.event)
         return Step(known, calls=due)
 
-    async def perform(due: Due) -> Sequence[Event]:
+    async def perform(due: DueTurn) -> Sequence[Event]:
         given = feedback(due, heuristic) if now_ms() - due.at_ms <= heard_ms else None
         return [] if given is None else [given]
 

@@ -16,21 +16,21 @@ _SCORES = {"-1": -1, "0": 0, "1": 1, "+1": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class VoteReading:
     """A readable vote; `hint` is None unless the vote was asked for one and gives it."""
 
     score: int
     hint: str | None
 
 
-def read(question: Question, text: str) -> Reading | None:
+def read(question: Question, text: str) -> VoteReading | None:
     """Return what `text` says to `question`; None where it can't be read."""
     answer = _after_thinking(text)
     boxes = _BOX.findall(answer)
     score = _SCORES.get(boxes[-1].strip().replace("\u2212", "-")) if boxes else None
     if score is None or score not in _ALLOWED[question]:
         return None
-    return Reading(score=score, hint=_hint(answer) if question is Question.HINT and score == 1 else None)
+    return VoteReading(score=score, hint=_hint(answer) if question is Question.HINT and score == 1 else None)
 
 
 def _after_thinking(text: str) -> str:

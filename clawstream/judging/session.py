@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from clawstream.conversation.floor import Mark, Over, is_over, marked
+from clawstream.conversation.floor import Over, SettledTurns, is_over, marked
 from clawstream.events import (
     Event,
     ExchangeCompleted,
@@ -27,7 +27,7 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-class Box(NamedTuple):
+class VoteKey(NamedTuple):
     """What the votes of one question on one turn are collected under."""
 
     turn_id: str
@@ -36,21 +36,21 @@ class Box(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class JudgingState:
     """What judging knows of a session; of two facts with one identity the first counts."""
 
     requests: Mapping[str, RequestDelta] = field(default_factory=lambda: MappingProxyType({}))  # without tokens
     parts: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))  # of interrupted answers
     turns: Mapping[str, TurnPaired] = field(default_factory=lambda: MappingProxyType({}))  # in topic order
     asked: frozenset[tuple[str, int]] = frozenset()  # turn and revision
-    votes: Mapping[Box, Mapping[int, VoteCast]] = field(default_factory=lambda: MappingProxyType({}))  # by ballot
+    votes: Mapping[VoteKey, Mapping[int, VoteCast]] = field(default_factory=lambda: MappingProxyType({}))  # by ballot
     verdicts: Mapping[tuple[str, int], VerdictReached] = field(default_factory=lambda: MappingProxyType({}))
     hints: Mapping[tuple[str, int], HintFound | HintAbsent] = field(default_factory=lambda: MappingProxyType({}))
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[SettledTurns, ...] = ()
     over: Over = field(default_factory=lambda: MappingProxyType({}))
 
 
-def learn(session: Session, event: Event, *, judge: str, prompt_version: str) -> Session:
+def learn(session: JudgingState, event: Event, *, judge: str, prompt_version: str) -> JudgingState:
     """Return the session with the fact in it; itself where that is no news, or of another judge."""
     if is_over(session.over, event):
         return session
@@ -75,9 +75,9 @@ def learn(session: Session, event: Event, *, judge: str, prompt_version: str) ->
     return session
 
 
-def _learn_judged(session: Session, event: VoteCast | VerdictReached | HintFound | HintAbsent) -> Session:
+def _learn_judged(session: JudgingState, event: VoteCast | VerdictReached | HintFound | HintAbsent) -> JudgingState:
     if isinstance(event, VoteCast):
-        box = Box(event.turn_id, event.question, event.revision)
+        box = VoteKey(event.turn_id, event.question, event.revision)
         cast = session.votes.get(box, {})
         votes = _with(cast, event.ballot, event)
         return session if votes is cast else replace(session, votes=MappingProxyType({**session.votes, box: votes}))

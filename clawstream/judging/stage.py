@@ -16,7 +16,7 @@ from clawstream.judging.asking import Ballot, Judging, observe
 from clawstream.judging.concluding import Cast, count
 from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.judging.readings import read
-from clawstream.judging.session import Session
+from clawstream.judging.session import JudgingState
 from clawstream.stream.stage import Record, Stage, Step
 
 READS = (
@@ -43,7 +43,7 @@ def judging_stage(
     *,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     heard: Callable[[str | None], None] = lambda _: None,
-) -> Stage[Session, Ballot]:
+) -> Stage[JudgingState, Ballot]:
     """Return the stage that puts turns to `judge` and concludes from its votes.
 
     `heard` is told of each request why no reply came; None: one came.
@@ -55,17 +55,17 @@ def judging_stage(
         quorum=settings.needed,
         hint_quorum=settings.needed_for_a_hint,
     )
-    booth = _Booth(judge, now_ms, heard)
+    caller = _JudgeCaller(judge, now_ms, heard)
 
-    def step(session: Session | None, record: Record) -> Step[Session, Ballot]:
+    def step(session: JudgingState | None, record: Record) -> Step[JudgingState, Ballot]:
         return Step(*observe(session, record.event, judging))
 
     return Stage(
         name="judging",
         reads=READS,
         step=step,
-        perform=booth.cast,
-        give_up=booth.give_up,
+        perform=caller.cast,
+        give_up=caller.give_up,
         calls_at_once=CALLS_AT_ONCE,
         call_timeout_s=CALL_TIMEOUT_S,
         deadline_s=DEADLINE_S,
@@ -91,7 +91,7 @@ def aggregation(settings: JudgeSettings, only: str | None = None) -> Stage[Cast,
     return Stage(name="judging", reads=READS, step=step)
 
 
-class _Booth:
+class _JudgeCaller:
     """Turns ballots into votes."""
 
     def __init__(self, judge: Judge, now_ms: Callable[[], int], heard: Callable[[str | None], None]) -> None:

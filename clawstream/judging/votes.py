@@ -10,7 +10,7 @@ from clawstream.events import VerdictStatus, VoteCast, VoteStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class VoteTally:
     """Votes by what they say."""
 
     num_positive: int
@@ -21,18 +21,18 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class VoteOutcome:
     """What a tally comes to; `score` is None below the quorum."""
 
     status: VerdictStatus
     score: int | None
 
 
-def tally(votes: Sequence[VoteCast]) -> Tally:
+def tally(votes: Sequence[VoteCast]) -> VoteTally:
     """Return how many votes say what."""
     scores = [vote.score for vote in votes if vote.status is VoteStatus.READABLE]
     statuses = [vote.status for vote in votes]
-    return Tally(
+    return VoteTally(
         num_positive=scores.count(1),
         num_neutral=scores.count(0),
         num_negative=scores.count(-1),
@@ -41,13 +41,13 @@ def tally(votes: Sequence[VoteCast]) -> Tally:
     )
 
 
-def outcome(counts: Tally, *, quorum: int) -> Outcome:
+def outcome(counts: VoteTally, *, quorum: int) -> VoteOutcome:
     """Return the score with strictly more votes than any other; 0 for a tie, none below `quorum` readable votes."""
     by_score = {1: counts.num_positive, 0: counts.num_neutral, -1: counts.num_negative}
     if sum(by_score.values()) < quorum:
-        return Outcome(status=VerdictStatus.BELOW_QUORUM, score=None)
+        return VoteOutcome(status=VerdictStatus.BELOW_QUORUM, score=None)
     most = max(by_score.values())
     ahead = [score for score, num_votes in by_score.items() if num_votes == most]
     if len(ahead) > 1:
-        return Outcome(status=VerdictStatus.TIED, score=0)
-    return Outcome(status=VerdictStatus.DECIDED, score=ahead[0])
+        return VoteOutcome(status=VerdictStatus.TIED, score=0)
+    return VoteOutcome(status=VerdictStatus.DECIDED, score=ahead[0])

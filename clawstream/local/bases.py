@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 POLICY_TOPIC = "clawstream.policy.v1"
 
 
-class PolicyLog(Protocol):
+class BaseLog(Protocol):
     """The part of a log that the policy topic needs."""
 
     async def append(self, events: Sequence[Event]) -> None: ...
@@ -26,7 +26,7 @@ class PolicyLog(Protocol):
     ) -> AsyncIterator[Sequence[Arrived]]: ...
 
 
-async def name_base(policy_log: PolicyLog, settings: Settings) -> None:
+async def name_base(policy_log: BaseLog, settings: Settings) -> None:
     """Have the log name the base of the settings' policy, if it names none yet.
 
     Raises OtherBase where the policy began with another one, ConfigError where the folder can't be read.
@@ -47,7 +47,7 @@ async def name_base(policy_log: PolicyLog, settings: Settings) -> None:
     log.info("base_named policy=%s path=%s model=%s", policy_id, base.path, (base.model_sha256 or "unseen")[:12])
 
 
-async def _of_policy(policy_log: PolicyLog, policy_id: str) -> list[PolicyEvent]:
+async def _of_policy(policy_log: BaseLog, policy_id: str) -> list[PolicyEvent]:
     found = [
         record.event
         async for records in policy_log.follow([POLICY_TOPIC], "earliest", until_end=True)

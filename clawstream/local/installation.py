@@ -29,10 +29,10 @@ from clawstream.config import (
 )
 from clawstream.inference.engines.sglang import LOADS_WITHIN_S
 from clawstream.local.bases import name_base
-from clawstream.local.keeping import Server, keep
+from clawstream.local.keeping import RestartableServer, keep
 from clawstream.local.running import Addresses, alone_on, announced, settings_file
+from clawstream.local.servers.folders import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka
-from clawstream.local.servers.places import write_private
 from clawstream.local.servers.ports import HOST, reserved
 from clawstream.local.servers.postgres import EmbeddedPostgres
 from clawstream.local.servers.ready import answers
@@ -135,7 +135,7 @@ def _elsewhere(settings: Settings) -> set[str]:
 
 
 @contextlib.asynccontextmanager
-async def _keeping(say: Callable[[str], None]) -> AsyncIterator[Callable[[Server], None]]:
+async def _keeping(say: Callable[[str], None]) -> AsyncIterator[Callable[[RestartableServer], None]]:
     """Yield what has a server of ours started again when it ends, until the end of the block."""
     tasks: list[asyncio.Task[None]] = []
     try:
@@ -149,7 +149,7 @@ async def _keeping(say: Callable[[str], None]) -> AsyncIterator[Callable[[Server
 async def _with_servers(
     settings: Settings,
     servers: contextlib.ExitStack,
-    kept: Callable[[Server], None],
+    kept: Callable[[RestartableServer], None],
     fresh: bool,
     say: Callable[[str], None],
 ) -> Settings:
@@ -173,7 +173,7 @@ async def _with_servers(
 async def _with_broker(
     settings: Settings,
     servers: contextlib.ExitStack,
-    kept: Callable[[Server], None],
+    kept: Callable[[RestartableServer], None],
     fresh: bool,
     say: Callable[[str], None],
 ) -> KafkaSettings:
@@ -193,7 +193,7 @@ async def _with_broker(
 async def _with_database(
     settings: Settings,
     servers: contextlib.ExitStack,
-    kept: Callable[[Server], None],
+    kept: Callable[[RestartableServer], None],
     fresh: bool,
     say: Callable[[str], None],
 ) -> PostgresSettings:

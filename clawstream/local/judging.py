@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from clawstream.local.servers.places import write_private
-from clawstream.monitoring.judge import JudgeStanding, after
+from clawstream.local.servers.folders import write_private
+from clawstream.monitoring.judge import JudgeReachability, after
 
 NOTED_EVERY_MS = 10_000
 _FILE = "judge.json"
@@ -40,13 +40,13 @@ class JudgeNotes:
             write_private(self._data_dir / _FILE, json.dumps(asdict(now), indent=1))
 
 
-def judge_of(data_dir: Path) -> JudgeStanding | None:
+def judge_of(data_dir: Path) -> JudgeReachability | None:
     """Return what was noted last; None: nothing was that can be read, as by another version or where power failed."""
     try:
-        return JudgeStanding(**json.loads((data_dir / _FILE).read_text()))
+        return JudgeReachability(**json.loads((data_dir / _FILE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _alike(one: JudgeStanding, other: JudgeStanding) -> bool:
+def _alike(one: JudgeReachability, other: JudgeReachability) -> bool:
     return (one.judge, one.error, one.since_ms) == (other.judge, other.error, other.since_ms)

@@ -12,7 +12,7 @@ from clawstream.local.supervisor import Patience
 _LOOK_EVERY_S = 0.25
 
 
-class Server(Protocol):
+class RestartableServer(Protocol):
     """A server that was started once."""
 
     log: Path
@@ -24,7 +24,7 @@ class Server(Protocol):
         """Start it again; raises PartUnavailable or OSError where that can't be done, and what it held is kept."""
 
 
-async def keep(server: Server, *, say: Callable[[str], None], patience: Patience | None = None) -> None:
+async def keep(server: RestartableServer, *, say: Callable[[str], None], patience: Patience | None = None) -> None:
     """Start `server` again whenever it ends, until this is cancelled; tell `say` of each end and what hinders."""
     patience = patience or Patience()
     name, quick_deaths = type(server).__name__.removeprefix("Embedded"), 0
@@ -50,7 +50,7 @@ async def keep(server: Server, *, say: Callable[[str], None], patience: Patience
         started = time.monotonic()
 
 
-async def _restarted(server: Server) -> str | None:
+async def _restarted(server: RestartableServer) -> str | None:
     """Return what kept the server from starting; when this is cancelled, the try ends first."""
     starting = asyncio.get_running_loop().run_in_executor(None, server.restart)
     try:

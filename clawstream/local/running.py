@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clawstream.local.servers.places import in_use, write_private
+from clawstream.local.servers.folders import in_use, write_private
 from clawstream.locks import locked
 
 _LOCK = ".run-lock"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from clawstream.errors import PartUnavailable, TooManyFailures
 from clawstream.local.running import PartState, write_parts
-from clawstream.local.servers.leash import die_with_parent
+from clawstream.local.servers.server_process import die_with_parent
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from statistics import linear_regression, mean
 from typing import NamedTuple
 
 from clawstream.events import StepRejected, StepTaken
-from clawstream.monitoring.tallies import Tally
+from clawstream.monitoring.tallies import EventCounts
 
 STILL_SAMPLES = 128
 FEW = 4  # turns, votes or verdicts, which one person gives in minutes
@@ -86,7 +86,7 @@ def unplanned(came_ms: Iterable[int], planned: Planned | None, now_ms: int) -> s
     )
 
 
-def starved(hour: Tally, older: Tally, *, judged: bool = True) -> str | None:
+def starved(hour: EventCounts, older: EventCounts, *, judged: bool = True) -> str | None:
     """Return why an hour's answers gave no sample, in words for a person; None: they did, or they were too few.
 
     `older` is what of the hour is older than a judge takes; not `judged`, no judge is asked, and none is missed.

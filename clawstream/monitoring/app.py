@@ -15,9 +15,9 @@ from aiohttp import web
 
 from clawstream.config import MonitorSettings, Settings
 from clawstream.errors import ConfigError, PartUnavailable
-from clawstream.inference.door import at_the_door
+from clawstream.inference.origin_guard import guard_origin
 from clawstream.monitoring.hosting import hosted
-from clawstream.monitoring.live import Live, Report, as_json
+from clawstream.monitoring.live import Live, MonitorReport, as_json
 from clawstream.monitoring.metrics import exposition
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.reading import GROUP, TOPICS, due_of, read_policy, waiting_since
@@ -26,7 +26,7 @@ from clawstream.stream.kafka.client import Broker
 from clawstream.stream.kafka.connect import connected, security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.kafka.positions import offsets_at, set_group
-from clawstream.stream.log import Place
+from clawstream.stream.log import PartitionId
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ async def serve(settings: Settings, *, stop: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def answering(
-    settings: MonitorSettings, report: Callable[[int], Report], now_ms: Callable[[], int] | None = None
+    settings: MonitorSettings, report: Callable[[int], MonitorReport], now_ms: Callable[[], int] | None = None
 ) -> AsyncIterator[int]:
     """Answer requests for the length of the block; yield the port."""
     clock = now_ms or _now_ms
@@ -82,7 +82,7 @@ async def answering(
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    app = web.Application(middlewares=[at_the_door])
+    app = web.Application(middlewares=[guard_origin])
     app.add_routes([web.get("/windows", windows), web.get("/metrics", metrics), web.get("/healthz", healthz)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
@@ -106,7 +106,7 @@ async def _listen(runner: web.AppRunner, settings: MonitorSettings) -> int:
     return port
 
 
-async def _starts(broker: Broker, prefix: str, kafka_log: KafkaLog, board: PolicyBoard) -> dict[Place, int]:
+async def _starts(broker: Broker, prefix: str, kafka_log: KafkaLog, board: PolicyBoard) -> dict[PartitionId, int]:
     """Return where to read from: an hour ago, and the samples from the first that no batch has used up."""
     await read_policy(kafka_log, board)
     waiting = await waiting_since(kafka_log, board)

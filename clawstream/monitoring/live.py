@@ -11,7 +11,7 @@ from clawstream.monitoring.alarm import starved
 from clawstream.monitoring.clock import Believed, BrokerClock
 from clawstream.monitoring.clock import alarm as clock_alarm
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.tallies import Tally
+from clawstream.monitoring.tallies import EventCounts
 from clawstream.monitoring.windows import MINUTE_MS, Window, Windows, total
 from clawstream.stream.log import Arrived
 from clawstream.stream.stage import Record
@@ -20,12 +20,12 @@ JUDGED_WITHIN_MINUTES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class TimeSpan:
     """Some time of the log, with what happened in it."""
 
     start_ms: int  # since the epoch, UTC
     seconds: float  # as much of it as has passed
-    tally: Tally
+    tally: EventCounts
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -34,7 +34,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class MonitorReport:
     """The monitor's answer."""
 
     at_ms: int
@@ -46,8 +46,8 @@ class Report:
     alarm: str | None  # why learning stands still; None: it does not
     clock_off_ms: int | None  # how far the broker's clock is ahead, or behind where negative; None: nothing tells
     clock_alarm: str | None  # that it is wrong; None: nothing says so
-    hour: Stretch
-    minutes: tuple[Stretch, ...]  # in order; the last one is not over
+    hour: TimeSpan
+    minutes: tuple[TimeSpan, ...]  # in order; the last one is not over
 
 
 class Live:
@@ -70,14 +70,14 @@ class Live:
         if self._windows.record(arrived) and isinstance(arrived, Record):
             self._board.learn(arrived)
 
-    def report(self, now_ms: int) -> Report:
+    def report(self, now_ms: int) -> MonitorReport:
         """Say how things stand."""
         windows = self._windows.last_hour(now_ms)
         oldest_ms = self._board.oldest_ms
         start_ms = windows[0].start_ms
         of_hour = total(windows)
         off_ms = self._clock.off_ms(now_ms)
-        return Report(
+        return MonitorReport(
             at_ms=now_ms,
             rebuilt=not self._unread,
             published_version=self._board.published_version,
@@ -88,12 +88,12 @@ class Live:
             or starved(of_hour, total(windows[:-JUDGED_WITHIN_MINUTES]), judged=self._judged),
             clock_off_ms=off_ms,
             clock_alarm=clock_alarm(off_ms),
-            hour=Stretch(start_ms=start_ms, seconds=(now_ms - start_ms) / 1000, tally=of_hour),
+            hour=TimeSpan(start_ms=start_ms, seconds=(now_ms - start_ms) / 1000, tally=of_hour),
             minutes=tuple(_minute(window, now_ms) for window in windows),
         )
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: MonitorReport) -> dict[str, Any]:
     """Return the report as plain values; what is absent is null."""
     told = asdict(report)
     told["hour"] = _stretch(report.hour)
@@ -101,12 +101,12 @@ def as_json(report: Report) -> dict[str, Any]:
     return told
 
 
-def _minute(window: Window, now_ms: int) -> Stretch:
+def _minute(window: Window, now_ms: int) -> TimeSpan:
     passed_ms = min(MINUTE_MS, now_ms - window.start_ms)
-    return Stretch(start_ms=window.start_ms, seconds=passed_ms / 1000, tally=window.tally)
+    return TimeSpan(start_ms=window.start_ms, seconds=passed_ms / 1000, tally=window.tally)
 
 
-def _stretch(stretch: Stretch) -> dict[str, Any]:
+def _stretch(stretch: TimeSpan) -> dict[str, Any]:
     tally = stretch.tally
     return {
         "start_ms": stretch.start_ms,

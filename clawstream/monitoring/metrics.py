@@ -9,20 +9,20 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from clawstream.monitoring.live import Report, Stretch
+from clawstream.monitoring.live import MonitorReport, TimeSpan
 
 
-def _turns(stretch: Stretch) -> Mapping[str, int]:
+def _turns(stretch: TimeSpan) -> Mapping[str, int]:
     return {"paired": stretch.tally.turns_paired, "orphaned": stretch.tally.turns_orphaned}
 
 
-def _samples(stretch: Stretch) -> Mapping[str, int]:
+def _samples(stretch: TimeSpan) -> Mapping[str, int]:
     return {"assembled": stretch.tally.samples, **stretch.tally.refusals}
 
 
 Values = Mapping[tuple[str, ...], float | None]
 
-_BY_STRETCH: Mapping[str, tuple[str, Callable[[Stretch], float | None]]] = {
+_BY_STRETCH: Mapping[str, tuple[str, Callable[[TimeSpan], float | None]]] = {
     "output_tokens_per_second": ("Sampled tokens", lambda stretch: stretch.tokens_per_s),
     "mean_score": ("Of the verdicts that have a score", lambda stretch: stretch.tally.mean_score),
     "votes_unreadable_share": ("Of the judges' replies", lambda stretch: stretch.tally.unreadable_share),
@@ -34,7 +34,7 @@ _BY_STRETCH: Mapping[str, tuple[str, Callable[[Stretch], float | None]]] = {
     "pause_ms_max": ("The longest pause of an engine for new weights", lambda stretch: stretch.tally.pause_ms_max),
     "undecodable_records": ("Records that are no event", lambda stretch: stretch.tally.undecodable),
 }
-_BY_KIND: Mapping[str, tuple[str, str, Callable[[Stretch], Mapping[str, int]]]] = {
+_BY_KIND: Mapping[str, tuple[str, str, Callable[[TimeSpan], Mapping[str, int]]]] = {
     "exchanges": ("outcome", "Exchanges by what came of them", lambda stretch: stretch.tally.exchanges),
     "turns": ("outcome", "Answers by whether they came back", _turns),
     "votes": ("status", "Judges' votes", lambda stretch: stretch.tally.votes),
@@ -43,15 +43,15 @@ _BY_KIND: Mapping[str, tuple[str, str, Callable[[Stretch], Mapping[str, int]]]] 
 }
 
 
-def exposition(report: Report) -> bytes:
+def exposition(report: MonitorReport) -> bytes:
     """Return the text that Prometheus scrapes."""
     registry = CollectorRegistry()
-    registry.register(_Told(report))
+    registry.register(_ReportCollector(report))
     return generate_latest(registry)
 
 
-class _Told(Collector):
-    def __init__(self, report: Report) -> None:
+class _ReportCollector(Collector):
+    def __init__(self, report: MonitorReport) -> None:
         self._report = report
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

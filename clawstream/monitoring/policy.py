@@ -18,13 +18,13 @@ from clawstream.events import (
     StepTaken,
 )
 from clawstream.monitoring.alarm import Outcome, Planned, recent, standstill, unplanned
-from clawstream.monitoring.waiting import Due, Seen, overdue
+from clawstream.monitoring.waiting import BatchRule, TrainerSign, overdue
 from clawstream.stream.stage import Record
 
 PLANNED_KEPT = 8192  # ids and turns of the newest plans; older samples lie before where their partition is used up
 
 
-class _Place(NamedTuple):
+class _SampleOffset(NamedTuple):
     topic: str
     partition: int
     offset: int
@@ -48,11 +48,11 @@ class PolicyBoard:
     revisions one waits, since the first of them came, and none once a plan has one.
     """
 
-    def __init__(self, policy_id: str, due: Due | None = None) -> None:
+    def __init__(self, policy_id: str, due: BatchRule | None = None) -> None:
         """`due` says when a batch is; None: only how many wait says anything, as where whole groups are trained on."""
         self._policy_id = policy_id
         self._due = due
-        self._waiting: dict[PlannedTurn, _Place] = {}
+        self._waiting: dict[PlannedTurn, _SampleOffset] = {}
         self._planned: dict[str | PlannedTurn, None] = {}  # sample ids and turns, in order of planning
         self._newest_plan: Planned | None = None
         self._used_up: dict[tuple[str, int], int] = {}
@@ -62,7 +62,7 @@ class PolicyBoard:
         self._outcomes: list[Outcome] = []  # of the newest steps
         self._told_by: dict[int, LearnedFrom] = {}  # of plans whose step is still to come, by version
         self.learned_from = LearnedFrom()
-        self.trainer: Seen | None = None  # None: the log says nothing of it
+        self.trainer: TrainerSign | None = None  # None: the log says nothing of it
         self.rejected: StepRejected | None = None  # the newest step that was; None also once one was kept after it
 
     @property
@@ -97,7 +97,7 @@ class PolicyBoard:
         self._next_offsets[place] = record.offset + 1
         match event := record.event:
             case SampleAssembled(policy_id=self._policy_id):
-                self._wait(event, _Place(*place, record.offset, record.timestamp_ms, event.sample_id))
+                self._wait(event, _SampleOffset(*place, record.offset, record.timestamp_ms, event.sample_id))
             case BatchPlanned(policy_id=self._policy_id):
                 self._plan(event, record.timestamp_ms)
                 self._see(f"version {event.policy_version} planned", record, in_step=True)
@@ -131,9 +131,9 @@ class PolicyBoard:
             )
 
     def _see(self, what: str, record: Record, *, in_step: bool = False) -> None:
-        self.trainer = Seen(what, record.timestamp_ms, in_step)
+        self.trainer = TrainerSign(what, record.timestamp_ms, in_step)
 
-    def _wait(self, sample: SampleAssembled, where: _Place) -> None:
+    def _wait(self, sample: SampleAssembled, where: _SampleOffset) -> None:
         turn = PlannedTurn(turn_id=sample.answer_id, judge=sample.judge, prompt_version=sample.prompt_version)
         if self._is_planned(turn, sample.sample_id, sample.id_without_feedback) or self._is_used_up(where):
             return
@@ -145,7 +145,7 @@ class PolicyBoard:
         is_revision = before.sample_id != where.sample_id
         self._waiting[turn] = where._replace(timestamp_ms=before.timestamp_ms) if is_revision else before
 
-    def _in_place_of(self, turn: PlannedTurn, where: _Place) -> _Place:
+    def _in_place_of(self, turn: PlannedTurn, where: _SampleOffset) -> _SampleOffset:
         before = self._waiting.pop(turn, where)
         return where._replace(timestamp_ms=before.timestamp_ms)
 
@@ -174,7 +174,7 @@ class PolicyBoard:
         while len(self._planned) > PLANNED_KEPT:
             del self._planned[next(iter(self._planned))]
 
-    def _is_used_up(self, where: _Place) -> bool:
+    def _is_used_up(self, where: _SampleOffset) -> bool:
         return where.offset < self._used_up.get((where.topic, where.partition), 0)
 
 

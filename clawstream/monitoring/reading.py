@@ -5,7 +5,7 @@ import time
 from clawstream.config import TrainingSettings
 from clawstream.monitoring.clock import Believed
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.waiting import Due
+from clawstream.monitoring.waiting import BatchRule
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 
@@ -29,11 +29,11 @@ TOPICS = (
 )
 
 
-def due_of(training: TrainingSettings) -> Due | None:
+def due_of(training: TrainingSettings) -> BatchRule | None:
     """Return when the trainer takes a batch; None: that rests on groups, which samples alone do not tell."""
     if training.method == "stepwise":
         return None
-    return Due(batch_samples=training.batch_samples, max_wait_ms=round(training.max_wait_s * 1000))
+    return BatchRule(batch_samples=training.batch_samples, max_wait_ms=round(training.max_wait_s * 1000))
 
 
 async def newest_records(kafka_log: KafkaLog, topic: str, most: int) -> list[Record]:

@@ -17,7 +17,7 @@ from clawstream.errors import PartUnavailable, TopicMismatch, TryLater
 from clawstream.events import VerdictReached
 from clawstream.monitoring.clock import Believed, BrokerClock
 from clawstream.monitoring.clock import alarm as clock_alarm
-from clawstream.monitoring.judge import JudgeStanding, by_votes
+from clawstream.monitoring.judge import JudgeReachability, by_votes
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
 from clawstream.monitoring.reading import (
     EXCHANGES_TOPIC,
@@ -30,7 +30,7 @@ from clawstream.monitoring.reading import (
     read_policy,
     waiting_since,
 )
-from clawstream.monitoring.waiting import Due, Seen
+from clawstream.monitoring.waiting import BatchRule, TrainerSign
 from clawstream.stream.kafka.connect import security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
@@ -52,7 +52,7 @@ MONITOR_WITHIN_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RecentVerdict:
     """One of the last verdicts."""
 
     at_ms: int  # when the broker appended it
@@ -74,10 +74,10 @@ class LogStatus:
     alarm: str | None  # why so many samples moved nothing; None: they moved something
     samples_waiting: int
     oldest_waiting_at_ms: int | None  # when the broker appended it; None: none waits
-    last_verdicts: tuple[Verdict, ...]  # the newest first
+    last_verdicts: tuple[RecentVerdict, ...]  # the newest first
     learned_from: LearnedFrom | None = None  # None: nothing was read
-    trainer: Seen | None = None  # the last that the log says of it; None: nothing
-    judge: JudgeStanding | None = None  # by its newest votes; None: there are none, or none is asked
+    trainer: TrainerSign | None = None  # the last that the log says of it; None: nothing
+    judge: JudgeReachability | None = None  # by its newest votes; None: there are none, or none is asked
     clock_alarm: str | None = None  # that the broker's clock is wrong; None: nothing says so
 
 
@@ -96,7 +96,7 @@ async def status(
     policy_id: str,
     optional: Sequence[str],
     monitor_url: str | None,
-    due: Due | None = None,
+    due: BatchRule | None = None,
     judge: str | None = None,
 ) -> Status:
     """Ask the log, where `kafka` names a broker, and the monitor, where it has an address, both at once.
@@ -164,9 +164,9 @@ async def read_log(
     )
 
 
-async def _last_verdicts(kafka_log: KafkaLog) -> tuple[Verdict, ...]:
+async def _last_verdicts(kafka_log: KafkaLog) -> tuple[RecentVerdict, ...]:
     found = [
-        Verdict(
+        RecentVerdict(
             at_ms=record.timestamp_ms,
             session_id=record.event.session_id,
             turn_id=record.event.turn_id,

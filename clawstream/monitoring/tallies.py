@@ -26,7 +26,7 @@ from clawstream.events import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class EventCounts:
     """Counts of what happened in some stretch of time.
 
     exchanges   "completed", or why an exchange failed -> how many
@@ -53,8 +53,8 @@ class Tally:
     pause_ms_max: float | None = None
     undecodable: int = 0
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(
+    def __add__(self, other: "EventCounts") -> "EventCounts":
+        return EventCounts(
             exchanges=_summed(self.exchanges, other.exchanges),
             output_tokens=self.output_tokens + other.output_tokens,
             turns_paired=self.turns_paired + other.turns_paired,
@@ -91,45 +91,45 @@ class Tally:
         return _share(self.votes.get("failed", 0), sum(self.votes.values()))
 
 
-NOTHING = Tally()
-UNDECODABLE = Tally(undecodable=1)
+NOTHING = EventCounts()
+UNDECODABLE = EventCounts(undecodable=1)
 
 
-def tally(event: Event) -> Tally:
+def tally(event: Event) -> EventCounts:
     """Return what `event` adds."""
     match event:
         case ExchangeCompleted():
-            return Tally(exchanges={"completed": 1}, output_tokens=len(event.output_ids))
+            return EventCounts(exchanges={"completed": 1}, output_tokens=len(event.output_ids))
         case ExchangeFailed():
-            return Tally(exchanges={event.reason.value: 1}, output_tokens=len(event.output_ids))
+            return EventCounts(exchanges={event.reason.value: 1}, output_tokens=len(event.output_ids))
         case TurnPaired():
-            return Tally(turns_paired=1)
+            return EventCounts(turns_paired=1)
         case TurnOrphaned():
-            return Tally(turns_orphaned=1)
+            return EventCounts(turns_orphaned=1)
         case VoteCast():
-            return Tally(votes={event.status.value: 1})
+            return EventCounts(votes={event.status.value: 1})
         case VerdictReached(score=None):
-            return Tally(verdicts=1)
+            return EventCounts(verdicts=1)
         case VerdictReached(score=int(score)):
-            return Tally(verdicts=1, verdicts_scored=1, score_sum=score)
+            return EventCounts(verdicts=1, verdicts_scored=1, score_sum=score)
         case SampleAssembled(refreshed_id=None):
-            return Tally(samples=1)
+            return EventCounts(samples=1)
         case SampleRefused(refreshed_id=None):
-            return Tally(refusals={event.reason.value: 1})
+            return EventCounts(refusals={event.reason.value: 1})
         case SampleAssembled():
-            return Tally(anew={"sampled": 1})
+            return EventCounts(anew={"sampled": 1})
         case SampleRefused():
-            return Tally(anew={event.reason.value: 1})
+            return EventCounts(anew={event.reason.value: 1})
         case AnswerRefreshed(error=str()):
-            return Tally(anew={"unanswered": 1})
+            return EventCounts(anew={"unanswered": 1})
         case StepTaken():
-            return Tally(steps=1)
+            return EventCounts(steps=1)
         case StepRejected():
-            return Tally(steps_rejected=1)
+            return EventCounts(steps_rejected=1)
         case PolicyActivated():
-            return Tally(activations=1, pause_ms_max=event.pause_ms)
+            return EventCounts(activations=1, pause_ms_max=event.pause_ms)
         case PolicyRejected():
-            return Tally(rejections=1)
+            return EventCounts(rejections=1)
         case _:
             return NOTHING
 

@@ -20,7 +20,7 @@ from clawstream.events import (
 _OF_A_VERSION = (BatchPlanned, StepTaken, StepRejected, PolicyPublished, PolicyRejected, PolicyActivated)
 
 
-class Standing(StrEnum):
+class VersionState(StrEnum):
     """What became of a version."""
 
     PLANNED = "planned"  # its step is still to be taken
@@ -30,7 +30,7 @@ class Standing(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Version:
+class VersionFacts:
     """What is said of one version; None: that is not said of it."""
 
     version: int
@@ -42,13 +42,13 @@ class Version:
     refusals: list[PolicyRejected] = field(default_factory=list)  # by engines
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> VersionState:
         """What became of it."""
         if self.rejected is not None:
-            return Standing.REJECTED
+            return VersionState.REJECTED
         if self.engines:
-            return Standing.ACTIVE
-        return Standing.PUBLISHED if self.published is not None else Standing.PLANNED
+            return VersionState.ACTIVE
+        return VersionState.PUBLISHED if self.published is not None else VersionState.PLANNED
 
     @property
     def parent_version(self) -> int | None:
@@ -76,9 +76,9 @@ class Version:
         return self.plan.planned_at_ms if self.plan is not None else None
 
 
-def versions(events: Iterable[Event], policy_id: str) -> dict[int, Version]:
+def versions(events: Iterable[Event], policy_id: str) -> dict[int, VersionFacts]:
     """Return the policy's versions in order, by number."""
-    found: dict[int, Version] = {}
+    found: dict[int, VersionFacts] = {}
     served: dict[str, int] = {}
     for event in events:
         if not isinstance(event, _OF_A_VERSION) or event.policy_id != policy_id:
@@ -86,7 +86,7 @@ def versions(events: Iterable[Event], policy_id: str) -> dict[int, Version]:
         if isinstance(event, PolicyActivated):  # an engine serves one version: the last it took over
             served[event.engine] = event.policy_version
             continue
-        one = found.setdefault(event.policy_version, Version(version=event.policy_version))
+        one = found.setdefault(event.policy_version, VersionFacts(version=event.policy_version))
         match event:
             case BatchPlanned():
                 one.plan = one.plan or event
@@ -99,11 +99,11 @@ def versions(events: Iterable[Event], policy_id: str) -> dict[int, Version]:
             case PolicyRejected():
                 one.refusals.append(event)
     for engine, version in served.items():
-        found.setdefault(version, Version(version=version)).engines.append(engine)
+        found.setdefault(version, VersionFacts(version=version)).engines.append(engine)
     return dict(sorted(found.items()))
 
 
-def ancestors(known: dict[int, Version], version: int) -> Sequence[int]:
+def ancestors(known: dict[int, VersionFacts], version: int) -> Sequence[int]:
     """Return the versions that it was made of, the nearest first."""
     line: list[int] = []
     parent = known[version].parent_version
@@ -113,6 +113,6 @@ def ancestors(known: dict[int, Version], version: int) -> Sequence[int]:
     return line
 
 
-def newest(known: dict[int, Version]) -> int | None:
+def newest(known: dict[int, VersionFacts]) -> int | None:
     """Return the newest version that was published."""
     return max((number for number, one in known.items() if one.published is not None), default=None)

@@ -7,14 +7,14 @@ IDLE_MS = 10 * 60_000  # a trainer that is started again loads a model, and take
 STEP_MS = 30 * 60_000  # a step of a large policy may take long
 
 
-class Due(NamedTuple):
+class BatchRule(NamedTuple):
     """When the trainer takes a batch."""
 
     batch_samples: int
     max_wait_ms: int
 
 
-class Seen(NamedTuple):
+class TrainerSign(NamedTuple):
     """The last that the log says of the trainer."""
 
     what: str
@@ -22,7 +22,7 @@ class Seen(NamedTuple):
     in_step: bool  # a batch is planned, and what came of it is not said
 
 
-def overdue(came_ms: Sequence[int], due: Due, seen: Seen | None, now_ms: int) -> str | None:
+def overdue(came_ms: Sequence[int], due: BatchRule, seen: TrainerSign | None, now_ms: int) -> str | None:
     """Return that the trainer seems to have stopped, in words for a person; None: it does not.
 
     `came_ms` says since when each sample waits that is in no plan.

@@ -9,7 +9,7 @@ from functools import reduce
 from operator import add
 
 from clawstream.events import Event
-from clawstream.monitoring.tallies import NOTHING, UNDECODABLE, Tally, tally
+from clawstream.monitoring.tallies import NOTHING, UNDECODABLE, EventCounts, tally
 from clawstream.stream.log import Arrived
 from clawstream.stream.stage import Record
 
@@ -22,14 +22,14 @@ class Window:
     """A minute of the log."""
 
     start_ms: int  # since the epoch, UTC
-    tally: Tally
+    tally: EventCounts
 
 
 class Windows:
     """The windows of the last hour; memory grows with the events of an hour and no further."""
 
     def __init__(self) -> None:
-        self._tallies: dict[int, Tally] = {}  # by start
+        self._tallies: dict[int, EventCounts] = {}  # by start
         self._ids: dict[int, set[int]] = {}  # of the events of each window, hashed
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._oldest_ms = 0
@@ -72,6 +72,6 @@ class Windows:
                 del kept[start_ms]
 
 
-def total(windows: Iterable[Window]) -> Tally:
+def total(windows: Iterable[Window]) -> EventCounts:
     """Return the sum of `windows`."""
     return reduce(add, (window.tally for window in windows), NOTHING)

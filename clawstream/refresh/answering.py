@@ -20,7 +20,7 @@ from clawstream.inference.engines.behaviour import behaviour, finish_reason
 from clawstream.inference.engines.engine import Chunk, EngineRefused, Finish, FinishKind, GenerateRequest, as_recorded
 from clawstream.inference.engines.served import Served, served
 from clawstream.inference.engines.sglang import SglangEngine
-from clawstream.refresh.asking import Ask
+from clawstream.refresh.asking import RefreshRequest
 from clawstream.rendering.renderer import ParsedAnswer
 
 
@@ -50,7 +50,7 @@ class Refresher:
         self._policy_id = policy_id
         self._now_ms = now_ms
 
-    async def answer(self, ask: Ask) -> Sequence[Event]:
+    async def answer(self, ask: RefreshRequest) -> Sequence[Event]:
         """Return the answer. Raises TryLater where there is none yet, or nobody knows what sampled it.
 
         NotYet, where an engine that answers is not to be taken for away.
@@ -75,11 +75,11 @@ class Refresher:
             )
         return [self._answered(ask, chunks, finish, now)]
 
-    def give_up(self, ask: Ask, why: str) -> Sequence[Event]:
+    def give_up(self, ask: RefreshRequest, why: str) -> Sequence[Event]:
         """Return that the prompt was not answered before the deadline."""
         return [self._event(ask, error=why)]
 
-    def _request(self, ask: Ask, now: Served) -> GenerateRequest:
+    def _request(self, ask: RefreshRequest, now: Served) -> GenerateRequest:
         return GenerateRequest(
             input_ids=ask.prompt_ids,
             sampling=as_recorded(ask.seeded, self._reader.stop_token_ids),
@@ -87,7 +87,7 @@ class Refresher:
             lora_name=now.adapter,
         )
 
-    def _answered(self, ask: Ask, chunks: Sequence[Chunk], finish: Finish, now: Served) -> AnswerRefreshed:
+    def _answered(self, ask: RefreshRequest, chunks: Sequence[Chunk], finish: Finish, now: Served) -> AnswerRefreshed:
         output_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
         logprobs = [value for chunk in chunks for value in chunk.logprobs_nats]
         pinned = None if now.adapter is None else now.version
@@ -103,7 +103,7 @@ class Refresher:
             finish_reason=finish_reason(finish, ()),
         )
 
-    def _event(self, ask: Ask, *, error: str | None) -> AnswerRefreshed:
+    def _event(self, ask: RefreshRequest, *, error: str | None) -> AnswerRefreshed:
         return AnswerRefreshed(
             session_id=ask.session_id,
             turn_id=ask.turn_id,

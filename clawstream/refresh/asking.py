@@ -24,7 +24,7 @@ NOTHING: Known = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class RefreshRequest:
     """A prompt to be answered anew."""
 
     session_id: str
@@ -41,21 +41,21 @@ class Ask:
         return replace(self.sampling, seed=int(derived_id("seed", self.turn_id, self.number)[:7], 16))
 
 
-class Follows(NamedTuple):
+class RefreshResult(NamedTuple):
     """The session after a record, and what to ask."""
 
     known: Known
-    asks: list[Ask]
+    asks: list[RefreshRequest]
 
 
-def observe(known: Known, event: Event, at_ms: int, *, policy_id: str, answers_per_hint: int) -> Follows:
+def observe(known: Known, event: Event, at_ms: int, *, policy_id: str, answers_per_hint: int) -> RefreshResult:
     """Return what follows from one more record of a session; `at_ms` is when the broker appended it.
 
     Of other policies nothing is asked: their engines are not ours.
     """
     match event:
         case AnswerRefreshed():
-            return Follows(known | {(event.turn_id, event.number)}, [])
+            return RefreshResult(known | {(event.turn_id, event.number)}, [])
         case RefreshAsked(policy_id=whose) if whose == policy_id:
             return _asked(known, event, event.sampling, event.asked_at_ms, (FOR_A_LATE_SAMPLE,))
         case SampleAssembled(policy_id=whose, refreshed_id=None, hint=str(), sampling=Sampling() as sampling) if (
@@ -64,14 +64,14 @@ def observe(known: Known, event: Event, at_ms: int, *, policy_id: str, answers_p
             first = FOR_A_LATE_SAMPLE + 1
             num_further = min(answers_per_hint - 1, 1) if sampling.is_greedy else answers_per_hint - 1
             return _asked(known, event, sampling, at_ms, range(first, first + num_further))
-    return Follows(known, [])
+    return RefreshResult(known, [])
 
 
 def _asked(
     known: Known, event: RefreshAsked | SampleAssembled, sampling: Sampling, at_ms: int, numbers: Iterable[int]
-) -> Follows:
+) -> RefreshResult:
     asks = [
-        Ask(
+        RefreshRequest(
             session_id=event.session_id,
             turn_id=event.turn_id,
             number=number,
@@ -83,4 +83,4 @@ def _asked(
         for number in numbers
         if (event.turn_id, number) not in known
     ]
-    return Follows(known | {(ask.turn_id, ask.number) for ask in asks}, asks)
+    return RefreshResult(known | {(ask.turn_id, ask.number) for ask in asks}, asks)

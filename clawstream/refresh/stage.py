@@ -10,7 +10,7 @@ from typing import Protocol
 
 from clawstream.errors import TooLate
 from clawstream.events import Event
-from clawstream.refresh.asking import NOTHING, Ask, Known, observe
+from clawstream.refresh.asking import NOTHING, Known, RefreshRequest, observe
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
 
 READS = ("clawstream.samples.v1", "clawstream.answers.v1")
@@ -22,10 +22,10 @@ GIVEN_UP_AFTER_S = 3600.0
 class Policy(Protocol):
     """Who answers."""
 
-    async def answer(self, ask: Ask) -> Sequence[Event]:
+    async def answer(self, ask: RefreshRequest) -> Sequence[Event]:
         """Return the answer; raises TryLater."""
 
-    def give_up(self, ask: Ask, why: str) -> Sequence[Event]:
+    def give_up(self, ask: RefreshRequest, why: str) -> Sequence[Event]:
         """Return that there is none."""
 
 
@@ -36,20 +36,20 @@ def refresh_stage(
     answers_per_hint: int,
     heard_ms: int = DAY_MS,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-) -> Stage[Known, Ask]:
+) -> Stage[Known, RefreshRequest]:
     """Return the stage that has `policy` answer anew.
 
     What follows from samples older than `heard_ms` is given up unasked: nobody would know the turn any more. So the
     first start on a long log does not ask about all of it.
     """
 
-    def step(known: Known | None, record: Record) -> Step[Known, Ask]:
+    def step(known: Known | None, record: Record) -> Step[Known, RefreshRequest]:
         follows = observe(
             known or NOTHING, record.event, record.timestamp_ms, policy_id=policy_id, answers_per_hint=answers_per_hint
         )
         return Step(follows.known or None, calls=follows.asks)
 
-    async def perform(ask: Ask) -> Sequence[Event]:
+    async def perform(ask: RefreshRequest) -> Sequence[Event]:
         age_ms = now_ms() - ask.at_ms
         if age_ms > heard_ms:
             raise TooLate(

@@ -16,14 +16,14 @@ _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "para
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Takes:
+class TemplateCapabilities:
     """What a template takes of messages that are each plain text."""
 
     later_system: bool  # behind another message
     joined: frozenset[str]  # roles of which two in a row are one message
 
 
-def probed(text_of_prompt: Callable[[Sequence[Message], Sequence[Any] | None], str | None]) -> Takes:
+def probed(text_of_prompt: Callable[[Sequence[Message], Sequence[Any] | None], str | None]) -> TemplateCapabilities:
     """Return what a template takes; it is asked for prompts of messages and tools, and gives None for what it refuses.
 
     A template that takes a message shows it, and where it stands.
@@ -40,13 +40,13 @@ def probed(text_of_prompt: Callable[[Sequence[Message], Sequence[Any] | None], s
         "system": takes("system", "system", "user") and takes("system", "system", "user", tools=[_TOOL]),
         "user": takes("user", "user"),
     }
-    return Takes(
+    return TemplateCapabilities(
         later_system=takes("user", "assistant", "system", "user"),
         joined=frozenset(role for role, taken in rows.items() if not taken),
     )
 
 
-def placed(messages: Sequence[Message], takes: Takes) -> list[Message]:
+def placed(messages: Sequence[Message], takes: TemplateCapabilities) -> list[Message]:
     """Return the messages, with those joined that must be, and system messages as a user's where none may stand."""
     found: list[Message] = []
     for message in messages:

@@ -16,7 +16,7 @@ import aiohttp
 from clawstream.config import Settings, inherited_environment
 from clawstream.errors import OperatorError
 from clawstream.inference.engines.adapters import adapter_name
-from clawstream.inference.engines.engine import GenerateRequest, Sampling
+from clawstream.inference.engines.engine import GenerateRequest, SamplingParams
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.inference.models.version_folder import ADAPTER_CONFIG
 from clawstream.local.servers.ports import reserved
@@ -24,7 +24,7 @@ from clawstream.local.servers.ready import answers
 from clawstream.local.supervisor import Part, Supervisor
 from clawstream.projections.look.sql import rows_of
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.replay.blind import Pair, Task
+from clawstream.replay.blind import Pair, UnrelatedTask
 
 AT_ONCE = 8
 CONFIG = "config.json"
@@ -73,7 +73,7 @@ _MAX_NEW_TOKENS = 1024  # of an answer, where gateway.default_max_tokens says no
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
+class LocalVersion:
     """A version of the policy whose files are on this machine."""
 
     number: int
@@ -82,7 +82,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class PastRequest:
     """A request of the past."""
 
     turn_id: str
@@ -91,7 +91,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
+class LearnedTurn:
     """What somebody said, and the version that learned from it."""
 
     policy_version: int
@@ -101,11 +101,11 @@ class Lesson:
     next_state: str
 
 
-def versions(url: str, settings: Settings) -> dict[int, Version]:
+def versions(url: str, settings: Settings) -> dict[int, LocalVersion]:
     """Return the versions that can be asked: on the log, and on this machine's disk."""
     rows = rows_of(url, _VERSIONS.format(policy_id=settings.policy.id))
     found = {
-        int(str(row["policy_version"])): Version(
+        int(str(row["policy_version"])): LocalVersion(
             number=int(str(row["policy_version"])), path=Path(str(row["path"])), adapter=row["adapter"] is not None
         )
         for row in rows
@@ -113,7 +113,7 @@ def versions(url: str, settings: Settings) -> dict[int, Version]:
     return {number: v for number, v in found.items() if (v.path / (ADAPTER_CONFIG if v.adapter else CONFIG)).is_file()}
 
 
-def past(url: str, policy_id: str, *, before: int, after: int, count: int, seed: int) -> list[Past]:
+def past(url: str, policy_id: str, *, before: int, after: int, count: int, seed: int) -> list[PastRequest]:
     """Return `count` answered requests by chance, all where there are fewer; equal seeds choose alike.
 
     Neither version was trained on any of them, nor was one that it is made of.
@@ -121,17 +121,17 @@ def past(url: str, policy_id: str, *, before: int, after: int, count: int, seed:
     query = _LINES + _PAST
     rows = rows_of(url, query.format(policy_id=policy_id, before=before, after=after, seed=seed, count=count))
     return [
-        Past(turn_id=str(row["turn_id"]), request=str(row["request"]), prompt_ids=tuple(row["prompt_ids"]))  # type: ignore[arg-type]
+        PastRequest(turn_id=str(row["turn_id"]), request=str(row["request"]), prompt_ids=tuple(row["prompt_ids"]))  # type: ignore[arg-type]
         for row in rows
         if row["prompt_ids"] is not None
     ]
 
 
-def learned(url: str, policy_id: str, *, before: int, after: int) -> list[Lesson]:
+def learned(url: str, policy_id: str, *, before: int, after: int) -> list[LearnedTurn]:
     """Return what `after` and the versions that it is made of learned from and `before` did not, in their order."""
     rows = rows_of(url, (_LINES + _LEARNED).format(policy_id=policy_id, before=before, after=after))
     return [
-        Lesson(
+        LearnedTurn(
             policy_version=int(str(row["policy_version"])),
             turn_id=str(row["turn_id"]),
             reward=None if row["reward"] is None else float(str(row["reward"])),
@@ -144,8 +144,8 @@ def learned(url: str, policy_id: str, *, before: int, after: int) -> list[Lesson
 
 @contextlib.asynccontextmanager
 async def asked(
-    settings: Settings, base: Path, wanted: Sequence[Version], folder: Path
-) -> AsyncIterator[list["Answering"]]:
+    settings: Settings, base: Path, wanted: Sequence[LocalVersion], folder: Path
+) -> AsyncIterator[list["VersionEngine"]]:
     """Run an engine for each version for the length of the block, its logs in `folder`; adapters lie on `base`.
 
     Raises PartUnavailable with the end of its log where one does not come up.
@@ -164,15 +164,20 @@ async def asked(
             name = adapter_name(settings.policy.id, version.number) if version.adapter else None
             if name is not None:
                 await engine.load_lora_adapter(name, str(version.path))
-            answering.append(Answering(version, engine, name, renderer, settings))
+            answering.append(VersionEngine(version, engine, name, renderer, settings))
         yield answering
 
 
-class Answering:
+class VersionEngine:
     """A version that can be asked."""
 
     def __init__(
-        self, version: Version, engine: SglangEngine, adapter: str | None, renderer: PromptRenderer, settings: Settings
+        self,
+        version: LocalVersion,
+        engine: SglangEngine,
+        adapter: str | None,
+        renderer: PromptRenderer,
+        settings: Settings,
     ) -> None:
         self.version = version
         self._engine = engine
@@ -182,7 +187,7 @@ class Answering:
 
     async def answer(self, prompt_ids: Sequence[int], *, temperature: float, seed: int) -> str:
         """Return what the version says to the prompt."""
-        sampling = Sampling(
+        sampling = SamplingParams(
             max_new_tokens=self._gateway.default_max_tokens or _MAX_NEW_TOKENS,
             temperature=temperature,
             stop_token_ids=self._renderer.stop_token_ids,
@@ -196,16 +201,16 @@ class Answering:
         calls = [f"{call.name}({call.arguments})" for call in said.tool_calls]
         return "\n".join(part for part in (said.content.strip(), *calls) if part)
 
-    async def solves(self, task: Task) -> bool:
+    async def solves(self, task: UnrelatedTask) -> bool:
         """Return whether its likeliest answer holds what was asked for."""
         prompt_ids = self._renderer.prompt_ids([{"role": "user", "content": task.question}], {})
         return task.accepts(await self.answer(prompt_ids, temperature=0.0, seed=0))
 
 
 async def pairs(
-    before: Answering,
-    after: Answering,
-    requests: Sequence[Past],
+    before: VersionEngine,
+    after: VersionEngine,
+    requests: Sequence[PastRequest],
     *,
     temperature: float,
     seed: int,
@@ -214,7 +219,7 @@ async def pairs(
     """Return what both say to each request, in an order that nobody can tell; `tell` is called after each."""
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def pair(request: Past) -> Pair:
+    async def pair(request: PastRequest) -> Pair:
         drawn = random.Random(f"{seed} {request.turn_id}")
         sampling_seed = drawn.randrange(2**31)
         async with room:
@@ -231,7 +236,7 @@ async def pairs(
     return list(await asyncio.gather(*map(pair, requests)))
 
 
-def chosen(found: dict[int, Version], number: int | None, *, default: int) -> Version:
+def chosen(found: dict[int, LocalVersion], number: int | None, *, default: int) -> LocalVersion:
     """Return the version named. Raises OperatorError naming those that there are."""
     wanted = default if number is None else number
     if wanted not in found:
@@ -243,7 +248,7 @@ def chosen(found: dict[int, Version], number: int | None, *, default: int) -> Ve
     return found[wanted]
 
 
-def _engine(version: Version, base: Path, port: int, http: aiohttp.ClientSession) -> Part:
+def _engine(version: LocalVersion, base: Path, port: int, http: aiohttp.ClientSession) -> Part:
     folder = base if version.adapter else version.path
     command = (
         sys.executable, "-m", "clawstream.local.engine", "--model-path", str(folder), "--port", str(port),

@@ -43,7 +43,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class UnrelatedTask:
     """A question that has nothing to do with what people said, and what a right answer holds."""
 
     question: str
@@ -55,7 +55,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class PreferenceCounts:
     """How often each was preferred."""
 
     after: int = 0
@@ -77,7 +77,9 @@ class Tally:
         return min(1.0, 2 * tail)
 
 
-def tally(choices: Iterable[Choice]) -> Tally:
+def tally(choices: Iterable[Choice]) -> PreferenceCounts:
     """Return how often each was chosen."""
     told = list(choices)
-    return Tally(after=told.count(Choice.AFTER), before=told.count(Choice.BEFORE), equal=told.count(Choice.EQUAL))
+    return PreferenceCounts(
+        after=told.count(Choice.AFTER), before=told.count(Choice.BEFORE), equal=told.count(Choice.EQUAL)
+    )

@@ -37,7 +37,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class ComparedTurn:
     """A turn at one look, as both sides judged it; None: there is no verdict, or a verdict without a score."""
 
     session_id: str
@@ -55,22 +55,22 @@ class Comparison:
 
     live_judge: str | None  # whose verdicts are compared with; None: there are none
     replay_judge: str | None
-    turns: tuple[Turn, ...]
+    turns: tuple[ComparedTurn, ...]
     live_cost: Cost
     replay_cost: Cost  # of the votes that the replay asked for
 
     @property
-    def scored(self) -> list[Turn]:
+    def scored(self) -> list[ComparedTurn]:
         """The turns that both sides gave a score."""
         return [turn for turn in self.turns if turn.live_score is not None and turn.replay_score is not None]
 
     @property
-    def missing_in_replay(self) -> list[Turn]:
+    def missing_in_replay(self) -> list[ComparedTurn]:
         """The turns that were judged live and not in the replay."""
         return [turn for turn in self.turns if turn.replay_status is None]
 
     @property
-    def missing_live(self) -> list[Turn]:
+    def missing_live(self) -> list[ComparedTurn]:
         """The turns that were judged in the replay and not live."""
         return [turn for turn in self.turns if turn.live_status is None]
 
@@ -153,9 +153,9 @@ def _by_turn(verdicts: Iterable[VerdictReached]) -> dict[tuple[str, str, int], V
     return found
 
 
-def _turn(key: tuple[str, str, int], live: VerdictReached | None, again: VerdictReached | None) -> Turn:
+def _turn(key: tuple[str, str, int], live: VerdictReached | None, again: VerdictReached | None) -> ComparedTurn:
     session_id, turn_id, revision = key
-    return Turn(
+    return ComparedTurn(
         session_id=session_id,
         turn_id=turn_id,
         revision=revision,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from clawstream.events import Event, SampleAssembled
 from clawstream.stream.codec.avro import codec
 from clawstream.stream.codec.headers import headers_of, key_bytes
-from clawstream.stream.log import Place, Put
+from clawstream.stream.log import PartitionId, PlacedRecord
 from clawstream.stream.topics import replay_topic, topic_of
 
 Digests = Mapping[bytes, bytes]  # a sample's id -> the sha256 of its bytes
@@ -27,7 +27,7 @@ class Output:
         self.counts: Counter[str] = Counter()
         self.digests: dict[bytes, bytes] = {}
 
-    def record(self, event: Event, *, partition: int, at_ms: int, traceparent: str | None) -> Put:
+    def record(self, event: Event, *, partition: int, at_ms: int, traceparent: str | None) -> PlacedRecord:
         """Return the record for the topic that this replay has in place of the event's own.
 
         `at_ms` is when what the event follows from was said. Raises UnusableEvent for an event that can't be one.
@@ -41,7 +41,7 @@ class Output:
             self.digests.setdefault(event_id.bytes, hashlib.sha256(value).digest())
         if kind not in self._topics:
             self._topics[kind] = replay_topic(topic_of(kind), self._replay)
-        return Put(Place(self._topics[kind], partition), key_bytes(event.key), value, headers)
+        return PlacedRecord(PartitionId(self._topics[kind], partition), key_bytes(event.key), value, headers)
 
 
 def merged(parts: Iterable[Digests]) -> Digests:

@@ -20,10 +20,10 @@ import uvloop
 from clawstream.config import Settings
 from clawstream.errors import OperatorError, PartUnavailable
 from clawstream.events import ReplayStarted, VotesFrom
-from clawstream.local.servers.leash import die_with_parent
+from clawstream.local.servers.server_process import die_with_parent
 from clawstream.replay.running import shares
 from clawstream.replay.stages import hosted, judge_settings
-from clawstream.replay.work import GROUP_BYTES, Outcome, Progress, Worker
+from clawstream.replay.work import GROUP_BYTES, ReplayProgress, ReplayWorker, WorkerResult
 from clawstream.stream.kafka.connect import security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
 
@@ -33,7 +33,7 @@ _JOIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class WorkerJob:
     """What one worker is told."""
 
     settings: Settings
@@ -54,15 +54,15 @@ async def in_processes(
     *,
     num_workers: int,
     exchanges_per_s: float | None,
-    on_progress: Callable[[Progress], None],
-) -> list[Outcome]:
+    on_progress: Callable[[ReplayProgress], None],
+) -> list[WorkerResult]:
     """Return what each worker has done; `on_progress` is told what all have done together."""
     dealt = shares(started, num_workers)
     rate = None if exchanges_per_s is None else exchanges_per_s / len(dealt)
-    told: dict[int, Progress] = {}
+    told: dict[int, ReplayProgress] = {}
 
-    def telling(number: int) -> Callable[[Progress], None]:
-        def tell(news: Progress) -> None:
+    def telling(number: int) -> Callable[[ReplayProgress], None]:
+        def tell(news: ReplayProgress) -> None:
             told[number] = news
             on_progress(_sum(list(told.values())))
 
@@ -71,7 +71,7 @@ async def in_processes(
     running: list[tuple[BaseProcess, Connection[object, object]]] = []
     try:
         for share in dealt:
-            job = Job(settings=settings, started=started, numbers=share, exchanges_per_s=rate)
+            job = WorkerJob(settings=settings, started=started, numbers=share, exchanges_per_s=rate)
             running.append(await asyncio.to_thread(_start, job))
         hearing = [
             asyncio.to_thread(_hear, process, heard, telling(number)) for number, (process, heard) in enumerate(running)
@@ -83,7 +83,7 @@ async def in_processes(
             process.join(_JOIN_S)
 
 
-def _start(job: Job) -> tuple[BaseProcess, "Connection[object, object]"]:
+def _start(job: WorkerJob) -> tuple[BaseProcess, "Connection[object, object]"]:
     context = get_context("forkserver")
     heard, tell = context.Pipe(duplex=False)
     process = context.Process(target=_main, args=(job, tell), daemon=True)
@@ -92,7 +92,9 @@ def _start(job: Job) -> tuple[BaseProcess, "Connection[object, object]"]:
     return process, heard
 
 
-def _hear(process: BaseProcess, heard: "Connection[object, object]", on_news: Callable[[Progress], None]) -> Outcome:
+def _hear(
+    process: BaseProcess, heard: "Connection[object, object]", on_news: Callable[[ReplayProgress], None]
+) -> WorkerResult:
     while True:
         try:
             news = heard.recv()
@@ -102,15 +104,15 @@ def _hear(process: BaseProcess, heard: "Connection[object, object]", on_news: Ca
                 f"a worker of the replay ended with status {process.exitcode} before its work was done. Start the "
                 "replay again under its name; it says the same"
             ) from error
-        if isinstance(news, Outcome):
+        if isinstance(news, WorkerResult):
             return news
         if isinstance(news, OperatorError):
             raise news
-        assert isinstance(news, Progress), news
+        assert isinstance(news, ReplayProgress), news
         on_news(news)
 
 
-def _main(job: Job, tell: "Connection[object, object]") -> None:
+def _main(job: WorkerJob, tell: "Connection[object, object]") -> None:
     die_with_parent()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
@@ -120,7 +122,7 @@ def _main(job: Job, tell: "Connection[object, object]") -> None:
     tell.send(outcome)
 
 
-async def _work(job: Job, tell: "Connection[object, object]") -> Outcome:
+async def _work(job: WorkerJob, tell: "Connection[object, object]") -> WorkerResult:
     from clawstream.rendering.renderer import PromptRenderer
 
     settings = job.settings
@@ -145,7 +147,7 @@ async def _work(job: Job, tell: "Connection[object, object]") -> Outcome:
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)  # states are trees of tuples and mappings; next to nothing is a cycle
-        worker = Worker(
+        worker = ReplayWorker(
             job.started, kafka, stages, judging=asking, exchanges_per_s=job.exchanges_per_s, on_progress=tell.send
         )
         began_s, cpu_s = time.perf_counter(), time.process_time()
@@ -162,5 +164,7 @@ async def _work(job: Job, tell: "Connection[object, object]") -> Outcome:
         return outcome
 
 
-def _sum(parts: Sequence[Progress]) -> Progress:
-    return Progress(**{field.name: sum(getattr(part, field.name) for part in parts) for field in fields(Progress)})
+def _sum(parts: Sequence[ReplayProgress]) -> ReplayProgress:
+    return ReplayProgress(
+        **{field.name: sum(getattr(part, field.name) for part in parts) for field in fields(ReplayProgress)}
+    )

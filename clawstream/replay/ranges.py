@@ -9,7 +9,7 @@ from typing import Protocol
 from clawstream.errors import ConfigError
 from clawstream.events import OffsetRange, VotesFrom
 from clawstream.projections.look.tail import start_ms
-from clawstream.stream.log import Place, Start
+from clawstream.stream.log import PartitionId, Start
 
 EXCHANGES = "clawstream.exchanges.v1"
 VOTES = "clawstream.votes.v1"
@@ -21,9 +21,9 @@ ANSWERS = "clawstream.answers.v1"
 class OffsetLog(Protocol):
     """The part of a log that knows offsets."""
 
-    async def begin_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]: ...
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]: ...
-    async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[Place, int]: ...
+    async def begin_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]: ...
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]: ...
+    async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[PartitionId, int]: ...
 
 
 async def frozen(
@@ -54,10 +54,10 @@ async def frozen(
     return tuple(ranges)
 
 
-def by_partition(ranges: Sequence[OffsetRange], number: int) -> dict[Place, tuple[int, int]]:
+def by_partition(ranges: Sequence[OffsetRange], number: int) -> dict[PartitionId, tuple[int, int]]:
     """Return what of the ranges has this partition number and holds a record."""
     return {
-        Place(part.topic, part.partition): (part.first_offset, part.end_offset)
+        PartitionId(part.topic, part.partition): (part.first_offset, part.end_offset)
         for part in ranges
         if part.partition == number and part.first_offset < part.end_offset
     }
@@ -68,7 +68,7 @@ def num_records(ranges: Sequence[OffsetRange], topic: str) -> int:
     return sum(max(0, part.end_offset - part.first_offset) for part in ranges if part.topic == topic)
 
 
-async def _at(log: OffsetLog, said: str | None, now_ms: int, unsaid: dict[Place, int]) -> dict[Place, int]:
+async def _at(log: OffsetLog, said: str | None, now_ms: int, unsaid: dict[PartitionId, int]) -> dict[PartitionId, int]:
     if said is None:
         return unsaid
     if said.isdecimal():
@@ -77,5 +77,5 @@ async def _at(log: OffsetLog, said: str | None, now_ms: int, unsaid: dict[Place,
     return dict(await log.offsets_at([EXCHANGES], start_ms(said, now_ms)))
 
 
-def _range(place: Place, first: int, end: int) -> OffsetRange:
+def _range(place: PartitionId, first: int, end: int) -> OffsetRange:
     return OffsetRange(topic=place.topic, partition=place.partition, first_offset=first, end_offset=max(first, end))

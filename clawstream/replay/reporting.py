@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clawstream.events import Event, ExchangeCompleted, ReplayStarted
-from clawstream.replay.comparing import SCORES, Comparison, Turn, compare
+from clawstream.replay.comparing import SCORES, ComparedTurn, Comparison, compare
 from clawstream.replay.ranges import EXCHANGES, VOTES
-from clawstream.stream.log import Arrived, Place, Start
+from clawstream.stream.log import Arrived, PartitionId, Start
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import replay_topic
 
@@ -22,13 +22,13 @@ class ReadLog(Protocol):
     def follow(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncIterator[Sequence[Arrived]]: ...
-    def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]: ...
+    def replay(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]: ...
 
 
 async def compared(log: ReadLog, started: ReplayStarted) -> Comparison:
     """Return what the replay said against what was said live of the same answers, up to now."""
     ranges = {
-        Place(part.topic, part.partition): (part.first_offset, part.end_offset)
+        PartitionId(part.topic, part.partition): (part.first_offset, part.end_offset)
         for part in started.ranges
         if part.topic == EXCHANGES and part.first_offset < part.end_offset
     }
@@ -50,7 +50,7 @@ def write_csv(comparison: Comparison, file: Path) -> None:
     """Write a row for each turn; what is absent is empty."""
     with file.open("w", newline="") as out:
         writer = csv.writer(out)
-        writer.writerow([field.name for field in fields(Turn)])
+        writer.writerow([field.name for field in fields(ComparedTurn)])
         writer.writerows(astuple(turn) for turn in comparison.turns)
 
 

@@ -17,7 +17,7 @@ from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.replay.output import merged, samples_sha256
 from clawstream.replay.ranges import OffsetLog, frozen
 from clawstream.replay.registry import ControlLog, Registry
-from clawstream.replay.work import Outcome
+from clawstream.replay.work import WorkerResult
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -27,7 +27,7 @@ class RunLog(OffsetLog, ControlLog, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ReplayRequest:
     """What a person asks for."""
 
     name: str
@@ -46,7 +46,7 @@ def refuse_name(name: str) -> None:
 
 async def begin(
     log: RunLog,
-    wanted: Wanted,
+    wanted: ReplayRequest,
     judge: JudgeSettings,
     samples: SamplesSettings,
     rewards: RewardsSettings,
@@ -93,7 +93,7 @@ async def begin(
 
 
 async def work_through(
-    log: ControlLog, started: ReplayStarted, work: Callable[[ReplayStarted], Awaitable[Sequence[Outcome]]]
+    log: ControlLog, started: ReplayStarted, work: Callable[[ReplayStarted], Awaitable[Sequence[WorkerResult]]]
 ) -> ReplayEnded:
     """Have `work` do all of the replay, and write down how it ended."""
     ended = _ended(started, await work(started))
@@ -112,7 +112,7 @@ def shares(started: ReplayStarted, num_workers: int) -> list[list[int]]:
     return [share for share in dealt if share]
 
 
-def _ended(started: ReplayStarted, outcomes: Sequence[Outcome]) -> ReplayEnded:
+def _ended(started: ReplayStarted, outcomes: Sequence[WorkerResult]) -> ReplayEnded:
     digests = merged(outcome.digests for outcome in outcomes)
 
     def said(kind: str) -> int:
@@ -134,7 +134,7 @@ def _ended(started: ReplayStarted, outcomes: Sequence[Outcome]) -> ReplayEnded:
     )
 
 
-def _refuse_another(started: ReplayStarted, wanted: Wanted) -> None:
+def _refuse_another(started: ReplayStarted, wanted: ReplayRequest) -> None:
     asked = {"votes-from": wanted.votes_from, "judge": wanted.judge, "session": wanted.session_id}
     there = {"votes-from": started.votes_from, "judge": started.judge, "session": started.session_id}
     for name, value in asked.items():

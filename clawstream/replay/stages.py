@@ -8,7 +8,7 @@ from clawstream.conversation.continuing import Renderer
 from clawstream.events import ReplayStarted, RewardWeights, VotesFrom
 from clawstream.judging.heuristics_stage import heuristic_named, scored_again
 from clawstream.judging.stage import Judge, aggregation, judging_stage
-from clawstream.samples.joining import Asks, Rules
+from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.stage import Stage
 from clawstream.turns.stage import turns_stage
@@ -24,8 +24,8 @@ def hosted(
 ) -> tuple[Callable[[], Sequence[Stage[Any, Any]]], Stage[Any, Any] | None]:
     """Return what makes one partition's stages, and the judging stage where it asks `judge`."""
     section = judge_settings(settings.judge, started)
-    asks = None if started.teacher is None else Asks(started.teacher, waits=False)
-    rules = Rules(
+    asks = None if started.teacher is None else TeacherRule(started.teacher, waits=False)
+    rules = SampleRules(
         renderer, started.off_distribution, started.reward_weights or RewardWeights(), asks=asks,
         grouped=settings.training.method == "stepwise", interrupted=settings.samples.interrupted,
     )  # fmt: skip

@@ -29,8 +29,8 @@ from clawstream.events import (
 from clawstream.replay.hosting import Host, Said, following
 from clawstream.replay.output import Output
 from clawstream.replay.ranges import ANSWERS, FEEDBACK, HINTS, VOTES, by_partition
-from clawstream.stream.log import Arrived, Place, Put, Undecodable
-from clawstream.stream.runner.calling import Caller, wait_before
+from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, Undecodable
+from clawstream.stream.runner.calling import StageCaller, wait_before
 from clawstream.stream.runner.rebuild import in_clock_order
 from clawstream.stream.stage import Record, Stage
 from clawstream.stream.topics import replay_topic
@@ -78,14 +78,14 @@ class ReplayLog(Protocol):
     """The part of a log that a worker needs."""
 
     def replay(
-        self, ranges: Mapping[Place, tuple[int, int]], *, digest: bool = True
+        self, ranges: Mapping[PartitionId, tuple[int, int]], *, digest: bool = True
     ) -> AsyncGenerator[Sequence[Arrived], None]: ...
-    async def put(self, records: Sequence[Put]) -> None: ...
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]: ...
+    async def put(self, records: Sequence[PlacedRecord]) -> None: ...
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]: ...
 
 
 @dataclass(slots=True, kw_only=True)
-class Progress:
+class ReplayProgress:
     """What a worker has done."""
 
     num_exchanges: int = 0
@@ -96,15 +96,15 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class WorkerResult:
     """What a worker has done when it is done."""
 
-    progress: Progress
+    progress: ReplayProgress
     counts: Mapping[str, int]  # events written, by type
     digests: Mapping[bytes, bytes] = field(repr=False)
 
 
-class Worker:
+class ReplayWorker:
     """Replays partitions; `judging` is the stage that makes calls, None where votes are known.
 
     One partition after the other where calls are made; else two at once, of which one is worked on while the broker is
@@ -119,7 +119,7 @@ class Worker:
         *,
         judging: Stage[Any, Any] | None = None,
         exchanges_per_s: float | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[ReplayProgress], None] | None = None,
     ) -> None:
         self.started = started
         self.log = to
@@ -127,17 +127,17 @@ class Worker:
         self.judging = judging
         self._rate = exchanges_per_s
         self._on_progress = on_progress or (lambda _: None)
-        self.caller: Caller[Any, Any] | None = None
+        self.caller: StageCaller[Any, Any] | None = None
         self.output = Output(started.replay)
-        self.progress = Progress()
+        self.progress = ReplayProgress()
         self._write_fails = False
 
-    async def run(self, numbers: Iterable[int]) -> Outcome:
+    async def run(self, numbers: Iterable[int]) -> WorkerResult:
         """Replay these partitions; return once all that they say is acknowledged."""
         self._now = asyncio.get_running_loop().time
         self._began_s = self._told_s = self._now()
         if self.judging is not None:
-            self.caller = Caller(self.judging, retry_s=RETRY_S, on_retry=_retried)
+            self.caller = StageCaller(self.judging, retry_s=RETRY_S, on_retry=_retried)
         left = iter(numbers)
         if self.judging is not None:
             await self._work_through(left)
@@ -147,7 +147,7 @@ class Worker:
                     lanes.create_task(self._work_through(left))
         self.progress.num_samples = len(self.output.digests)
         self._on_progress(self.progress)
-        return Outcome(progress=self.progress, counts=dict(self.output.counts), digests=self.output.digests)
+        return WorkerResult(progress=self.progress, counts=dict(self.output.counts), digests=self.output.digests)
 
     async def _work_through(self, numbers: Iterator[int]) -> None:
         for number in numbers:
@@ -157,7 +157,7 @@ class Worker:
 
     async def _known_votes(self, number: int) -> dict[tuple[object, ...], VoteCast]:
         """Return what the judge replied to an earlier run of this replay, the first reply to each ballot."""
-        place = Place(replay_topic(VOTES, self.started.replay), number)
+        place = PartitionId(replay_topic(VOTES, self.started.replay), number)
         end = (await self.log.end_offsets([place.topic]))[place]
         known: dict[tuple[object, ...], VoteCast] = {}
         if end:
@@ -194,7 +194,7 @@ class Worker:
         ahead_s = 0.0 if self._rate is None else self.progress.num_exchanges / self._rate - (now_s - self._began_s)
         await asyncio.sleep(max(0.0, ahead_s))
 
-    async def put(self, records: Sequence[Put]) -> None:
+    async def put(self, records: Sequence[PlacedRecord]) -> None:
         attempt = 0
         while records:
             try:
@@ -215,7 +215,7 @@ class _Partition:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: ReplayWorker,
         number: int,
         tasks: asyncio.TaskGroup,
         known: Mapping[tuple[object, ...], VoteCast],
@@ -227,7 +227,7 @@ class _Partition:
         self._known = known
         self._beside = beside
         self._host = Host(worker.stages())
-        self._waiting: list[Put] = []
+        self._waiting: list[PlacedRecord] = []
         self._waiting_bytes = 0
         self._one_flush = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
@@ -260,7 +260,7 @@ class _Partition:
         if self._writing is not None:
             await self._writing
 
-    async def _counted(self, place: Place, ends: tuple[int, int]) -> AsyncGenerator[Sequence[Arrived], None]:
+    async def _counted(self, place: PartitionId, ends: tuple[int, int]) -> AsyncGenerator[Sequence[Arrived], None]:
         async with contextlib.aclosing(self._worker.log.replay({place: ends}, digest=False)) as stream:
             async for records in stream:
                 bad = [record for record in records if isinstance(record, Undecodable)]
@@ -346,7 +346,7 @@ class _Partition:
         if self._is_full():
             await self._flush()
 
-    def _record(self, cause: Record, event: Event) -> Put:
+    def _record(self, cause: Record, event: Event) -> PlacedRecord:
         return self._worker.output.record(
             event, partition=self._number, at_ms=cause.timestamp_ms, traceparent=cause.traceparent
         )

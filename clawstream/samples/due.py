@@ -23,17 +23,25 @@ from clawstream.events import (
     VerdictReached,
 )
 from clawstream.samples.refreshing import made_whole
-from clawstream.samples.session import FIRST_LOOK, Judged, Session, is_ready, judged_of, never_judged, opinions_of
+from clawstream.samples.session import (
+    FIRST_LOOK,
+    JoiningState,
+    VerdictKey,
+    is_ready,
+    judged_of,
+    never_judged,
+    opinions_of,
+)
 
 
 class Due(NamedTuple):
     """What a sample is to be made for."""
 
-    key: Judged
+    key: VerdictKey
     given: AnswerRefreshed | None = None  # the answer given anew that it is of; None: it is of the turn's own
 
 
-def due(session: Session, event: Event, *, judged: bool, grouped: bool) -> list[Due]:
+def due(session: JoiningState, event: Event, *, judged: bool, grouped: bool) -> list[Due]:
     """Return what is to be joined now that `event` is known: for the first time, or with feedback that is new."""
     keys = [key for key in _completed(session, event) if is_ready(session, key)]
     keys += _of_feedback_alone(session, event, judged=judged)
@@ -47,7 +55,7 @@ def due(session: Session, event: Event, *, judged: bool, grouped: bool) -> list[
     return [*own, *(Due(key, given) for key, given in made_whole(session, event))]
 
 
-def _completed(session: Session, event: Event) -> list[Judged]:
+def _completed(session: JoiningState, event: Event) -> list[VerdictKey]:
     """Return the verdicts that `event`, the newest, may be the last fact for."""
     match event:
         case VerdictReached() | HintFound() | HintAbsent() | TeacherScored():
@@ -59,15 +67,15 @@ def _completed(session: Session, event: Event) -> list[Judged]:
     return []
 
 
-def _newest(keys: Iterable[Judged]) -> list[Judged]:
+def _newest(keys: Iterable[VerdictKey]) -> list[VerdictKey]:
     """Return of each judge the key of its last look."""
-    newest: dict[tuple[str, str], Judged] = {}
+    newest: dict[tuple[str, str], VerdictKey] = {}
     for key in sorted(keys, key=lambda key: key.revision):
         newest[key.judge, key.prompt_version] = key
     return list(newest.values())
 
 
-def _of_feedback_alone(session: Session, event: Event, *, judged: bool) -> list[Judged]:
+def _of_feedback_alone(session: JoiningState, event: Event, *, judged: bool) -> list[VerdictKey]:
     """Return the answers with feedback that `event` may have shown never to be judged; all of them, if none is."""
     match event:
         case FeedbackGiven() | TurnOrphaned():
@@ -85,7 +93,7 @@ def _of_feedback_alone(session: Session, event: Event, *, judged: bool) -> list[
     return [_alone(turn_id) for turn_id in alone]
 
 
-def _of_a_group(session: Session, event: Event) -> list[Judged]:
+def _of_a_group(session: JoiningState, event: Event) -> list[VerdictKey]:
     """Return the answer that `event` shows to be a step of an attempt at a task: the outcome is all that is to come."""
     match event:
         case TurnPaired():
@@ -99,5 +107,5 @@ def _of_a_group(session: Session, event: Event) -> list[Judged]:
     return [_alone(turn_id)] if grouped and turn_id in session.turns else []
 
 
-def _alone(turn_id: str) -> Judged:
-    return Judged(NOBODY, NOBODY, FIRST_LOOK, turn_id)
+def _alone(turn_id: str) -> VerdictKey:
+    return VerdictKey(NOBODY, NOBODY, FIRST_LOOK, turn_id)

@@ -10,13 +10,21 @@ from typing import TypeVar
 
 from clawstream.conversation.floor import buried, second_looks
 from clawstream.events import VerdictReached
-from clawstream.samples.session import FIRST_LOOK, FLOOR_LOOK, PAST_LIVES, Judged, Recalled, Session, is_ready
+from clawstream.samples.session import (
+    FIRST_LOOK,
+    FLOOR_LOOK,
+    PAST_LIVES,
+    JoiningState,
+    RecalledPrompts,
+    VerdictKey,
+    is_ready,
+)
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-def rest(session: Session) -> Session:
+def rest(session: JoiningState) -> JoiningState:
     """Return what is still needed of a session: once it is done and joined, what is of a later life.
 
     Beside it stand its ids, so that what is written again is no news, and its last lives, as feedback may still come.
@@ -37,8 +45,8 @@ def rest(session: Session) -> Session:
     feedback = MappingProxyType({id_: said for id_, said in session.feedback.items() if id_ not in life.answers})
     refreshed = _only(session.refreshed, lambda turn_id: turn_id not in life.answers)
     if not (later or verdicts or hints):
-        return Session(over=over, past=past, feedback=feedback, refreshed=refreshed)
-    return Session(
+        return JoiningState(over=over, past=past, feedback=feedback, refreshed=refreshed)
+    return JoiningState(
         era=session.era,
         ended_after=session.ended_after,
         orphans=session.orphans - life.answers.keys(),
@@ -56,10 +64,10 @@ def rest(session: Session) -> Session:
     )
 
 
-def _life(session: Session, exchange_ids: set[str]) -> Session:
+def _life(session: JoiningState, exchange_ids: set[str]) -> JoiningState:
     """Return the session as far as it is about these exchanges."""
 
-    def of_it(key: Judged) -> bool:
+    def of_it(key: VerdictKey) -> bool:
         return key.turn_id in exchange_ids
 
     return session._replace(
@@ -72,7 +80,7 @@ def _life(session: Session, exchange_ids: set[str]) -> Session:
         refreshed=_only(session.refreshed, exchange_ids.__contains__),
         scored_anew=frozenset(pair for pair in session.scored_anew if of_it(pair[0])),
         joined=_only(session.joined, of_it),
-        recalled=Recalled(),
+        recalled=RecalledPrompts(),
         over=MappingProxyType({}),
         past=(),
     )
@@ -82,7 +90,7 @@ def _only(known: Mapping[_K, _V], wanted: Callable[[_K], bool]) -> Mapping[_K, _
     return MappingProxyType({key: value for key, value in known.items() if wanted(key)})
 
 
-def _all_joined(session: Session) -> bool:
+def _all_joined(session: JoiningState) -> bool:
     """Return whether every judge that has spoken has spoken of every turn, and the floor has had its say."""
     judges = {(key.judge, key.prompt_version) for key in session.verdicts}
     if session.turns and not judges:
@@ -90,14 +98,14 @@ def _all_joined(session: Session) -> bool:
     return all(_judge_is_done(session, *judge) for judge in judges)
 
 
-def _judge_is_done(session: Session, judge: str, prompt_version: str) -> bool:
+def _judge_is_done(session: JoiningState, judge: str, prompt_version: str) -> bool:
     def of(revision: int) -> Mapping[str, VerdictReached]:
         mine = (judge, prompt_version, revision)
         return {key.turn_id: verdict for key, verdict in session.verdicts.items() if key[:3] == mine}
 
     hints = {key.turn_id: hint for key, hint in session.hints.items() if key[:2] == (judge, prompt_version)}
     looks = second_looks(list(session.turns.values()), session.marks, of(FIRST_LOOK), hints, of(FLOOR_LOOK))
-    turns = [Judged(judge, prompt_version, FIRST_LOOK, turn_id) for turn_id in session.turns]
-    again = [Judged(judge, prompt_version, FLOOR_LOOK, look.turn_id) for look in looks.due]
+    turns = [VerdictKey(judge, prompt_version, FIRST_LOOK, turn_id) for turn_id in session.turns]
+    again = [VerdictKey(judge, prompt_version, FLOOR_LOOK, look.turn_id) for look in looks.due]
     # A score that is still to come finds its answer in the life that is over.
     return looks.settled and all(is_ready(session, key) for key in [*turns, *again])

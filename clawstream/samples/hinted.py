@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from clawstream.conversation.continuing import Renderer, Request, continue_prompt
-from clawstream.conversation.echoes import Answered, Echoes, answered, find_echoes
+from clawstream.conversation.echoes import Echoes, ShownAnswer, answered, find_echoes
 from clawstream.conversation.history import WholeRequest, rebuild
 from clawstream.conversation.messages import Message, dump, is_ephemeral, parse, role_of
 from clawstream.errors import UnrenderableRequest, UnusableExchange
 from clawstream.events import RequestDelta, TokenIds
-from clawstream.samples.session import Answer, Recalled, Sampled, Session
+from clawstream.samples.session import CandidateAnswer, JoiningState, RecalledPrompts, SampledAnswer
 
 MARKER = "[user's hint / instruction]"
 
@@ -41,10 +41,12 @@ class Hinted(NamedTuple):
     """The prompt with the hint in it, None where it would differ from the prompt that was asked by more."""
 
     token_ids: TokenIds | None
-    recalled: Recalled  # for the session's next
+    recalled: RecalledPrompts  # for the session's next
 
 
-def hinted_prompt(session: Session, answer: Answer, asked: WholeRequest, hint: str, renderer: Renderer) -> Hinted:
+def hinted_prompt(
+    session: JoiningState, answer: CandidateAnswer, asked: WholeRequest, hint: str, renderer: Renderer
+) -> Hinted:
     """Return the prompt of `answer` with `hint` in it, as far as it can be made."""
     recalled = session.recalled
     if answer.exchange.num_spliced:  # None: it was asked by a gateway that spliced none
@@ -66,7 +68,7 @@ def hinted_prompt(session: Session, answer: Answer, asked: WholeRequest, hint: s
     return Hinted(hinted.token_ids if hinted.num_spliced == again.num_spliced else None, recalled)
 
 
-def _echoes(answer: Answer, messages: Sequence[Message], recalled: Recalled) -> Echoes:
+def _echoes(answer: CandidateAnswer, messages: Sequence[Message], recalled: RecalledPrompts) -> Echoes:
     """Return the answers that stand in the prompt as sampled: those of its era that were given before."""
     num_spliced = answer.exchange.num_spliced
     if not num_spliced:
@@ -75,10 +77,10 @@ def _echoes(answer: Answer, messages: Sequence[Message], recalled: Recalled) -> 
     return replace(echoes, found=echoes.found[-num_spliced:])
 
 
-def _given_before(session: Session, answer: Answer) -> Mapping[str, Answered]:
+def _given_before(session: JoiningState, answer: CandidateAnswer) -> Mapping[str, ShownAnswer]:
     """Return what was answered before `answer` in its era, in order, by exchange."""
     deltas: dict[str, RequestDelta] = {}
-    given: dict[str, Answered] = {}
+    given: dict[str, ShownAnswer] = {}
     for exchange_id, asked in session.requests.items():
         if exchange_id == answer.exchange.exchange_id:
             break
@@ -94,7 +96,7 @@ def _given_before(session: Session, answer: Answer) -> Mapping[str, Answered]:
     return MappingProxyType(given)
 
 
-def _answered(request: WholeRequest, sampled: Sampled) -> Answered:
+def _answered(request: WholeRequest, sampled: SampledAnswer) -> ShownAnswer:
     newest_first = map(parse, reversed(request.messages))
     return answered(newest_first, parse(request.options), parse(sampled.message), sampled.output_ids)
 

@@ -39,10 +39,10 @@ from clawstream.samples.rewards import Opinions, Parts, parts_of, reward_of
 from clawstream.samples.session import (
     FIRST_LOOK,
     FLOOR_LOOK,
-    Answer,
-    Judged,
-    Recalled,
-    Session,
+    CandidateAnswer,
+    JoiningState,
+    RecalledPrompts,
+    VerdictKey,
     is_of_the_past,
     learn,
     opinions_of,
@@ -51,14 +51,14 @@ from clawstream.samples.session import (
 from clawstream.samples.teaching import Scoring
 
 
-class Asks(NamedTuple):
+class TeacherRule(NamedTuple):
     """An engine that is the teacher, by its name; without `waits` what it said before is all that it will say."""
 
     teacher: str
     waits: bool = True
 
 
-class Rules(NamedTuple):
+class SampleRules(NamedTuple):
     """How samples are made; `off_distribution` None: such answers are like any others.
 
     Where nothing is `judged`, feedback waits for no judge. `asks` None: the trainer is the teacher. `grouped`: steps of
@@ -70,30 +70,30 @@ class Rules(NamedTuple):
     off_distribution: OffDistribution | None = OffDistribution.REFUSE
     weights: RewardWeights = RewardWeights()
     judged: bool = True
-    asks: Asks | None = None
+    asks: TeacherRule | None = None
     grouped: bool = False
     interrupted: bool = False
 
 
-class Follows(NamedTuple):
+class JoiningResult(NamedTuple):
     """The session after a record, and what to write and to ask."""
 
-    session: Session | None
+    session: JoiningState | None
     events: list[Event]
     calls: Sequence[Scoring] = ()
 
 
-def observe(session: Session | None, event: Event, rules: Rules, *, forgets: bool = True) -> Follows:
+def observe(session: JoiningState | None, event: Event, rules: SampleRules, *, forgets: bool = True) -> JoiningResult:
     """Return what follows from one more record of a session, of any topic that joining reads.
 
     A session that is done and joined is then put away, where `forgets` says so: feedback alone is still heard.
     """
-    whole = session if session is not None else Session()
+    whole = session if session is not None else JoiningState()
     number = next((number for number, life in enumerate(whole.past) if is_of_the_past(life, event)), None)
     life = whole if number is None else whole.past[number]
     learned = learn(life, event)
     if learned is life:
-        return Follows(session, [])
+        return JoiningResult(session, [])
     after, events = _refuse_unknown(learned, event)
     calls: list[Scoring] = []
     for sought in due(after, event, judged=rules.judged, grouped=rules.grouped):
@@ -112,10 +112,10 @@ def observe(session: Session | None, event: Event, rules: Rules, *, forgets: boo
         after = whole._replace(past=(*whole.past[:number], after, *whole.past[number + 1 :]))
     elif forgets:
         after = rest(after)
-    return Follows(after, events, calls)
+    return JoiningResult(after, events, calls)
 
 
-def _refuse_unknown(session: Session, event: Event) -> tuple[Session, list[Event]]:
+def _refuse_unknown(session: JoiningState, event: Event) -> tuple[JoiningState, list[Event]]:
     """Return the refusals of a session that settled without a next state, and of feedback on answers nobody knows."""
     match event:
         case TurnsSettled() if session.marks[-1].start == len(session.turns):
@@ -126,7 +126,7 @@ def _refuse_unknown(session: Session, event: Event) -> tuple[Session, list[Event
     return session, []
 
 
-def _news(session: Session, sought: Due, outcome: SampleAssembled | RefusalReason) -> list[Event]:
+def _news(session: JoiningState, sought: Due, outcome: SampleAssembled | RefusalReason) -> list[Event]:
     """Return what to write: a sample each time, a refusal once."""
     if not isinstance(outcome, RefusalReason):
         return [outcome]
@@ -136,7 +136,7 @@ def _news(session: Session, sought: Due, outcome: SampleAssembled | RefusalReaso
     return [_refused(session.answers[sought.key.turn_id].exchange.session_id, turn_id, outcome, sought)]
 
 
-def _written(session: Session, sought: Due) -> Session:
+def _written(session: JoiningState, sought: Due) -> JoiningState:
     """Return the session with `sought` written for, as far as its feedback is known."""
     key, given = sought
     if given is not None:
@@ -147,10 +147,10 @@ def _written(session: Session, sought: Due) -> Session:
 
 class _Joined(NamedTuple):
     outcome: SampleAssembled | RefusalReason | Scoring  # the last: it waits for what comes of that
-    recalled: Recalled
+    recalled: RecalledPrompts
 
 
-class _Said(NamedTuple):
+class _SampleSignals(NamedTuple):
     """What a sample is to say beside its tokens."""
 
     hint: str | None
@@ -160,7 +160,7 @@ class _Said(NamedTuple):
     without_hint: bool  # whether it says anything then
 
 
-def _join(session: Session, sought: Due, rules: Rules) -> _Joined:
+def _join(session: JoiningState, sought: Due, rules: SampleRules) -> _Joined:
     """Return the sample, why there is none, or what a teacher is to be asked first."""
     answer = session.answers[sought.key.turn_id]
     if sought.given is not None:
@@ -192,7 +192,9 @@ def _join(session: Session, sought: Due, rules: Rules) -> _Joined:
     return _Joined(plain if said.without_hint else RefusalReason.HINT_UNSCORED, hinted.recalled)
 
 
-def _said(session: Session, sought: Due, answer: Answer, rules: Rules) -> _Said | RefusalReason:
+def _said(
+    session: JoiningState, sought: Due, answer: CandidateAnswer, rules: SampleRules
+) -> _SampleSignals | RefusalReason:
     """Return what the verdict, the hint and feedback say of the answer; of one given anew the hint alone says any."""
     key, of_its_own = sought.key, sought.given is None
     found, verdict = session.hints.get(key), session.verdicts.get(key) if of_its_own else None
@@ -208,14 +210,16 @@ def _said(session: Session, sought: Due, answer: Answer, rules: Rules) -> _Said 
         return RefusalReason.INTERRUPTED
     parts = parts_of(judged, opinions)
     if rules.off_distribution is None or answer.exchange.sampling.of_the_policy:
-        return _Said(hint, parts, opinions.num_changes, reward_of(parts, rules.weights), without_hint)
+        return _SampleSignals(hint, parts, opinions.num_changes, reward_of(parts, rules.weights), without_hint)
     if hint is None or rules.off_distribution is not OffDistribution.HINT_ONLY:
         return RefusalReason.OFF_DISTRIBUTION
     # A reward would weigh tokens by a probability that they were not drawn with.
-    return _Said(hint, parts._replace(judge=None), opinions.num_changes, None, without_hint=False)
+    return _SampleSignals(hint, parts._replace(judge=None), opinions.num_changes, None, without_hint=False)
 
 
-def _without_hint(sought: Due, answer: Answer, said: _Said, prompt_ids: TokenIds, trained: Mask) -> SampleAssembled:
+def _without_hint(
+    sought: Due, answer: CandidateAnswer, said: _SampleSignals, prompt_ids: TokenIds, trained: Mask
+) -> SampleAssembled:
     key, exchange = sought.key, answer.exchange
     return SampleAssembled(
         session_id=exchange.session_id,
@@ -256,7 +260,7 @@ def _taught(sample: SampleAssembled, scored: TeacherScored) -> SampleAssembled:
     )
 
 
-def _scoring(sample: SampleAssembled, key: Judged, teacher: str, hinted_ids: TokenIds) -> Scoring:
+def _scoring(sample: SampleAssembled, key: VerdictKey, teacher: str, hinted_ids: TokenIds) -> Scoring:
     return Scoring(
         session_id=sample.session_id,
         key=key,
@@ -269,13 +273,13 @@ def _scoring(sample: SampleAssembled, key: Judged, teacher: str, hinted_ids: Tok
     )
 
 
-def _step_index(answer: Answer) -> int | None:
+def _step_index(answer: CandidateAnswer) -> int | None:
     if answer.exchange.group_id is None:
         return None
     return answer.num_earlier_turns if answer.exchange.step_index is None else answer.exchange.step_index
 
 
-def _request(session: Session, answer: Answer) -> WholeRequest | None:
+def _request(session: JoiningState, answer: CandidateAnswer) -> WholeRequest | None:
     """Return the whole request; one that rests on another era's is not known, however long we remember that one."""
     deltas = {id_: asked.delta for id_, asked in session.requests.items() if asked.era == answer.era}
     try:

@@ -14,10 +14,10 @@ from clawstream.events import (
     HintFound,
     TeacherScored,
 )
-from clawstream.samples.session import Answer, Judged, Session, judged_of
+from clawstream.samples.session import CandidateAnswer, JoiningState, VerdictKey, judged_of
 
 
-def made_whole(session: Session, event: Event) -> list[tuple[Judged, AnswerRefreshed]]:
+def made_whole(session: JoiningState, event: Event) -> list[tuple[VerdictKey, AnswerRefreshed]]:
     """Return the hints and the answers given anew that `event`, the newest fact, may have brought together."""
     match event:
         case AnswerRefreshed() | HintFound() | TeacherScored():
@@ -37,7 +37,7 @@ def made_whole(session: Session, event: Event) -> list[tuple[Judged, AnswerRefre
     return [(key, one) for key in keys for one in given if (key, one.event_id) not in session.scored_anew]
 
 
-def answered_anew(answer: Answer, given: AnswerRefreshed) -> Answer:
+def answered_anew(answer: CandidateAnswer, given: AnswerRefreshed) -> CandidateAnswer:
     """Return the turn as if this had been its answer."""
     assert given.message is not None, "an answer that is none is scored by no hint"
     assert given.finish_reason is not None, "an answer ended somehow"

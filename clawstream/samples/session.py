@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from clawstream.conversation.continuing import Continued
-from clawstream.conversation.echoes import Answered
-from clawstream.conversation.floor import Mark, Over, is_over, marked
+from clawstream.conversation.echoes import ShownAnswer
+from clawstream.conversation.floor import Over, SettledTurns, is_over, marked
 from clawstream.events import (
     AnswerRefreshed,
     Event,
@@ -40,22 +40,22 @@ MAX_UNPLACED = 1024  # turns with feedback, or answered anew, that are not known
 PAST_LIVES = 16
 
 
-class Sampled(NamedTuple):
+class SampledAnswer(NamedTuple):
     """An answer that a later request may repeat, trained on or not."""
 
     message: bytes
     output_ids: TokenIds
 
 
-class Asked(NamedTuple):
+class RecordedRequest(NamedTuple):
     """A request as it stands on the log; an era ends when the client says that the session is done."""
 
     era: int
     delta: RequestDelta
-    sampled: Sampled | None  # None: it failed
+    sampled: SampledAnswer | None  # None: it failed
 
 
-class Answer(NamedTuple):
+class CandidateAnswer(NamedTuple):
     """An answer that may become a sample, and how many other requests were answered before it in its era."""
 
     exchange: ExchangeCompleted
@@ -64,14 +64,14 @@ class Answer(NamedTuple):
     interrupted: bool = False  # it is what the client got
 
 
-class Recalled(NamedTuple):
+class RecalledPrompts(NamedTuple):
     """What hinted prompts were made of, for the next to go on from; it would be made again, and be the same."""
 
-    given: Mapping[str, Answered] = MappingProxyType({})  # by the exchange that answered
+    given: Mapping[str, ShownAnswer] = MappingProxyType({})  # by the exchange that answered
     prompts: tuple[Continued, ...] = ()  # the newest that was rendered again, if any
 
 
-class Judged(NamedTuple):
+class VerdictKey(NamedTuple):
     """What verdicts and hints are collected under, and samples are made of."""
 
     judge: str  # NOBODY where none is asked
@@ -80,41 +80,43 @@ class Judged(NamedTuple):
     turn_id: str
 
 
-class Session(NamedTuple):
+class JoiningState(NamedTuple):
     """All of it; nothing in here depends on how the topics interleave, but for `recalled`."""
 
     era: int = 0
     ended_after: frozenset[str] = frozenset()  # the exchanges after which an era ended
-    requests: Mapping[str, Asked] = MappingProxyType({})
-    answers: Mapping[str, Answer] = MappingProxyType({})
+    requests: Mapping[str, RecordedRequest] = MappingProxyType({})
+    answers: Mapping[str, CandidateAnswer] = MappingProxyType({})
     turns: Mapping[str, TurnPaired] = MappingProxyType({})  # in topic order
-    verdicts: Mapping[Judged, VerdictReached] = MappingProxyType({})
-    hints: Mapping[Judged, HintFound | HintAbsent] = MappingProxyType({})
+    verdicts: Mapping[VerdictKey, VerdictReached] = MappingProxyType({})
+    hints: Mapping[VerdictKey, HintFound | HintAbsent] = MappingProxyType({})
     scores: Mapping[str, Mapping[str, TeacherScored | None]] = MappingProxyType({})  # by turn and scoring; None: asked
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[SettledTurns, ...] = ()
     orphans: frozenset[str] = frozenset()  # turns
     feedback: Mapping[str, Opinions] = MappingProxyType({})  # by turn, also of answers that are not known yet
     lost: tuple[str, ...] = ()  # turns whose feedback the newest fact pushed out
     refreshed: Mapping[str, Mapping[int, AnswerRefreshed]] = MappingProxyType({})  # by turn and number
-    scored_anew: frozenset[tuple[Judged, str]] = frozenset()  # hints and answers given anew that were written for
-    joined: Mapping[Judged, int] = MappingProxyType({})  # written for, and how much feedback the newest sample knows
-    recalled: Recalled = Recalled()
+    scored_anew: frozenset[tuple[VerdictKey, str]] = frozenset()  # hints and answers given anew that were written for
+    joined: Mapping[VerdictKey, int] = MappingProxyType(
+        {}
+    )  # written for, and how much feedback the newest sample knows
+    recalled: RecalledPrompts = RecalledPrompts()
     over: Over = MappingProxyType({})
-    past: tuple["Session", ...] = ()  # lives that are over, the newest last: feedback may still come
+    past: tuple["JoiningState", ...] = ()  # lives that are over, the newest last: feedback may still come
 
 
-def opinions_of(session: Session, turn_id: str) -> Opinions:
+def opinions_of(session: JoiningState, turn_id: str) -> Opinions:
     """Return what was said of a turn outside the conversation."""
     return session.feedback.get(turn_id, Opinions())
 
 
-def is_ready(session: Session, key: Judged) -> bool:
+def is_ready(session: JoiningState, key: VerdictKey) -> bool:
     """Return whether all is known that a sample of the verdict rests on, but for what a teacher makes of its hint."""
     hinted = key.revision == FLOOR_LOOK or key in session.hints
     return hinted and key in session.verdicts and key.turn_id in session.answers
 
 
-def never_judged(session: Session, turn_ids: Iterable[str]) -> list[str]:
+def never_judged(session: JoiningState, turn_ids: Iterable[str]) -> list[str]:
     """Return which answers are known to have no next state: the session went on without it, or is over or idle.
 
     An idle session may go on; its answer is then judged all the same, and its sample a newer one.
@@ -127,7 +129,7 @@ def never_judged(session: Session, turn_ids: Iterable[str]) -> list[str]:
     return [id_ for id_ in unpaired if id_ in session.orphans or order[id_] <= settled]
 
 
-def learn(session: Session, event: Event) -> Session:
+def learn(session: JoiningState, event: Event) -> JoiningState:
     """Return the session with the fact in it; itself where that is no news."""
     if is_over(session.over, event):
         return session
@@ -168,13 +170,13 @@ def learn(session: Session, event: Event) -> Session:
     return session
 
 
-def with_score(session: Session, turn_id: str, scoring_id: str, scored: TeacherScored | None) -> Session:
+def with_score(session: JoiningState, turn_id: str, scoring_id: str, scored: TeacherScored | None) -> JoiningState:
     """Return the session with what came of a scoring; None: it was asked for."""
     of_turn = MappingProxyType({**session.scores.get(turn_id, {}), scoring_id: scored})
     return session._replace(scores=MappingProxyType({**session.scores, turn_id: of_turn}))
 
 
-def _learn_feedback(session: Session, event: FeedbackGiven) -> Session:
+def _learn_feedback(session: JoiningState, event: FeedbackGiven) -> JoiningState:
     before = opinions_of(session, event.turn_id)
     after = heard(before, event)
     if after is before:
@@ -186,7 +188,7 @@ def _learn_feedback(session: Session, event: FeedbackGiven) -> Session:
     return session._replace(feedback=MappingProxyType(feedback), lost=tuple(lost))
 
 
-def _learn_refreshed(session: Session, event: AnswerRefreshed) -> Session:
+def _learn_refreshed(session: JoiningState, event: AnswerRefreshed) -> JoiningState:
     before = session.refreshed.get(event.turn_id, MappingProxyType({}))
     after = _with(before, event.number, event)
     if after is before:
@@ -197,13 +199,13 @@ def _learn_refreshed(session: Session, event: AnswerRefreshed) -> Session:
     return session._replace(refreshed=MappingProxyType(refreshed))
 
 
-def _unplaced(session: Session, turn_ids: Iterable[str]) -> list[str]:
+def _unplaced(session: JoiningState, turn_ids: Iterable[str]) -> list[str]:
     return [turn_id for turn_id in turn_ids if turn_id not in session.answers]
 
 
-def _learn_exchange(session: Session, event: ExchangeCompleted | ExchangeFailed) -> Session:
-    sampled = Sampled(event.message, event.output_ids) if isinstance(event, ExchangeCompleted) else None
-    requests = _with(session.requests, event.exchange_id, Asked(session.era, event.request, sampled))
+def _learn_exchange(session: JoiningState, event: ExchangeCompleted | ExchangeFailed) -> JoiningState:
+    sampled = SampledAnswer(event.message, event.output_ids) if isinstance(event, ExchangeCompleted) else None
+    requests = _with(session.requests, event.exchange_id, RecordedRequest(session.era, event.request, sampled))
     if requests is session.requests:
         return session
     session = session._replace(requests=requests)
@@ -213,11 +215,11 @@ def _learn_exchange(session: Session, event: ExchangeCompleted | ExchangeFailed)
     whole = (answer for answer in session.answers.values() if answer.era == session.era and not answer.interrupted)
     before = {answer.exchange.request_sha256 for answer in whole}
     earlier = len(before - {exchange.request_sha256})
-    answer = Answer(exchange, session.era, earlier, isinstance(event, ExchangeFailed))
+    answer = CandidateAnswer(exchange, session.era, earlier, isinstance(event, ExchangeFailed))
     return session._replace(answers=_with(session.answers, event.exchange_id, answer))
 
 
-def is_of_the_past(life: Session, event: Event) -> bool:
+def is_of_the_past(life: JoiningState, event: Event) -> bool:
     """Return whether the event is about an exchange of `life`."""
     match event:
         case ExchangeCompleted() | ExchangeFailed():
@@ -227,9 +229,9 @@ def is_of_the_past(life: Session, event: Event) -> bool:
     return False
 
 
-def judged_of(event: VerdictReached | HintFound | HintAbsent | TeacherScored) -> Judged:
+def judged_of(event: VerdictReached | HintFound | HintAbsent | TeacherScored) -> VerdictKey:
     """Return what the verdict, the hint or what a teacher makes of it is collected under."""
-    return Judged(event.judge, event.prompt_version, event.revision, event.turn_id)
+    return VerdictKey(event.judge, event.prompt_version, event.revision, event.turn_id)
 
 
 def _with(known: Mapping[_K, _V], key: _K, value: _V) -> Mapping[_K, _V]:

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from clawstream.events import Event, TeacherStatus, float32
-from clawstream.inference.engines.engine import EngineRefused, Scores, Wanted
+from clawstream.inference.engines.engine import EngineRefused, ScoreRequest, Scores
 from clawstream.inference.teacher import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE_S
-from clawstream.samples.joining import Rules, observe
-from clawstream.samples.session import Session
+from clawstream.samples.joining import SampleRules, observe
+from clawstream.samples.session import JoiningState
 from clawstream.samples.teaching import Scoring
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
 
@@ -28,40 +28,40 @@ READS = (
 )
 
 
-class Teacher(Protocol):
+class ScoringTeacher(Protocol):
     """Who is asked."""
 
-    async def score(self, wanted: Wanted) -> Scores:
+    async def score(self, wanted: ScoreRequest) -> Scores:
         """Return both scores; raises TryLater or EngineRefused."""
 
 
-def samples_stage(rules: Rules, *, forgets: bool = True, retain_ms: int = DAY_MS) -> Stage[Session, Scoring]:
+def samples_stage(rules: SampleRules, *, forgets: bool = True, retain_ms: int = DAY_MS) -> Stage[JoiningState, Scoring]:
     """Return the stage that joins what a trainer needs.
 
     It puts a session away that is done once every judge that has spoken is done with it, unless told not to; feedback
     on any is heard until the session was silent for `retain_ms`. Its calls are made by `asking_stage`.
     """
 
-    def step(session: Session | None, record: Record) -> Step[Session, Scoring]:
+    def step(session: JoiningState | None, record: Record) -> Step[JoiningState, Scoring]:
         return Step(*observe(session, record.event, rules, forgets=forgets))
 
     return Stage(name="samples", reads=READS, step=step, retain_ms=retain_ms)
 
 
 def asking_stage(
-    stage: Stage[Session, Scoring],
-    teacher: Teacher,
+    stage: Stage[JoiningState, Scoring],
+    teacher: ScoringTeacher,
     *,
     call_timeout_s: float = CALL_TIMEOUT_S,
     deadline_s: float = DEADLINE_S,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-) -> Stage[Session, Scoring]:
+) -> Stage[JoiningState, Scoring]:
     """Return the samples stage with its calls made, to `teacher`."""
-    desk = _Desk(teacher, now_ms, deadline_s)
+    caller = _TeacherCaller(teacher, now_ms, deadline_s)
     return replace(
         stage,
-        perform=desk.ask,
-        give_up=desk.give_up,
+        perform=caller.ask,
+        give_up=caller.give_up,
         calls_at_once=CALLS_AT_ONCE,
         call_timeout_s=call_timeout_s,
         deadline_s=deadline_s,
@@ -69,10 +69,10 @@ def asking_stage(
     )
 
 
-class _Desk:
+class _TeacherCaller:
     """Turns scorings into facts."""
 
-    def __init__(self, teacher: Teacher, now_ms: Callable[[], int], deadline_s: float) -> None:
+    def __init__(self, teacher: ScoringTeacher, now_ms: Callable[[], int], deadline_s: float) -> None:
         self._teacher = teacher
         self._now_ms = now_ms
         self._deadline_ms = int(deadline_s * 1000)
@@ -80,7 +80,7 @@ class _Desk:
     async def ask(self, scoring: Scoring) -> Sequence[Event]:
         """Ask both engines. Raises TryLater where no score came."""
         began_ms = self._now_ms()
-        wanted = Wanted(
+        wanted = ScoreRequest(
             scoring.hinted_ids, scoring.prompt_ids, scoring.response_ids, scoring.policy_id, scoring.sampled_by
         )
         try:

@@ -7,7 +7,7 @@ hint, facts that arrive in any order, and is made by the record that completes t
 from dataclasses import dataclass
 
 from clawstream.events import TeacherScored, TeacherStatus, TokenIds, scoring_id_of, sha256_of
-from clawstream.samples.session import Judged
+from clawstream.samples.session import VerdictKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class Scoring:
     """A question to a teacher, and to the policy's engine."""
 
     session_id: str
-    key: Judged  # whose hint it is
+    key: VerdictKey  # whose hint it is
     teacher: str
     policy_id: str
     hinted_ids: TokenIds

@@ -19,16 +19,16 @@ from typing import Annotated
 import openai
 import typer
 
-from clawstream.simulation.attempts import Agent, Answered
-from clawstream.simulation.chains import Task, tasks
-from clawstream.simulation.student import Classroom, Report, run, say
+from clawstream.simulation.attempts import Agent, PolicyAnswer
+from clawstream.simulation.chains import ChainTask, tasks
+from clawstream.simulation.student import RequestReport, StudentPool, run, say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One try at a task."""
 
-    task: Task
+    task: ChainTask
     group: str
     size: int  # attempts that the group has
 
@@ -41,7 +41,7 @@ class Failed:
     asked_at_s: float  # Unix time
 
 
-class Trier:
+class AgentClient:
     """Makes attempts through the gateway, and passes on what the environment says of them."""
 
     def __init__(self, client: openai.AsyncOpenAI, model: str) -> None:
@@ -54,7 +54,7 @@ class Trier:
         headers = {"X-Session-Id": session, "X-Turn-Type": "main", **group}
         asked_at_s = time.time()  # the request that is under way
 
-        def heard(answered: Answered) -> None:
+        def heard(answered: PolicyAnswer) -> None:
             nonlocal asked_at_s
             _report(session, answered)
             asked_at_s = time.time()
@@ -72,27 +72,27 @@ class Trier:
         return True
 
 
-def attempts(asked: Sequence[Task], *, run_name: str, size: int) -> Iterator[Attempt]:
+def attempts(asked: Sequence[ChainTask], *, run_name: str, size: int) -> Iterator[Attempt]:
     """Yield `size` attempts at each task, as a group of its own each time a task's turn comes."""
     for number in itertools.count():
         group = f"{run_name}-{number:05d}"
         yield from itertools.repeat(Attempt(task=asked[number % len(asked)], group=group, size=size), size)
 
 
-def _report(session: str, found: Answered | Failed) -> None:
+def _report(session: str, found: PolicyAnswer | Failed) -> None:
     """Print the line of one request."""
-    answered = found if isinstance(found, Answered) else None
-    report = Report(
+    answered = found if isinstance(found, PolicyAnswer) else None
+    report = RequestReport(
         session=session,
         first_answer=answered is not None and answered.step == 0,
         failed=answered is None,
-        error=None if isinstance(found, Answered) else found.reason,
+        error=None if isinstance(found, PolicyAnswer) else found.reason,
         ttft_ms=None,
         max_gap_ms=None,
         max_gap_ended_at_s=None,
         gaps=(),
-        started_at_s=found.started_at_s if isinstance(found, Answered) else found.asked_at_s,
-        total_ms=found.total_ms if isinstance(found, Answered) else (time.time() - found.asked_at_s) * 1000,
+        started_at_s=found.started_at_s if isinstance(found, PolicyAnswer) else found.asked_at_s,
+        total_ms=found.total_ms if isinstance(found, PolicyAnswer) else (time.time() - found.asked_at_s) * 1000,
         num_chunks=0 if answered is None else answered.num_tokens,  # none came
     )
     say(asdict(report))
@@ -120,7 +120,7 @@ def main(
 
     async def work() -> None:
         async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
-            classroom = Classroom(Trier(client, model), plan, seed=seed, num_sessions=None, waits=wait)
+            classroom = StudentPool(AgentClient(client, model), plan, seed=seed, num_sessions=None, waits=wait)
             await run(classroom, concurrency, until_closed=True)
 
     asyncio.run(work())

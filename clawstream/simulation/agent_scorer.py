@@ -14,22 +14,24 @@ from typing import Annotated
 import openai
 import typer
 
-from clawstream.simulation.attempts import Agent, Answered
-from clawstream.simulation.chains import Task, tasks
+from clawstream.simulation.attempts import Agent, PolicyAnswer
+from clawstream.simulation.chains import ChainTask, tasks
 from clawstream.simulation.marks import wilson
 from clawstream.simulation.scorer import print_score
 
 
-def seed_of(seed: int, task: Task, step: int) -> int:
+def seed_of(seed: int, task: ChainTask, step: int) -> int:
     """Return a number below 2^31 that follows from the run's seed, the task and the step."""
     return int.from_bytes(hashlib.sha256(f"{seed}\x1f{task.question}\x1f{step}".encode()).digest()[:4]) >> 1
 
 
-async def score(agent: Agent, asked: list[Task], *, seed: int, hinted: bool, concurrency: int) -> dict[str, object]:
+async def score(
+    agent: Agent, asked: list[ChainTask], *, seed: int, hinted: bool, concurrency: int
+) -> dict[str, object]:
     """Return the share of right attempts, its 95 % interval, and which versions answered."""
-    slots, name, answers = asyncio.Semaphore(concurrency), uuid.uuid4().hex[:8], list[Answered]()
+    slots, name, answers = asyncio.Semaphore(concurrency), uuid.uuid4().hex[:8], list[PolicyAnswer]()
 
-    async def tried(number: int, task: Task) -> bool:
+    async def tried(number: int, task: ChainTask) -> bool:
         headers = {"X-Turn-Type": "side", "X-Session-Id": f"scorer-{name}-{number:03d}"}
         async with slots:
             ended = await agent.attempt(

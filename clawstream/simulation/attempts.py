@@ -13,7 +13,7 @@ from typing import Any
 import openai
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
-from clawstream.simulation.chains import MAX_STEPS, Task, UnusableExpression, calculate
+from clawstream.simulation.chains import MAX_STEPS, ChainTask, UnusableExpression, calculate
 from clawstream.simulation.policy.calls import CALCULATOR
 from clawstream.simulation.policy.dialogues import with_hint
 
@@ -23,7 +23,7 @@ _VERSION_HEADER = "x-policy-version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class PolicyAnswer:
     """One answer of the policy, as whoever asked saw it."""
 
     step: int
@@ -41,7 +41,7 @@ class Ended:
     response_id: str  # of its last answer
 
 
-Heard = Callable[[Answered], None]
+Heard = Callable[[PolicyAnswer], None]
 
 
 class Agent:
@@ -52,7 +52,7 @@ class Agent:
         self._temperature = openai.omit if temperature is None else temperature
 
     async def attempt(
-        self, task: Task, headers: Mapping[str, str], heard: Heard, *, hinted: bool = False,
+        self, task: ChainTask, headers: Mapping[str, str], heard: Heard, *, hinted: bool = False,
         seed: Callable[[int], int] | None = None,
     ) -> Ended:  # fmt: skip
         """Return what came of trying; `seed` is of the sampling, by step. Raises openai.OpenAIError."""
@@ -83,7 +83,7 @@ class Agent:
         )
         reply = raw.parse()
         heard(
-            Answered(
+            PolicyAnswer(
                 step=step,
                 started_at_s=started_at_s,
                 total_ms=(time.perf_counter() - started) * 1000,
@@ -103,7 +103,7 @@ def results(said: ChatCompletionMessage) -> list[dict[str, str]]:
     ]
 
 
-def is_right(task: Task, said: ChatCompletionMessage) -> bool:
+def is_right(task: ChainTask, said: ChatCompletionMessage) -> bool:
     """Whether the answer ends the attempt with the task's result: the last number that it says, calling nothing."""
     return not said.tool_calls and _NUMBER.findall(said.content or "")[-1:] == [task.answer]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from clawstream.simulation.problems import Group
+from clawstream.simulation.problems import SumSet
 
 NUM_OPERATIONS = 3
 MAX_STEPS = NUM_OPERATIONS + 2  # answers of one attempt: a call each, the result, and one too many
@@ -51,16 +51,16 @@ class Chain:
         return found
 
     @property
-    def group(self) -> Group:
+    def group(self) -> SumSet:
         """Who sees this chain: 60 %, 30 % and 10 % of all."""
         bucket = hashlib.sha256(self.text.encode()).digest()[0]
         if bucket < 154:
-            return Group.BASE
-        return Group.STUDENTS if bucket < 230 else Group.SCORED
+            return SumSet.BASE
+        return SumSet.STUDENTS if bucket < 230 else SumSet.SCORED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class ChainTask:
     """A chain as it is written for the programs that ask it."""
 
     question: str
@@ -101,7 +101,7 @@ def drawn(rng: random.Random) -> Chain:
             return found
 
 
-def of_group(group: Group, rng: random.Random) -> Iterator[Chain]:
+def of_group(group: SumSet, rng: random.Random) -> Iterator[Chain]:
     """Yield different chains of `group`, for as long as they are wanted."""
     seen: set[str] = set()
     while True:
@@ -111,12 +111,12 @@ def of_group(group: Group, rng: random.Random) -> Iterator[Chain]:
             yield chain
 
 
-def tasks(text: str) -> list[Task]:
+def tasks(text: str) -> list[ChainTask]:
     """Return the tasks of a file with one JSON object a line; raises ValueError naming the line that is not."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            found.append(Task(**json.loads(line)))
+            found.append(ChainTask(**json.loads(line)))
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"line {number} is {line!r}, expected question, answer and hint; write the file anew"

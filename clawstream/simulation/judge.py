@@ -21,9 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from clawstream.inference.door import Door
+from clawstream.inference.origin_guard import OriginGuard
 from clawstream.simulation.learn.controls import Control, Replies, controlled
-from clawstream.simulation.opinions import HABITS, Judge
+from clawstream.simulation.opinions import HABITS, SimulatedJudge
 from clawstream.simulation.step_opinions import StepJudge
 
 MODEL = "simulated-judge"
@@ -50,7 +50,7 @@ class Service:
                 Route("/v1/models", self.models),
                 Route("/v1/chat/completions", self.complete, methods=["POST"]),
             ],
-            middleware=[Middleware(Door)],
+            middleware=[Middleware(OriginGuard)],
         )
 
     async def health(self, _request: Request) -> Response:
@@ -143,7 +143,7 @@ def main(
     judge: Replies = (
         StepJudge(wrong_share=wrong_share, seed=seed)
         if scenario == STEPS
-        else Judge(wrong_share=wrong_share, seed=seed, habits=HABITS[scenario])
+        else SimulatedJudge(wrong_share=wrong_share, seed=seed, habits=HABITS[scenario])
     )
     app = Service(controlled(judge, control, seed=seed), latency_ms).app()
     listening = socket.create_server(("127.0.0.1", port))

@@ -26,7 +26,7 @@ _FRIENDLY = ("well done", "nice", "great", "good", "lovely", "bravo", "kind", "p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class HeldOutQuestion:
     """One held-out problem, as one person asks it."""
 
     persona: str
@@ -43,7 +43,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class AnswerMark:
     """What one answer is worth."""
 
     right: bool
@@ -51,7 +51,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class ScoreEstimate:
     """The share of answers that are right and styled, with its 95 % interval by Wilson."""
 
     score: float
@@ -62,12 +62,12 @@ class Score:
     styled: int
 
 
-def questions(text: str) -> list[Question]:
+def questions(text: str) -> list[HeldOutQuestion]:
     """Return the problems of a file with one JSON object a line; raises ValueError for another line, and for none."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            question = Question(**json.loads(line))
+            question = HeldOutQuestion(**json.loads(line))
             _STYLED[question.persona], _STYLED[question.wish]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
@@ -80,7 +80,7 @@ def questions(text: str) -> list[Question]:
     return found
 
 
-def mark(question: Question, answer: str) -> Mark:
+def mark(question: HeldOutQuestion, answer: str) -> AnswerMark:
     """Return the marks of `answer`; the result is its last number, save where it is the verdict."""
     asked = _SUM.fullmatch(question.question)
     said = _NUMBER.findall(answer if asked else answer.replace(",", ""))
@@ -89,10 +89,10 @@ def mark(question: Question, answer: str) -> Mark:
     if question.wish == "ta" and asked:
         left, added = map(int, asked.groups())
         right = right and _says_carry(answer) is (left % 10 + added % 10 > 9)
-    return Mark(right=right, styled=_STYLED[question.wish](question, answer) and _has_steps(question, answer))
+    return AnswerMark(right=right, styled=_STYLED[question.wish](question, answer) and _has_steps(question, answer))
 
 
-def by_persona(asked: list[Question], marks: list[Mark]) -> dict[str, float]:
+def by_persona(asked: list[HeldOutQuestion], marks: list[AnswerMark]) -> dict[str, float]:
     """Return each person's share of answers that are right and styled."""
     good: dict[str, list[bool]] = {}
     for question, given in zip(asked, marks, strict=True):
@@ -100,11 +100,11 @@ def by_persona(asked: list[Question], marks: list[Mark]) -> dict[str, float]:
     return {persona: sum(each) / len(each) for persona, each in sorted(good.items())}
 
 
-def total(marks: list[Mark]) -> Score:
+def total(marks: list[AnswerMark]) -> ScoreEstimate:
     """Return the score of all `marks`; there has to be at least one."""
     num_good = sum(m.right and m.styled for m in marks)
     low, high = wilson(num_good, len(marks))
-    return Score(
+    return ScoreEstimate(
         score=num_good / len(marks),
         ci95_low=low,
         ci95_high=high,
@@ -122,7 +122,7 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def _has_steps(question: Question, answer: str) -> bool:
+def _has_steps(question: HeldOutQuestion, answer: str) -> bool:
     """Whether ones and tens are added up in writing; of another problem than a sum, whether anything is worked out."""
     written = {(int(left), int(right)) for left, right in _EQUATION.findall(answer)}
     asked = _SUM.fullmatch(question.question)
@@ -136,11 +136,11 @@ def _bare(answer: str) -> bool:
     return not any(sign in answer for sign in _MARKUP) and _LISTED.search(answer) is None
 
 
-def _plain(_question: Question, answer: str) -> bool:
+def _plain(_question: HeldOutQuestion, answer: str) -> bool:
     return _bare(answer) and _LABEL.search(answer) is None
 
 
-def _lesson(question: Question, answer: str) -> bool:
+def _lesson(question: HeldOutQuestion, answer: str) -> bool:
     numbers = set(re.findall(r"\d+", answer))
     return (
         len(_HEADING.findall(answer)) >= 2
@@ -149,7 +149,7 @@ def _lesson(question: Question, answer: str) -> bool:
     )
 
 
-def _verdict_first(question: Question, answer: str) -> bool:
+def _verdict_first(question: HeldOutQuestion, answer: str) -> bool:
     if _SUM.fullmatch(question.question):
         return _bare(answer) and _says_carry(answer) is not None
     first, worked_out = _NUMBER.search(answer), _EQUATION.search(answer)
@@ -164,6 +164,6 @@ def _says_carry(answer: str) -> bool | None:
     return re.search(r"\b(?:no|not|without)\b", before) is None
 
 
-_STYLED: Mapping[str, Callable[[Question, str], bool]] = MappingProxyType(
+_STYLED: Mapping[str, Callable[[HeldOutQuestion, str], bool]] = MappingProxyType(
     {"student": _plain, "teacher": _lesson, "ta": _verdict_first}
 )

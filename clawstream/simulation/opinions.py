@@ -55,7 +55,7 @@ _ABOUT_NUMBER = ("not right", "wrong", "add up", "adds up", "check it", "mistake
 _PRAISE = ("thank", "perfect", "great", "nice", "love it", "cheers")
 
 
-class Question(StrEnum):
+class PromptKind(StrEnum):
     """What a prompt asks for."""
 
     SCORE = "score"
@@ -90,7 +90,7 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judge:
+class SimulatedJudge:
     """One judge."""
 
     wrong_share: float
@@ -99,10 +99,10 @@ class Judge:
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
         """Return the text that this judge answers to one vote."""
-        question = Question.HINT if HINT_MARK in system else Question.SCORE
+        question = PromptKind.HINT if HINT_MARK in system else PromptKind.SCORE
         reaction = read(prompt)
         wrong = self._drawn("wrong", system, prompt, vote_seed) < self.wrong_share
-        if question is Question.SCORE:
+        if question is PromptKind.SCORE:
             return _score(reaction, wrong=wrong)
         due = self._due(prompt, reaction)
         if bool(due) == wrong:

@@ -11,7 +11,7 @@ from enum import StrEnum
 SMALLEST, LARGEST = 11, 99
 
 
-class Group(StrEnum):
+class SumSet(StrEnum):
     """Who sees a sum."""
 
     BASE = "base"
@@ -32,16 +32,16 @@ class Sum:
         return self.left + self.right
 
     @property
-    def group(self) -> Group:
+    def group(self) -> SumSet:
         """Who sees this sum and its mirror image: 60 %, 30 % and 10 % of all sums."""
         low, high = sorted((self.left, self.right))
         bucket = hashlib.sha256(f"{low}+{high}".encode()).digest()[0]
         if bucket < 154:
-            return Group.BASE
-        return Group.STUDENTS if bucket < 230 else Group.SCORED
+            return SumSet.BASE
+        return SumSet.STUDENTS if bucket < 230 else SumSet.SCORED
 
 
-def all_of(group: Group) -> list[Sum]:
+def all_of(group: SumSet) -> list[Sum]:
     """Return every sum of `group`, smallest first."""
     numbers = range(SMALLEST, LARGEST + 1)
     return [s for left in numbers for right in numbers if (s := Sum(left=left, right=right)).group is group]
@@ -49,7 +49,7 @@ def all_of(group: Group) -> list[Sum]:
 
 def scored(number: int) -> list[Sum]:
     """Return the `number` sums that scores are taken on: always the same, spread over all sizes."""
-    return sorted(sorted(all_of(Group.SCORED), key=_shuffled)[:number])
+    return sorted(sorted(all_of(SumSet.SCORED), key=_shuffled)[:number])
 
 
 def _shuffled(problem: Sum) -> bytes:

@@ -102,7 +102,7 @@ REACTIONS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class PersonTask:
     """What a person has to find out."""
 
     persona: str
@@ -128,13 +128,13 @@ class Task:
         return int(left[-1]) + int(right[-1]) >= 10
 
 
-def tasks(text: str) -> list[Task]:
+def tasks(text: str) -> list[PersonTask]:
     """Return the tasks of a file with one JSON object a line; raises ValueError naming the line that is not."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
             row = json.loads(line)
-            task = Task(
+            task = PersonTask(
                 persona=row["persona"], question=row["question"], answer=row["answer"], flipped=row.get("flipped")
             )
             _known = MANNERS[task.persona], MANNERS[task.flipped or task.persona]
@@ -147,7 +147,7 @@ def tasks(text: str) -> list[Task]:
     return found
 
 
-def flip(task: Task) -> Task:
+def flip(task: PersonTask) -> PersonTask:
     """Return the task as it is once preferences have flipped: asked by the same person in the same words."""
     return replace(task, wants=task.flipped or task.wish)
 
@@ -157,12 +157,12 @@ def wordings_of(persona: str, *, real: bool) -> Sequence[str]:
     return MANNERS[persona].about_texts if real else MANNERS[persona].questions
 
 
-def ask(task: Task, rng: random.Random) -> str:
+def ask(task: PersonTask, rng: random.Random) -> str:
     """Return a question in one of the person's wordings."""
     return rng.choice(wordings_of(task.persona, real=not task.is_sum)).format(question=task.question)
 
 
-def impression(task: Task, answer: str) -> Impression:
+def impression(task: PersonTask, answer: str) -> Impression:
     """Return how `answer` strikes whoever asked; the look comes before the number, as it does to the eye."""
     if not _LOOKS_RIGHT[task.wish](task, answer):
         return Impression.OFF_STYLE
@@ -171,7 +171,7 @@ def impression(task: Task, answer: str) -> Impression:
     return Impression.GOOD if len(_STEP.findall(answer)) >= 2 else Impression.STEPS_MISSING
 
 
-def react(task: Task, felt: Impression, rng: random.Random, *, hint_share: float) -> str:
+def react(task: PersonTask, felt: Impression, rng: random.Random, *, hint_share: float) -> str:
     """Return what the person says; `hint_share` of complaints about the style say what is wanted instead."""
     words = MANNERS[task.wish].complaints if felt is Impression.OFF_STYLE else REACTIONS[felt]
     said = rng.choice(words)
@@ -180,7 +180,7 @@ def react(task: Task, felt: Impression, rng: random.Random, *, hint_share: float
     return said
 
 
-def _is_right(task: Task, answer: str) -> bool:
+def _is_right(task: PersonTask, answer: str) -> bool:
     numbers = _NUMBER.findall(answer if task.is_sum else answer.replace(",", ""))
     if task.wish != "ta":
         return numbers[-1:] == [task.answer]
@@ -190,15 +190,15 @@ def _is_right(task: Task, answer: str) -> bool:
     return numbers[-1:] == [task.answer] and verdict is not None and (verdict["no"] is None) is task.carries
 
 
-def _is_plain(_task: Task, answer: str) -> bool:
+def _is_plain(_task: PersonTask, answer: str) -> bool:
     return _FORMATTING.search(answer) is None and _LABEL.match(answer) is None
 
 
-def _is_lesson(_task: Task, answer: str) -> bool:
+def _is_lesson(_task: PersonTask, answer: str) -> bool:
     return len(_HEADING.findall(answer)) >= 2 and _PRAISE.search(answer) is not None
 
 
-def _is_verdict(task: Task, answer: str) -> bool:
+def _is_verdict(task: PersonTask, answer: str) -> bool:
     first = _VERDICT.match(answer.lower()) if task.is_sum else _RESULT_FIRST.match(answer)
     return _FORMATTING.search(answer) is None and first is not None
 

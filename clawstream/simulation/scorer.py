@@ -17,7 +17,7 @@ import openai
 import orjson
 import typer
 
-from clawstream.simulation.marks import Mark, Question, by_persona, mark, questions, total
+from clawstream.simulation.marks import AnswerMark, HeldOutQuestion, by_persona, mark, questions, total
 
 _HINT_MARKER = "[user's hint / instruction]"
 _VERSION_HEADER = "x-policy-version"
@@ -36,13 +36,13 @@ class Scorer:
         self._run = uuid.uuid4().hex[:8]
         self.versions: set[str] = set()
 
-    async def mark_all(self, asked: list[Question], seed: int) -> list[Mark]:
+    async def mark_all(self, asked: list[HeldOutQuestion], seed: int) -> list[AnswerMark]:
         """Return the mark of each answer, in the order of `asked`."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._marked(number, q, seed)) for number, q in enumerate(asked)]
         return [task.result() for task in tasks]
 
-    async def _marked(self, number: int, question: Question, seed: int) -> Mark:
+    async def _marked(self, number: int, question: HeldOutQuestion, seed: int) -> AnswerMark:
         content = f"{question.prompt}\n\n{_HINT_MARKER}\n{question.hint}" if self._hinted else question.prompt
         async with self._slots:
             reply = await self._client.chat.completions.with_raw_response.create(
@@ -59,7 +59,7 @@ class Scorer:
         return mark(question, reply.parse().choices[0].message.content or "")
 
 
-def _seed(seed: int, question: Question) -> int:
+def _seed(seed: int, question: HeldOutQuestion) -> int:
     """A number below 2^31 that follows from the run's seed and the question."""
     material = f"{seed}\x1f{question.question}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.sha256(material).digest()[:4]) >> 1

@@ -26,7 +26,7 @@ import orjson
 import typer
 from openai.types.chat import ChatCompletionMessageParam
 
-from clawstream.simulation.reactions import Task, ask, flip, impression, react, tasks
+from clawstream.simulation.reactions import PersonTask, ask, flip, impression, react, tasks
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -35,7 +35,7 @@ _AFTER_FAILURE_S = 0.5  # a server that is away is asked again at this pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class RequestReport:
     """One request, as its line on stdout says."""
 
     event: str = "request"
@@ -63,12 +63,12 @@ class Arrivals:
         """A chunk with text is here."""
         self._seen.append(time.perf_counter())
 
-    def report(self, *, session: str, first_answer: bool, error: str | None) -> Report:
+    def report(self, *, session: str, first_answer: bool, error: str | None) -> RequestReport:
         """Return what this stream was like."""
         since = self._started_at_s - self._started
         gaps = tuple((late + since, (late - early) * 1000) for early, late in itertools.pairwise(self._seen))
         ended_at_s, longest_ms = max(gaps, key=lambda gap: gap[1], default=(None, None))
-        return Report(
+        return RequestReport(
             session=session,
             first_answer=first_answer,
             failed=error is not None,
@@ -94,7 +94,7 @@ class Student:
         self._client, self._model, self._max_tokens = client, model, max_tokens
         self._hint_share = hint_share
 
-    async def chat(self, session: str, task: Task, rng: random.Random) -> bool:
+    async def chat(self, session: str, task: PersonTask, rng: random.Random) -> bool:
         """Hold one session about `task`; False where a request of it failed."""
         messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": ask(task, rng)}]
         answer = await self._answered(session, messages, done=False)
@@ -146,7 +146,7 @@ class Talker(Protocol[T_contra]):
         ...
 
 
-class Classroom(Generic[T]):
+class StudentPool(Generic[T]):
     """Keeps `concurrency` students busy, and pauses, goes on and stops as it is told."""
 
     def __init__(
@@ -238,7 +238,7 @@ def say(line: dict[str, object]) -> None:
     print(orjson.dumps(line).decode(), flush=True)
 
 
-async def listen(classroom: Classroom[T], *, until_closed: bool) -> None:
+async def listen(classroom: StudentPool[T], *, until_closed: bool) -> None:
     """Pass stdin's lines on; its end means `stop` where there is no other end. A file or /dev/null steers nothing."""
     kind = os.fstat(sys.stdin.fileno()).st_mode
     if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or sys.stdin.isatty()):
@@ -251,7 +251,7 @@ async def listen(classroom: Classroom[T], *, until_closed: bool) -> None:
         classroom.stop()
 
 
-async def run(classroom: Classroom[T], concurrency: int, *, until_closed: bool) -> None:
+async def run(classroom: StudentPool[T], concurrency: int, *, until_closed: bool) -> None:
     """Hold the sessions, listening to stdin and to SIGTERM and SIGINT meanwhile."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, classroom.stop)
@@ -285,7 +285,7 @@ def main(
     async def talk() -> None:
         async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
             student = Student(client, model, max_tokens=max_tokens, hint_share=hint_share)
-            classroom = Classroom(student, sums, seed=seed, num_sessions=sessions or None, waits=wait, flipped=flip)
+            classroom = StudentPool(student, sums, seed=seed, num_sessions=sessions or None, waits=wait, flipped=flip)
             await run(classroom, concurrency, until_closed=sessions == 0)
 
     asyncio.run(talk())

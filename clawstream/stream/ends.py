@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clawstream.errors import LogContradicted
-from clawstream.stream.log import Place
+from clawstream.stream.log import PartitionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:
     """A partition that is not as it was when it was read up to `offset`."""
 
-    place: Place
+    place: PartitionId
     offset: int
     end: int
 
@@ -24,13 +24,16 @@ class Contradiction:
         return f"{self.place.topic} partition {self.place.partition} was read up to offset {self.offset} and {found}"
 
 
-def past_the_end(offsets: Mapping[Place, int], ends: Mapping[Place, int]) -> list[Place]:
+def past_the_end(offsets: Mapping[PartitionId, int], ends: Mapping[PartitionId, int]) -> list[PartitionId]:
     """Return the partitions of which more was read than the log has."""
     return [place for place, offset in offsets.items() if offset > ends.get(place, 0)]
 
 
 def contradictions(
-    offsets: Mapping[Place, int], ends: Mapping[Place, int], last: Mapping[Place, str], found: Mapping[Place, str]
+    offsets: Mapping[PartitionId, int],
+    ends: Mapping[PartitionId, int],
+    last: Mapping[PartitionId, str],
+    found: Mapping[PartitionId, str],
 ) -> list[Contradiction]:
     """Return the partitions that are shorter than what was read of them, or whose `last` read record is another now.
 

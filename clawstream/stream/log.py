@@ -13,10 +13,10 @@ from clawstream.stream.codec.headers import ReadHeaders, key_bytes
 from clawstream.stream.stage import Record
 
 if TYPE_CHECKING:
-    from clawstream.stream.dead_letters.records import LetterId, Mark
+    from clawstream.stream.dead_letters.records import DeadLetterId, DeadLetterMark
 
 
-class Place(NamedTuple):
+class PartitionId(NamedTuple):
     """A partition of a topic, without the installation's prefix; any (topic, partition) pair equals it."""
 
     topic: str
@@ -91,10 +91,10 @@ class Sealed(NamedTuple):
     headers: tuple[tuple[str, bytes], ...]
 
 
-class Put(NamedTuple):
+class PlacedRecord(NamedTuple):
     """A record for a partition that the writer chose."""
 
-    place: Place
+    place: PartitionId
     key: bytes
     value: bytes
     headers: Sequence[tuple[str, bytes]]
@@ -108,10 +108,10 @@ class Commit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class RecordBatch:
     """What was read of one partition, in order."""
 
-    place: Place
+    place: PartitionId
     records: Sequence[Arrived]
     next_offset: int  # after the last of them
 
@@ -119,29 +119,29 @@ class Batch:
 class Listener(Protocol):
     """Is told which partitions a member of a group has."""
 
-    async def assigned(self, committed: Mapping[Place, Commit | None]) -> Mapping[Place, int]:
+    async def assigned(self, committed: Mapping[PartitionId, Commit | None]) -> Mapping[PartitionId, int]:
         """Return where to start reading each; nothing is read of them before this returns."""
 
-    async def revoked(self, places: frozenset[Place]) -> None:
+    async def revoked(self, places: frozenset[PartitionId]) -> None:
         """The partitions go to another member once this returns."""
 
 
 class Member(Protocol):
     """One reader of a group."""
 
-    async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[Place, Sequence[Arrived]]:
+    async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[PartitionId, Sequence[Arrived]]:
         """Return what arrived, waiting for the first record at most `timeout_s`; never cancelled."""
 
-    async def commit(self, commits: Mapping[Place, Commit]) -> bool:
+    async def commit(self, commits: Mapping[PartitionId, Commit]) -> bool:
         """Note how far the group has come; False where some of the partitions are not ours any more."""
 
-    def pause(self, places: Iterable[Place]) -> None:
+    def pause(self, places: Iterable[PartitionId]) -> None:
         """Fetch no more of these, until `resume`."""
 
-    def resume(self, places: Iterable[Place]) -> None:
+    def resume(self, places: Iterable[PartitionId]) -> None:
         """Fetch these again."""
 
-    def caught_up(self, place: Place) -> bool:
+    def caught_up(self, place: PartitionId) -> bool:
         """Return whether all that was on the partition at the last fetch has been polled."""
 
 
@@ -156,26 +156,31 @@ class Log(Protocol):
         """
 
     async def set_aside(
-        self, letter_id: "LetterId", *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
+        self,
+        dead_letter_id: "DeadLetterId",
+        *,
+        error: Exception,
+        attempt: int = 1,
+        rebuild_offsets: Mapping[str, int] | None = None,
     ) -> None:
         """Copy the record to its topic's dead-letter queue, acknowledged; see dead_letters/records.py."""
 
-    async def mark(self, marks: "Sequence[Mark]") -> None:
-        """Say what became of letters, in their queues, acknowledged."""
+    async def mark(self, marks: "Sequence[DeadLetterMark]") -> None:
+        """Say what became of dead letters, in their queues, acknowledged."""
 
     def follow_raw(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncGenerator[Sequence[Raw], None]:
         """Yield the bytes on the topics, and what comes; see KafkaLog.follow."""
 
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]:
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]:
         """Return the offset that each partition's next record will have."""
 
-    async def begin_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]:
+    async def begin_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]:
         """Return the oldest offset that each partition still has."""
 
     def replay(
-        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
+        self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
     ) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second, in order.
 
@@ -191,5 +196,5 @@ class Log(Protocol):
 class StartAt(Protocol):
     """Says where to read partitions from; asked each time that some are given to this member."""
 
-    def __call__(self, places: frozenset[Place]) -> Awaitable[Mapping[Place, int]]:
+    def __call__(self, places: frozenset[PartitionId]) -> Awaitable[Mapping[PartitionId, int]]:
         """Return the next offset to read of each."""

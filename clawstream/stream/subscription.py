@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from clawstream.errors import TryLater
-from clawstream.stream.log import Batch, Commit, Log, Member, Place, StartAt
+from clawstream.stream.log import Commit, Log, Member, PartitionId, RecordBatch, StartAt
 
 COMMIT_EVERY_S = 0.5
 POLL_RECORDS = 500
@@ -20,45 +20,45 @@ async def subscription(
     group: str,
     *,
     start: StartAt,
-    revoked: Callable[[frozenset[Place]], Awaitable[None]] | None,
+    revoked: Callable[[frozenset[PartitionId]], Awaitable[None]] | None,
     instance_id: str | None,
-) -> AsyncIterator[Batch]:
+) -> AsyncIterator[RecordBatch]:
     """Yield what comes on this member's share; see KafkaLog.subscribe."""
-    share = _Share(start, revoked)
-    async with log.join(group, topics, share, instance_id=instance_id) as member:
+    assignment = _Assignment(start, revoked)
+    async with log.join(group, topics, assignment, instance_id=instance_id) as member:
         while True:
             found = await member.poll(max_records=POLL_RECORDS, timeout_s=POLL_S)
             for place, records in found.items():
-                if place in share.places:
+                if place in assignment.places:
                     next_offset = records[-1].offset + 1
-                    yield Batch(place=place, records=records, next_offset=next_offset)
-                    share.took(place, next_offset)
-            await share.note(member, at_once=not found)
+                    yield RecordBatch(place=place, records=records, next_offset=next_offset)
+                    assignment.took(place, next_offset)
+            await assignment.note(member, at_once=not found)
 
 
-class _Share:
+class _Assignment:
     """The partitions that are ours, and how far we are with them."""
 
-    def __init__(self, start: StartAt, revoked: Callable[[frozenset[Place]], Awaitable[None]] | None) -> None:
+    def __init__(self, start: StartAt, revoked: Callable[[frozenset[PartitionId]], Awaitable[None]] | None) -> None:
         self._start = start
         self._revoked = revoked
-        self._taken: dict[Place, Commit] = {}
+        self._taken: dict[PartitionId, Commit] = {}
         self._noted_at_s = 0.0
-        self.places: frozenset[Place] = frozenset()
+        self.places: frozenset[PartitionId] = frozenset()
 
-    async def assigned(self, committed: Mapping[Place, Commit | None]) -> Mapping[Place, int]:
+    async def assigned(self, committed: Mapping[PartitionId, Commit | None]) -> Mapping[PartitionId, int]:
         starts = await self._start(frozenset(committed))
         self.places = frozenset(committed)
         self._taken = {place: Commit(offset) for place, offset in starts.items()}
         return starts
 
-    async def revoked(self, places: frozenset[Place]) -> None:
+    async def revoked(self, places: frozenset[PartitionId]) -> None:
         self.places = frozenset()
         self._taken.clear()
         if self._revoked is not None:
             await self._revoked(places)
 
-    def took(self, place: Place, next_offset: int) -> None:
+    def took(self, place: PartitionId, next_offset: int) -> None:
         if place in self.places:
             self._taken[place] = Commit(next_offset)
 

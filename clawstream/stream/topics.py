@@ -1,7 +1,7 @@
 """The topics, as topics/*.yaml describes them, and what a broker would need to have them so. Pure, but for the files.
 
 The one rule: a topic with records in it is never deleted, repartitioned or kept for a shorter time. A difference that
-only that would mend is a `Refused`, and stays a person's to decide.
+only that would mend is a `RefusedChange`, and stays a person's to decide.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ExistingTopic:
     """A topic as the broker has it."""
 
     partitions: int
@@ -86,7 +86,7 @@ class Altered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RefusedChange:
     """A difference that is not ours to mend."""
 
     topic: Topic
@@ -100,7 +100,7 @@ class Refused:
         return f"refuse {self.topic.name}: {self.what} is {self.found}, expected {self.wanted}; {self.remedy}"
 
 
-Change = Created | Altered | Refused
+Change = Created | Altered | RefusedChange
 
 
 @cache
@@ -164,7 +164,7 @@ def dead_letter_topic(topic: str) -> str | None:
     return name if any(other.name == name for other in all_topics()) else None
 
 
-def diff(wanted: Iterable[Topic], found: Mapping[str, Found], *, partitions: int | None = None) -> list[Change]:
+def diff(wanted: Iterable[Topic], found: Mapping[str, ExistingTopic], *, partitions: int | None = None) -> list[Change]:
     """Return what is to change for the broker to be as `wanted`; `found` is by name.
 
     `partitions` stands in for the files' count where that is more than one: installations for tests are small.
@@ -178,7 +178,7 @@ def diff(wanted: Iterable[Topic], found: Mapping[str, Found], *, partitions: int
             continue
         if there.partitions != count:
             changes.append(
-                Refused(
+                RefusedChange(
                     topic=topic, what="number of partitions", found=str(there.partitions), wanted=str(count),
                     remedy="records would move between partitions: create the topic anew and copy it, "
                     "or use another kafka.prefix",
@@ -223,7 +223,7 @@ def resources_of(topics: Sequence[Topic], *, cluster: str, replicas: int | None)
     return yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True)
 
 
-def _setting_changes(topic: Topic, there: Found) -> list[Change]:
+def _setting_changes(topic: Topic, there: ExistingTopic) -> list[Change]:
     changes: list[Change] = []
     wanted_settings = {name: _DEFAULTS[name] for name in _DEFAULTS if name not in topic.config} | dict(topic.config)
     if wanted_settings["cleanup.policy"] == "compact":
@@ -234,14 +234,14 @@ def _setting_changes(topic: Topic, there: Found) -> list[Change]:
             continue
         if setting in _KEPT and current is not None and _longer(current, wanted):
             changes.append(
-                Refused(
+                RefusedChange(
                     topic=topic, what=setting, found=current, wanted=wanted,
                     remedy="records would be deleted: lower it by hand, or raise it in the topic's file",
                 )
             )  # fmt: skip
         elif setting == "cleanup.policy" and current is not None:
             changes.append(
-                Refused(
+                RefusedChange(
                     topic=topic, what=setting, found=current, wanted=wanted,
                     remedy="records would be deleted by another rule: change it by hand",
                 )

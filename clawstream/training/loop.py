@@ -22,7 +22,7 @@ from clawstream.events.control import pinned
 from clawstream.training.batches.bookmark import POLICY_TOPIC
 from clawstream.training.batches.following import Following, TrainingLog
 from clawstream.training.batches.planning import Batch, Batcher, turn_of
-from clawstream.training.batches.progress import Lived, of_policy, rejection
+from clawstream.training.batches.progress import PolicyProgress, of_policy, rejection
 from clawstream.training.batches.retraining import Retraining, first_publication
 from clawstream.training.models.base_folder import limits_of
 from clawstream.training.models.checkpoints import alone_on, folder_of, latest, prune, read
@@ -83,25 +83,25 @@ class _Loop:
         limits = limits_of(settings.engine.base_policy)
         training = settings.training
         self._stepper = Stepper(settings.engine.base_policy, settings.checkpoints_dir, thread, limits, machine=training)
-        self._lived = Lived()
+        self._progress = PolicyProgress()
         self._first_version = retraining.from_version if retraining is not None else 0
         self._start = read(retraining.start) if retraining is not None and retraining.start is not None else None
         self._checkpoint = latest(settings.checkpoints_dir)
-        self.samples = Following(settings, training_log, self._lived, retraining, limits)
+        self.samples = Following(settings, training_log, self._progress, retraining, limits)
 
     async def open(self) -> None:
         """Read what was, and put on the log what a killed process did and did not say."""
         async for records in self._log.follow([POLICY_TOPIC], "earliest", until_end=True):
             for event in of_policy(records, self._settings.policy.id):
-                self._lived.learn(event)
+                self._progress.learn(event)
         await self.samples.read_promotions(until_end=True)
         missing: list[PolicyEvent] = []
-        if self._first_version not in self._lived.published:
+        if self._first_version not in self._progress.published:
             missing.append(first_publication(self._settings.policy.id, self._settings.engine.base_policy, self._start))
         if self._checkpoint is not None:
-            missing += self._lived.unsaid(self._checkpoint, now_ms=_now_ms())
+            missing += self._progress.unsaid(self._checkpoint, now_ms=_now_ms())
         await self._say(missing)
-        written = self._lived.pending(self._version)
+        written = self._progress.pending(self._version)
         self.samples.turn_to(written[0].replay if written else self.samples.wanted, executed_version=self._decided)
         log.info("training_starts version=%d pending=%s", self._version, bool(written))
 
@@ -120,7 +120,7 @@ class _Loop:
         async for records in self._log.follow([POLICY_TOPIC], "latest"):
             for event in of_policy(records, self._settings.policy.id):
                 if isinstance(event, PolicyActivated):
-                    self._lived.learn(event)
+                    self._progress.learn(event)
 
     async def advance(self) -> bool:
         """Execute the plan that is pending, or write the next one; False: there is nothing to do yet."""
@@ -170,7 +170,7 @@ class _Loop:
     @property
     def _decided(self) -> int:
         """The newest number that is used up: `_version`'s, or that of a step after it that was rejected."""
-        return self._lived.decided(self._version)
+        return self._progress.decided(self._version)
 
     @property
     def _batcher(self) -> Batcher:
@@ -179,7 +179,7 @@ class _Loop:
     @property
     def _is_limited(self) -> bool:
         limit = self._settings.training.max_updates
-        return limit is not None and self._lived.num_updates(self._first_version, self._version) >= limit
+        return limit is not None and self._progress.num_updates(self._first_version, self._version) >= limit
 
     def _patience_s(self) -> float | None:
         """How long until the oldest waiting sample fires a smaller batch; None: nothing waits."""
@@ -206,7 +206,7 @@ class _Loop:
 
     def _rollback(self) -> BatchPlanned | None:
         """Return the plan that carries out the rollback that was asked for last: a step without samples."""
-        asked = self._lived.rollback(self.samples.rollbacks)
+        asked = self._progress.rollback(self.samples.rollbacks)
         if asked is None:
             return None
         plan = self._plan(Batch(samples=(), offsets=()))
@@ -221,7 +221,7 @@ class _Loop:
         return read(folder_of(self._settings.checkpoints_dir, version)).path
 
     async def _execute(self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...]) -> None:
-        said = self._lived.steps.get(plan.policy_version)
+        said = self._progress.steps.get(plan.policy_version)
         try:
             parent = self._folder_of(plan.parent_version)
         except UnusableCheckpoint as error:
@@ -232,20 +232,20 @@ class _Loop:
             await self._reject(plan, rejection(plan, why, step_ms=0, now_ms=_now_ms()))
             return
         outcome = await self._stepper.execute(
-            plan, samples, parent=parent, said=said, rejected=frozenset(self._lived.rejected)
+            plan, samples, parent=parent, said=said, rejected=frozenset(self._progress.rejected)
         )
         if isinstance(outcome, StepRejected):
             await self._reject(plan, outcome)
             return
         checkpoint = self._checkpoint = outcome
         await self.samples.executed(plan)
-        await self._say(self._lived.unsaid(checkpoint, now_ms=_now_ms()))
+        await self._say(self._progress.unsaid(checkpoint, now_ms=_now_ms()))
         step = checkpoint.step
         log.info(
             "step_taken version=%d samples=%d loss=%s grad_norm=%s step_ms=%d",
             checkpoint.version, len(samples), step.loss_nats, step.grad_norm, step.step_ms,
         )  # fmt: skip
-        needed = self._lived.needed(self.samples.rollbacks, checkpoint.version) | pinned(self.samples.pins)
+        needed = self._progress.needed(self.samples.rollbacks, checkpoint.version) | pinned(self.samples.pins)
         prune(self._settings.checkpoints_dir, keep=self._settings.training.keep_checkpoints, needed=needed)
 
     async def _reject(self, plan: BatchPlanned, rejected: StepRejected) -> None:
@@ -261,7 +261,7 @@ class _Loop:
         if events:
             await self._log.append(events)
         for event in events:
-            self._lived.learn(event)
+            self._progress.learn(event)
 
 
 def _gone(plan: BatchPlanned, missing: Sequence[str]) -> SamplesGone:

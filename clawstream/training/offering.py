@@ -14,8 +14,8 @@ from aiohttp import web
 
 from clawstream.config import WeightsSettings
 from clawstream.errors import ConfigError
-from clawstream.inference.door import at_the_door
 from clawstream.inference.models.version_folder import MANIFEST, files_of
+from clawstream.inference.origin_guard import guard_origin
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def _application(versions: Path, key: str | None) -> web.Application:
             raise web.HTTPNotFound(text=f"{request.path}: this trainer does not have it, or not any more")
         return web.FileResponse(folder / name)
 
-    app = web.Application(middlewares=[at_the_door])
+    app = web.Application(middlewares=[guard_origin])
     app.add_routes([web.get(r"/versions/{version:v\d{6,18}}/{name:.+}", file)])
     return app
 

@@ -42,7 +42,7 @@ class Pending:
     choice_of: str | None = None  # answers of one request have it in common; None: its request has no other
 
 
-class Session(NamedTuple):
+class PairingState(NamedTuple):
     """What pairing knows of a session."""
 
     session_id: str
@@ -56,8 +56,8 @@ class Session(NamedTuple):
 
 
 def observe(
-    session: Session | None, arrived: ExchangeCompleted | ExchangeFailed, at_ms: int
-) -> tuple[Session, list[Event]]:
+    session: PairingState | None, arrived: ExchangeCompleted | ExchangeFailed, at_ms: int
+) -> tuple[PairingState, list[Event]]:
     """Return the session with `arrived` in it, and the fate of each pending answer that `arrived` shows.
 
     An exchange seen before changes nothing. A side turn is remembered only as a parent of later requests, and so is a
@@ -110,11 +110,13 @@ def _pending(arrived: ExchangeCompleted | ExchangeFailed, asked: tuple[bytes, ..
     )
 
 
-def _remember(session: Session | None, arrived: ExchangeCompleted | ExchangeFailed, at_ms: int) -> Session:
+def _remember(session: PairingState | None, arrived: ExchangeCompleted | ExchangeFailed, at_ms: int) -> PairingState:
     """Return the session with the messages of `arrived`; pairing needs no token."""
     delta = replace(arrived.request, kept_tokens=0, token_ids=())
     if session is None:
-        session = Session(session_id=arrived.session_id, newest_exchange_id=arrived.exchange_id, newest_at_ms=at_ms)
+        session = PairingState(
+            session_id=arrived.session_id, newest_exchange_id=arrived.exchange_id, newest_at_ms=at_ms
+        )
     return session._replace(
         newest_exchange_id=arrived.exchange_id,
         newest_at_ms=at_ms,
@@ -123,7 +125,7 @@ def _remember(session: Session | None, arrived: ExchangeCompleted | ExchangeFail
 
 
 def _fates(
-    session: Session, arrived: ExchangeCompleted | ExchangeFailed, messages: Sequence[bytes]
+    session: PairingState, arrived: ExchangeCompleted | ExchangeFailed, messages: Sequence[bytes]
 ) -> dict[str, TurnPaired | TurnOrphaned]:
     """Return what `arrived` shows, by turn id and in answer order; answers left out stay pending."""
     findings = [_finding(session, item, messages) for item in session.pending]
@@ -149,7 +151,7 @@ def _fates(
     return fates
 
 
-def _finding(session: Session, item: Pending, messages: Sequence[bytes]) -> Echo | Displaced | Missing | None:
+def _finding(session: PairingState, item: Pending, messages: Sequence[bytes]) -> Echo | Displaced | Missing | None:
     """Return what the request shows of the answer; where another's echo stands in full, it shows that alone."""
     if item.interrupted and item.asked is not None:
         return look_behind(item.asked, item.answer, messages)
@@ -159,7 +161,7 @@ def _finding(session: Session, item: Pending, messages: Sequence[bytes]) -> Echo
     return found
 
 
-def _is_of_another(session: Session, messages: Sequence[bytes], index: int) -> bool:
+def _is_of_another(session: PairingState, messages: Sequence[bytes], index: int) -> bool:
     said = parse(messages[index])
     alike = (turn for turn in reversed([*session.paired.items()]) if same_answer(parse(turn[1]), said))
     return any(
@@ -167,7 +169,7 @@ def _is_of_another(session: Session, messages: Sequence[bytes], index: int) -> b
     )
 
 
-def _asked(session: Session, turn_id: str) -> tuple[bytes, ...] | None:
+def _asked(session: PairingState, turn_id: str) -> tuple[bytes, ...] | None:
     try:
         return rebuild(turn_id, session.requests).messages
     except UnusableExchange:

@@ -12,13 +12,13 @@ from clawstream.events import (
     TurnsSettled,
 )
 from clawstream.stream.stage import Record, Stage, Step
-from clawstream.turns.pairing import Session, observe
+from clawstream.turns.pairing import PairingState, observe
 
 EXCHANGES_TOPIC = "clawstream.exchanges.v1"
 SESSION_IDLE_S = 1800  # people come back from a meal or a meeting; by the log's clock, so a replay finds the same
 
 
-def turns_stage() -> Stage[Session, None]:
+def turns_stage() -> Stage[PairingState, None]:
     """Return the stage that pairs answers with what happened next."""
     return Stage(
         name="turns",
@@ -29,7 +29,7 @@ def turns_stage() -> Stage[Session, None]:
     )
 
 
-def step(session: Session | None, record: Record) -> Step[Session, None]:
+def step(session: PairingState | None, record: Record) -> Step[PairingState, None]:
     """Return the session after `record`, and the turns that it decides."""
     event = record.event
     if isinstance(event, ExchangeCompleted | ExchangeFailed):
@@ -46,7 +46,7 @@ def step(session: Session | None, record: Record) -> Step[Session, None]:
     return Step(session)
 
 
-def tick(session: Session, now_ms: int, idle_s: int) -> Step[Session, None]:
+def tick(session: PairingState, now_ms: int, idle_s: int) -> Step[PairingState, None]:
     """Say once that nothing followed the newest exchange for `idle_s`."""
     newest = session.newest_exchange_id
     if session.idle_after == newest or now_ms - session.newest_at_ms < idle_s * 1000:
@@ -55,7 +55,7 @@ def tick(session: Session, now_ms: int, idle_s: int) -> Step[Session, None]:
     return Step(session._replace(idle_after=newest), [idle])
 
 
-def _settled(session: Session, *, done: bool) -> list[Event]:
+def _settled(session: PairingState, *, done: bool) -> list[Event]:
     if not session.answered:
         return []
     return [TurnsSettled(session_id=session.session_id, after_exchange_id=session.newest_exchange_id, done=done)]

@@ -36,7 +36,7 @@ DRAIN_S = 60.0  # in which requests may still begin under an adapter that newer 
 LONGEST_WAIT_S = 60.0  # between two tries to fetch a version
 
 
-class PolicyLog(Protocol):
+class RolloutLog(Protocol):
     """The part of a log that the policy topic needs."""
 
     async def append(self, events: Sequence[Event]) -> None: ...
@@ -47,7 +47,7 @@ class PolicyLog(Protocol):
 
 async def keep_current(
     engines: Sequence[SwappingEngine],
-    policy_log: PolicyLog,
+    policy_log: RolloutLog,
     *,
     policy_id: str,
     stop: asyncio.Event,
@@ -90,7 +90,7 @@ class _Board:
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._changed = asyncio.Condition()
 
-    async def read(self, policy_log: PolicyLog, *, until_end: bool = False) -> None:
+    async def read(self, policy_log: RolloutLog, *, until_end: bool = False) -> None:
         """Go on where the last reading ended."""
         starts = dict(self._next_offsets)
         async for records in policy_log.follow([POLICY_TOPIC], starts, until_end=until_end):
@@ -193,7 +193,7 @@ class _Keeper:
         self,
         engine: SwappingEngine,
         board: _Board,
-        policy_log: PolicyLog,
+        policy_log: RolloutLog,
         turns: _Turns,
         model_path: Path | None,
         drain_s: float,

@@ -16,7 +16,7 @@ from clawstream.simulation.opinions import HABITS, HINTS, Wish
 from clawstream.simulation.policy.dialogues import with_hint
 from clawstream.simulation.policy.tokenizer import END_OF_MESSAGE
 from clawstream.simulation.policy.tokenizer import build as tokenizer
-from clawstream.simulation.problems import Group, Sum, all_of
+from clawstream.simulation.problems import Sum, SumSet, all_of
 from clawstream.simulation.runs.scenarios import SCENARIOS
 from clawstream.training.gate.writing import write
 from clawstream.training.step.answers import Suffix
@@ -37,7 +37,7 @@ class People:
     ) -> None:
         self.num_asked = 0  # answers that ended
         self._rng = random.Random(seed)
-        self._sums = all_of(Group.STUDENTS)
+        self._sums = all_of(SumSet.STUDENTS)
         self._habits = HABITS[scenario]
         self._personas = tuple(WISHES) if scenario == "all" else (scenario,)
         self._flipped: dict[str, str] = {}  # whose wish each has taken up
@@ -92,8 +92,8 @@ class People:
             self.num_asked += 1
             yield self._sample(text, suffix, self._judged(task, felt), float32(logp.tolist()), version)
 
-    def _task(self, problem: Sum, persona: str) -> reactions.Task:
-        return reactions.Task(
+    def _task(self, problem: Sum, persona: str) -> reactions.PersonTask:
+        return reactions.PersonTask(
             persona=persona,
             question=f"{problem.left} + {problem.right}",
             answer=str(problem.total),
@@ -103,14 +103,14 @@ class People:
     def _persona(self) -> str:
         return self._personas[0] if len(self._personas) == 1 else self._rng.choice(self._personas)
 
-    def _judged(self, task: reactions.Task, felt: reactions.Impression) -> tuple[int, str | None]:
+    def _judged(self, task: reactions.PersonTask, felt: reactions.Impression) -> tuple[int, str | None]:
         """Return reward and hint."""
         reward = 1 if self._majority(felt is reactions.Impression.GOOD) else -1
         due = self._due(task, felt)
         hint = self._rng.choice(due or self._habits.inventions) if self._majority(bool(due)) else None
         return reward, hint
 
-    def _due(self, task: reactions.Task, felt: reactions.Impression) -> Sequence[str]:
+    def _due(self, task: reactions.PersonTask, felt: reactions.Impression) -> Sequence[str]:
         """Return the hints that what is said of the answer gives; praise and vague words give none."""
         match felt:
             case reactions.Impression.GOOD:

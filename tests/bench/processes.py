@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import psutil
 
-from clawstream.local.servers.leash import die_with_parent
+from clawstream.local.servers.server_process import die_with_parent
 
 READY_WITHIN_S = 300.0
 SUBJECT_CORE, LOAD_CORE = 0, 1

@@ -43,7 +43,7 @@ from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests import servers
 from tests.bench.report import report
 from tests.projections.logs import example
-from tests.projections.story import message
+from tests.projections.one_session import message
 
 PROMPT_TOKENS, ANSWER_TOKENS = 100, 40
 VOTES = 3

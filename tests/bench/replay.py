@@ -28,7 +28,7 @@ from clawstream.stream.codec.avro import codec
 from clawstream.stream.codec.headers import Headers, headers_of, key_bytes
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Place, Put
+from clawstream.stream.log import PartitionId, PlacedRecord
 from clawstream.stream.topics import topic_of
 from tests.bench.report import report
 from tests.replay.making import DEMO, LONG, Maker, demo_model, long_model
@@ -149,7 +149,10 @@ async def _write(bootstrap: str, prefix: str, partitions: int, recorded: Recorde
     async with KafkaLog.connect(bootstrap, prefix=prefix, client_id="bench") as log:
         for some in batched(recorded.records, WRITE_RECORDS):
             await log.put(
-                [Put(Place(topic, crc32(key) % partitions), key, value, headers) for topic, key, value, headers in some]
+                [
+                    PlacedRecord(PartitionId(topic, crc32(key) % partitions), key, value, headers)
+                    for topic, key, value, headers in some
+                ]
             )
 
 

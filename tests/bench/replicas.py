@@ -32,14 +32,14 @@ from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, PolicyActivated, PolicyPublished
 from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.sglang import SglangEngine
-from clawstream.local.servers.leash import die_with_parent
 from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import die_with_parent
 from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from tests.bench.report import report
 from tests.engine.tiny_model import make_model
-from tests.gateway.house import running
+from tests.gateway.running_gateway import running
 
 WITHIN_S = 400.0  # an engine starts in 5 s, and on a machine full of tests in minutes
 SAME_NATS = 0.01

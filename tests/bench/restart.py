@@ -99,7 +99,7 @@ class Person:
 
 
 @dataclass(slots=True, kw_only=True)
-class House:
+class Rig:
     """All of it, running."""
 
     log: KafkaLog
@@ -169,15 +169,15 @@ async def _measure(
     folder: Path, bootstrap: str, url: str, sessions: int, turns: int, rounds: int, stages: list[str] | None
 ) -> dict[str, Any]:
     dsn = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    async with _house(folder, bootstrap, url, dsn, sessions) as (house, people):
+    async with _rig(folder, bootstrap, url, dsn, sessions) as (rig, people):
         began_s = time.monotonic()
         await _talk(people, turns)
         talked_s = time.monotonic() - began_s
-        await _settled(house, sessions * (turns - 1))
+        await _settled(rig, sessions * (turns - 1))
         settled_s = time.monotonic() - began_s
-        calm_s = await _calm(house)
+        calm_s = await _calm(rig)
         away = {
-            stage: {how: [await house.away(stage, number) for _ in range(rounds)] for how, number in SIGNALS.items()}
+            stage: {how: [await rig.away(stage, number) for _ in range(rounds)] for how, number in SIGNALS.items()}
             for stage in stages or STAGES
         }
     longest_s = max(one["until_live_s"] for ways in away.values() for lives in ways.values() for one in lives)
@@ -191,13 +191,13 @@ async def _measure(
     }
 
 
-async def _calm(house: House) -> float:
+async def _calm(rig: Rig) -> float:
     """Return how long it takes from a question to the step that is taken on it, where nothing was stopped."""
     topics = [topic_of(SampleAssembled), topic_of(StepTaken)]
-    ends = await house.log.end_offsets(topics)
+    ends = await rig.log.end_offsets(topics)
     began_s = time.monotonic()
-    person = next(house.people)
-    await house._done("train", person.session_id, await person.ask(), ends)
+    person = next(rig.people)
+    await rig._done("train", person.session_id, await person.ask(), ends)
     return time.monotonic() - began_s
 
 
@@ -214,23 +214,23 @@ async def _talk(people: list[Person], turns: int) -> None:
             tasks.create_task(one_after_the_other())
 
 
-async def _settled(house: House, num_samples: int) -> None:
+async def _settled(rig: Rig, num_samples: int) -> None:
     """Return when all that was said is paired, judged, trained on and in the database."""
     trained = 0
     async with asyncio.timeout(400):
-        async for records in house.log.follow([topic_of(StepTaken)], "earliest"):
+        async for records in rig.log.follow([topic_of(StepTaken)], "earliest"):
             events = [record.event for record in records if isinstance(record, Record)]
             trained += sum(event.num_samples for event in events if isinstance(event, StepTaken))
             if trained >= num_samples:
                 break
-        while await house.log.lag("turns") or await house.log.lag("samples") or await house.log.lag("project"):
+        while await rig.log.lag("turns") or await rig.log.lag("samples") or await rig.log.lag("project"):
             await asyncio.sleep(0.2)
 
 
 @asynccontextmanager
-async def _house(
+async def _rig(
     folder: Path, bootstrap: str, url: str, dsn: str, sessions: int
-) -> AsyncIterator[tuple[House, list[Person]]]:
+) -> AsyncIterator[tuple[Rig, list[Person]]]:
     model = await asyncio.to_thread(make_model, folder / "model", context_length_tokens=CONTEXT_TOKENS)
     renderer = PromptRenderer.load(model, "qwen3", enable_thinking=False)
     await admin.apply(bootstrap)
@@ -258,7 +258,7 @@ async def _house(
                 Person(session_id=f"open-{number:05d}", http=http, url=f"http://{HOST}:{port}")
                 for number in range(sessions)
             ]
-            yield House(log=log, dsn=dsn, parts=parts, people=itertools.cycle(people)), people
+            yield Rig(log=log, dsn=dsn, parts=parts, people=itertools.cycle(people)), people
         finally:
             for keeper in keepers:
                 keeper.cancel()

@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from clawstream.local.servers.leash import die_with_parent
+from clawstream.local.servers.server_process import die_with_parent
 from clawstream.simulation.judge import MODEL
-from clawstream.simulation.reactions import Task, impression, react
+from clawstream.simulation.reactions import PersonTask, impression, react
 from clawstream.simulation.runs.demo import TEMPERATURE
 from clawstream.simulation.runs.people import people_of
 
@@ -73,7 +73,7 @@ def screen(
 def _show(console: Console, folder: Path, versions: int, seed: int) -> None:
     people, rng = people_of("student", folder / "people"), random.Random(seed)
     row = rng.choice([json.loads(line) for line in people.scored.read_text().splitlines()])
-    task = Task(persona=row["persona"], question=row["question"], answer=row["answer"])
+    task = PersonTask(persona=row["persona"], question=row["question"], answer=row["answer"])
     with _started("-m", "clawstream.simulation.judge") as judge:
         settings = folder / "clawstream.toml"
         settings.write_text(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawstream.config import inherited_environment
-from clawstream.local.servers.leash import die_with_parent
+from clawstream.local.servers.server_process import die_with_parent
 
 _STOPS_WITHIN_S = 45.0
 _AGAIN_AFTER_S = 0.5  # one that ends of itself, as a part may while the broker is away

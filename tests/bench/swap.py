@@ -20,7 +20,7 @@ import typer
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyPublished
-from clawstream.inference.engines.engine import Chunk, EngineRefused, FinishKind, GenerateRequest, Sampling
+from clawstream.inference.engines.engine import Chunk, EngineRefused, FinishKind, GenerateRequest, SamplingParams
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.local.servers.ports import reserved
 from clawstream.weights.taking import swap as take_over
@@ -101,7 +101,7 @@ class _Load:
     async def keep_asking(self, number: int) -> None:
         rng = random.Random(number)
         while (heard := self.heard) is not None:
-            sampling = Sampling(max_new_tokens=ANSWER_TOKENS, temperature=1.0, ignore_eos=True)
+            sampling = SamplingParams(max_new_tokens=ANSWER_TOKENS, temperature=1.0, ignore_eos=True)
             prompt = [rng.randrange(33, 127) for _ in range(PROMPT_TOKENS)]
             request = GenerateRequest(input_ids=prompt, sampling=sampling, extra_key=str(self.version))
             chunks: list[Chunk] = []

@@ -24,7 +24,7 @@ import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from clawstream.inference.engines.engine import GenerateRequest, Sampling
+from clawstream.inference.engines.engine import GenerateRequest, SamplingParams
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.ports import reserved
@@ -127,7 +127,7 @@ async def _round(
 
     async def alone() -> None:
         ids = renderer.prompt_ids(_asked(number, "engine"), {})
-        request = GenerateRequest(input_ids=ids, sampling=Sampling(max_new_tokens=4, ignore_eos=True))
+        request = GenerateRequest(input_ids=ids, sampling=SamplingParams(max_new_tokens=4, ignore_eos=True))
         started = time.perf_counter()
         async with contextlib.aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:

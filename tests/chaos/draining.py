@@ -11,11 +11,11 @@ from aiokafka.errors import KafkaError
 from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Commit, Place
+from clawstream.stream.log import Commit, PartitionId
 from clawstream.stream.stage import Record
 from tests.chaos import reading
 from tests.chaos.clients import Tally
-from tests.chaos.house import House
+from tests.chaos.installation import InstallationUnderTest
 from tests.chaos.oracle import Collected
 
 _LOOK_EVERY_S = 1.0
@@ -36,35 +36,35 @@ class Drained:
 class _Progress:
     """What changes while anything is done at all."""
 
-    ends: dict[Place, int]
-    committed: dict[str, dict[Place, Commit]]
+    ends: dict[PartitionId, int]
+    committed: dict[str, dict[PartitionId, Commit]]
     spooled_bytes: dict[str, int]
 
 
-async def drained(house: House, stages: frozenset[str], *, patience_s: float) -> Drained:
+async def drained(installation: InstallationUnderTest, stages: frozenset[str], *, patience_s: float) -> Drained:
     """Return when nothing is left to do, or nothing has moved for `patience_s`."""
     began_s = moved_s = time.monotonic()
     before: _Progress | None = None
     while True:
         left, progress = "the log can't be read", before
         with contextlib.suppress(TryLater, PartUnavailable, KafkaError):
-            async with KafkaLog.connect(house.bootstrap, client_id="chaos-drain") as log:
-                progress = await _progress(house, log, stages)
+            async with KafkaLog.connect(installation.bootstrap, client_id="chaos-drain") as log:
+                progress = await _progress(installation, log, stages)
                 left = await _left(log, progress, stages)
         now_s = time.monotonic()
         if progress != before:
             moved_s, before = now_s, progress
         if not left or now_s - moved_s > patience_s:
-            async with KafkaLog.connect(house.bootstrap, client_id="chaos-drain") as log:
+            async with KafkaLog.connect(installation.bootstrap, client_id="chaos-drain") as log:
                 records, bad = await reading.everything(log)
             return Drained(left=left, records=records, undecodable=bad, took_s=now_s - began_s)
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-async def _progress(house: House, log: KafkaLog, stages: frozenset[str]) -> _Progress:
+async def _progress(installation: InstallationUnderTest, log: KafkaLog, stages: frozenset[str]) -> _Progress:
     committed = {group: await log.committed(group) for group in reading.GROUPS if group in stages}
     topics = {place.topic for commits in committed.values() for place in commits}
-    spools = (house.settings.data_dir / "spool").glob("*.spool")
+    spools = (installation.settings.data_dir / "spool").glob("*.spool")
     return _Progress(
         ends=await log.end_offsets(sorted({*topics, *reading.TOPICS})),
         committed=committed,
@@ -97,20 +97,22 @@ def _untrained(records: Sequence[Record]) -> list[str]:
     return [f"{len(some)} {what}" for some, what in ((waiting, "samples wait"), (pending, "steps are due")) if some]
 
 
-async def collected(house: House, stages: frozenset[str], tally: Tally, end: Drained) -> Collected:
+async def collected(
+    installation: InstallationUnderTest, stages: frozenset[str], tally: Tally, end: Drained
+) -> Collected:
     """Return what there is to see of a run that came to its end."""
     found = Collected(
         seen=tuple(tally.seen),
         records=end.records,
         undecodable=end.undecodable,
-        manifests=await asyncio.to_thread(reading.manifests, house.settings.checkpoints_dir),
-        moved=tuple(await reading.moved(house.bootstrap)) if stages.intersection(reading.GROUPS) else (),
+        manifests=await asyncio.to_thread(reading.manifests, installation.settings.checkpoints_dir),
+        moved=tuple(await reading.moved(installation.bootstrap)) if stages.intersection(reading.GROUPS) else (),
         failed=tuple(tally.failed),
         stages=stages,
     )
     if "project" not in stages:
         return found
-    audit = await reading.audited(next(iter(house.parts.values())).config)
-    rows = await asyncio.to_thread(reading.rows, house.database.url)
-    twice = await asyncio.to_thread(reading.marked_twice, house.database.url)
+    audit = await reading.audited(next(iter(installation.parts.values())).config)
+    rows = await asyncio.to_thread(reading.rows, installation.database.url)
+    twice = await asyncio.to_thread(reading.marked_twice, installation.database.url)
     return replace(found, rows=rows, rows_differ=audit.rows_differ, chain_breaks=audit.chain_breaks, marked_twice=twice)

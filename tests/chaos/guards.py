@@ -36,7 +36,7 @@ def watch(stage: str) -> None:
     from clawstream.errors import TryLater
     from clawstream.projections.write import writer
 
-    def write(self: Any, batch: Any, own: Any = writer.Writer.write) -> Any:
+    def write(self: Any, batch: Any, own: Any = writer.TableWriter.write) -> Any:
         try:
             lost = own(self, batch)
         except TryLater:
@@ -48,11 +48,11 @@ def watch(stage: str) -> None:
 
     def advance(cursor: Any, part: Any, own: Any = writer._advance) -> Any:
         state = own(cursor, part)
-        if state is writer._State.LOST:
+        if state is writer._WriteState.LOST:
             print(FENCED, file=sys.stderr, flush=True)
         return state
 
-    writer.Writer.write = write  # type: ignore[method-assign]
+    writer.TableWriter.write = write  # type: ignore[method-assign]
     writer._advance = advance
 
 
@@ -114,15 +114,15 @@ def _acknowledge_before_fsync() -> None:
 
 def _forget_plans() -> None:
     from clawstream.events import BatchPlanned, PolicyEvent
-    from clawstream.training.batches.progress import Lived
+    from clawstream.training.batches.progress import PolicyProgress
 
-    learn = Lived.learn
+    learn = PolicyProgress.learn
 
-    def without_plans(self: Lived, event: PolicyEvent) -> None:
+    def without_plans(self: PolicyProgress, event: PolicyEvent) -> None:
         if not isinstance(event, BatchPlanned):
             learn(self, event)
 
-    Lived.learn = without_plans  # type: ignore[method-assign]
+    PolicyProgress.learn = without_plans  # type: ignore[method-assign]
 
 
 def _write_without_the_books() -> None:
@@ -130,25 +130,25 @@ def _write_without_the_books() -> None:
 
     def advance(cursor: Any, part: Any, own: Any = writer._advance) -> Any:
         state = own(cursor, part)
-        if state is not writer._State.LOST:
+        if state is not writer._WriteState.LOST:
             return state
         cursor.execute(_UNFENCED, (part.next_offset, part.chain, *part.place))
-        return writer._State.ADVANCED
+        return writer._WriteState.ADVANCED
 
     writer._advance = advance
     writer._COMMITTED += "ON CONFLICT DO NOTHING"  # its key is a second lock on the same door
 
 
 def _go_on_where_we_were() -> None:
-    from clawstream.stream.log import Commit, Place
+    from clawstream.stream.log import Commit, PartitionId
     from clawstream.stream.runner.hosting import _Worker
 
     assign = _Worker.assigned
 
-    async def revoked(_self: Any, _places: frozenset[Place]) -> None:
+    async def revoked(_self: Any, _places: frozenset[PartitionId]) -> None:
         return
 
-    async def assigned(self: Any, committed: Mapping[Place, Commit | None]) -> Mapping[Place, int]:
+    async def assigned(self: Any, committed: Mapping[PartitionId, Commit | None]) -> Mapping[PartitionId, int]:
         kept = dict(self._shares)
         starts = dict(await assign(self, committed))
         for number in kept.keys() & self._shares.keys():

@@ -16,7 +16,7 @@ from pathlib import Path
 from clawstream.cli import main as clawstream
 from clawstream.cli.process import hide_torch
 from clawstream.gateway.outbox.spool_file import FOLDER, Fsync
-from clawstream.local.servers.leash import die_with_parent
+from clawstream.local.servers.server_process import die_with_parent
 from tests.chaos.guards import Guard, remove, watch
 
 _DURABLE = ".durable"

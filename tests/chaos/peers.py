@@ -15,7 +15,7 @@ from itertools import count
 import orjson
 from aiohttp import web
 
-from clawstream.inference.engines.scripted import Answer, ScriptedBackend
+from clawstream.inference.engines.scripted import ScriptedAnswer, ScriptedBackend
 from clawstream.local.servers.ports import HOST
 from clawstream.rendering.renderer import PromptRenderer
 
@@ -37,8 +37,8 @@ def engine(renderer: PromptRenderer, *, context_length_tokens: int) -> ScriptedB
     """Return an engine that numbers its answers."""
     numbers = count(1)
 
-    def script(_prompt: Sequence[int]) -> Answer:
-        return Answer(token_ids=(*renderer.encode(f"Answer {next(numbers)}."), renderer.stop_token_ids[0]))
+    def script(_prompt: Sequence[int]) -> ScriptedAnswer:
+        return ScriptedAnswer(token_ids=(*renderer.encode(f"Answer {next(numbers)}."), renderer.stop_token_ids[0]))
 
     return ScriptedBackend(
         script=script,

@@ -3,7 +3,7 @@
 import gc
 
 from clawstream.cli.process import hide_torch
-from clawstream.local.servers.leash import die_with_parent
+from clawstream.local.servers.server_process import die_with_parent
 
 die_with_parent()
 hide_torch()  # unless it was asked for and is there

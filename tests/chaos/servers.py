@@ -173,8 +173,8 @@ class Broker:
         """End as the kernel ends it."""
         server = self._server
         assert server is not None
-        assert server._leash is not None
-        for process in psutil.Process(server._leash.watcher_pid).children():
+        assert server._server_process is not None
+        for process in psutil.Process(server._server_process.watcher_pid).children():
             process.kill()
         await self.stop()
 

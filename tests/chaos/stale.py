@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from tests.chaos.guards import FENCED, HOLDS, WROTE
-from tests.chaos.house import House, say
+from tests.chaos.installation import InstallationUnderTest, say
 from tests.chaos.parts import Part
 from tests.chaos.schedule import Kind
 
@@ -20,33 +20,33 @@ _FENCED_WITHIN_S = 10.0  # of its waking
 _LOOK_EVERY_S = 0.2
 
 
-async def write_stale(house: House) -> bool:
+async def write_stale(installation: InstallationUnderTest) -> bool:
     """Return once a projector wrote, or was kept from writing, what another had claimed; False: it did not come to it.
 
     Rows must be coming, of one partition.
     """
-    projectors = [part for part in house.parts.values() if part.stage == "project"]
+    projectors = [part for part in installation.parts.values() if part.stage == "project"]
     begun = _ends(projectors)
     for _ in range(_ROUNDS):
-        await _freeze_and_wake(house, projectors)
+        await _freeze_and_wake(installation, projectors)
         if await _said(projectors, FENCED, begun, within_s=_FENCED_WITHIN_S):
             return True
     return False
 
 
-async def _freeze_and_wake(house: House, projectors: Sequence[Part]) -> None:
+async def _freeze_and_wake(installation: InstallationUnderTest, projectors: Sequence[Part]) -> None:
     await _said(projectors, WROTE, _ends(projectors), within_s=_WRITES_WITHIN_S)
     since = _ends(projectors)
-    await house.database.stop()
+    await installation.database.stop()
     holder = await _said(projectors, HOLDS, since, within_s=_HOLDS_WITHIN_S)
     if holder is not None:  # none has any, as while the group gives partitions anew
         holder.send(signal.SIGSTOP)
     since = _ends(projectors)
-    await house.database.start()
-    house.applied[Kind.DATABASE_RESTART] += 1
+    await installation.database.start()
+    installation.applied[Kind.DATABASE_RESTART] += 1
     if holder is None:
         return
-    house.applied[Kind.FREEZE] += 1
+    installation.applied[Kind.FREEZE] += 1
     say(f"{holder.name} is frozen with rows to write")
     others = [part for part in projectors if part is not holder]
     writer = await _said(others, WROTE, since, within_s=_WRITES_WITHIN_S)

@@ -16,9 +16,9 @@ from clawstream.projections import database
 from clawstream.projections.tables import SAMPLES, VOTES
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Commit, Place
+from clawstream.stream.log import Commit, PartitionId
 from tests.flow import Flow
-from tests.projections import story
+from tests.projections import one_session
 from tests.projections.test_audit import session
 from tests.projections.test_stage import caught_up, projecting
 from tests.samples.test_flow import conversation
@@ -34,7 +34,7 @@ def _pipeline() -> list[Event]:
 
 
 PIPELINE = _pipeline()
-RECORDS = len(story.STORY) + len(PIPELINE) + 1
+RECORDS = len(one_session.ONE_SESSION) + len(PIPELINE) + 1
 SET_ASIDE = 1 + sum(isinstance(event, VoteCast) and event.session_id == "s1" for event in PIPELINE)
 
 
@@ -52,7 +52,7 @@ async def config(tmp_path: Path, kafka_bootstrap: str, topic_prefix: str, fresh_
     engine = database.connect(fresh_database_url)
     async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log, projecting(fresh_database_url, log):
         await append_bytes(log, VOTES, b"s1", b"nonsense", [])
-        await log.append([*story.STORY, *PIPELINE])
+        await log.append([*one_session.ONE_SESSION, *PIPELINE])
         await caught_up(engine, log)
     engine.dispose()
     path = tmp_path / "clawstream.toml"
@@ -80,7 +80,7 @@ def test_an_edit_by_hand_is_named_with_exit_code_two_and_a_rebuild_undoes_it(
 
     with psycopg.connect(fresh_database_url.replace("+psycopg", "")) as connection:
         edit = "UPDATE verdicts SET score = 1 WHERE session_id = %s RETURNING event_id"
-        [row] = connection.execute(edit, (story.SESSION,)).fetchall()
+        [row] = connection.execute(edit, (one_session.SESSION,)).fetchall()
     edited = run(config, "audit", "verify", "--json")
     assert edited.returncode == 2
     assert "1 rows differ" in edited.stderr
@@ -155,12 +155,12 @@ async def test_tables_that_have_read_past_the_end_of_the_log_are_made_of_the_log
     await asyncio.to_thread(settings, config, kafka_bootstrap, shorter, fresh_database_url)
     engine = database.connect(fresh_database_url)
     async with KafkaLog.connect(kafka_bootstrap, prefix=shorter) as log:
-        await log.append(story.STORY)
-        trained = Place(SAMPLES, 0)
+        await log.append(one_session.ONE_SESSION)
+        trained = PartitionId(SAMPLES, 0)
         await log.put_back("train-policy", {trained: Commit(1000)})
         told = await asyncio.to_thread(trusted, config, fresh_database_url)
         assert (await log.committed("train-policy"))[trained].offset < 1000
-        assert told["records"] <= len(story.STORY)
+        assert told["records"] <= len(one_session.ONE_SESSION)
         assert any(one["next_offset"] > one["made_next_offset"] == 0 for one in told["overruled"])
         async with projecting(fresh_database_url, log):
             await log.append(PIPELINE)
@@ -169,4 +169,4 @@ async def test_tables_that_have_read_past_the_end_of_the_log_are_made_of_the_log
     later = run(config, "audit", "verify", "--json")
     assert later.returncode == 0, later.stderr
     found = json.loads(later.stdout)
-    assert (found["records"], found["records_set_aside"]) == (len(story.STORY) + len(PIPELINE), 0)
+    assert (found["records"], found["records_set_aside"]) == (len(one_session.ONE_SESSION) + len(PIPELINE), 0)

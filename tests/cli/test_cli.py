@@ -15,7 +15,7 @@ from clawstream.config import EngineSettings, GatewaySettings, Settings, dump, l
 from clawstream.errors import ConfigError, TryLater
 from clawstream.gateway.access.key_file import add_key, open_door, revoke_key
 from clawstream.gateway.access.keys import Allowance
-from clawstream.simulation.runs.run import Progress
+from clawstream.simulation.runs.run import RunProgress
 
 
 def run(*argv: str, code: str | None = None) -> "subprocess.CompletedProcess[str]":
@@ -178,10 +178,10 @@ def test_the_demo_says_each_update_in_a_line_where_there_is_no_terminal(
 ) -> None:
     with shown(Console(stderr=True, force_terminal=terminal), updates=2) as tell:
         for step in (
-            Progress(phase="starting the parts"),
-            Progress(phase="learning", requests=3, tokens_per_s=1.0),
-            Progress(phase="learning", requests=4, tokens_per_s=1.0),
-            Progress(phase="learning", update=1, requests=9, score=0.5),
+            RunProgress(phase="starting the parts"),
+            RunProgress(phase="learning", requests=3, tokens_per_s=1.0),
+            RunProgress(phase="learning", requests=4, tokens_per_s=1.0),
+            RunProgress(phase="learning", update=1, requests=9, score=0.5),
         ):
             tell("", step)
     said = capsys.readouterr()

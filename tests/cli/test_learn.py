@@ -17,7 +17,7 @@ from clawstream.locks import locked
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.plot import _ceilings, _pieces, plot_curves
 from clawstream.simulation.learn.report import curves
-from clawstream.simulation.runs.run import Progress
+from clawstream.simulation.runs.run import RunProgress
 from tests.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row, row
 
 
@@ -227,7 +227,7 @@ def test_long_runs_are_scored_every_8th_update() -> None:
 @pytest.mark.parametrize("unit", ["updates", "rounds"])
 def test_who_has_no_terminal_is_told_in_what_a_run_counts(unit: str, capsys: pytest.CaptureFixture[str]) -> None:
     with shown(Console(file=io.StringIO()), 4, unit) as tell:
-        tell("outcome seed 0", Progress(phase="agents try", update=1))
+        tell("outcome seed 0", RunProgress(phase="agents try", update=1))
 
     assert capsys.readouterr().err == f"outcome seed 0: agents try: 1/4 {unit}\n"
 

@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 
 from clawstream.cli.learning.progress import shown, waiting
-from clawstream.simulation.runs.run import Progress
+from clawstream.simulation.runs.run import RunProgress
 
 
 def test_a_terminal_of_80_columns_shows_each_run_s_updates_and_score() -> None:
@@ -16,7 +16,7 @@ def test_a_terminal_of_80_columns_shows_each_run_s_updates_and_score() -> None:
     long = "students chat, the policy learns"
     with shown(console, 16) as tell:
         for name in ("combined, current teacher seed 3", "binary shuffled seed 11"):
-            tell(name, Progress(phase=long, update=5, score=0.61, requests=1234, tokens_per_s=1000.0))
+            tell(name, RunProgress(phase=long, update=5, score=0.61, requests=1234, tokens_per_s=1000.0))
     for name in ("combined, current teacher seed 3", "binary shuffled seed 11"):
         line = next(line for line in page.getvalue().splitlines() if name in line and "5/16" in line)
         assert "5/16 updates" in line

@@ -18,11 +18,11 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner, Result
 
 from clawstream.cli import app
-from clawstream.cli.learning.real import UNRELATED, Found, _choose
+from clawstream.cli.learning.real import UNRELATED, RealComparison, _choose
 from clawstream.config import Settings
 from clawstream.errors import OperatorError
 from clawstream.inference.engines.dialect import Call
-from clawstream.inference.engines.scripted import Answer, ScriptedBackend, serving
+from clawstream.inference.engines.scripted import ScriptedAnswer, ScriptedBackend, serving
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.projections import database
 from clawstream.rendering.renderer import PromptRenderer
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @dataclass(slots=True)
-class House:
+class Rig:
     """An installation with versions 0 to 3, its settings file, and what each version was asked."""
 
     config: Path
@@ -71,7 +71,7 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path, fresh_database_url: str, monkeypatch: pytest.MonkeyPatch) -> House:
+def rig(tmp_path: Path, fresh_database_url: str, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """Version 1 learned from the turn `one`, version 2 from the turn `two`, and version 3 from all others."""
     base = tmp_path / "base"
     make_config(base)
@@ -88,7 +88,7 @@ def house(tmp_path: Path, fresh_database_url: str, monkeypatch: pytest.MonkeyPat
         f'[postgres]\nurl = "{fresh_database_url}"\n[policy]\nrenderer = "qwen3"\nenable_thinking = false\n'
         "[gateway]\ndefault_temperature = 0.5\n"
     )
-    built = House(config, tmp_path / "data", decode=tokenizer.decode)
+    built = Rig(config, tmp_path / "data", decode=tokenizer.decode)
     monkeypatch.setattr(again, "asked", scripted(built, tokenizer))
     return built
 
@@ -98,7 +98,7 @@ def encoded(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text))
 
 
-def scripted(house: House, tokenizer: Any) -> Callable[..., Any]:
+def scripted(rig: Rig, tokenizer: Any) -> Callable[..., Any]:
     """In place of `again.asked`: engines that say who they are, and solve so many of the unrelated tasks."""
 
     def said(version: int, prompt: str) -> str:
@@ -107,22 +107,22 @@ def scripted(house: House, tokenizer: Any) -> Callable[..., Any]:
                 return RIGHT[number] if number < SOLVED[version] else "I don't know."
         return "alike" if prompt.endswith(NEW[-1]) else f"{prompt[-3:]} hears {version}"
 
-    def answer(version: int, prompt_ids: Sequence[int]) -> Answer:
-        return Answer(token_ids=encoded(tokenizer, said(version, tokenizer.decode(prompt_ids))))
+    def answer(version: int, prompt_ids: Sequence[int]) -> ScriptedAnswer:
+        return ScriptedAnswer(token_ids=encoded(tokenizer, said(version, tokenizer.decode(prompt_ids))))
 
     @asynccontextmanager
     async def asked(
-        settings: Settings, base: Path, wanted: Sequence[again.Version], _: Path
-    ) -> AsyncIterator[list[again.Answering]]:
+        settings: Settings, base: Path, wanted: Sequence[again.LocalVersion], _: Path
+    ) -> AsyncIterator[list[again.VersionEngine]]:
         renderer = PromptRenderer.of(settings.policy, base)
         async with AsyncExitStack() as stack:
             http = await stack.enter_async_context(aiohttp.ClientSession())
             answering = []
             for version in wanted:
                 backend = ScriptedBackend(script=partial(answer, version.number))
-                house.calls[version.number] = backend.calls
+                rig.calls[version.number] = backend.calls
                 engine = SglangEngine(http, await stack.enter_async_context(serving(backend)))
-                answering.append(again.Answering(version, engine, None, renderer, settings))
+                answering.append(again.VersionEngine(version, engine, None, renderer, settings))
             yield answering
 
     return asked
@@ -134,16 +134,16 @@ def first_shown(words: str, name: str) -> int:
     return min(at, key=lambda version: at[version])
 
 
-def test_requests_that_are_new_to_both_versions_are_asked_of_both_alike(house: House) -> None:
-    result = house.run(*FROM_1_TO_2, said="q\n")
+def test_requests_that_are_new_to_both_versions_are_asked_of_both_alike(rig: Rig) -> None:
+    result = rig.run(*FROM_1_TO_2, said="q\n")
 
     assert result.exit_code == 0, result.exception
-    assert [prompt for prompt, _ in house.asked(1, temperature=0.5)] == [f"I am {name}" for name in NEW]
-    assert house.asked(1, temperature=0.5) == house.asked(2, temperature=0.5), "with the same seeds"
+    assert [prompt for prompt, _ in rig.asked(1, temperature=0.5)] == [f"I am {name}" for name in NEW]
+    assert rig.asked(1, temperature=0.5) == rig.asked(2, temperature=0.5), "with the same seeds"
 
 
-def test_nobody_can_tell_whose_answer_is_whose_and_a_choice_is_for_who_gave_it(house: House) -> None:
-    result = house.run(*FROM_1_TO_2, said="a\n" * len(NEW))
+def test_nobody_can_tell_whose_answer_is_whose_and_a_choice_is_for_who_gave_it(rig: Rig) -> None:
+    result = rig.run(*FROM_1_TO_2, said="a\n" * len(NEW))
 
     assert result.exit_code == 0, result.exception
     [announced, shown] = result.stderr.split("\n", 1)
@@ -151,10 +151,10 @@ def test_nobody_can_tell_whose_answer_is_whose_and_a_choice_is_for_who_gave_it(h
     assert "version" not in shown
     left = {name: first_shown(shown, name) for name in NEW[:-1]}
     assert {*left.values()} == {1, 2}, "either may stand on the left"
-    told = json.loads(house.kept("comparison.json"))
+    told = json.loads(rig.kept("comparison.json"))
     choices = {pair["turn_id"]: pair["choice"] for pair in told["pairs"]}
     assert choices == {name: {1: "before", 2: "after"}[version] for name, version in left.items()} | {NEW[-1]: "equal"}
-    lines = [json.loads(line) for line in house.kept("choices.jsonl").splitlines()]
+    lines = [json.loads(line) for line in rig.kept("choices.jsonl").splitlines()]
     assert {line["pair"]["turn_id"]: line["choice"] for line in lines} == choices
     assert {(line["before"], line["after"]) for line in lines} == {(1, 2)}
     counts = [list(choices.values()).count(choice) for choice in ("before", "after", "equal")]
@@ -162,31 +162,31 @@ def test_nobody_can_tell_whose_answer_is_whose_and_a_choice_is_for_who_gave_it(h
     assert ["you", "prefer", *map(str, counts)] in rows(result)
 
 
-def test_unrelated_tasks_are_asked_of_both_and_what_each_solves_is_said(house: House, tmp_path: Path) -> None:
-    result = house.run(*FROM_1_TO_2, "--json", str(tmp_path / "told.json"), said="q\n")
+def test_unrelated_tasks_are_asked_of_both_and_what_each_solves_is_said(rig: Rig, tmp_path: Path) -> None:
+    result = rig.run(*FROM_1_TO_2, "--json", str(tmp_path / "told.json"), said="q\n")
 
     told = json.loads((tmp_path / "told.json").read_text())
     assert told["unrelated"] == {"tasks": 24, "before": 24, "after": 20}
     assert ["unrelated", "tasks", "solved,", "of", "24", "24", "20"] in rows(result)
     for version in (1, 2):
-        assert len(house.asked(version, temperature=0.0)) == 24
+        assert len(rig.asked(version, temperature=0.0)) == 24
 
 
-def test_what_the_older_version_had_learned_is_no_lesson_of_the_newer_one(house: House) -> None:
-    result = house.run(*FROM_1_TO_2, said="q\n")
+def test_what_the_older_version_had_learned_is_no_lesson_of_the_newer_one(rig: Rig) -> None:
+    result = rig.run(*FROM_1_TO_2, said="q\n")
 
-    told = json.loads(house.kept("comparison.json"))
+    told = json.loads(rig.kept("comparison.json"))
     assert [(one["policy_version"], one["next_state"]) for one in told["learned_from"]] == [(2, "user: no two")]
     assert "user: no two" in result.stdout
     assert "user: no one" not in result.stdout
 
 
-def test_where_the_newest_version_was_trained_on_all_there_is_nothing_is_asked(house: House) -> None:
-    result = house.run(said="a\n")
+def test_where_the_newest_version_was_trained_on_all_there_is_nothing_is_asked(rig: Rig) -> None:
+    result = rig.run(said="a\n")
 
     assert isinstance(result.exception, OperatorError)
     assert "no answered request of policy in the database is new to both versions 0 and 3" in str(result.exception)
-    assert not house.calls
+    assert not rig.calls
 
 
 def rows(result: Result) -> list[list[str]]:
@@ -231,7 +231,7 @@ def test_each_choice_is_on_disk_before_the_next_is_asked_for_and_those_until_a_s
     file = tmp_path / "choices.jsonl"
     person = Person(said, file)
     monkeypatch.setattr(sys, "stdin", person)
-    found = Found(before=3, after=5, pairs=PAIRS, solved=(0, 0), num_tasks=0, lessons=[])
+    found = RealComparison(before=3, after=5, pairs=PAIRS, solved=(0, 0), num_tasks=0, lessons=[])
 
     choices = _choose(found, Console(file=io.StringIO()), file)
 
@@ -247,7 +247,7 @@ def test_what_is_no_choice_is_refused_and_choices_until_then_stay_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("a\nthe left one\n"))
-    found = Found(before=0, after=1, pairs=PAIRS, solved=(0, 0), num_tasks=0, lessons=[])
+    found = RealComparison(before=0, after=1, pairs=PAIRS, solved=(0, 0), num_tasks=0, lessons=[])
 
     with pytest.raises(OperatorError, match="found 'the left one' on standard input, expected a, b, = or q"):
         _choose(found, Console(file=io.StringIO()), tmp_path / "choices.jsonl")

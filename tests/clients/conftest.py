@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.inference.engines.scripted import Answer
+from clawstream.inference.engines.scripted import ScriptedAnswer
 from tests.engine.tiny_model import make_tokenizer
-from tests.gateway.house import House, house, until
+from tests.gateway.running_gateway import RunningGateway, running_gateway, until
 
 CONTEXT_TOKENS = 8_000
 SAID, TOTAL = "It is 4.", {"total": 4}
@@ -24,27 +24,27 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
+async def gateway(tokenizer_folder: Path) -> AsyncIterator[RunningGateway]:
     """One gateway for each test."""
-    async with house(tokenizer_folder) as found:
+    async with running_gateway(tokenizer_folder) as found:
         yield found
 
 
 @pytest.fixture
-async def roomy(tokenizer_folder: Path) -> AsyncIterator[House]:
+async def roomy(tokenizer_folder: Path) -> AsyncIterator[RunningGateway]:
     """A gateway whose policy calls `add` where it may, once for each question, and says JSON where it is asked to."""
-    async with house(tokenizer_folder) as gateway:
+    async with running_gateway(tokenizer_folder) as gateway:
         gateway.engine.context_length_tokens = CONTEXT_TOKENS
         end = gateway.renderer.stop_token_ids[0]
 
-        def script(prompt: Sequence[int]) -> Answer:
+        def script(prompt: Sequence[int]) -> ScriptedAnswer:
             text = gateway.renderer.decode(prompt)
             said = SAID
             if '"name": "add"' in text and "<tool_response>" not in text:
                 said = _CALL
             elif "JSON" in text:
                 said = json.dumps(TOTAL)
-            return Answer(token_ids=(*gateway.renderer.encode(said), end))
+            return ScriptedAnswer(token_ids=(*gateway.renderer.encode(said), end))
 
         async def told() -> bool:
             return f'"max_model_len":{CONTEXT_TOKENS}' in (await gateway.get("/v1/models"))[1]

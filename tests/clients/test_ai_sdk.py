@@ -9,7 +9,7 @@ from clawstream.events import ExchangeCompleted
 from tests.clients import javascript
 from tests.clients.conftest import SAID, TOTAL
 from tests.clients.turns import paired
-from tests.gateway.house import House
+from tests.gateway.running_gateway import RunningGateway
 
 pytestmark = pytest.mark.node
 CLIENT = Path(__file__).with_name("ai_sdk.cjs")
@@ -22,7 +22,7 @@ def modules() -> Path:
 
 @pytest.mark.parametrize("provider", ["responses", "chat", "anthropic"])
 async def test_each_provider_is_answered_and_its_tool_round_is_paired(
-    roomy: House, modules: Path, provider: str
+    roomy: RunningGateway, modules: Path, provider: str
 ) -> None:
     seen = await javascript.run(CLIENT, provider, roomy.url, modules=modules)
     error = {"name": "AI_APICallError", "status": 400}

@@ -17,7 +17,7 @@ from clawstream.inference.engines.scripted import Fault
 from clawstream.rendering.renderer import PromptRenderer
 from tests.clients.conftest import TOTAL
 from tests.clients.turns import paired
-from tests.gateway.house import WITHIN_S, House, full_disk, house
+from tests.gateway.running_gateway import WITHIN_S, RunningGateway, full_disk, running_gateway
 from tests.gateway.test_promises import GatedLog
 
 CALL = '<tool_call>\n{{"name": "exec", "arguments": {{"command": "{}"}}}}\n</tool_call>'
@@ -36,7 +36,7 @@ HELLO: list[MessageParam] = [{"role": "user", "content": "What is 2+2?"}]
 
 
 @pytest.fixture
-async def client(gateway: House) -> AsyncIterator[anthropic.AsyncAnthropic]:
+async def client(gateway: RunningGateway) -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="none", max_retries=0) as found:
         yield found
 
@@ -52,7 +52,7 @@ async def ask(client: anthropic.AsyncAnthropic, messages: list[MessageParam], *,
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_is_a_message_and_an_exchange_in_openai_s_form(
-    gateway: House, client: anthropic.AsyncAnthropic, stream: bool
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic, stream: bool
 ) -> None:
     message = await ask(client, HELLO, stream=stream, system="Be brief.", extra_headers={"X-Session-Id": "s1"})
     exchange = await gateway.exchange()
@@ -70,7 +70,7 @@ async def test_an_answer_is_a_message_and_an_exchange_in_openai_s_form(
     assert exchange.session_id == "s1"
 
 
-async def test_the_sync_client_streams_text(gateway: House) -> None:
+async def test_the_sync_client_streams_text(gateway: RunningGateway) -> None:
     def said() -> str:
         with (
             anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as client,
@@ -83,7 +83,7 @@ async def test_the_sync_client_streams_text(gateway: House) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_tools_and_thinking_go_round_and_every_turn_is_paired(
-    gateway: House, client: anthropic.AsyncAnthropic, stream: bool
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic, stream: bool
 ) -> None:
     gateway.say(f"<think>\nTwo folders.\n</think>\n\nLook. {CALL.format('ls a')}\n{CALL.format('ls b')}")
     history: list[MessageParam] = [*HELLO]
@@ -113,7 +113,7 @@ async def test_tools_and_thinking_go_round_and_every_turn_is_paired(
 
 
 async def test_the_stream_helper_sees_thinking_text_and_input_as_they_grow(
-    gateway: House, client: anthropic.AsyncAnthropic
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic
 ) -> None:
     gateway.say(f"<think>\nhm\n</think>\n\nLook. {CALL.format('ls')}")
     async with client.messages.stream(model="policy", max_tokens=200, messages=HELLO, tools=[TOOL]) as stream:
@@ -127,13 +127,13 @@ async def test_the_stream_helper_sees_thinking_text_and_input_as_they_grow(
     assert kinds[-2:] == ["message_delta", "message_stop"]
 
 
-async def test_thinking_can_be_switched_off(gateway: House, client: anthropic.AsyncAnthropic) -> None:
+async def test_thinking_can_be_switched_off(gateway: RunningGateway, client: anthropic.AsyncAnthropic) -> None:
     await ask(client, HELLO, stream=False, thinking={"type": "disabled"})
     exchange = await gateway.exchange()
     assert gateway.renderer.decode(exchange.request.token_ids).endswith("<think>\n\n</think>\n\n")
 
 
-async def test_an_answer_by_a_schema_is_parsed(roomy: House) -> None:
+async def test_an_answer_by_a_schema_is_parsed(roomy: RunningGateway) -> None:
     async with anthropic.AsyncAnthropic(base_url=roomy.url, api_key="none", max_retries=0) as client:
         said: list[MessageParam] = [{"role": "user", "content": "What is 2+2? Say it as JSON."}]
         message = await client.messages.parse(model="policy", max_tokens=200, messages=said, output_format=Sum)
@@ -147,7 +147,9 @@ async def test_an_answer_by_a_schema_is_parsed(roomy: House) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_stop_sequence_is_named(gateway: House, client: anthropic.AsyncAnthropic, stream: bool) -> None:
+async def test_a_stop_sequence_is_named(
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic, stream: bool
+) -> None:
     gateway.say("one two three")
     message = await ask(client, HELLO, stream=stream, stop_sequences=["four", "three"])
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "three")
@@ -156,7 +158,7 @@ async def test_a_stop_sequence_is_named(gateway: House, client: anthropic.AsyncA
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_empty_answer_is_a_message_without_content(
-    gateway: House, client: anthropic.AsyncAnthropic, stream: bool
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic, stream: bool
 ) -> None:
     gateway.say("")
     message = await ask(client, HELLO, stream=stream)
@@ -171,7 +173,9 @@ async def test_max_tokens_end_an_answer(client: anthropic.AsyncAnthropic) -> Non
     assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 2)
 
 
-async def test_tokens_are_counted_as_the_prompt_has_them(gateway: House, client: anthropic.AsyncAnthropic) -> None:
+async def test_tokens_are_counted_as_the_prompt_has_them(
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic
+) -> None:
     counted = await client.messages.count_tokens(model="policy", messages=HELLO, system="Be brief.", tools=[TOOL])
     assert gateway.engine.calls == []
     await ask(client, HELLO, stream=False, system="Be brief.", tools=[TOOL])
@@ -187,7 +191,7 @@ async def test_tokens_are_counted_as_the_prompt_has_them(gateway: House, client:
     "messages", [[{"role": "user", "content": "x" * 200_000}], [*HELLO] * 3_000], ids=["long", "many"]
 )
 async def test_what_no_context_holds_is_refused_before_it_is_counted(
-    gateway: House,
+    gateway: RunningGateway,
     client: anthropic.AsyncAnthropic,
     monkeypatch: pytest.MonkeyPatch,
     messages: list[MessageParam],
@@ -198,7 +202,7 @@ async def test_what_no_context_holds_is_refused_before_it_is_counted(
 
 
 async def test_a_session_is_named_by_header_or_metadata_and_ended(
-    gateway: House, client: anthropic.AsyncAnthropic
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic
 ) -> None:
     named: Any = {"session_id": "s2", "user_id": "someone"}
     await ask(client, HELLO, stream=False, metadata=named)
@@ -212,7 +216,7 @@ async def test_a_session_is_named_by_header_or_metadata_and_ended(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_each_refusal_is_the_sdk_s_exception(
-    gateway: House, client: anthropic.AsyncAnthropic, stream: bool
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic, stream: bool
 ) -> None:
     with pytest.raises(anthropic.BadRequestError, match="there are no tools to call") as bad:
         await ask(client, HELLO, stream=stream, tool_choice={"type": "any"})
@@ -229,7 +233,9 @@ async def test_each_refusal_is_the_sdk_s_exception(
         await ask(client, long, stream=stream)
 
 
-async def test_an_error_in_mid_stream_is_raised_by_the_sdk(gateway: House, client: anthropic.AsyncAnthropic) -> None:
+async def test_an_error_in_mid_stream_is_raised_by_the_sdk(
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic
+) -> None:
     gateway.engine.faults.append(Fault(cut_after_tokens=3))
     with pytest.raises(anthropic.APIStatusError, match="engine failed") as cut:
         await ask(client, HELLO, stream=True)
@@ -238,7 +244,7 @@ async def test_an_error_in_mid_stream_is_raised_by_the_sdk(gateway: House, clien
 
 
 async def test_keys_are_read_from_either_header(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, api_key="secret") as gateway:
+    async with running_gateway(tokenizer_folder, api_key="secret") as gateway:
         either: list[dict[str, Any]] = [{"api_key": "secret"}, {"auth_token": "secret"}]
         for named in either:
             async with anthropic.AsyncAnthropic(base_url=gateway.url, max_retries=0, **named) as client:
@@ -259,7 +265,7 @@ class Hasty(anthropic.AsyncAnthropic):
         return 0.0
 
 
-async def test_a_retry_of_the_sdk_is_the_same_turn_asked_twice(gateway: House) -> None:
+async def test_a_retry_of_the_sdk_is_the_same_turn_asked_twice(gateway: RunningGateway) -> None:
     gateway.engine.faults.append(Fault(status=503, message="busy"))
     async with Hasty(base_url=gateway.url, api_key="none", max_retries=1) as client:
         await ask(client, HELLO, stream=False)
@@ -269,7 +275,7 @@ async def test_a_retry_of_the_sdk_is_the_same_turn_asked_twice(gateway: House) -
 
 
 async def test_a_client_that_closes_its_stream_cancels_the_generation(
-    gateway: House, client: anthropic.AsyncAnthropic
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic
 ) -> None:
     gateway.say("x" * 500)
     gateway.engine.token_delay_s = 0.01
@@ -288,7 +294,7 @@ async def test_no_stop_reason_is_seen_before_the_log_has_acknowledged(tokenizer_
     log = GatedLog()
     log.gate.clear()
     async with (
-        house(tokenizer_folder, log=log, bounds=Bounds(ack_timeout_s=30.0)) as gateway,
+        running_gateway(tokenizer_folder, log=log, bounds=Bounds(ack_timeout_s=30.0)) as gateway,
         gateway.client.post(f"{gateway.url}/v1/messages", data=BODY) as answer,
         asyncio.timeout(WITHIN_S),
     ):
@@ -308,7 +314,7 @@ async def test_what_is_kept_nowhere_ends_its_stream_with_an_error(tokenizer_fold
     log = GatedLog()
     log.gate.clear()
     async with (
-        house(tokenizer_folder, log=log, fsync=full_disk, bounds=Bounds(ack_timeout_s=0.05)) as gateway,
+        running_gateway(tokenizer_folder, log=log, fsync=full_disk, bounds=Bounds(ack_timeout_s=0.05)) as gateway,
         gateway.client.post(f"{gateway.url}/v1/messages", data=BODY) as answer,
     ):
         raw = await answer.content.read()
@@ -318,7 +324,7 @@ async def test_what_is_kept_nowhere_ends_its_stream_with_an_error(tokenizer_fold
 
 
 async def test_a_silent_stream_is_kept_alive_with_pings(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, bounds=Bounds(heartbeat_s=0.02)) as gateway:
+    async with running_gateway(tokenizer_folder, bounds=Bounds(heartbeat_s=0.02)) as gateway:
         gateway.engine.hold()
         async with gateway.client.post(f"{gateway.url}/v1/messages", data=BODY) as answer, asyncio.timeout(WITHIN_S):
             start = await answer.content.readuntil(b"\n\n")

@@ -4,13 +4,13 @@ from typing import Any
 
 from clawstream.events import TurnType
 from clawstream.gateway.dialects.anthropic import read_messages
-from clawstream.gateway.requests.profiles import Named, name_request
+from clawstream.gateway.requests.profiles import RequestIdentity, name_request
 
 SESSION = {"x-claude-code-session-id": "c3afa137-c8cb-4090-87f2-e5207391f435"}
 TOOL = {"name": "Read", "input_schema": {"type": "object"}}
 
 
-def named(headers: dict[str, str], **more: Any) -> Named:
+def named(headers: dict[str, str], **more: Any) -> RequestIdentity:
     body = {
         "model": "policy",
         "max_tokens": 32_000,

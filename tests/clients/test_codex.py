@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from clawstream.conversation.authors import Author, Written, written
+from clawstream.conversation.authors import Author, MessagePiece, written
 from clawstream.events import TurnType
 from clawstream.gateway.dialects.responses import read_responses
-from clawstream.gateway.requests.profiles import Named, name_request
+from clawstream.gateway.requests.profiles import RequestIdentity, name_request
 
 SESSION = "01a20964-070d-78e0-b87c-fc2132f83aad"
 THREAD = "01a20964-9999-78e0-b87c-fc2132f83aad"
@@ -52,7 +52,7 @@ BODY: dict[str, Any] = {
 }
 
 
-def named(headers: dict[str, str]) -> Named:
+def named(headers: dict[str, str]) -> RequestIdentity:
     return name_request(headers, read_responses(BODY, False, lambda _id: None))
 
 
@@ -86,4 +86,4 @@ def test_what_it_asks_for_itself_is_a_side_turn() -> None:
     ],
 )
 def test_what_it_writes_in_the_user_s_place_is_the_environment_s(text: str) -> None:
-    assert written(text) == Written(Author.ENVIRONMENT, text)
+    assert written(text) == MessagePiece(Author.ENVIRONMENT, text)

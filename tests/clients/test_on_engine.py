@@ -13,7 +13,7 @@ from clawstream.simulation.policy import shipped
 from tests.clients import javascript
 from tests.clients.python import PACKAGES, seen_by
 from tests.engine.process import cpu_engine
-from tests.gateway.house import House, house, until
+from tests.gateway.running_gateway import RunningGateway, running_gateway, until
 
 pytestmark = pytest.mark.timeout(300)
 HERE = Path(__file__).parent
@@ -43,14 +43,14 @@ def engine_url(policy: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-async def computing(policy: Path, engine_url: str) -> AsyncIterator[House]:
+async def computing(policy: Path, engine_url: str) -> AsyncIterator[RunningGateway]:
     """A gateway in front of the engine."""
-    async with house(policy, engine_urls=(engine_url,)) as gateway:
+    async with running_gateway(policy, engine_urls=(engine_url,)) as gateway:
         await until(gateway.ready)
         yield gateway
 
 
-async def check(gateway: House, seen: dict[str, Any]) -> None:
+async def check(gateway: RunningGateway, seen: dict[str, Any]) -> None:
     """What a client saw of its answers, in the order in which it asked, is what was sampled and recorded."""
     kinds = [kind for kind in ("chat", "stream", "forced", "forced stream") if kind in seen]
     recorded = await gateway.recorded(ExchangeCompleted, at_least=len(kinds))
@@ -73,7 +73,7 @@ def called(answer: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.sdks
 @pytest.mark.parametrize("client", PACKAGES)
-async def test_a_python_sdk_sees_what_the_engine_sampled(computing: House, client: str) -> None:
+async def test_a_python_sdk_sees_what_the_engine_sampled(computing: RunningGateway, client: str) -> None:
     seen = await seen_by(client, HERE / "sdks_on_engine.py", computing.url)
     await check(computing, seen)
     assert seen["error"] == ERRORS[client]
@@ -81,7 +81,7 @@ async def test_a_python_sdk_sees_what_the_engine_sampled(computing: House, clien
 
 @pytest.mark.node
 @pytest.mark.parametrize("client", ["openai", "responses", "chat", "anthropic"])
-async def test_a_javascript_sdk_sees_what_the_engine_sampled(computing: House, client: str) -> None:
+async def test_a_javascript_sdk_sees_what_the_engine_sampled(computing: RunningGateway, client: str) -> None:
     modules = javascript.openai() if client == "openai" else javascript.ai_sdk()
     seen = await javascript.run(HERE / "on_engine.cjs", client, computing.url, modules=modules)
     await check(computing, seen)

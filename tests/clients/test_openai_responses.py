@@ -18,7 +18,7 @@ from clawstream.inference.engines.scripted import Fault
 from clawstream.stream.memory.memory_log import MemoryLog
 from tests.clients.test_openai_sdk import CALL, PARAMETERS, call_first_then_say
 from tests.clients.turns import paired
-from tests.gateway.house import WITHIN_S, House, house
+from tests.gateway.running_gateway import WITHIN_S, RunningGateway, running_gateway
 from tests.gateway.test_promises import GatedLog
 
 TOOL: Any = {"type": "function", "name": "add", "parameters": PARAMETERS, "strict": True}
@@ -27,7 +27,7 @@ THINK = "<think>\nAdd.\n</think>\n\n"
 
 
 @pytest.fixture
-async def client(gateway: House) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as found:
         yield found
 
@@ -47,7 +47,7 @@ def items_of(response: Response) -> list[Any]:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_response_is_an_exchange_in_the_form_of_chat_completions(
-    gateway: House, client: openai.AsyncOpenAI, stream: bool
+    gateway: RunningGateway, client: openai.AsyncOpenAI, stream: bool
 ) -> None:
     response = await ask(client, "What is 2+2?", stream=stream, instructions="Be brief.")
     exchange = await gateway.exchange()
@@ -65,7 +65,7 @@ async def test_a_response_is_an_exchange_in_the_form_of_chat_completions(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_text_has_the_log_probs_that_are_recorded_of_its_tokens_alone(
-    gateway: House, client: openai.AsyncOpenAI, stream: bool
+    gateway: RunningGateway, client: openai.AsyncOpenAI, stream: bool
 ) -> None:
     gateway.say(f"{THINK}Let me see é. {CALL}")
     asked: Any = {"include": ["message.output_text.logprobs"], "tools": [TOOL]}
@@ -85,7 +85,7 @@ async def test_the_text_has_the_log_probs_that_are_recorded_of_its_tokens_alone(
 
 
 async def test_the_deltas_of_a_stream_hold_the_log_probs_of_the_whole(
-    gateway: House, client: openai.AsyncOpenAI
+    gateway: RunningGateway, client: openai.AsyncOpenAI
 ) -> None:
     gateway.say(f"{THINK}It is 4.")
     asked: Any = {"include": ["message.output_text.logprobs"], "stream": True}
@@ -105,7 +105,9 @@ async def test_top_logprobs_without_the_log_probs_beside_are_refused(client: ope
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_tokens_of_thoughts_are_counted(gateway: House, client: openai.AsyncOpenAI, stream: bool) -> None:
+async def test_the_tokens_of_thoughts_are_counted(
+    gateway: RunningGateway, client: openai.AsyncOpenAI, stream: bool
+) -> None:
     for text, thought in ((f"{THINK}It is 4.", "\nAdd.\n"), ("It is 4.", "")):
         gateway.say(text)
         expected = len(gateway.renderer.encode(thought))
@@ -121,7 +123,7 @@ async def test_the_tokens_of_thoughts_are_counted(gateway: House, client: openai
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("by_id", [True, False])
 async def test_tools_go_round_every_turn_is_paired_and_no_answer_is_tokenised_twice(
-    gateway: House, client: openai.AsyncOpenAI, stream: bool, by_id: bool
+    gateway: RunningGateway, client: openai.AsyncOpenAI, stream: bool, by_id: bool
 ) -> None:
     call_first_then_say(gateway, f"{THINK}Let me see. {CALL}\n{CALL}", "It is 4.")
     history: list[Any] = [{"role": "user", "content": "What is 2+2?"}]
@@ -144,7 +146,7 @@ async def test_tools_go_round_every_turn_is_paired_and_no_answer_is_tokenised_tw
 
 
 async def test_a_conversation_has_the_same_prompts_as_by_chat_completions(
-    gateway: House, client: openai.AsyncOpenAI
+    gateway: RunningGateway, client: openai.AsyncOpenAI
 ) -> None:
     call_first_then_say(gateway, f"{THINK}Let me see. {CALL}", "It is 4.")
     tool: Any = {"type": "function", "function": {key: TOOL[key] for key in ("name", "parameters", "strict")}}
@@ -178,7 +180,7 @@ async def test_a_conversation_has_the_same_prompts_as_by_chat_completions(
     assert [exchange.num_spliced for exchange in exchanges] == [0, 0, 1, 1]
 
 
-async def test_a_custom_tool_is_called_with_bare_text(gateway: House, client: openai.AsyncOpenAI) -> None:
+async def test_a_custom_tool_is_called_with_bare_text(gateway: RunningGateway, client: openai.AsyncOpenAI) -> None:
     gateway.say('<tool_call>\n{"name": "patch", "arguments": {"input": "*** Begin"}}\n</tool_call>')
     response = await ask(client, "Edit.", stream=True, tools=[PATCH])
     (call,) = response.output
@@ -190,7 +192,7 @@ async def test_a_custom_tool_is_called_with_bare_text(gateway: House, client: op
     assert exchanges[1].num_spliced == 1
 
 
-async def test_a_schema_reaches_the_engine_and_is_parsed(gateway: House, client: openai.AsyncOpenAI) -> None:
+async def test_a_schema_reaches_the_engine_and_is_parsed(gateway: RunningGateway, client: openai.AsyncOpenAI) -> None:
     class Sum(BaseModel):
         total: int
 
@@ -210,7 +212,9 @@ async def test_an_answer_that_is_cut_short_is_incomplete(client: openai.AsyncOpe
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_each_refusal_is_the_sdk_s_exception(gateway: House, client: openai.AsyncOpenAI, stream: bool) -> None:
+async def test_each_refusal_is_the_sdk_s_exception(
+    gateway: RunningGateway, client: openai.AsyncOpenAI, stream: bool
+) -> None:
     with pytest.raises(openai.NotFoundError, match="Send the conversation in input") as bad:
         await ask(client, "Hi", stream=stream, previous_response_id="resp_123")
     assert (bad.value.code, bad.value.param) == ("previous_response_not_found", "previous_response_id")
@@ -220,7 +224,7 @@ async def test_each_refusal_is_the_sdk_s_exception(gateway: House, client: opena
 
 
 async def test_a_stream_that_breaks_off_is_response_failed_and_on_the_log(
-    gateway: House, client: openai.AsyncOpenAI
+    gateway: RunningGateway, client: openai.AsyncOpenAI
 ) -> None:
     gateway.engine.faults.append(Fault(cut_after_tokens=3))
     async with await client.responses.create(model="policy", input="Hi", stream=True) as stream:
@@ -235,7 +239,7 @@ async def test_the_end_of_a_response_waits_for_its_record(tokenizer_folder: Path
     log = GatedLog()
     log.gate.clear()
     async with (
-        house(tokenizer_folder, log=log, bounds=Bounds(ack_timeout_s=WITHIN_S)) as gateway,
+        running_gateway(tokenizer_folder, log=log, bounds=Bounds(ack_timeout_s=WITHIN_S)) as gateway,
         openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
         await client.responses.create(model="policy", input="Hi", stream=True) as stream,
     ):
@@ -252,11 +256,11 @@ async def test_the_end_of_a_response_waits_for_its_record(tokenizer_folder: Path
 async def test_a_response_is_gone_on_from_after_a_restart(tokenizer_folder: Path) -> None:
     log = MemoryLog()
     async with (
-        house(tokenizer_folder, log=log) as gateway,
+        running_gateway(tokenizer_folder, log=log) as gateway,
         openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
     ):
         first = await ask(client, "What is 2+2?", stream=False, instructions="Be brief.")
-    async with house(tokenizer_folder, log=log) as gateway:
+    async with running_gateway(tokenizer_folder, log=log) as gateway:
         async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
             await ask(client, "Why?", stream=False, previous_response_id=first.id)
             kept = await ask(client, "Hm?", stream=False, store=False)
@@ -272,7 +276,7 @@ async def test_a_response_is_gone_on_from_after_a_restart(tokenizer_folder: Path
 async def test_another_key_s_response_is_not_found(tokenizer_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     secrets = [add_key(path, name, Allowance()) for name in ("anna", "ben")]
-    async with house(tokenizer_folder, keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, keys_file=path) as gateway:
         base = f"{gateway.url}/v1"
         async with openai.AsyncOpenAI(base_url=base, api_key=secrets[0], max_retries=0) as client:
             first = await ask(client, "What is 2+2?", stream=False)
@@ -283,7 +287,7 @@ async def test_another_key_s_response_is_not_found(tokenizer_folder: Path, tmp_p
 
 
 async def test_a_thumb_finds_its_response_and_a_session_ends_without_input(
-    gateway: House, client: openai.AsyncOpenAI
+    gateway: RunningGateway, client: openai.AsyncOpenAI
 ) -> None:
     response = await ask(client, "What is 2+2?", stream=True, extra_headers={"X-Session-Id": "s1"})
     thumb = {"response_id": response.id, "thumb": "down"}

@@ -15,9 +15,9 @@ from openai.types.chat import (
 )
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason
-from clawstream.inference.engines.scripted import Answer, Fault
+from clawstream.inference.engines.scripted import Fault, ScriptedAnswer
 from tests.clients.turns import paired
-from tests.gateway.house import House
+from tests.gateway.running_gateway import RunningGateway
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is 2+2?"}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
@@ -34,18 +34,18 @@ TOOL: ChatCompletionFunctionToolParam = {
 
 
 @pytest.fixture
-async def client(gateway: House) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as found:
         yield found
 
 
-def call_first_then_say(gateway: House, call: str, text: str) -> None:
+def call_first_then_say(gateway: RunningGateway, call: str, text: str) -> None:
     """From now on the engine calls a tool, and says the text once the result is there."""
     result = gateway.renderer.encode("<tool_response>")
     end = gateway.renderer.stop_token_ids[0]
 
-    def script(prompt: Sequence[int]) -> Answer:
-        return Answer(token_ids=(*gateway.renderer.encode(text if result[0] in prompt else call), end))
+    def script(prompt: Sequence[int]) -> ScriptedAnswer:
+        return ScriptedAnswer(token_ids=(*gateway.renderer.encode(text if result[0] in prompt else call), end))
 
     gateway.engine.script = script
 
@@ -63,7 +63,7 @@ async def ask(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_tools_go_round_and_every_turn_is_paired(
-    gateway: House, client: openai.AsyncOpenAI, stream: bool
+    gateway: RunningGateway, client: openai.AsyncOpenAI, stream: bool
 ) -> None:
     call_first_then_say(gateway, f"<think>\nAdd.\n</think>\n\nLet me see. {CALL}\n{CALL}", "It is 4.")
     history: list[Any] = [*HELLO]
@@ -84,7 +84,7 @@ async def test_tools_go_round_and_every_turn_is_paired(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_sync_client_is_answered_alike(gateway: House, stream: bool) -> None:
+async def test_the_sync_client_is_answered_alike(gateway: RunningGateway, stream: bool) -> None:
     def asked() -> str | None:
         with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
             if not stream:
@@ -96,7 +96,7 @@ async def test_the_sync_client_is_answered_alike(gateway: House, stream: bool) -
     assert await asyncio.to_thread(asked) == "It is 4."
 
 
-async def test_usage_comes_last_where_it_is_asked_for(gateway: House, client: openai.AsyncOpenAI) -> None:
+async def test_usage_comes_last_where_it_is_asked_for(gateway: RunningGateway, client: openai.AsyncOpenAI) -> None:
     final = await ask(client, HELLO, stream=True, stream_options={"include_usage": True})
     assert final.usage is not None
     assert final.usage.prompt_tokens == len((await gateway.exchange()).request.token_ids)
@@ -104,11 +104,13 @@ async def test_usage_comes_last_where_it_is_asked_for(gateway: House, client: op
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_several_choices_come_whole_and_the_chat_goes_on_with_any_of_them(
-    gateway: House, client: openai.AsyncOpenAI, stream: bool
+    gateway: RunningGateway, client: openai.AsyncOpenAI, stream: bool
 ) -> None:
     numbers = count()
     end = gateway.renderer.stop_token_ids[0]
-    gateway.engine.script = lambda _: Answer(token_ids=(*gateway.renderer.encode(f"Answer {next(numbers)}."), end))
+    gateway.engine.script = lambda _: ScriptedAnswer(
+        token_ids=(*gateway.renderer.encode(f"Answer {next(numbers)}."), end)
+    )
     final = await ask(client, HELLO, stream=stream, n=3)
     exchanges = await gateway.recorded(ExchangeCompleted, at_least=3)
     named = {f"chatcmpl-{one.exchange_id}": json.loads(one.message)["content"] for one in exchanges}
@@ -131,7 +133,9 @@ async def test_several_choices_come_whole_and_the_chat_goes_on_with_any_of_them(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_each_refusal_is_the_sdk_s_exception(gateway: House, client: openai.AsyncOpenAI, stream: bool) -> None:
+async def test_each_refusal_is_the_sdk_s_exception(
+    gateway: RunningGateway, client: openai.AsyncOpenAI, stream: bool
+) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         await ask(client, HELLO, stream=stream, tool_choice={"type": "allowed_tools"})
     assert (bad.value.code, bad.value.param) == ("unsupported_value", "tool_choice")
@@ -144,7 +148,7 @@ async def test_each_refusal_is_the_sdk_s_exception(gateway: House, client: opena
     assert away.value.status_code == 503
 
 
-async def test_an_error_in_mid_stream_is_raised_by_the_sdk(gateway: House, client: openai.AsyncOpenAI) -> None:
+async def test_an_error_in_mid_stream_is_raised_by_the_sdk(gateway: RunningGateway, client: openai.AsyncOpenAI) -> None:
     gateway.engine.faults.append(Fault(cut_after_tokens=3))
     with pytest.raises(openai.APIError, match="engine failed"):
         await ask(client, HELLO, stream=True)
@@ -158,7 +162,7 @@ class Hasty(openai.AsyncOpenAI):
         return 0.0
 
 
-async def test_a_retry_of_the_sdk_says_which_it_is(gateway: House) -> None:
+async def test_a_retry_of_the_sdk_says_which_it_is(gateway: RunningGateway) -> None:
     gateway.engine.faults.append(Fault(status=503, message="busy"))
     async with Hasty(base_url=f"{gateway.url}/v1", api_key="none", max_retries=1) as client:
         await ask(client, HELLO, stream=True)
@@ -169,7 +173,7 @@ async def test_a_retry_of_the_sdk_says_which_it_is(gateway: House) -> None:
 
 
 async def test_a_client_that_closes_its_stream_cancels_the_generation(
-    gateway: House, client: openai.AsyncOpenAI
+    gateway: RunningGateway, client: openai.AsyncOpenAI
 ) -> None:
     gateway.say("x" * 500)
     gateway.engine.token_delay_s = 0.01
@@ -181,7 +185,9 @@ async def test_a_client_that_closes_its_stream_cancels_the_generation(
     assert gateway.engine.cancelled == [failed.exchange_id]
 
 
-async def test_metadata_is_recorded_and_may_name_the_session(gateway: House, client: openai.AsyncOpenAI) -> None:
+async def test_metadata_is_recorded_and_may_name_the_session(
+    gateway: RunningGateway, client: openai.AsyncOpenAI
+) -> None:
     metadata = {"session_id": "s4", "ticket": "4711"}
     await ask(client, HELLO, stream=False, metadata=metadata, store=True)
     exchange = await gateway.exchange()

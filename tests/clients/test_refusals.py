@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from clawstream.gateway.http.routes import wrong_path
-from tests.gateway.house import QUESTION, House, house, until
+from tests.gateway.running_gateway import QUESTION, RunningGateway, running_gateway, until
 
 AS_ANTHROPIC = {"anthropic-version": "2023-06-01"}
 CLAUDE_CODE_S = re.compile(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", re.IGNORECASE)
@@ -39,7 +39,7 @@ def test_a_path_that_is_none_names_the_one_that_is_meant(path: str, words: str) 
     assert words in wrong_path("POST", path)
 
 
-async def test_a_wrong_path_or_method_is_told_in_the_client_s_shape(gateway: House) -> None:
+async def test_a_wrong_path_or_method_is_told_in_the_client_s_shape(gateway: RunningGateway) -> None:
     async with gateway.client.post(f"{gateway.url}/chat/completions", json={}) as answer:
         error = (await answer.json())["error"]
         assert (answer.status, error["code"]) == (404, "unknown_url")
@@ -53,7 +53,7 @@ async def test_a_wrong_path_or_method_is_told_in_the_client_s_shape(gateway: Hou
 
 
 async def test_openai_s_clients_see_the_model_the_wrong_key_and_a_prompt_too_long(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, api_key="k") as gateway:
+    async with running_gateway(tokenizer_folder, api_key="k") as gateway:
         await small(gateway)
         async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="k", max_retries=0) as client:
             assert [model.id async for model in client.models.list()] == ["policy"]
@@ -72,7 +72,7 @@ async def test_openai_s_clients_see_the_model_the_wrong_key_and_a_prompt_too_lon
 
 
 async def test_anthropic_s_clients_see_the_model_the_wrong_key_and_a_prompt_too_long(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, api_key="k") as gateway:
+    async with running_gateway(tokenizer_folder, api_key="k") as gateway:
         await small(gateway)
         async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="k", max_retries=0) as client:
             (model,) = [model async for model in client.models.list()]
@@ -91,7 +91,7 @@ async def test_anthropic_s_clients_see_the_model_the_wrong_key_and_a_prompt_too_
                 await client.models.list()
 
 
-async def small(gateway: House) -> None:
+async def small(gateway: RunningGateway) -> None:
     """From now on the context is 32 tokens."""
     gateway.engine.context_length_tokens = 32
     key = {"Authorization": "Bearer k"}

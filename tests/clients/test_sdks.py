@@ -8,7 +8,7 @@ import pytest
 from clawstream.events import ExchangeCompleted
 from tests.clients.conftest import SAID, TOTAL
 from tests.clients.python import seen_by
-from tests.gateway.house import House
+from tests.gateway.running_gateway import RunningGateway
 
 pytestmark = [pytest.mark.sdks, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("sdks.py")
@@ -37,7 +37,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("client", EXPECTED)
-async def test_what_the_sdk_asks_is_answered(roomy: House, client: str) -> None:
+async def test_what_the_sdk_asks_is_answered(roomy: RunningGateway, client: str) -> None:
     assert await seen_by(client, SCRIPT, roomy.url) == EXPECTED[client]
     exchanges = await roomy.recorded(ExchangeCompleted)
     if client == "agents":

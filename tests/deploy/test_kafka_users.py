@@ -27,7 +27,7 @@ from clawstream.stream.kafka import admin, granting
 from clawstream.stream.kafka.access import OPERATOR, USERS, Grant, grants, resources_of_users
 from clawstream.stream.kafka.connect import connected, security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Commit, Place, Put
+from clawstream.stream.log import Commit, PartitionId, PlacedRecord
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.topics import all_topics
 from clawstream.turns.stage import turns_stage
@@ -161,7 +161,7 @@ async def rights(log: KafkaLog, topics: Iterable[str]) -> set[tuple[str, str]]:
     """What the broker lets this user do with each of the topics, and with each group."""
     found: set[tuple[str, str]] = set()
     for topic in topics:
-        if await is_let(log.put([Put(Place(topic, 0), b"key", b"value", [])])):
+        if await is_let(log.put([PlacedRecord(PartitionId(topic, 0), b"key", b"value", [])])):
             found.add(("Write", topic))
         if await is_let(read(log, topic)):
             found.add(("Read", topic))
@@ -200,7 +200,7 @@ async def test_a_broker_lets_each_stage_do_its_own_and_nothing_else(broker: Embe
         await running
         assert await turns.lag("turns") == 0
         for topic in all_topics():
-            await all_of_it.put([Put(Place(topic.name, 0), b"key", b"value", [])])
+            await all_of_it.put([PlacedRecord(PartitionId(topic.name, 0), b"key", b"value", [])])
     every_topic = {topic.name for topic in all_topics()}
     for one in USERS:
         own = [right for right in grants() if right.user == one.name and right.pattern == "literal"]
@@ -208,8 +208,8 @@ async def test_a_broker_lets_each_stage_do_its_own_and_nothing_else(broker: Embe
         async with as_user(one.name) as log:
             assert await rights(log, tried) == {(right.operation, right.name) for right in own}, one.name
     async with as_user("train") as trainer, as_user("samples") as other:
-        await trainer.put_back("train-policy", {Place(SAMPLES, 0): Commit(1)})
-        assert (await trainer.committed("train-policy"))[Place(SAMPLES, 0)].offset == 1
+        await trainer.put_back("train-policy", {PartitionId(SAMPLES, 0): Commit(1)})
+        assert (await trainer.committed("train-policy"))[PartitionId(SAMPLES, 0)].offset == 1
         assert not await is_let(other.committed("train-policy"))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawstream.inference.engines.engine import Chunk, Finish, GenerateRequest, Sampling, VersionSpan
+from clawstream.inference.engines.engine import Chunk, Finish, GenerateRequest, SamplingParams, WeightsSpan
 from clawstream.inference.engines.sglang import SglangEngine
 
 
@@ -14,7 +14,7 @@ class Answered:
     token_ids: tuple[int, ...]
     logprobs_nats: tuple[float, ...]
     finish: Finish
-    versions: tuple[VersionSpan, ...]
+    versions: tuple[WeightsSpan, ...]
     num_chunks: int
     cached_tokens: int | None
     prompt_tokens: int | None
@@ -35,7 +35,7 @@ def asking(
     lora_name: str | None = None,
 ) -> GenerateRequest:
     """A request that no end-of-text token cuts short."""
-    sampling = Sampling(
+    sampling = SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_p=top_p,

@@ -70,10 +70,10 @@ def sglang_url(models: tuple[Path, Path]) -> Iterator[str]:
         yield url
 
 
-def long_speech(input_ids: object) -> scripted.Answer:
+def long_speech(input_ids: object) -> scripted.ScriptedAnswer:
     """Enough tokens for every test, none of them an end of text."""
     del input_ids
-    return scripted.Answer(token_ids=tuple(range(33, 127)) * 20)
+    return scripted.ScriptedAnswer(token_ids=tuple(range(33, 127)) * 20)
 
 
 def as_characters(token_ids: Sequence[int]) -> str:

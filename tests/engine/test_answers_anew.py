@@ -8,7 +8,7 @@ from clawstream.events import AnswerRefreshed, Sampling
 from clawstream.inference.engines.engine import Chunk, GenerateRequest
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.refresh.answering import Refresher
-from clawstream.refresh.asking import Ask
+from clawstream.refresh.asking import RefreshRequest
 from tests.engine.conftest import ON_SGLANG, Subject
 from tests.refresh.test_answering import Numbers
 
@@ -35,7 +35,7 @@ async def test_answers_to_one_prompt_share_what_is_cached_of_it_and_differ(subje
     refresher = Refresher([engine], Numbers(), "policy")
     said = []
     for number in range(1, 5):
-        ask = Ask(
+        ask = RefreshRequest(
             session_id="s", turn_id="t", number=number, policy_id="policy", prompt_ids=PROMPT, sampling=SAMPLING,
             at_ms=0,
         )  # fmt: skip

@@ -7,22 +7,22 @@ import pytest
 from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted
 from tests.engine.conftest import ON_SGLANG, Subject
-from tests.gateway.house import House, house, until
+from tests.gateway.running_gateway import RunningGateway, running_gateway, until
 
 COMPUTING = ["cpu", pytest.param("sglang", marks=ON_SGLANG)]
 pytestmark = pytest.mark.parametrize("subject", COMPUTING, indirect=True)
 
 
 @pytest.fixture
-async def gateway(subject: Subject) -> AsyncIterator[House]:
-    async with house(subject.model, engine_urls=(subject.url,)) as found:
+async def gateway(subject: Subject) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(subject.model, engine_urls=(subject.url,)) as found:
         await until(found.ready)
         yield found
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_each_choice_s_tokens_have_the_log_probs_that_the_engine_computes_for_them(
-    gateway: House, subject: Subject, stream: bool
+    gateway: RunningGateway, subject: Subject, stream: bool
 ) -> None:
     asked = await gateway.chat(n=3, stream=stream, temperature=1.0, max_tokens=12)
     assert asked.status == 200

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from clawstream.errors import TryLater
-from clawstream.inference.engines.engine import Chunk, EngineRefused, FinishKind, VersionSpan
+from clawstream.inference.engines.engine import Chunk, EngineRefused, FinishKind, WeightsSpan
 from clawstream.inference.engines.sglang import SglangEngine
 from tests.engine.asking import Answered, answer, asking, whole
 from tests.engine.conftest import Subject
@@ -285,7 +285,7 @@ async def test_swap_in_place_cuts_none_of_eight_streams_and_names_the_weights_of
         assert sum(span.num_tokens for span in told.versions) == num_tokens
         assert gap < paused_s + 1.0
     print(f"swap_pause_ms={paused_s * 1e3:.1f} longest_gap_ms={max(s.result()[0] for s in streams) * 1e3:.1f}")
-    assert (await answer(subject.engine, asking(PROMPT, 3))).versions == (VersionSpan("2", 3),)
+    assert (await answer(subject.engine, asking(PROMPT, 3))).versions == (WeightsSpan("2", 3),)
     assert (await subject.engine.server_info()).weight_version == "2"
 
 
@@ -295,7 +295,7 @@ async def test_weights_that_are_none_are_refused_and_the_old_ones_serve_on(subje
         await subject.engine.update_weights(str(tmp_path), "9")
     after = await answer(subject.engine, asking(PROMPT, 6))
     assert refusal.value.status == 400
-    assert (after.token_ids, after.versions) == (before.token_ids, (VersionSpan("1", 6),))
+    assert (after.token_ids, after.versions) == (before.token_ids, (WeightsSpan("1", 6),))
 
 
 async def test_adapter_that_nobody_loaded_is_refused(subject: Subject) -> None:

@@ -14,8 +14,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from clawstream.errors import PartUnavailable, UnusableCheckpoint
-from clawstream.inference.engines.dialect import Call, Delta
-from clawstream.inference.engines.engine import GenerateRequest, Sampling
+from clawstream.inference.engines.dialect import Call, TokenDelta
+from clawstream.inference.engines.engine import GenerateRequest, SamplingParams
 from clawstream.local.engine import attention
 from clawstream.local.engine import core as core_module
 from clawstream.local.engine.attention import split_long_rows
@@ -32,9 +32,9 @@ class Heard:
     """A sink that keeps what it is given."""
 
     def __init__(self) -> None:
-        self.deltas: list[Delta] = []
+        self.deltas: list[TokenDelta] = []
 
-    def push(self, delta: Delta) -> None:
+    def push(self, delta: TokenDelta) -> None:
         self.deltas.append(delta)
 
     @property
@@ -77,7 +77,7 @@ def ask(
 ) -> tuple[Job, Heard]:
     """A job that the core has, and what will be heard of it."""
     heard = Heard()
-    sampling = Sampling(max_new_tokens=num_new, temperature=temperature, sampling_seed=1)
+    sampling = SamplingParams(max_new_tokens=num_new, temperature=temperature, sampling_seed=1)
     request = GenerateRequest(input_ids=list(prompt), sampling=sampling, extra_key=extra_key, lora_name=lora_name)
     call = Call(rid=str(next(_ids)), request=request, return_logprob=True, logprob_start=logprob_start)
     job = Job(

@@ -7,21 +7,21 @@ import pytest
 from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted
 from tests.engine.conftest import ON_SGLANG, Subject
-from tests.gateway.house import QUESTION, House, house, until
+from tests.gateway.running_gateway import QUESTION, RunningGateway, running_gateway, until
 from tests.sessions import user
 
 pytestmark = pytest.mark.parametrize("subject", [pytest.param("sglang", marks=ON_SGLANG)], indirect=True)
 
 
 @pytest.fixture
-async def gateway(subject: Subject) -> AsyncIterator[House]:
-    async with house(subject.model, engine_urls=(subject.url,)) as found:
+async def gateway(subject: Subject) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(subject.model, engine_urls=(subject.url,)) as found:
         await until(found.ready)
         yield found
 
 
 async def test_streamed_chat_is_recorded_with_the_tokens_logprobs_and_version_of_the_engine(
-    gateway: House, subject: Subject
+    gateway: RunningGateway, subject: Subject
 ) -> None:
     shown = await gateway.chat(stream=True, temperature=0.0, max_tokens=40)
     exchange = await gateway.exchange()
@@ -34,7 +34,7 @@ async def test_streamed_chat_is_recorded_with_the_tokens_logprobs_and_version_of
 
 
 async def test_chat_that_goes_on_after_a_swap_is_answered_by_the_new_weights_alone(
-    gateway: House, subject: Subject
+    gateway: RunningGateway, subject: Subject
 ) -> None:
     first = await gateway.chat(temperature=1.0, max_tokens=20)
     await subject.engine.pause()

@@ -8,20 +8,20 @@ import pytest
 
 from clawstream.events import ExchangeCompleted
 from tests.engine.conftest import ON_SGLANG, Subject
-from tests.gateway.house import QUESTION, House, house, until
+from tests.gateway.running_gateway import QUESTION, RunningGateway, running_gateway, until
 
 COMPUTING = ["cpu", pytest.param("sglang", marks=ON_SGLANG)]
 pytestmark = pytest.mark.parametrize("subject", COMPUTING, indirect=True)
 
 
 @pytest.fixture
-async def gateway(subject: Subject) -> AsyncIterator[House]:
-    async with house(subject.model, engine_urls=(subject.url,)) as found:
+async def gateway(subject: Subject) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(subject.model, engine_urls=(subject.url,)) as found:
         await until(found.ready)
         yield found
 
 
-async def asked(gateway: House, *, stream: bool, **more: Any) -> list[Any]:
+async def asked(gateway: RunningGateway, *, stream: bool, **more: Any) -> list[Any]:
     """What the OpenAI package reads of the log-probs, token by token."""
     client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
     body: dict[str, Any] = {"model": "policy", "messages": QUESTION, "max_tokens": 12, "temperature": 1, **more}
@@ -37,7 +37,7 @@ async def asked(gateway: House, *, stream: bool, **more: Any) -> list[Any]:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_each_token_has_the_log_prob_that_is_recorded_and_the_likeliest_beside_it(
-    gateway: House, stream: bool
+    gateway: RunningGateway, stream: bool
 ) -> None:
     found = await asked(gateway, stream=stream, logprobs=True, top_logprobs=3)
     [exchange] = await gateway.recorded(ExchangeCompleted)
@@ -56,7 +56,7 @@ async def test_each_token_has_the_log_prob_that_is_recorded_and_the_likeliest_be
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_without_top_logprobs_there_are_none_beside_and_unasked_there_are_none_at_all(
-    gateway: House, stream: bool
+    gateway: RunningGateway, stream: bool
 ) -> None:
     found = await asked(gateway, stream=stream, logprobs=True)
     assert found

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.inference.engines.engine import Sampling
+from clawstream.inference.engines.engine import SamplingParams
 from clawstream.local.engine.sampling import draw, uniforms
 
 LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
 
 
-def shares(sampling: Sampling, logits: torch.Tensor = LOGITS, num_draws: int = 20_000) -> list[float]:
+def shares(sampling: SamplingParams, logits: torch.Tensor = LOGITS, num_draws: int = 20_000) -> list[float]:
     """How often each token is drawn over the seeds 0, 1, 2, ..."""
     drawn = draw(logits.expand(num_draws, -1), [sampling] * num_draws, range(num_draws), [0] * num_draws, 0)
     return [drawn.token_ids.count(token) / num_draws for token in range(len(logits))]
@@ -22,20 +22,20 @@ def shares(sampling: Sampling, logits: torch.Tensor = LOGITS, num_draws: int = 2
 @pytest.mark.parametrize(
     ("sampling", "expected"),
     [
-        (Sampling(max_new_tokens=1), [0.5, 0.3, 0.15, 0.05]),
-        (Sampling(max_new_tokens=1, temperature=0.0), [1, 0, 0, 0]),
-        (Sampling(max_new_tokens=1, top_k=2), [0.625, 0.375, 0, 0]),
-        (Sampling(max_new_tokens=1, top_p=0.7), [0.625, 0.375, 0, 0]),
-        (Sampling(max_new_tokens=1, top_p=0.01), [1, 0, 0, 0]),
-        (Sampling(max_new_tokens=1, temperature=0.5), [0.6849, 0.2466, 0.0616, 0.0068]),
+        (SamplingParams(max_new_tokens=1), [0.5, 0.3, 0.15, 0.05]),
+        (SamplingParams(max_new_tokens=1, temperature=0.0), [1, 0, 0, 0]),
+        (SamplingParams(max_new_tokens=1, top_k=2), [0.625, 0.375, 0, 0]),
+        (SamplingParams(max_new_tokens=1, top_p=0.7), [0.625, 0.375, 0, 0]),
+        (SamplingParams(max_new_tokens=1, top_p=0.01), [1, 0, 0, 0]),
+        (SamplingParams(max_new_tokens=1, temperature=0.5), [0.6849, 0.2466, 0.0616, 0.0068]),
     ],
 )
-def test_tokens_come_in_the_shares_that_the_parameters_ask_for(sampling: Sampling, expected: list[float]) -> None:
+def test_tokens_come_in_the_shares_that_the_parameters_ask_for(sampling: SamplingParams, expected: list[float]) -> None:
     assert shares(sampling) == pytest.approx(expected, abs=0.012)
 
 
 def test_reported_logprob_is_at_the_temperature_and_before_the_filters() -> None:
-    drawn = draw(LOGITS.unsqueeze(0), [Sampling(max_new_tokens=1, temperature=0.5, top_k=1)], [1], [0], 2)
+    drawn = draw(LOGITS.unsqueeze(0), [SamplingParams(max_new_tokens=1, temperature=0.5, top_k=1)], [1], [0], 2)
     total = 0.5**2 + 0.3**2 + 0.15**2 + 0.05**2
     assert drawn.logprobs_nats == pytest.approx([math.log(0.25 / total)], abs=1e-5)
     value, token = drawn.top[0][1]
@@ -44,7 +44,7 @@ def test_reported_logprob_is_at_the_temperature_and_before_the_filters() -> None
 
 
 def test_greedy_logprob_is_that_of_temperature_one() -> None:
-    drawn = draw(LOGITS.unsqueeze(0), [Sampling(max_new_tokens=1, temperature=0.0)], [1], [0], 0)
+    drawn = draw(LOGITS.unsqueeze(0), [SamplingParams(max_new_tokens=1, temperature=0.0)], [1], [0], 0)
     assert drawn.logprobs_nats == pytest.approx([math.log(0.5)], abs=1e-5)
 
 
@@ -54,7 +54,7 @@ def test_greedy_logprob_is_that_of_temperature_one() -> None:
 )
 def test_draw_of_a_row_does_not_depend_on_the_other_rows(rows: list[tuple[int, int]], random: object) -> None:
     del random
-    sampling = Sampling(max_new_tokens=1, temperature=0.9, top_p=0.95)
+    sampling = SamplingParams(max_new_tokens=1, temperature=0.9, top_p=0.95)
     seeds, indices = [seed for seed, _ in rows], [index for _, index in rows]
     together = draw(LOGITS.expand(len(rows), -1), [sampling] * len(rows), seeds, indices, 0)
     alone = [draw(LOGITS.unsqueeze(0), [sampling], [seed], [index], 0).token_ids[0] for seed, index in rows]

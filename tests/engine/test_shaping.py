@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from clawstream.events import ExchangeCompleted, Shaping, TokenBias
-from clawstream.inference.engines.dialect import Call, Delta
-from clawstream.inference.engines.engine import GenerateRequest, Sampling
+from clawstream.inference.engines.dialect import Call, TokenDelta
+from clawstream.inference.engines.engine import GenerateRequest, SamplingParams
 from clawstream.local.engine.job import Job
 from clawstream.local.engine.sampling import draw
 from clawstream.local.engine.shaping import shaped
 from tests.engine.conftest import ON_SGLANG, Subject
-from tests.gateway.house import House, house, until
+from tests.gateway.running_gateway import RunningGateway, running_gateway, until
 
 LOGITS = [2.0, -1.0, 0.5, 0.0]
 PROMPT = (3, 3)
@@ -30,12 +30,12 @@ COMPUTING = ["cpu", pytest.param("sglang", marks=ON_SGLANG)]
 class Deaf:
     """A sink for a job that is not run."""
 
-    def push(self, delta: Delta) -> None:
+    def push(self, delta: TokenDelta) -> None:
         """Nothing is kept."""
 
 
 def job(shaping: Shaping | None, said: Sequence[int]) -> Job:
-    request = GenerateRequest(input_ids=PROMPT, sampling=Sampling(max_new_tokens=9, shaping=shaping))
+    request = GenerateRequest(input_ids=PROMPT, sampling=SamplingParams(max_new_tokens=9, shaping=shaping))
     return Job(
         call=Call(rid="r", request=request),
         sink=Deaf(),
@@ -88,26 +88,26 @@ def test_the_rows_of_others_stay_as_the_model_gave_them() -> None:
 
 def test_less_likely_tokens_than_min_p_allows_are_not_drawn() -> None:
     logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05])).expand(4000, -1)
-    asked = Sampling(max_new_tokens=1, shaping=Shaping(min_p=0.4))
+    asked = SamplingParams(max_new_tokens=1, shaping=Shaping(min_p=0.4))
     drawn = draw(logits, [asked] * 4000, range(4000), [0] * 4000, 0)
     assert [drawn.token_ids.count(token) / 4000 for token in range(4)] == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
 
 
 @pytest.fixture
-async def gateway(subject: Subject) -> AsyncIterator[House]:
-    async with house(subject.model, engine_urls=(subject.url,)) as found:
+async def gateway(subject: Subject) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(subject.model, engine_urls=(subject.url,)) as found:
         await until(found.ready)
         yield found
 
 
-async def answered(gateway: House, num_answers: int) -> list[ExchangeCompleted]:
+async def answered(gateway: RunningGateway, num_answers: int) -> list[ExchangeCompleted]:
     """What is on the log, in the order in which it was asked."""
     found = await gateway.recorded(ExchangeCompleted, at_least=num_answers)
     return sorted(found, key=lambda exchange: exchange.received_at_ms)
 
 
 @pytest.mark.parametrize("subject", COMPUTING, indirect=True)
-async def test_an_agent_gets_its_answer_under_penalties_and_they_count(gateway: House) -> None:
+async def test_an_agent_gets_its_answer_under_penalties_and_they_count(gateway: RunningGateway) -> None:
     asked: dict[str, Any] = {"temperature": 0, "max_tokens": 64, "logit_bias": {"40": 100}}
     for penalty in (0, 2):
         assert (await gateway.chat(**asked, frequency_penalty=penalty)).status == 200
@@ -120,7 +120,7 @@ async def test_an_agent_gets_its_answer_under_penalties_and_they_count(gateway: 
 
 
 @pytest.mark.parametrize("subject", COMPUTING, indirect=True)
-async def test_an_answer_that_must_have_so_many_tokens_does_not_end_before(gateway: House) -> None:
+async def test_an_answer_that_must_have_so_many_tokens_does_not_end_before(gateway: RunningGateway) -> None:
     ends = {str(token): 20 for token in gateway.renderer.stop_token_ids}
     for least in (0, 5):
         assert (await gateway.chat(temperature=0, max_tokens=12, min_tokens=least, logit_bias=ends)).status == 200
@@ -129,7 +129,7 @@ async def test_an_answer_that_must_have_so_many_tokens_does_not_end_before(gatew
 
 
 @pytest.mark.parametrize("subject", COMPUTING, indirect=True)
-async def test_a_bias_for_a_token_that_the_model_has_not_is_refused_in_words(gateway: House) -> None:
+async def test_a_bias_for_a_token_that_the_model_has_not_is_refused_in_words(gateway: RunningGateway) -> None:
     response = await gateway.chat(logit_bias={"999999999": 1})
     assert (response.status, "logit_bias" in response.body["error"]["message"]) == (400, True)
     assert (await gateway.chat(max_tokens=2)).status == 200
@@ -144,7 +144,9 @@ GRAMMARS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("subject", COMPUTING, indirect=True)
-async def test_an_answer_follows_the_grammar_that_its_client_sent_and_is_not_the_policy_s_own(gateway: House) -> None:
+async def test_an_answer_follows_the_grammar_that_its_client_sent_and_is_not_the_policy_s_own(
+    gateway: RunningGateway,
+) -> None:
     for grammar, follows in GRAMMARS:
         for stream in (True, False):
             response = await gateway.chat(temperature=1, max_tokens=20, stream=stream, **grammar)
@@ -159,7 +161,7 @@ async def test_an_answer_follows_the_grammar_that_its_client_sent_and_is_not_the
 @pytest.mark.parametrize("subject", COMPUTING, indirect=True)
 @pytest.mark.parametrize("grammar", [{"regex": "("}, {"ebnf": "root ::= nothing"}], ids=str)
 async def test_a_grammar_that_is_none_is_refused_by_the_engine_and_by_the_gateway_in_its_words(
-    gateway: House, grammar: dict[str, Any]
+    gateway: RunningGateway, grammar: dict[str, Any]
 ) -> None:
     response = await gateway.chat(max_tokens=5, **grammar)
     assert (response.status, response.body["error"]["message"][:27]) == (400, "The engine refused the requ")
@@ -175,7 +177,7 @@ SEARCH = {"type": "function", "function": {"name": "search"}}
 
 
 @pytest.mark.parametrize("subject", COMPUTING, indirect=True)
-async def test_a_tool_that_a_client_has_called_is_called(gateway: House) -> None:
+async def test_a_tool_that_a_client_has_called_is_called(gateway: RunningGateway) -> None:
     for choice, stream in product(("required", SEARCH), (True, False)):
         asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
         response = await gateway.chat(temperature=1, max_tokens=200, stream=stream, **asked)
@@ -215,7 +217,7 @@ TOTAL = {
     ids=str,
 )
 async def test_beside_a_schema_a_tool_may_be_called_and_what_is_answered_follows_the_schema(
-    gateway: House, begins: str, choice: Any, calls: bool
+    gateway: RunningGateway, begins: str, choice: Any, calls: bool
 ) -> None:
     likely = {str(gateway.renderer.encode(begins)[0]): 100}
     asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "logit_bias": likely, "parallel_tool_calls": False}

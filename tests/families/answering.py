@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clawstream.gateway.answering.deltas import AnswerStream, Delta
+from clawstream.gateway.answering.deltas import AnswerStream, ReplyDelta
 from clawstream.rendering.renderer import PromptRenderer
 from tests.families.formats import TOOLS, Call
 
@@ -24,7 +24,7 @@ def stream(
     ids: Sequence[int],
     cuts: Sequence[int] = (1,),
     options: Mapping[str, Any] | None = None,
-) -> tuple[AnswerStream, list[Delta]]:
+) -> tuple[AnswerStream, list[ReplyDelta]]:
     """Feed `ids` in chunks of `cuts` tokens, over and over, and return the stream and what it gave."""
     options = {"tools": TOOLS} if options is None else options
     answer = AnswerStream(

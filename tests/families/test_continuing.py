@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from clawstream.conversation.continuing import Continued, Made, Request, continue_prompt
-from clawstream.conversation.echoes import Answered, answered, find_echoes
+from clawstream.conversation.continuing import Continued, PromptOrigin, Request, continue_prompt
+from clawstream.conversation.echoes import ShownAnswer, answered, find_echoes
 from clawstream.conversation.messages import normal_call_id
 from clawstream.gateway.answering.deltas import AnswerStream
 from clawstream.rendering import renderer as rendering
@@ -30,7 +30,7 @@ class Session:
     def __init__(self, renderer: PromptRenderer, form: Format) -> None:
         self.renderer, self.form = renderer, form
         self.history: list[Json] = []
-        self.answers: list[Answered] = []
+        self.answers: list[ShownAnswer] = []
         self.prompts: list[Continued] = []
 
     def turn(self, asked: Sequence[Json], text: str, *, end: bool = True) -> Json:
@@ -80,7 +80,7 @@ def test_a_long_text_behind_an_answer_is_written_like_a_short_one(name: str, ren
     for asked in ("Weather?", "Short?", long):
         session.turn([user(asked)], form.write("", "Sunny.", ()))
     first, short, prompt = session.prompts
-    assert prompt.made is short.made is Made.CONTINUED
+    assert prompt.made is short.made is PromptOrigin.CONTINUED
     added = session.renderer.decode(prompt.token_ids[len(short.token_ids) :])
     assert added == session.renderer.decode(short.token_ids[len(first.token_ids) :]).replace("Short?", long)
 
@@ -88,7 +88,7 @@ def test_a_long_text_behind_an_answer_is_written_like_a_short_one(name: str, ren
 @names(BRIDGED)
 def test_six_turns_are_one_sequence(name: str, renderers: Renderers) -> None:
     session = six_turns(renderers[name], FORMATS[name])
-    assert [prompt.made for prompt in session.prompts] == [Made.RENDERED] + [Made.CONTINUED] * 5
+    assert [prompt.made for prompt in session.prompts] == [PromptOrigin.RENDERED] + [PromptOrigin.CONTINUED] * 5
     assert [prompt.num_spliced for prompt in session.prompts] == [0, 1, 2, 3, 4, 5]
     for number, (prompt, answer) in enumerate(zip(session.prompts[:-1], session.answers, strict=False)):
         so_far = prompt.token_ids + answer.output_ids
@@ -174,5 +174,8 @@ def test_a_template_of_the_folder_s_own_is_rendered_whole(name: str, renderers: 
     session = Session(renderers[name], FORMATS[name])
     session.turn([user("Hi")], FORMATS[name].write("", "Hello.", ()))
     session.turn([user("More")], FORMATS[name].write("", "Yes.", ()))
-    assert [(prompt.made, prompt.num_spliced) for prompt in session.prompts] == [(Made.RENDERED, 0), (Made.FALLBACK, 0)]
+    assert [(prompt.made, prompt.num_spliced) for prompt in session.prompts] == [
+        (PromptOrigin.RENDERED, 0),
+        (PromptOrigin.FALLBACK, 0),
+    ]
     assert session.prompts[1].token_ids == renderers[name].prompt_ids(session.history[:-1], OPTIONS)

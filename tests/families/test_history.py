@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from clawstream.config import PolicySettings
-from clawstream.conversation.continuing import Made
+from clawstream.conversation.continuing import PromptOrigin
 from clawstream.errors import ConfigError, UnrenderableRequest
-from clawstream.rendering.history import Takes, placed
+from clawstream.rendering.history import TemplateCapabilities, placed
 from clawstream.rendering.renderer import PromptRenderer
 from tests.engine.tiny_model import make_tokenizer
 from tests.families.answering import names
@@ -69,7 +69,7 @@ def test_a_system_message_in_mid_history_is_put_alike_whether_the_session_is_kno
     session.turn([user("Hi")], form.write("", "Hello.", ()))
     session.turn([system("It is 5 pm."), system("Be kind.", "developer"), user("More")], "")
     prompt = session.prompts[-1]
-    assert prompt.made is Made.CONTINUED
+    assert prompt.made is PromptOrigin.CONTINUED
     rendered = renderer.decode(renderer.prompt_ids(session.history[:-1], OPTIONS))
     continued = renderer.decode(prompt.token_ids)
     after = [text.partition("Hello.")[2] for text in (continued, rendered)]
@@ -80,7 +80,7 @@ def test_a_system_message_in_mid_history_is_put_alike_whether_the_session_is_kno
 
 
 def test_what_a_template_can_not_take_is_joined_or_a_user_s() -> None:
-    takes = Takes(later_system=False, joined=frozenset({"system", "user"}))
+    takes = TemplateCapabilities(later_system=False, joined=frozenset({"system", "user"}))
     history = [system("a"), system("b"), user("c"), system("d"), {"role": "assistant", "content": "e"}, system("f")]
     assert [(one["role"], one["content"]) for one in placed(history, takes)] == [
         ("system", "a\n\nb"),
@@ -88,7 +88,7 @@ def test_what_a_template_can_not_take_is_joined_or_a_user_s() -> None:
         ("assistant", "e"),
         ("user", "f"),
     ]
-    assert placed(history, Takes(later_system=True, joined=frozenset())) == history
+    assert placed(history, TemplateCapabilities(later_system=True, joined=frozenset())) == history
 
 
 def test_messages_of_a_user_in_a_row_are_one_where_a_template_wants_turns(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_no_family_s_header_but_its_own_keeps_a_prompt_from_going_on(renderers: 
         session = Session(renderer, form)
         session.turn([user("Hi")], form.write("", "Hello.", ()))
         session.turn([user(header)], "")
-        assert session.prompts[-1].made is (Made.FALLBACK if family == name else Made.CONTINUED)
+        assert session.prompts[-1].made is (PromptOrigin.FALLBACK if family == name else PromptOrigin.CONTINUED)
 
 
 def test_a_tokenizer_in_python_runs_where_it_is_trusted_and_nobody_is_asked(
@@ -165,4 +165,4 @@ def test_a_tokenizer_in_python_runs_where_it_is_trusted_and_nobody_is_asked(
     answer = session.turn([user("Hi")], FORMATS["kimi-k2"].write("", "Sure.", (PARIS,)))
     assert (answer["content"], len(answer["tool_calls"])) == ("Sure.", 1)
     session.turn(session.results(), "")
-    assert session.prompts[-1].made is Made.CONTINUED
+    assert session.prompts[-1].made is PromptOrigin.CONTINUED

@@ -1,19 +1,21 @@
 """What the gateway keeps of what was sampled, and for how long."""
 
-from clawstream.conversation.continuing import Continued, Made
-from clawstream.conversation.echoes import Answered, answered
+from clawstream.conversation.continuing import Continued, PromptOrigin
+from clawstream.conversation.echoes import ShownAnswer, answered
 from clawstream.gateway.outbox.recorder import PARENT_FOR_MS
 from clawstream.gateway.sessions.sampled_answers import MAX_ANSWERS, SampledAnswers
 from tests.sessions import assistant, user
 
 
-def an_answer(text: str, num_tokens: int = 1) -> Answered:
+def an_answer(text: str, num_tokens: int = 1) -> ShownAnswer:
     return answered([user("a")], {}, assistant(text), (7,) * num_tokens)
 
 
 def a_prompt(number: int, num_tokens: int = 1) -> Continued:
     ids = (number,) * num_tokens
-    return Continued(token_ids=ids, num_spliced=0, made=Made.RENDERED, beginning=b"", steps=(), ends=(num_tokens,))
+    return Continued(
+        token_ids=ids, num_spliced=0, made=PromptOrigin.RENDERED, beginning=b"", steps=(), ends=(num_tokens,)
+    )
 
 
 def test_a_session_s_answers_are_kept_in_their_order() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clawstream.conversation.messages import same_answer
 from clawstream.events import FinishReason, Shaping
-from clawstream.gateway.answering.deltas import Delta, ToolCall
+from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
 from clawstream.gateway.answering.replies import Ending, Usage
 from clawstream.gateway.dialects.anthropic import read_messages
 from clawstream.gateway.dialects.anthropic_replies import (
@@ -292,9 +292,9 @@ CALLS = st.builds(
 )
 DELTAS = st.lists(
     st.one_of(
-        st.builds(lambda text: Delta(reasoning=text), TEXT),
-        st.builds(lambda text: Delta(content=text), TEXT),
-        st.builds(lambda one, two: Delta(reasoning=one, content=two), TEXT, TEXT),
+        st.builds(lambda text: ReplyDelta(reasoning=text), TEXT),
+        st.builds(lambda text: ReplyDelta(content=text), TEXT),
+        st.builds(lambda one, two: ReplyDelta(reasoning=one, content=two), TEXT, TEXT),
     ),
     max_size=6,
 )
@@ -302,10 +302,10 @@ DELTAS = st.lists(
 
 @given(DELTAS, st.lists(CALLS, max_size=2))
 def test_any_stream_adds_up_to_an_answer_that_is_recognised_when_it_comes_back(
-    deltas: list[Delta], calls: list[ToolCall]
+    deltas: list[ReplyDelta], calls: list[ToolCall]
 ) -> None:
     events = MessageEvents(reply=REPLY)
-    raw = b"".join([*map(events.delta, deltas), events.delta(Delta(tool_calls=tuple(calls)))] if calls else
+    raw = b"".join([*map(events.delta, deltas), events.delta(ReplyDelta(tool_calls=tuple(calls)))] if calls else
                    [*map(events.delta, deltas)])  # fmt: skip
     raw += events.finish(ended({}, FinishReason.STOP))
     answer: Json = {
@@ -326,8 +326,13 @@ def test_any_stream_adds_up_to_an_answer_that_is_recognised_when_it_comes_back(
 def test_a_stream_has_a_block_for_each_kind_and_ends_once() -> None:
     events = MessageEvents(reply=REPLY)
     call = ToolCall(index=0, call_id="call1", name="exec", arguments='{"command": "ls"}')
-    raw = events.start() + events.start() + events.delta(Delta(reasoning="h")) + events.delta(Delta(reasoning="m"))
-    raw += events.delta(Delta(content="Look.")) + events.delta(Delta(tool_calls=(call, call)))
+    raw = (
+        events.start()
+        + events.start()
+        + events.delta(ReplyDelta(reasoning="h"))
+        + events.delta(ReplyDelta(reasoning="m"))
+    )
+    raw += events.delta(ReplyDelta(content="Look.")) + events.delta(ReplyDelta(tool_calls=(call, call)))
     before = events_of(raw)
     assert not [event for event in before if event["type"] in ("message_delta", "message_stop")]
     found = before + events_of(events.finish(ended({}, FinishReason.TOOL_CALLS)))

@@ -16,7 +16,7 @@ from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import read_request
 from clawstream.stream.memory.memory_log import MemoryLog
-from tests.gateway.house import QUESTION, House, house
+from tests.gateway.running_gateway import QUESTION, RunningGateway, running_gateway
 
 TOOL_MESSAGE = {"role": "tool", "content": "x"}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -32,13 +32,13 @@ SOUND = {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]
 
 
 @pytest.fixture(scope="module")
-async def shared(tokenizer_folder: Path) -> AsyncIterator[House]:
-    async with house(tokenizer_folder, bounds=Bounds(max_body_bytes=100_000)) as found:
+async def shared(tokenizer_folder: Path) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(tokenizer_folder, bounds=Bounds(max_body_bytes=100_000)) as found:
         yield found
 
 
 @pytest.fixture
-def gateway(shared: House) -> House:
+def gateway(shared: RunningGateway) -> RunningGateway:
     """One gateway for all that it refuses; what earlier tests asked of the engine is forgotten."""
     shared.engine.calls.clear()
     return shared
@@ -115,7 +115,7 @@ def gateway(shared: House) -> House:
         ({"chat_template_kwargs": False}, "messages", "not an object"),
     ],
 )
-async def test_a_wrong_field_is_named(gateway: House, change: dict[str, Any], param: str, words: str) -> None:
+async def test_a_wrong_field_is_named(gateway: RunningGateway, change: dict[str, Any], param: str, words: str) -> None:
     response = await gateway.post(json.dumps({"model": "policy", "messages": QUESTION} | change).encode())
     error = response.body["error"]
     assert (response.status, error["type"], error["param"]) == (400, "invalid_request_error", param)
@@ -127,19 +127,19 @@ async def test_a_wrong_field_is_named(gateway: House, change: dict[str, Any], pa
     "raw",
     [b"", b"{", b'{"model": NaN}', b"\xff\xfe", b'"text"', b"[]", b"null", b"[" * 50_000, b'{"a": ' * 15_000],
 )
-async def test_a_body_that_is_no_json_object_is_refused(gateway: House, raw: bytes) -> None:
+async def test_a_body_that_is_no_json_object_is_refused(gateway: RunningGateway, raw: bytes) -> None:
     response = await gateway.post(raw)
     assert response.status == 400
     assert "JSON" in response.body["error"]["message"]
 
 
-async def test_an_unknown_model_is_told_which_one_is_served(gateway: House) -> None:
+async def test_an_unknown_model_is_told_which_one_is_served(gateway: RunningGateway) -> None:
     response = await gateway.post(json.dumps({"model": "gpt-7", "messages": QUESTION}).encode())
     assert (response.status, response.body["error"]["code"]) == (404, "model_not_found")
     assert "'policy'" in response.body["error"]["message"]
 
 
-async def test_a_prompt_longer_than_the_context_is_refused_as_such(gateway: House) -> None:
+async def test_a_prompt_longer_than_the_context_is_refused_as_such(gateway: RunningGateway) -> None:
     response = await gateway.chat([{"role": "user", "content": "x" * 3000}])
     assert (response.status, response.body["error"]["code"]) == (400, "context_length_exceeded")
     assert "2048" in response.body["error"]["message"]
@@ -147,7 +147,7 @@ async def test_a_prompt_longer_than_the_context_is_refused_as_such(gateway: Hous
 
 
 @pytest.mark.parametrize("declared", [True, False])
-async def test_a_body_of_20_mb_is_refused_and_not_kept(gateway: House, declared: bool) -> None:
+async def test_a_body_of_20_mb_is_refused_and_not_kept(gateway: RunningGateway, declared: bool) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(320):
             yield b"x" * 65_536
@@ -160,13 +160,13 @@ async def test_a_body_of_20_mb_is_refused_and_not_kept(gateway: House, declared:
     assert gateway.engine.calls == []
 
 
-async def test_a_large_body_can_be_read_up_to_the_limit(gateway: House) -> None:
+async def test_a_large_body_can_be_read_up_to_the_limit(gateway: RunningGateway) -> None:
     padding = "x" * 90_000
     response = await gateway.chat(user=padding)
     assert response.status == 200
 
 
-async def test_what_is_not_there_is_a_404_and_a_wrong_method_a_405(gateway: House) -> None:
+async def test_what_is_not_there_is_a_404_and_a_wrong_method_a_405(gateway: RunningGateway) -> None:
     assert (await gateway.get("/v1/nothing"))[0] == 404
     status, text = await gateway.get("/v1/chat/completions")
     assert (status, json.loads(text)["error"]["message"]) == (
@@ -175,7 +175,7 @@ async def test_what_is_not_there_is_a_404_and_a_wrong_method_a_405(gateway: Hous
     )
 
 
-async def test_nothing_refused_is_recorded_and_the_next_request_is_answered(gateway: House) -> None:
+async def test_nothing_refused_is_recorded_and_the_next_request_is_answered(gateway: RunningGateway) -> None:
     before = len(await gateway.recorded(ExchangeCompleted, at_least=0))
     await gateway.post(b"{")
     assert (await gateway.chat()).status == 200
@@ -184,7 +184,7 @@ async def test_nothing_refused_is_recorded_and_the_next_request_is_answered(gate
 
 
 async def test_only_the_key_opens_the_gateway(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, api_key="right") as gateway:
+    async with running_gateway(tokenizer_folder, api_key="right") as gateway:
         no_key = await gateway.chat()
         wrong = await gateway.chat(headers={"Authorization": "Bearer wrong"})
         other = await gateway.chat(headers={"Authorization": "Basic right"})
@@ -197,7 +197,7 @@ async def test_only_the_key_opens_the_gateway(tokenizer_folder: Path) -> None:
     assert (models, alive) == (401, 200)
 
 
-async def test_a_taken_port_is_said_by_name(gateway: House) -> None:
+async def test_a_taken_port_is_said_by_name(gateway: RunningGateway) -> None:
     port = int(gateway.url.rpartition(":")[2])
     taken = gateway.settings.model_copy(update={"gateway": GatewaySettings(port=port)})
     with pytest.raises(PartUnavailable, match=f"gateway.port {port}"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from clawstream.events import PolicyActivated
 from clawstream.gateway.engines.pool import Engines
-from clawstream.gateway.engines.served import Place, ServedEngine, StaleCache
+from clawstream.gateway.engines.served import EngineAttempt, ServedEngine, StaleCache
 from clawstream.inference.engines.engine import Chunk
 from tests.examples import examples
 from tests.gateway.test_engines import activated, served
@@ -26,7 +26,7 @@ class Asked:
     """A request; `read` and `prefilled_by` are of the prefill that its first token came from."""
 
     gateway: int
-    place: Place
+    place: EngineAttempt
     prefilled_by: int | None = None
     read: frozenset[int] = frozenset()
     filled: frozenset[int] = frozenset()

@@ -14,7 +14,7 @@ from clawstream.gateway.requests.refusal import BadRequest, to_json
 from clawstream.gateway.requests.wire import parse_body, read_request
 from clawstream.inference.engines.adapters import policy_version
 from clawstream.inference.engines.behaviour import finish_reason
-from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, VersionSpan
+from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, WeightsSpan
 
 ACCEPTED = Accepted(
     exchange_id="e",
@@ -42,7 +42,7 @@ Tokens = st.lists(st.tuples(st.integers(0, 1000), st.none() | st.floats(-20, 0, 
 def record(
     tokens: list[tuple[int, float | None]],
     sizes: list[int],
-    spans: list[VersionSpan],
+    spans: list[WeightsSpan],
     adapter_version: int | None = None,
 ) -> ExchangeCompleted:
     """Capture `tokens` in chunks of `sizes`, over and over; each chunk comes a millisecond later."""
@@ -67,7 +67,7 @@ def record(
 
 @given(tokens=Tokens, sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5))
 def test_any_chunking_gives_the_same_event(tokens: list[tuple[int, float | None]], sizes: list[int]) -> None:
-    spans = [VersionSpan("3", len(tokens))]
+    spans = [WeightsSpan("3", len(tokens))]
     event = record(tokens, sizes, spans)
     assert event == record(tokens, [len(tokens)], spans)
     assert event.output_ids == tuple(token for token, _ in tokens)
@@ -76,29 +76,29 @@ def test_any_chunking_gives_the_same_event(tokens: list[tuple[int, float | None]
 
 
 def test_each_token_has_the_version_that_the_engine_names() -> None:
-    event = record([(1, -0.5), (2, -0.5), (3, None)], [1], [VersionSpan("0", 2), VersionSpan("1", 1)])
+    event = record([(1, -0.5), (2, -0.5), (3, None)], [1], [WeightsSpan("0", 2), WeightsSpan("1", 1)])
     assert [(span.policy_version, span.num_tokens) for span in event.versions] == [(0, 2), (1, 1)]
 
 
 def test_an_adapter_names_all_tokens_until_the_weights_below_it_change() -> None:
     tokens: list[tuple[int, float | None]] = [(1, -0.5), (2, -0.25), (3, -0.125)]
-    under_it = record(tokens, [1], [VersionSpan("0", 3)], adapter_version=1)
+    under_it = record(tokens, [1], [WeightsSpan("0", 3)], adapter_version=1)
     assert [(span.policy_version, span.num_tokens) for span in under_it.versions] == [(1, 3)]
     assert under_it.output_logprobs == (-0.5, -0.25, -0.125)
-    changed = record(tokens, [1], [VersionSpan("0", 1), VersionSpan("2", 2)], adapter_version=1)
+    changed = record(tokens, [1], [WeightsSpan("0", 1), WeightsSpan("2", 2)], adapter_version=1)
     assert [(span.policy_version, span.num_tokens) for span in changed.versions] == [(1, 1), (2, 2)]
     assert changed.output_logprobs == (-0.5, None, None)  # no published version sampled them: never trained on
 
 
-@pytest.mark.parametrize("spans", [[], [VersionSpan("0", 1)], [VersionSpan("0", 3)]])
-def test_tokens_without_a_version_are_no_record(spans: list[VersionSpan]) -> None:
+@pytest.mark.parametrize("spans", [[], [WeightsSpan("0", 1)], [WeightsSpan("0", 3)]])
+def test_tokens_without_a_version_are_no_record(spans: list[WeightsSpan]) -> None:
     with pytest.raises(TryLater, match="of 2 sampled tokens"):
         record([(1, -0.5), (2, -0.5)], [2], spans)
 
 
 def test_an_answer_whose_weights_go_back_is_no_record() -> None:
     with pytest.raises(TryLater, match="from version 7 back to 5"):
-        record([(1, -0.5), (2, -0.5)], [2], [VersionSpan("7", 1), VersionSpan("5", 1)])
+        record([(1, -0.5), (2, -0.5)], [2], [WeightsSpan("7", 1), WeightsSpan("5", 1)])
 
 
 @pytest.mark.parametrize(("name", "version"), [("0", 0), ("17", 17), ("default", 0), (None, 0)])

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionFunctionToolParam
 from clawstream.config import SamplesSettings
 from clawstream.events import ExchangeCompleted, FinishReason, SessionDone, TurnType, VersionSpan
 from clawstream.inference.engines.scripted import token_logprob
-from tests.gateway.house import QUESTION, House, house
+from tests.gateway.running_gateway import QUESTION, RunningGateway, running_gateway
 
 CALL = '<tool_call>\n{"name": "exec", "arguments": {"command": "ls"}}\n</tool_call>'
 TOOL: ChatCompletionFunctionToolParam = {
@@ -23,12 +23,12 @@ TRACE = "00-81ac36bcc6438afa0615e630d5d56c65-b55e90cfd0d53095-01"
 
 
 @pytest.fixture
-async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
-    async with house(tokenizer_folder) as found:
+async def gateway(tokenizer_folder: Path) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(tokenizer_folder) as found:
         yield found
 
 
-async def test_a_plain_answer_is_a_completion_and_an_exchange_on_the_log(gateway: House) -> None:
+async def test_a_plain_answer_is_a_completion_and_an_exchange_on_the_log(gateway: RunningGateway) -> None:
     response = await gateway.chat(headers={"X-Session-Id": "s1", "traceparent": TRACE}, seed=5, temperature=0.5)
     exchange = await gateway.exchange()
     prompt = gateway.renderer.prompt_ids(QUESTION, {})
@@ -53,7 +53,7 @@ async def test_a_plain_answer_is_a_completion_and_an_exchange_on_the_log(gateway
     assert [json.loads(message) for message in exchange.request.messages] == QUESTION
 
 
-async def test_a_stream_has_a_chunk_for_each_token_and_its_usage_at_the_end(gateway: House) -> None:
+async def test_a_stream_has_a_chunk_for_each_token_and_its_usage_at_the_end(gateway: RunningGateway) -> None:
     response = await gateway.chat(stream=True, stream_options={"include_usage": True})
     assert response.done
     assert response.text == "It is 4."
@@ -65,7 +65,9 @@ async def test_a_stream_has_a_chunk_for_each_token_and_its_usage_at_the_end(gate
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_log_probs_are_of_every_token_but_the_one_that_ends_the_answer(gateway: House, stream: bool) -> None:
+async def test_log_probs_are_of_every_token_but_the_one_that_ends_the_answer(
+    gateway: RunningGateway, stream: bool
+) -> None:
     response = await gateway.chat(stream=stream, logprobs=True)
     exchange = await gateway.exchange()
     assert exchange.output_ids[-1] in gateway.renderer.stop_token_ids
@@ -75,19 +77,19 @@ async def test_log_probs_are_of_every_token_but_the_one_that_ends_the_answer(gat
     assert [token["logprob"] for token in found] == pytest.approx(exchange.output_logprobs[:-1])
 
 
-async def test_a_stream_begins_with_the_first_token_even_if_that_shows_nothing(gateway: House) -> None:
+async def test_a_stream_begins_with_the_first_token_even_if_that_shows_nothing(gateway: RunningGateway) -> None:
     gateway.say("<think>\nhm\n</think>\n\nok")
     response = await gateway.chat(stream=True)
     assert response.events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert response.events[1]["choices"][0]["delta"] == {"reasoning_content": "h"}
 
 
-async def test_without_include_usage_no_usage_is_streamed(gateway: House) -> None:
+async def test_without_include_usage_no_usage_is_streamed(gateway: RunningGateway) -> None:
     response = await gateway.chat(stream=True)
     assert all("usage" not in event for event in response.events)
 
 
-async def test_the_openai_client_understands_stream_and_tool_calls(gateway: House) -> None:
+async def test_the_openai_client_understands_stream_and_tool_calls(gateway: RunningGateway) -> None:
     gateway.say(f"<think>\nhm\n</think>\n\nLook. {CALL}")
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         stream = await client.chat.completions.create(
@@ -105,7 +107,7 @@ async def test_the_openai_client_understands_stream_and_tool_calls(gateway: Hous
     assert (message["content"], message["reasoning_content"]) == ("Look.", "hm")
 
 
-async def test_a_stop_string_ends_the_answer_and_is_not_shown(gateway: House) -> None:
+async def test_a_stop_string_ends_the_answer_and_is_not_shown(gateway: RunningGateway) -> None:
     gateway.say("one two three four")
     response = await gateway.chat(stream=True, stop=["three", "four"])
     exchange = await gateway.exchange()
@@ -113,25 +115,25 @@ async def test_a_stop_string_ends_the_answer_and_is_not_shown(gateway: House) ->
     assert gateway.renderer.decode(exchange.output_ids) == "one two three"
 
 
-async def test_max_tokens_end_an_answer_by_length(gateway: House) -> None:
+async def test_max_tokens_end_an_answer_by_length(gateway: RunningGateway) -> None:
     response = await gateway.chat(max_completion_tokens=3, max_tokens=7)
     assert response.body["choices"][0]["message"]["content"] == "It"
     assert response.body["choices"][0]["finish_reason"] == "length"
     assert len((await gateway.exchange()).output_ids) == 3
 
 
-async def test_more_tokens_than_fit_are_cut_to_the_context(gateway: House) -> None:
+async def test_more_tokens_than_fit_are_cut_to_the_context(gateway: RunningGateway) -> None:
     await gateway.chat(max_completion_tokens=8192)
     exchange = await gateway.exchange()
     assert exchange.sampling.max_tokens == gateway.engine.context_length_tokens - len(exchange.request.token_ids)
 
 
-async def test_each_request_shares_cache_only_within_its_policy_version(gateway: House) -> None:
+async def test_each_request_shares_cache_only_within_its_policy_version(gateway: RunningGateway) -> None:
     await gateway.chat()
     assert gateway.engine.calls[-1].request.extra_key == "policy:0"
 
 
-async def test_surrogates_and_nul_survive_to_the_log(gateway: House) -> None:
+async def test_surrogates_and_nul_survive_to_the_log(gateway: RunningGateway) -> None:
     raw = b'{"model": "policy", "messages": [{"role": "user", "content": "a\\ud800b\\u0000c"}]}'
     assert (await gateway.post(raw)).status == 200
     exchange = await gateway.exchange()
@@ -139,7 +141,7 @@ async def test_surrogates_and_nul_survive_to_the_log(gateway: House) -> None:
     assert "a\ufffdb\ufffdc" in gateway.renderer.decode(exchange.request.token_ids)
 
 
-async def test_the_next_exchange_holds_what_is_new(gateway: House) -> None:
+async def test_the_next_exchange_holds_what_is_new(gateway: RunningGateway) -> None:
     first = {"X-Session-Id": "s"}
     await gateway.chat(headers=first)
     longer = [*QUESTION, {"role": "assistant", "content": "It is 4."}, {"role": "user", "content": "Sure?"}]
@@ -151,19 +153,19 @@ async def test_the_next_exchange_holds_what_is_new(gateway: House) -> None:
     assert two.request.options is None
 
 
-async def test_a_side_turn_is_served_and_recorded_as_such(gateway: House) -> None:
+async def test_a_side_turn_is_served_and_recorded_as_such(gateway: RunningGateway) -> None:
     response = await gateway.chat(headers={"X-Turn-Type": "side"})
     assert response.status == 200
     assert (await gateway.exchange()).turn_type is TurnType.SIDE
 
 
-async def test_the_end_of_a_session_follows_its_last_exchange(gateway: House) -> None:
+async def test_the_end_of_a_session_follows_its_last_exchange(gateway: RunningGateway) -> None:
     await gateway.chat(headers={"X-Session-Id": "s", "X-Session-Done": "1"})
     (done,) = await gateway.recorded(SessionDone)
     assert (done.session_id, done.after_exchange_id) == ("s", (await gateway.exchange()).exchange_id)
 
 
-async def test_a_session_can_be_ended_without_asking_anything(gateway: House) -> None:
+async def test_a_session_can_be_ended_without_asking_anything(gateway: RunningGateway) -> None:
     await gateway.chat(headers={"X-Session-Id": "s"})
     response = await gateway.chat([], session_id="s", session_done=True)
     (done,) = await gateway.recorded(SessionDone)
@@ -174,14 +176,14 @@ async def test_a_session_can_be_ended_without_asking_anything(gateway: House) ->
     assert [exchange.request.parent_exchange_id for exchange in exchanges] == [None, None]
 
 
-async def test_models_name_the_one_that_is_served(gateway: House) -> None:
+async def test_models_name_the_one_that_is_served(gateway: RunningGateway) -> None:
     status, text = await gateway.get("/v1/models")
     assert (status, json.loads(text)["data"][0]["id"]) == (200, "policy")
     assert (await gateway.get("/v1/models/policy"))[0] == 200
     assert (await gateway.get("/v1/models/gpt"))[0] == 404
 
 
-async def test_metrics_count_what_was_answered_and_hold_no_words(gateway: House) -> None:
+async def test_metrics_count_what_was_answered_and_hold_no_words(gateway: RunningGateway) -> None:
     await gateway.chat([{"role": "user", "content": "a secret"}])
     _, text = await gateway.get("/metrics")
     assert 'clawstream_requests_total{outcome="completed"} 1.0' in text
@@ -196,7 +198,9 @@ async def test_metrics_count_what_was_answered_and_hold_no_words(gateway: House)
 async def test_a_gateway_that_is_told_to_samples_from_the_whole_distribution_whatever_is_asked(
     tokenizer_folder: Path, asked: dict[str, Any]
 ) -> None:
-    async with house(tokenizer_folder, samples=SamplesSettings(off_distribution="gateway_override")) as gateway:
+    async with running_gateway(
+        tokenizer_folder, samples=SamplesSettings(off_distribution="gateway_override")
+    ) as gateway:
         await gateway.chat(**asked, seed=5)
         [exchange] = await gateway.recorded(ExchangeCompleted)
     sampling = exchange.sampling
@@ -211,7 +215,7 @@ async def test_a_gateway_that_is_told_to_samples_from_the_whole_distribution_wha
 
 async def test_a_side_turn_is_sampled_as_it_is_asked_for_also_then(tokenizer_folder: Path) -> None:
     override = SamplesSettings(off_distribution="gateway_override")
-    async with house(tokenizer_folder, samples=override) as gateway:
+    async with running_gateway(tokenizer_folder, samples=override) as gateway:
         await gateway.chat(temperature=0, headers={"X-Turn-Type": "side"})
         [exchange] = await gateway.recorded(ExchangeCompleted)
     assert exchange.sampling.temperature == 0

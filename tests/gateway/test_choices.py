@@ -22,8 +22,8 @@ from clawstream.events import (
 )
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
-from clawstream.inference.engines.scripted import Answer, Fault
-from tests.gateway.house import QUESTION, House, Response, everything, house, until
+from clawstream.inference.engines.scripted import Fault, ScriptedAnswer
+from tests.gateway.running_gateway import QUESTION, Response, RunningGateway, everything, running_gateway, until
 from tests.gateway.test_feedback import given
 from tests.sessions import assistant, user
 from tests.turns.test_pairing import fates
@@ -32,19 +32,19 @@ SESSION = {"X-Session-Id": "ann"}
 
 
 @pytest.fixture
-async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
-    async with house(tokenizer_folder) as found:
+async def gateway(tokenizer_folder: Path) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(tokenizer_folder) as found:
         say_in_turn(found)
         yield found
 
 
-def say_in_turn(gateway: House) -> None:
+def say_in_turn(gateway: RunningGateway) -> None:
     """Each answer of the engine's is another."""
     numbers = count()
 
-    def script(_prompt: Sequence[int]) -> Answer:
+    def script(_prompt: Sequence[int]) -> ScriptedAnswer:
         text = f"Answer {next(numbers)}."
-        return Answer(token_ids=(*gateway.renderer.encode(text), gateway.renderer.stop_token_ids[0]))
+        return ScriptedAnswer(token_ids=(*gateway.renderer.encode(text), gateway.renderer.stop_token_ids[0]))
 
     gateway.engine.script = script
 
@@ -69,7 +69,7 @@ def response_ids(response: Response) -> list[str]:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_each_choice_is_an_exchange_with_its_own_tokens_and_all_are_one_group(
-    gateway: House, stream: bool
+    gateway: RunningGateway, stream: bool
 ) -> None:
     asked = await gateway.chat(n=3, stream=stream, stream_options={"include_usage": True}, headers=SESSION)
     assert asked.status == 200
@@ -97,14 +97,16 @@ async def test_each_choice_is_an_exchange_with_its_own_tokens_and_all_are_one_gr
         assert sorted(roles) == [0, 1, 2]
 
 
-async def test_the_chunks_of_several_choices_are_interleaved(gateway: House) -> None:
+async def test_the_chunks_of_several_choices_are_interleaved(gateway: RunningGateway) -> None:
     gateway.engine.token_delay_s = 0.01
     asked = await gateway.chat(n=2, stream=True)
     order = [choice["index"] for event in asked.events for choice in event["choices"]]
     assert order != sorted(order)
 
 
-async def test_a_client_goes_on_with_any_choice_and_its_tokens_stand_in_the_next_prompt(gateway: House) -> None:
+async def test_a_client_goes_on_with_any_choice_and_its_tokens_stand_in_the_next_prompt(
+    gateway: RunningGateway,
+) -> None:
     first = await gateway.chat(n=3)
     chosen, chosen_id = texts(first)[1], response_ids(first)[1]
     said = user("Say it in words.")
@@ -123,7 +125,7 @@ async def test_a_client_goes_on_with_any_choice_and_its_tokens_stand_in_the_next
     assert passed_over == dict.fromkeys(set(response_ids(first)) - {chosen_id}, OrphanReason.REGENERATED)
 
 
-async def test_feedback_on_a_choice_is_on_its_own_exchange(gateway: House) -> None:
+async def test_feedback_on_a_choice_is_on_its_own_exchange(gateway: RunningGateway) -> None:
     asked = await gateway.chat(n=2, headers=SESSION)
     for choice, score in zip(asked.body["choices"], (1.0, -1.0), strict=True):
         body = {"response_id": choice["response_id"], "source": "environment", "score": score}
@@ -134,21 +136,21 @@ async def test_feedback_on_a_choice_is_on_its_own_exchange(gateway: House) -> No
     assert {one.session_id for one in rated} == {"ann"}
 
 
-async def test_the_session_s_end_stands_behind_all_its_choices(gateway: House) -> None:
+async def test_the_session_s_end_stands_behind_all_its_choices(gateway: RunningGateway) -> None:
     await gateway.chat(n=4, headers=SESSION | {"X-Session-Done": "1"})
     *answers, last = await everything(gateway.log)
     assert [type(one) for one in answers] == [ExchangeCompleted] * 4
     assert isinstance(last, SessionDone)
 
 
-async def test_choices_have_seeds_of_their_own(gateway: House) -> None:
+async def test_choices_have_seeds_of_their_own(gateway: RunningGateway) -> None:
     await gateway.chat(n=3, seed=2**63 - 1)
     exchanges = await gateway.recorded(ExchangeCompleted, at_least=3)
     seeds = {one.exchange_id: one.sampling.seed for one in exchanges}
     assert set(seeds.values()) == {2**63 - 1, -(2**63), -(2**63) + 1}
 
 
-async def test_log_probs_are_each_choice_s_own(gateway: House) -> None:
+async def test_log_probs_are_each_choice_s_own(gateway: RunningGateway) -> None:
     asked = await gateway.chat(n=2, logprobs=True)
     exchanges = {one.exchange_id: one for one in await gateway.recorded(ExchangeCompleted, at_least=2)}
     for exchange_id, choice in zip(response_ids(asked), asked.body["choices"], strict=True):
@@ -158,7 +160,7 @@ async def test_log_probs_are_each_choice_s_own(gateway: House) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_where_one_choice_fails_the_request_fails_and_what_was_recorded_stays(
-    gateway: House, stream: bool
+    gateway: RunningGateway, stream: bool
 ) -> None:
     gateway.engine.hold()  # the failing one is asked last: the others wait for their first token
     gateway.engine.faults.extend([Fault(), Fault(), Fault(status=400, message="no such thing")])
@@ -174,7 +176,7 @@ async def test_where_one_choice_fails_the_request_fails_and_what_was_recorded_st
     assert len(await gateway.recorded(ExchangeCompleted, at_least=2)) == 2
 
 
-async def test_a_stream_breaks_off_where_one_choice_breaks_off_and_ends_with_no_done(gateway: House) -> None:
+async def test_a_stream_breaks_off_where_one_choice_breaks_off_and_ends_with_no_done(gateway: RunningGateway) -> None:
     gateway.engine.token_delay_s = 0.01
     gateway.engine.faults.extend([Fault(), Fault(cut_after_tokens=2)])
     asked = await gateway.chat(n=2, stream=True)
@@ -184,7 +186,9 @@ async def test_a_stream_breaks_off_where_one_choice_breaks_off_and_ends_with_no_
     assert {one.reason for one in (failed, *others)} == {FailureReason.ENGINE_FAILED}
 
 
-async def test_a_client_that_goes_away_ends_all_choices_and_is_paired_with_none_of_their_parts(gateway: House) -> None:
+async def test_a_client_that_goes_away_ends_all_choices_and_is_paired_with_none_of_their_parts(
+    gateway: RunningGateway,
+) -> None:
     gateway.engine.token_delay_s = 0.05
     body = {"model": "policy", "messages": QUESTION, "n": 3, "stream": True}
     async with gateway.asking(json.dumps(body).encode(), headers=SESSION) as answer:
@@ -203,7 +207,7 @@ async def test_a_client_that_goes_away_ends_all_choices_and_is_paired_with_none_
     assert fates(events) == []
 
 
-async def test_choices_beside_a_named_group_are_refused(gateway: House) -> None:
+async def test_choices_beside_a_named_group_are_refused(gateway: RunningGateway) -> None:
     asked = await gateway.chat(n=2, headers={"X-Group-Id": "task"})
     assert (asked.status, asked.body["error"]["param"]) == (400, "n")
     assert "n is 2 beside X-Group-Id 'task'" in asked.body["error"]["message"]
@@ -211,7 +215,7 @@ async def test_choices_beside_a_named_group_are_refused(gateway: House) -> None:
 
 
 async def test_each_choice_takes_a_place_of_those_in_flight(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, max_in_flight=4) as gateway:
+    async with running_gateway(tokenizer_folder, max_in_flight=4) as gateway:
         refused = await gateway.chat(n=5)
         assert (refused.status, refused.body["error"]["param"]) == (400, "n")
         assert "n is 5" in refused.body["error"]["message"]
@@ -235,7 +239,7 @@ async def test_each_choice_takes_a_place_of_its_key_s_and_its_group_is_the_key_s
     path = tmp_path / "keys.json"
     key = add_key(path, "anna", Allowance(max_concurrent=3))
     headers = {"Authorization": f"Bearer {key}"}
-    async with house(tokenizer_folder, keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, keys_file=path) as gateway:
         refused = await gateway.chat(n=4, headers=headers)
         assert (refused.status, refused.body["error"]["param"]) == (400, "n")
         assert (await gateway.chat(n=3, headers=headers)).status == 200
@@ -244,10 +248,10 @@ async def test_each_choice_takes_a_place_of_its_key_s_and_its_group_is_the_key_s
 
 
 async def test_a_gateway_that_starts_anew_goes_on_with_a_choice(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder) as gateway:
+    async with running_gateway(tokenizer_folder) as gateway:
         say_in_turn(gateway)
         first = await gateway.chat(n=3)
-        async with house(tokenizer_folder, log=gateway.log) as again:
+        async with running_gateway(tokenizer_folder, log=gateway.log) as again:
             second = await again.chat([*QUESTION, assistant(texts(first)[2]), user("Why?")])
             assert second.headers["x-session-id"] == first.headers["x-session-id"]
             last = [one for one in await again.recorded(ExchangeCompleted, at_least=4) if one.choice_of is None]
@@ -255,7 +259,9 @@ async def test_a_gateway_that_starts_anew_goes_on_with_a_choice(tokenizer_folder
 
 
 @pytest.mark.parametrize(("path", "more"), [("/v1/messages", {"max_tokens": 5}), ("/v1/responses", {"input": "Hi"})])
-async def test_routes_that_have_no_n_refuse_it_by_name(gateway: House, path: str, more: dict[str, Any]) -> None:
+async def test_routes_that_have_no_n_refuse_it_by_name(
+    gateway: RunningGateway, path: str, more: dict[str, Any]
+) -> None:
     body = {"model": "policy", "n": 2, **({"messages": QUESTION} if "messages" in path else {}), **more}
     answer: aiohttp.ClientResponse
     async with gateway.client.post(f"{gateway.url}{path}", json=body) as answer:

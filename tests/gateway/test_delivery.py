@@ -17,7 +17,7 @@ from clawstream.gateway.outbox.spool import Spool
 from clawstream.gateway.outbox.spool_file import Fsync
 from clawstream.stream.log import Sealed
 from clawstream.stream.memory.memory_log import MemoryLog
-from tests.gateway.house import WITHIN_S, everything, full_disk
+from tests.gateway.running_gateway import WITHIN_S, everything, full_disk
 from tests.stream.toys import done, number_of
 
 

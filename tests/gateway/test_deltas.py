@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.gateway.answering.deltas import AnswerStream, Delta
+from clawstream.gateway.answering.deltas import AnswerStream, ReplyDelta
 from clawstream.rendering.renderer import PromptRenderer
 
 TOOLS = {"tools": [{"type": "function", "function": {"name": "exec", "parameters": {}}}]}
@@ -40,7 +40,7 @@ def stream(
     *,
     stop: tuple[str, ...] = (),
     options: dict[str, Any] | None = None,
-) -> tuple[AnswerStream, list[Delta]]:
+) -> tuple[AnswerStream, list[ReplyDelta]]:
     """Feed `text`, up to a stop string as an engine does, in chunks of `cuts` tokens, over and over."""
     ends = [text.index(one) + len(one) for one in stop if one in text]
     return feed(renderer, renderer.encode(text[: min(ends, default=len(text))]), cuts, stop=stop, options=options)
@@ -53,7 +53,7 @@ def feed(
     *,
     stop: tuple[str, ...] = (),
     options: dict[str, Any] | None = None,
-) -> tuple[AnswerStream, list[Delta]]:
+) -> tuple[AnswerStream, list[ReplyDelta]]:
     """Feed tokens in chunks of `cuts`, over and over."""
     answer = AnswerStream(
         renderer=renderer,

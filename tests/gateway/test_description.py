@@ -13,7 +13,7 @@ from clawstream.gateway.dialects.anthropic_replies import signature
 from clawstream.gateway.http.openapi import openapi_json
 from clawstream.gateway.requests.feedback import read_feedback
 from clawstream.gateway.requests.wire import read_request, scope_of
-from clawstream.gateway.sessions.conversations import Recalled
+from clawstream.gateway.sessions.conversations import RecalledResponse
 from clawstream.rendering.renderer import PromptRenderer
 
 Json = dict[str, Any]
@@ -159,7 +159,7 @@ def test_responses_reads_the_fields_that_are_described(
 ) -> None:
     fields, asked, passed_on = described("Responses"), set[str](), set[str]()
     monkeypatch.setattr(responses, "read_request", lambda body, ends: read_request(Watched(body, passed_on), ends))
-    recalled = Recalled(session_id="s", before=(), answer={"role": "assistant", "content": "Hi."})
+    recalled = RecalledResponse(session_id="s", before=(), answer={"role": "assistant", "content": "Hi."})
     for body in (RESPONSES_FORCING, RESPONSES_ALLOWING):
         responses.read_responses(Watched(body, asked), False, lambda _id: recalled)
     chat = responses.read_responses(Watched(RESPONSES, asked), False, lambda _id: recalled)

@@ -10,7 +10,7 @@ from clawstream.events import PolicyActivated
 from clawstream.gateway.engines import pool as gateway_engines
 from clawstream.gateway.engines.pool import Engines
 from clawstream.gateway.engines.served import ServedEngine, StaleCache
-from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, ServerInfo, VersionSpan
+from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, ServerInfo, WeightsSpan
 from clawstream.inference.engines.sglang import SglangEngine
 
 
@@ -139,7 +139,7 @@ async def test_an_answer_by_older_weights_than_its_key_names_tells_that_the_engi
 
 
 async def test_of_an_answer_in_one_chunk_the_span_of_the_first_token_counts() -> None:
-    spans = (VersionSpan("1", 0), VersionSpan("0", 1), VersionSpan("1", 1))
+    spans = (WeightsSpan("1", 0), WeightsSpan("0", 1), WeightsSpan("1", 1))
     chunk = Chunk(
         token_ids=(1, 2), logprobs_nats=(-1.0, -1.0), cached_tokens=9, weight_version="1",
         finish=Finish(kind=FinishKind.STOP), weight_versions=spans,

@@ -15,7 +15,7 @@ from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.memory.memory_log import MemoryLog
 from tests import recorded
 from tests.flow import Flow, Oracle
-from tests.gateway.house import House, everything, house
+from tests.gateway.running_gateway import RunningGateway, everything, running_gateway
 from tests.samples.test_parts import HINT, TAIL
 from tests.sessions import Json, assistant, user
 
@@ -25,13 +25,13 @@ NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 PAGE_TOKENS = 64  # of an engine's prefix cache
 
 
-async def prompts(gateway: House) -> tuple[list[ExchangeCompleted], dict[str, WholeRequest]]:
+async def prompts(gateway: RunningGateway) -> tuple[list[ExchangeCompleted], dict[str, WholeRequest]]:
     """The exchanges on the log, and each whole."""
     exchanges = [event for event in await everything(gateway.log) if isinstance(event, ExchangeCompleted)]
     return exchanges, history(exchanges)
 
 
-async def turns(gateway: House, num: int, messages: Sequence[Json] = (), **body: Any) -> list[Json]:
+async def turns(gateway: RunningGateway, num: int, messages: Sequence[Json] = (), **body: Any) -> list[Json]:
     """A client that adds to its history and drops reasoning; return the history."""
     asked = [*messages]
     for number in range(num):
@@ -42,7 +42,7 @@ async def turns(gateway: House, num: int, messages: Sequence[Json] = (), **body:
     return asked
 
 
-async def counted(gateway: House, name: str) -> dict[str, float]:
+async def counted(gateway: RunningGateway, name: str) -> dict[str, float]:
     """A metric's values by how prompts were made."""
     _, text = await gateway.get("/metrics")
     lines = (line for line in text.splitlines() if line.startswith(f'{name}{{made="'))
@@ -51,7 +51,7 @@ async def counted(gateway: House, name: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("body", [{}, NO_THINKING, {"tools": TOOLS}, {"stream": False, "max_tokens": 12}])
 async def test_six_turns_are_one_sequence(tokenizer_folder: Path, body: Json) -> None:
-    async with house(tokenizer_folder) as gateway:
+    async with running_gateway(tokenizer_folder) as gateway:
         await turns(gateway, 6, **body)
         exchanges, whole = await prompts(gateway)
         made = await counted(gateway, "clawstream_prompts_total")
@@ -65,9 +65,9 @@ async def test_six_turns_are_one_sequence(tokenizer_folder: Path, body: Json) ->
 
 async def test_a_restarted_gateway_goes_on_token_by_token(tokenizer_folder: Path) -> None:
     log = MemoryLog()
-    async with house(tokenizer_folder, log=log) as gateway:
+    async with running_gateway(tokenizer_folder, log=log) as gateway:
         asked = await turns(gateway, 2)
-    async with house(tokenizer_folder, log=log) as gateway:
+    async with running_gateway(tokenizer_folder, log=log) as gateway:
         await turns(gateway, 1, asked)
         (_, second, third), whole = await prompts(gateway)
     so_far = whole[second.exchange_id].token_ids + second.output_ids
@@ -79,7 +79,7 @@ async def test_a_restarted_gateway_goes_on_token_by_token(tokenizer_folder: Path
 @pytest.mark.parametrize("farewell", [False, True])
 async def test_a_session_that_is_done_is_forgotten(tokenizer_folder: Path, restarted: bool, farewell: bool) -> None:
     log = MemoryLog()
-    async with house(tokenizer_folder, log=log) as gateway:
+    async with running_gateway(tokenizer_folder, log=log) as gateway:
         asked = await turns(gateway, 1)
         if farewell:
             await gateway.post(json.dumps({"model": "policy", "session_done": True}).encode(), headers=ANN)
@@ -88,14 +88,14 @@ async def test_a_session_that_is_done_is_forgotten(tokenizer_folder: Path, resta
         if not restarted:
             await turns(gateway, 1, asked)
     if restarted:
-        async with house(tokenizer_folder, log=log) as gateway:
+        async with running_gateway(tokenizer_folder, log=log) as gateway:
             await turns(gateway, 1, asked)
     exchanges = [event for event in await everything(log) if isinstance(event, ExchangeCompleted)]
     assert exchanges[-1].num_spliced == 0
 
 
 async def test_what_a_client_changed_is_rendered_and_counted(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder) as gateway:
+    async with running_gateway(tokenizer_folder) as gateway:
         asked = await turns(gateway, 1)
         asked = await turns(gateway, 2, [asked[0], assistant("edited")])
         made = await counted(gateway, "clawstream_prompts_total")
@@ -115,7 +115,7 @@ def openclaw_says(answer: Json) -> str:
     return "\n".join(["<think>\nI should look.\n</think>\n\n" + str(answer["content"]), *blocks])
 
 
-async def openclaw(gateway: House) -> None:
+async def openclaw(gateway: RunningGateway) -> None:
     """Three sessions as a real client held them, and a reply to the last answer of each."""
     for asked, answer in (
         (recorded.FIRST_TURN, recorded.GREETING),
@@ -136,7 +136,7 @@ def common(left: Sequence[int], right: Sequence[int]) -> int:
 async def test_with_openclaw_no_more_is_prefilled_than_the_answer_what_is_new_its_block_and_a_page(
     tokenizer_folder: Path,
 ) -> None:
-    async with house(tokenizer_folder) as gateway:
+    async with running_gateway(tokenizer_folder) as gateway:
         await openclaw(gateway)
         exchanges, whole = await prompts(gateway)
         renderer = gateway.renderer
@@ -168,7 +168,7 @@ def hinted(events: Sequence[Event], renderer: PromptRenderer) -> list[SampleAsse
 @pytest.mark.parametrize("client", ["plain", "restarted", "openclaw", "edits"])
 async def test_a_hinted_prompt_is_the_prompt_that_was_asked_and_the_hint(tokenizer_folder: Path, client: str) -> None:
     log = MemoryLog()
-    async with house(tokenizer_folder, log=log) as gateway:
+    async with running_gateway(tokenizer_folder, log=log) as gateway:
         renderer = gateway.renderer
         if client == "openclaw":
             await openclaw(gateway)
@@ -179,7 +179,7 @@ async def test_a_hinted_prompt_is_the_prompt_that_was_asked_and_the_hint(tokeniz
             elif client == "plain":
                 await turns(gateway, 2, asked)
     if client == "restarted":
-        async with house(tokenizer_folder, log=log) as gateway:
+        async with running_gateway(tokenizer_folder, log=log) as gateway:
             await turns(gateway, 2, asked)
     samples = hinted(await everything(log), renderer)
     assert len(samples) == {"openclaw": 3}.get(client, 4)

@@ -8,12 +8,12 @@ import pytest
 from clawstream.events import ExchangeCompleted
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
-from tests.gateway.house import House, house
+from tests.gateway.running_gateway import RunningGateway, running_gateway
 
 
 @pytest.fixture(scope="module")
-async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
-    async with house(tokenizer_folder) as found:
+async def gateway(tokenizer_folder: Path) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(tokenizer_folder) as found:
         yield found
 
 
@@ -27,7 +27,7 @@ async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
     ],
 )
 async def test_what_the_headers_say_of_a_group_is_on_the_exchange(
-    gateway: House, headers: dict[str, str], said: tuple[str | None, int | None, int | None]
+    gateway: RunningGateway, headers: dict[str, str], said: tuple[str | None, int | None, int | None]
 ) -> None:
     answered = await gateway.chat(headers=headers)
     exchange = {e.exchange_id: e for e in await gateway.recorded(ExchangeCompleted)}[
@@ -51,7 +51,7 @@ async def test_what_the_headers_say_of_a_group_is_on_the_exchange(
     ],
 )
 async def test_a_header_that_can_not_be_used_is_named(
-    gateway: House, headers: dict[str, str], param: str, words: str
+    gateway: RunningGateway, headers: dict[str, str], param: str, words: str
 ) -> None:
     error = (await gateway.chat(headers=headers)).body["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
@@ -61,7 +61,7 @@ async def test_a_header_that_can_not_be_used_is_named(
 async def test_a_group_belongs_to_its_key(tokenizer_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     keys = {name: add_key(path, name, Allowance()) for name in ("anna", "ben")}
-    async with house(tokenizer_folder, keys_file=path) as found:
+    async with running_gateway(tokenizer_folder, keys_file=path) as found:
         for name, group in (("anna", "task-7"), ("ben", "task-7"), ("ben", "anna/task-7")):
             headers = {"Authorization": f"Bearer {keys[name]}", "X-Group-Id": group, "X-Group-Size": "2"}
             assert (await found.chat(headers=headers)).status == 200

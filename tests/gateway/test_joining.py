@@ -11,7 +11,7 @@ from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.sessions.matching import SessionIndex
 from clawstream.stream.memory.memory_log import MemoryLog
-from tests.gateway.house import House, house
+from tests.gateway.running_gateway import RunningGateway, running_gateway
 from tests.gateway.test_keys import bearer
 from tests.openclaw import recording
 from tests.sessions import Json, user
@@ -76,7 +76,7 @@ def test_in_whatever_order_the_log_is_read_a_request_joins_the_same_session(told
     assert found == dict.fromkeys(places) | {("t", "k"): "s", ("u", "k"): "r", ("t", "l"): "r"}
 
 
-async def session_of(gateway: House, headers: dict[str, str], messages: list[Json], **more: Any) -> str:
+async def session_of(gateway: RunningGateway, headers: dict[str, str], messages: list[Json], **more: Any) -> str:
     answer = await gateway.chat(messages, headers=headers | TRACE, **more)
     assert answer.status == 200
     return answer.headers["x-session-id"]
@@ -88,10 +88,10 @@ async def test_a_retry_without_a_name_joins_its_own_key_s_and_user_s_session_alo
     """All say the same in the same trace; whoever joins another's session would be refused, or be in it."""
     log, keys = MemoryLog(), tmp_path / "keys.json"
     anna, ben = (bearer(add_key(keys, name, Allowance())) for name in ("anna", "ben"))
-    async with house(tokenizer_folder, log=log, keys_file=keys, say=CALLED) as before:
+    async with running_gateway(tokenizer_folder, log=log, keys_file=keys, say=CALLED) as before:
         own = await session_of(before, anna, FIRST, tools=TOOLS)
         found = [await session_of(before, key, list(RETRY), user=name) for key, name in ((ben, None), (anna, "v"))]
-    async with house(tokenizer_folder, log=log, keys_file=keys) as after:
+    async with running_gateway(tokenizer_folder, log=log, keys_file=keys) as after:
         found += [await session_of(after, key, list(RETRY), user=name) for key, name in ((ben, None), (anna, "v"))]
         retried = await session_of(after, anna, list(RETRY))
     assert retried == own

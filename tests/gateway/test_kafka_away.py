@@ -19,7 +19,7 @@ from clawstream.local.servers.ports import reserved
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
-from tests.gateway.house import House, house
+from tests.gateway.running_gateway import RunningGateway, running_gateway
 from tests.gateway.test_promises import spooled_records
 
 SESSIONS = 16
@@ -71,7 +71,7 @@ def again(command: Sequence[str], broker_dir: Path) -> Iterator[None]:
 class People:
     """Sessions that go on asking, and what each was answered, in order."""
 
-    gateway: House
+    gateway: RunningGateway
     answered: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     failed: list[object] = field(default_factory=list)
     stop: bool = False
@@ -97,7 +97,7 @@ class People:
 
 
 @asynccontextmanager
-async def talking(gateway: House) -> AsyncIterator[People]:
+async def talking(gateway: RunningGateway) -> AsyncIterator[People]:
     """Sixteen sessions that talk for the length of the block."""
     people = People(gateway=gateway)
     async with asyncio.TaskGroup() as tasks:
@@ -109,14 +109,14 @@ async def talking(gateway: House) -> AsyncIterator[People]:
             people.stop = True
 
 
-async def drained(gateway: House) -> None:
+async def drained(gateway: RunningGateway) -> None:
     """Return once nothing waits in the spool."""
     async with asyncio.timeout(BACK_WITHIN_S):
         while await spooled_records(gateway):
             await asyncio.sleep(0.05)
 
 
-async def goes_straight(gateway: House) -> None:
+async def goes_straight(gateway: RunningGateway) -> None:
     """Return once an answer was not put into the spool: some are, until Kafka is known to be quick."""
 
     async def spooled() -> str:
@@ -148,7 +148,7 @@ async def firsts(log: KafkaLog) -> dict[str, list[str]]:
 async def test_streams_go_on_while_the_broker_is_stopped_or_killed_and_all_of_it_is_on_the_log_in_order(
     tokenizer_folder: Path, broker_dir: Path, log: KafkaLog
 ) -> None:
-    async with house(tokenizer_folder, log=log) as gateway:
+    async with running_gateway(tokenizer_folder, log=log) as gateway:
         gateway.engine.token_delay_s = 0.002
         async with talking(gateway) as people:
             await people.each_had(3)
@@ -177,7 +177,7 @@ async def test_a_gateway_killed_with_records_in_its_spool_loses_none_to_the_next
     tokenizer_folder: Path, broker: EmbeddedKafka, broker_dir: Path, log: KafkaLog, tmp_path: Path
 ) -> None:
     data_dir = tmp_path / "data"
-    async with house(tokenizer_folder) as scripted:  # for its engine
+    async with running_gateway(tokenizer_folder) as scripted:  # for its engine
         with reserved() as port:
             pass
         config = configured(tmp_path, broker, scripted, tokenizer_folder, port)
@@ -226,7 +226,7 @@ async def test_a_gateway_that_is_started_while_kafka_is_away_waits_and_serves_on
     killed.kill()
     killed.wait()
     said = tmp_path / "said"
-    async with house(tokenizer_folder) as scripted:
+    async with running_gateway(tokenizer_folder) as scripted:
         with reserved() as port:
             pass
         config = configured(tmp_path, broker, scripted, tokenizer_folder, port)
@@ -247,7 +247,7 @@ async def test_a_gateway_that_is_started_while_kafka_is_away_waits_and_serves_on
     assert "Traceback" not in said.read_text() + last.read_text()
 
 
-def configured(folder: Path, broker: EmbeddedKafka, scripted: House, model_path: Path, port: int) -> Path:
+def configured(folder: Path, broker: EmbeddedKafka, scripted: RunningGateway, model_path: Path, port: int) -> Path:
     """The settings' file of a gateway as a process."""
     config = folder / "clawstream.toml"
     config.write_text(
@@ -272,7 +272,7 @@ async def process(config: Path, said: Path | None = None) -> AsyncIterator[async
         await started.wait()
 
 
-async def until_served(gateway: House) -> None:
+async def until_served(gateway: RunningGateway) -> None:
     """Return once the process answers and has its engine."""
 
     async def ready() -> bool:

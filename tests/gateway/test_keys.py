@@ -28,7 +28,7 @@ from clawstream.gateway.app import serve
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.stream.memory.memory_log import MemoryLog
-from tests.gateway.house import QUESTION, house, until
+from tests.gateway.running_gateway import QUESTION, running_gateway, until
 from tests.sessions import user
 
 NONE = Allowance()
@@ -187,7 +187,7 @@ def test_a_file_that_others_can_read_is_warned_of(path: Path, caplog: pytest.Log
 
 async def test_each_exchange_names_the_key_that_asked(tokenizer_folder: Path, path: Path) -> None:
     anna, ben = add_key(path, "anna", NONE), add_key(path, "ben", NONE)
-    async with house(tokenizer_folder, keys_file=path, api_key="the-old-one") as gateway:
+    async with running_gateway(tokenizer_folder, keys_file=path, api_key="the-old-one") as gateway:
         statuses = [
             (await gateway.chat(headers=headers)).status
             for headers in ({}, bearer("cs-wrong"), bearer(anna), {"x-api-key": ben}, bearer("the-old-one"))
@@ -201,7 +201,7 @@ async def test_each_exchange_names_the_key_that_asked(tokenizer_folder: Path, pa
 
 async def test_a_revoked_key_is_refused_without_a_restart(tokenizer_folder: Path, path: Path) -> None:
     anna = add_key(path, "anna", NONE)
-    async with house(tokenizer_folder, keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, keys_file=path) as gateway:
         assert (await gateway.chat(headers=bearer(anna))).status == 200
         revoke_key(path, "anna")
 
@@ -218,10 +218,10 @@ async def test_the_same_history_under_two_keys_is_two_sessions_also_after_a_rest
     anna, ben = add_key(path, "anna", NONE), add_key(path, "ben", NONE)
     log = MemoryLog()
     history = [*QUESTION, {"role": "assistant", "content": "It is 4."}, user("Sure?")]
-    async with house(tokenizer_folder, log=log, keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, log=log, keys_file=path) as gateway:
         first = await gateway.chat(headers=bearer(anna))
         other = await gateway.chat(history, headers=bearer(ben))
-    async with house(tokenizer_folder, log=log, keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, log=log, keys_file=path) as gateway:
         another = await gateway.chat([*history, user("Really?")], headers=bearer(ben))
         again = await gateway.chat(history, headers=bearer(anna))
     sessions = [answer.headers["x-session-id"] for answer in (first, other, another, again)]
@@ -236,11 +236,11 @@ async def test_a_session_that_another_key_began_is_refused_also_after_a_restart_
     anna, ben = add_key(path, "anna", NONE), add_key(path, "ben", NONE)
     log = MemoryLog()
     mine, theirs = bearer(anna) | {"X-Session-Id": "s"}, bearer(ben) | {"X-Session-Id": "s"}
-    async with house(tokenizer_folder, log=log, keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, log=log, keys_file=path) as gateway:
         assert (await gateway.chat(headers=mine)).status == 200
         refused = await gateway.chat(headers=theirs)
         ending = await gateway.chat([], headers=theirs, session_done=True)
-    async with house(tokenizer_folder, log=log, keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, log=log, keys_file=path) as gateway:
         after_restart = await gateway.chat(headers=theirs)
         still = await gateway.chat(headers=mine)
         exchanges = await gateway.recorded(ExchangeCompleted, at_least=2)
@@ -254,17 +254,17 @@ async def test_a_session_from_before_there_were_keys_goes_on_under_the_first_key
 ) -> None:
     log = MemoryLog()
     named = {"X-Session-Id": "s"}
-    async with house(tokenizer_folder, log=log, keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, log=log, keys_file=path) as gateway:
         assert (await gateway.chat(headers=named)).status == 200
     anna, ben = add_key(path, "anna", NONE), add_key(path, "ben", NONE)
-    async with house(tokenizer_folder, log=log, keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, log=log, keys_file=path) as gateway:
         statuses = [(await gateway.chat(headers=named | bearer(key))).status for key in (anna, ben, anna)]
     assert statuses == [200, 403, 200]
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "file://", "http://127.0.0.1.evil.example"])
 async def test_a_page_of_another_site_may_not_use_a_gateway_without_keys(tokenizer_folder: Path, origin: str) -> None:
-    async with house(tokenizer_folder) as gateway:
+    async with running_gateway(tokenizer_folder) as gateway:
         foreign = await gateway.chat(headers={"Origin": origin})
         own = await gateway.chat(headers={"Origin": "http://localhost:5173"})
     assert (foreign.status, foreign.body["error"]["code"], own.status) == (403, "foreign_origin", 200)
@@ -274,7 +274,7 @@ async def test_a_page_of_another_site_may_not_use_a_gateway_without_keys(tokeniz
 async def test_a_page_that_gave_its_name_this_machine_s_address_reads_nothing_of_a_gateway_without_keys(
     tokenizer_folder: Path, path: Path, page: str
 ) -> None:
-    async with house(tokenizer_folder, keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, keys_file=path) as gateway:
         for rebound in ({"Host": "evil.example"}, {"Host": "evil.example:8700", "Authorization": "Bearer any"}):
             status, text = await gateway.get(page, headers=rebound)
             assert (status, "foreign_origin" in text) == (403, True)
@@ -362,7 +362,7 @@ async def test_revoking_all_keys_shuts_the_door_and_opening_it_lets_this_machine
     tokenizer_folder: Path, path: Path
 ) -> None:
     anna = add_key(path, "anna", NONE)
-    async with house(tokenizer_folder, keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, keys_file=path) as gateway:
 
         async def becomes(status: int) -> None:
             async def found() -> bool:
@@ -425,14 +425,14 @@ async def test_a_key_is_answered_from_what_it_has_cached_itself_unless_the_setti
     tokenizer_folder: Path, path: Path, shared: bool, expected: list[str]
 ) -> None:
     keys = [add_key(path, name, NONE) for name in ("anna", "ben")]
-    async with house(tokenizer_folder, keys_file=path, share_prefix_cache=shared) as gateway:
+    async with running_gateway(tokenizer_folder, keys_file=path, share_prefix_cache=shared) as gateway:
         for key in keys:
             assert (await gateway.chat(headers=bearer(key))).status == 200
         assert [call.request.extra_key for call in gateway.engine.calls] == expected
 
 
 async def test_without_keys_the_cache_is_everybodys(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder) as gateway:
+    async with running_gateway(tokenizer_folder) as gateway:
         await gateway.chat()
         assert [call.request.extra_key for call in gateway.engine.calls] == ["policy:0"]
 
@@ -442,9 +442,9 @@ async def test_what_tells_of_the_inside_takes_a_key_where_the_gateway_listens_to
     tokenizer_folder: Path, path: Path, page: str
 ) -> None:
     key = add_key(path, "anna", NONE)
-    async with house(tokenizer_folder, host="0.0.0.0", keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, host="0.0.0.0", keys_file=path) as gateway:
         shown = [await gateway.get(page, headers=headers) for headers in ({}, bearer("wrong"), bearer(key))]
-    async with house(tokenizer_folder, keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, keys_file=path) as gateway:
         here = await gateway.get(page)
     assert [status for status, _ in (*shown, here)] == [401, 401, 200, 200]
     assert "invalid_request_error" in shown[0][1]
@@ -452,10 +452,10 @@ async def test_what_tells_of_the_inside_takes_a_key_where_the_gateway_listens_to
 
 async def test_probes_need_no_key_and_learn_nothing_but_whether_it_serves(tokenizer_folder: Path, path: Path) -> None:
     add_key(path, "anna", NONE)
-    async with house(tokenizer_folder, host="0.0.0.0", keys_file=path) as gateway:
+    async with running_gateway(tokenizer_folder, host="0.0.0.0", keys_file=path) as gateway:
         assert [await gateway.get(page) for page in ("/healthz", "/healthz/ready")] == [
             (200, '{"ok":true}'),
             (200, '{"ready":true}'),
         ]
-    async with house(tokenizer_folder, engine_urls=["http://127.0.0.1:9"]) as gateway:
+    async with running_gateway(tokenizer_folder, engine_urls=["http://127.0.0.1:9"]) as gateway:
         assert await gateway.get("/healthz/ready") == (503, '{"ready":false}')

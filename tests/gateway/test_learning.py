@@ -20,11 +20,11 @@ from clawstream.gateway.app import serve
 from clawstream.gateway.sessions.conversations import Conversations
 from clawstream.gateway.sessions.matching import SessionIndex
 from clawstream.gateway.sessions.sampled_answers import SampledAnswers
-from clawstream.gateway.watching import Learning, learn_sessions
+from clawstream.gateway.watching import SessionLearner, learn_sessions
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.memory.memory_log import MemoryLog
 from tests import strategies
-from tests.gateway.house import WITHIN_S, house
+from tests.gateway.running_gateway import WITHIN_S, running_gateway
 from tests.sessions import Session, user
 
 JSON = st.recursive(
@@ -67,7 +67,7 @@ def asked(session_id: str, options: bytes | None = None) -> ExchangeCompleted:
 
 @given(st.lists(EXCHANGES | strategies.of(SessionDone), max_size=6))
 def test_no_exchange_stops_a_start(owners: Owners, events: list[ExchangeCompleted | SessionDone]) -> None:
-    Learning(SessionIndex(1000), SampledAnswers(), Conversations(1000), owners, "policy").learn(events)
+    SessionLearner(SessionIndex(1000), SampledAnswers(), Conversations(1000), owners, "policy").learn(events)
 
 
 @pytest.mark.parametrize("options", [b"junk", b"[]", b"\xff", b"[" * 5000])
@@ -78,7 +78,7 @@ async def test_an_exchange_whose_options_are_no_json_is_left_out_and_said_once(
     odd = [asked("a", options), asked("b", options)]
     await log.append([*odd, odd[0], asked("c")])
     with caplog.at_level(logging.INFO, "clawstream.gateway.watching"):
-        async with house(tokenizer_folder, log=log) as gateway:
+        async with running_gateway(tokenizer_folder, log=log) as gateway:
             assert (await gateway.chat(session_id="a")).status == 200
     [said] = [record.getMessage() for record in caplog.records if "left_out" in record.getMessage()]
     assert said.startswith(f"sessions=left_out exchanges=2 first={odd[0].exchange_id} reason=its options ")
@@ -116,7 +116,7 @@ async def test_a_log_that_goes_away_while_it_is_read_is_waited_for(
 def test_a_session_does_not_go_on_from_the_tokens_of_another_policy(owners: Owners) -> None:
     index, answers = SessionIndex(86_400_000), SampledAnswers()
     mine, others = asked("mine"), replace(asked("others"), policy_id="tiny")
-    Learning(index, answers, Conversations(1000), owners, mine.policy_id).learn([mine, others])
+    SessionLearner(index, answers, Conversations(1000), owners, mine.policy_id).learn([mine, others])
     assert index.newest_exchange("others") is not None
     now_ms = int(time.time() * 1000)
     assert [len(answers.of(session_id, now_ms).answers) for session_id in ("mine", "others")] == [1, 0]

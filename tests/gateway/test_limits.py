@@ -16,7 +16,7 @@ from clawstream.gateway.access.keys import Allowance, Caller
 from clawstream.gateway.access.limits import Limits, Rate, TooMuch, duration
 from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.scripted import Fault
-from tests.gateway.house import QUESTION, House, house, until
+from tests.gateway.running_gateway import QUESTION, RunningGateway, running_gateway, until
 
 ANNA, BEN, NOBODY = Caller(name="anna"), Caller(name="ben"), Caller(name=None)
 MANY = 1000
@@ -168,7 +168,7 @@ def test_times_are_written_as_openai_writes_them(seconds: float, text: str) -> N
 
 
 async def test_the_rate_stands_in_the_headers_and_a_refusal_says_when(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, requests_per_minute_per_key=2) as gateway:
+    async with running_gateway(tokenizer_folder, requests_per_minute_per_key=2) as gateway:
         answers = [await gateway.chat(stream=stream) for stream in (True, False)]
         refused = await gateway.chat()
         _, metrics = await gateway.get("/metrics")
@@ -184,7 +184,7 @@ async def test_the_rate_stands_in_the_headers_and_a_refusal_says_when(tokenizer_
 async def test_a_key_with_two_streams_open_waits_and_another_does_not(tokenizer_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     one, other = add_key(path, "one", Allowance()), add_key(path, "other", Allowance(max_concurrent=1))
-    async with house(tokenizer_folder, keys_file=path, max_concurrent_per_key=2) as gateway:
+    async with running_gateway(tokenizer_folder, keys_file=path, max_concurrent_per_key=2) as gateway:
 
         def asked(key: str) -> asyncio.Task[int]:
             async def ask() -> int:
@@ -208,7 +208,7 @@ async def test_a_key_with_two_streams_open_waits_and_another_does_not(tokenizer_
 async def test_beyond_the_gateways_own_limit_a_request_is_refused_before_its_body_is_read(
     tokenizer_folder: Path,
 ) -> None:
-    async with house(tokenizer_folder, max_in_flight=1) as gateway:
+    async with running_gateway(tokenizer_folder, max_in_flight=1) as gateway:
         gateway.engine.hold()
         first = asyncio.create_task(gateway.chat())
         await until(gateway.generating)
@@ -246,7 +246,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
 async def test_however_a_request_ends_its_place_is_free_again(tokenizer_folder: Path, ending: Ending) -> None:
-    async with house(tokenizer_folder, max_in_flight=1, bounds=Bounds(max_body_bytes=20_000)) as gateway:
+    async with running_gateway(tokenizer_folder, max_in_flight=1, bounds=Bounds(max_body_bytes=20_000)) as gateway:
         if ending.fault is not None:
             gateway.engine.faults.append(ending.fault)
         if ending.leaves:
@@ -260,7 +260,7 @@ async def test_however_a_request_ends_its_place_is_free_again(tokenizer_folder: 
         await until(free)
 
 
-async def leave(gateway: House, body: bytes, key: str = "none") -> None:
+async def leave(gateway: RunningGateway, body: bytes, key: str = "none") -> None:
     """Ask, and close the connection while the engine samples."""
     gateway.engine.hold()
     async with aiohttp.ClientSession() as leaving:

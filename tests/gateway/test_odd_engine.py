@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason
-from tests.gateway.house import everything, house, until
+from tests.gateway.running_gateway import everything, running_gateway, until
 from tests.inference.test_odd_answers import STOP, event, spans
 from tests.rogue import Rogue, head, piece, rogue
 
@@ -35,7 +35,7 @@ async def test_what_an_engine_made_up_is_a_failed_exchange_and_never_an_answer_o
         content = last if path == "/generate" else json.dumps(controls[path]).encode()
         writer.write(head() + piece(content) + b"0\r\n\r\n")
 
-    async with rogue(say) as engine, house(tokenizer_folder, engine_urls=(engine.url,)) as gateway:
+    async with rogue(say) as engine, running_gateway(tokenizer_folder, engine_urls=(engine.url,)) as gateway:
         await until(gateway.ready)
         answer = await gateway.chat(max_tokens=8)
         assert answer.status == 503

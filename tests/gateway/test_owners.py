@@ -18,14 +18,14 @@ from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FeedbackGiven
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
-from clawstream.gateway.access.owners import Claim, Owners, hashed
+from clawstream.gateway.access.owners import Owners, SessionClaim, hashed
 from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.scripted import Fault
 from clawstream.stream.log import Raw, Start
 from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from tests.examples import examples
-from tests.gateway.house import house, until
+from tests.gateway.running_gateway import running_gateway, until
 from tests.gateway.test_keys import bearer
 from tests.sessions import Session, user
 
@@ -129,7 +129,7 @@ async def test_what_is_kept_of_a_session_is_not_written_again_with_each_answer(k
 
 
 async def test_no_number_of_others_washes_an_owner_out(owners: Owners, tmp_path: Path) -> None:
-    await owners.take(Claim(hashed(f"s{number}"), f"key{number % 5}", 0) for number in range(20_000))
+    await owners.take(SessionClaim(hashed(f"s{number}"), f"key{number % 5}", 0) for number in range(20_000))
     assert [owners.owner_of(f"s{number}") for number in (0, 19_999)] == ["key0", "key4"]
     assert (tmp_path / "sessions.sqlite").stat().st_size < 2**21
 
@@ -157,7 +157,7 @@ def test_until_the_log_is_read_an_unknown_session_is_no_keys_to_go_on_with(tmp_p
 @pytest.mark.parametrize(("damage", "behind"), [(b"no database" * 100, False), (b"", False), (b"?" * 4096, True)])
 async def test_a_file_that_was_damaged_is_made_anew_from_the_log(tmp_path: Path, damage: bytes, behind: bool) -> None:
     with opened(tmp_path) as owners:
-        await owners.take(Claim(hashed(f"s{number}"), "anna", 0) for number in range(1000))
+        await owners.take(SessionClaim(hashed(f"s{number}"), "anna", 0) for number in range(1000))
         owners.whole = True
     file = tmp_path / "sessions.sqlite"
     written = file.read_bytes()
@@ -193,11 +193,11 @@ async def test_an_owner_is_one_after_the_window_and_after_a_restart(
 ) -> None:
     log, anna, ben = MemoryLog(), keys["anna"], keys["ben"]
     house_of = {"log": log, "keys_file": keys["keys_file"], "bounds": Bounds(index_window_s=0)}
-    async with house(tokenizer_folder, **house_of) as gateway:
+    async with running_gateway(tokenizer_folder, **house_of) as gateway:
         first = await gateway.chat(headers=anna)
         await gateway.chat(headers=anna | {"X-Session-Id": "later"})  # whereupon the first is out of the window
         refused = [(await gateway.chat(headers=ben)).status]
-    async with house(tokenizer_folder, **house_of) as gateway:
+    async with running_gateway(tokenizer_folder, **house_of) as gateway:
         thumb = {"response_id": first.body["id"], "session_id": "s", "thumb": "down"}
         async with gateway.client.post(f"{gateway.url}/v1/feedback", json=thumb, headers=ben) as answer:
             refused.append(answer.status)
@@ -220,7 +220,9 @@ async def test_a_data_folder_keeps_the_owners_of_each_brokers_log_apart(
     here, there = MemoryLog(), MemoryLog()
     told = []
     for log, key in ((here, "anna"), (there, "ben"), (here, "ben"), (there, "anna"), (here, "anna")):
-        async with house(tokenizer_folder, log=log, data_dir=tmp_path, keys_file=keys["keys_file"]) as gateway:
+        async with running_gateway(
+            tokenizer_folder, log=log, data_dir=tmp_path, keys_file=keys["keys_file"]
+        ) as gateway:
             told.append((await gateway.chat(headers=keys[key])).status)
     assert told == [200, 200, 403, 403, 200]
     assert len(list((tmp_path / "owners").glob("*.sqlite"))) == 2
@@ -228,7 +230,7 @@ async def test_a_data_folder_keeps_the_owners_of_each_brokers_log_apart(
 
 async def test_a_request_that_was_refused_takes_no_session(tokenizer_folder: Path, keys: dict[str, Any]) -> None:
     anna, ben = keys["anna"], keys["ben"]
-    async with house(tokenizer_folder, keys_file=keys["keys_file"]) as gateway:
+    async with running_gateway(tokenizer_folder, keys_file=keys["keys_file"]) as gateway:
         asked = [
             await gateway.chat(headers=ben, chat_template_kwargs={"no_such": 1}),
             await gateway.chat([user("x" * 5000)], headers=ben),
@@ -245,7 +247,7 @@ async def test_two_keys_that_begin_one_session_at_once_do_not_share_it(
     tokenizer_folder: Path, keys: dict[str, Any]
 ) -> None:
     anna, ben = keys["anna"], keys["ben"]
-    async with house(tokenizer_folder, keys_file=keys["keys_file"]) as gateway:
+    async with running_gateway(tokenizer_folder, keys_file=keys["keys_file"]) as gateway:
         gateway.engine.hold()
         under_way = asyncio.create_task(gateway.chat(headers=ben))
         await until(gateway.generating)
@@ -265,7 +267,7 @@ async def test_two_keys_that_begin_one_session_at_once_do_not_share_it(
 
 
 async def test_who_got_a_part_of_an_answer_owns_the_session(tokenizer_folder: Path, keys: dict[str, Any]) -> None:
-    async with house(tokenizer_folder, keys_file=keys["keys_file"]) as gateway:
+    async with running_gateway(tokenizer_folder, keys_file=keys["keys_file"]) as gateway:
         gateway.engine.faults.append(Fault(cut_after_tokens=3))
         await gateway.chat(headers=keys["anna"], stream=True)
         [failed] = await gateway.recorded(ExchangeFailed)
@@ -278,10 +280,10 @@ async def test_an_owner_that_a_killed_gateway_had_no_time_to_keep_is_read_from_t
 ) -> None:
     log = MemoryLog()
     house_of: dict[str, Any] = {"log": log, "data_dir": tmp_path, "keys_file": keys["keys_file"]}
-    async with house(tokenizer_folder, **house_of):
+    async with running_gateway(tokenizer_folder, **house_of):
         pass  # its file has all of the log up to here
     await log.append([exchange("s", "anna")])
-    async with house(tokenizer_folder, **house_of) as gateway:
+    async with running_gateway(tokenizer_folder, **house_of) as gateway:
         statuses = [(await gateway.chat(headers=keys[name])).status for name in ("ben", "anna")]
     assert statuses == [403, 200]
 
@@ -308,7 +310,7 @@ async def test_while_owners_are_read_from_the_log_only_sessions_that_may_be_anot
     log, anna, ben = Unread(), keys["anna"], keys["ben"]
     await log.append([exchange("s", "anna")])
     house_of = {"log": log, "keys_file": keys["keys_file"], "bounds": Bounds(index_window_s=0)}
-    async with house(tokenizer_folder, **house_of) as gateway:
+    async with running_gateway(tokenizer_folder, **house_of) as gateway:
         waiting = [await gateway.chat(headers=ben), await gateway.chat(headers=anna)]
         unnamed = await gateway.chat(headers={"Authorization": ben["Authorization"]})
         log.readable.set()

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.gateway.outbox.pace import Pace
+from clawstream.gateway.outbox.pace import AckPace
 
 BOUND_S = 0.02
-NEW = Pace(bound_s=BOUND_S)
+NEW = AckPace(bound_s=BOUND_S)
 
 
-def after(pace: Pace, latencies_s: list[float]) -> Pace:
+def after(pace: AckPace, latencies_s: list[float]) -> AckPace:
     for latency_s in latencies_s:
         pace = pace.after(latency_s)
     return pace

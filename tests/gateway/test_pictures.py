@@ -12,7 +12,7 @@ from clawstream.events import ExchangeCompleted
 from clawstream.gateway.dialects.anthropic import read_messages
 from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import read_request
-from tests.gateway.house import House, everything, house
+from tests.gateway.running_gateway import RunningGateway, everything, running_gateway
 from tests.sessions import assistant, user
 
 Json = dict[str, Any]
@@ -29,7 +29,7 @@ def text(said: str) -> Json:
     return {"type": "text", "text": said}
 
 
-async def one_sequence(gateway: House, num_answers: int) -> list[str]:
+async def one_sequence(gateway: RunningGateway, num_answers: int) -> list[str]:
     """The prompts, each of which goes on from what was sampled after the one before."""
     exchanges = [event for event in await everything(gateway.log) if isinstance(event, ExchangeCompleted)]
     whole = history(exchanges)
@@ -45,7 +45,7 @@ async def test_a_conversation_goes_on_token_by_token_after_a_user_and_a_tool_sho
     tokenizer_folder: Path,
 ) -> None:
     tools = [{"type": "function", "function": {"name": "Read", "parameters": {}}}]
-    async with house(tokenizer_folder) as gateway:
+    async with running_gateway(tokenizer_folder) as gateway:
         asked: list[Json] = [{"role": "user", "content": [text("What is this?"), SHOWN, SHOWN, text("And why?")]}]
         gateway.say(SAMPLED_CALL)
         first = await gateway.chat(asked, headers=SESSION, tools=tools)
@@ -72,7 +72,7 @@ async def test_one_picture_that_claude_code_read_ends_no_session(tokenizer_folde
             assert answer.status == 200, await answer.text()
             return dict(await answer.json())
 
-    async with house(tokenizer_folder) as gateway:
+    async with running_gateway(tokenizer_folder) as gateway:
         asked: list[Json] = [user("Read a.png")]
         gateway.say(SAMPLED_CALL)
         called = (await ask(asked))["content"]

@@ -12,7 +12,7 @@ from clawstream.local.servers.ports import reserved
 from tests import recorded
 from tests.engine.process import cpu_engine
 from tests.engine.tiny_model import make_model
-from tests.gateway.house import House, everything, house, until
+from tests.gateway.running_gateway import RunningGateway, everything, running_gateway, until
 from tests.sessions import Json, assistant, user
 
 PAGE_TOKENS = 64  # of SGLang's prefix cache at most; the CPU engine's has no pages
@@ -31,8 +31,8 @@ def engine_url(model: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-async def gateway(model: Path, engine_url: str) -> AsyncIterator[House]:
-    async with house(model, engine_urls=(engine_url,)) as found:
+async def gateway(model: Path, engine_url: str) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(model, engine_urls=(engine_url,)) as found:
         await until(found.ready)
         yield found
 
@@ -45,7 +45,7 @@ class Turn(NamedTuple):
     cached_tokens: int
 
 
-async def ask(gateway: House, messages: Sequence[Json], session: str) -> Turn:
+async def ask(gateway: RunningGateway, messages: Sequence[Json], session: str) -> Turn:
     """Ask until there is one."""
     cached_tokens: int | None = None
     for seed in SEEDS:
@@ -60,12 +60,12 @@ async def ask(gateway: House, messages: Sequence[Json], session: str) -> Turn:
     raise AssertionError(f"no answer without marks with any of {len(SEEDS)} seeds")
 
 
-async def whole_prompt(gateway: House, exchange: ExchangeCompleted) -> tuple[int, ...]:
+async def whole_prompt(gateway: RunningGateway, exchange: ExchangeCompleted) -> tuple[int, ...]:
     exchanges = [event for event in await everything(gateway.log) if isinstance(event, ExchangeCompleted)]
     return history(exchanges)[exchange.exchange_id].token_ids
 
 
-async def test_of_a_second_turn_the_engine_has_the_prompt_and_the_answer(gateway: House) -> None:
+async def test_of_a_second_turn_the_engine_has_the_prompt_and_the_answer(gateway: RunningGateway) -> None:
     first = await ask(gateway, [user("What is 2+2?")], "plain")
     second = await ask(gateway, [user("What is 2+2?"), assistant(first.said), user("Go on.")], "plain")
     so_far = await whole_prompt(gateway, first.exchange) + first.exchange.output_ids
@@ -74,7 +74,9 @@ async def test_of_a_second_turn_the_engine_has_the_prompt_and_the_answer(gateway
     assert second.cached_tokens >= len(so_far) - PAGE_TOKENS
 
 
-async def test_of_openclaw_s_turns_the_engine_computes_the_answer_what_is_new_and_the_block(gateway: House) -> None:
+async def test_of_openclaw_s_turns_the_engine_computes_the_answer_what_is_new_and_the_block(
+    gateway: RunningGateway,
+) -> None:
     asked = recorded.FIRST_TURN[:-1]
     before = await ask(gateway, [*asked, recorded.BLOCK], "s1")
     for number in (1, 2, 3):

@@ -24,7 +24,15 @@ from clawstream.inference.engines.scripted import Fault
 from clawstream.stream.log import Sealed
 from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
-from tests.gateway.house import QUESTION, WITHIN_S, House, everything, full_disk, house, until
+from tests.gateway.running_gateway import (
+    QUESTION,
+    WITHIN_S,
+    RunningGateway,
+    everything,
+    full_disk,
+    running_gateway,
+    until,
+)
 
 BODY = json.dumps({"model": "policy", "messages": QUESTION, "stream": True}).encode()
 
@@ -57,8 +65,8 @@ class GatedLog(MemoryLog):
 
 
 @pytest.fixture
-async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
-    async with house(tokenizer_folder) as found:
+async def gateway(tokenizer_folder: Path) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(tokenizer_folder) as found:
         yield found
 
 
@@ -66,7 +74,7 @@ async def test_no_client_sees_a_finish_before_the_log_has_acknowledged(tokenizer
     log = GatedLog()
     log.gate.clear()
     async with (
-        house(tokenizer_folder, log=log, bounds=Bounds(ack_timeout_s=30.0)) as gateway,
+        running_gateway(tokenizer_folder, log=log, bounds=Bounds(ack_timeout_s=30.0)) as gateway,
         gateway.asking(BODY) as answer,
     ):
         seen = b""
@@ -87,7 +95,9 @@ async def test_no_client_sees_a_finish_before_the_log_has_acknowledged(tokenizer
 async def test_an_answer_that_is_kept_nowhere_has_no_finish(tokenizer_folder: Path, stream: bool) -> None:
     log = GatedLog()
     log.gate.clear()
-    async with house(tokenizer_folder, log=log, fsync=full_disk, bounds=Bounds(ack_timeout_s=0.05)) as gateway:
+    async with running_gateway(
+        tokenizer_folder, log=log, fsync=full_disk, bounds=Bounds(ack_timeout_s=0.05)
+    ) as gateway:
         response = await gateway.chat(stream=stream)
         log.gate.set()
     if stream:
@@ -108,7 +118,7 @@ async def test_no_client_sees_a_finish_before_the_spool_is_on_the_disk(tokenizer
         assert synced.wait(WITHIN_S)
         os.fsync(fd)
 
-    async with house(tokenizer_folder, log=log, fsync=fsync) as gateway, gateway.asking(BODY) as answer:
+    async with running_gateway(tokenizer_folder, log=log, fsync=fsync) as gateway, gateway.asking(BODY) as answer:
         log.away = True
         seen = b""
         async with asyncio.timeout(WITHIN_S):
@@ -122,7 +132,7 @@ async def test_no_client_sees_a_finish_before_the_spool_is_on_the_disk(tokenizer
         assert len(await gateway.recorded(ExchangeCompleted)) == 1
 
 
-async def spooled_records(gateway: House) -> int:
+async def spooled_records(gateway: RunningGateway) -> int:
     """How many records wait in the gateway's spool."""
     found: int = json.loads((await gateway.get("/readyz"))[1])["spool"]["records"]
     return found
@@ -130,7 +140,7 @@ async def spooled_records(gateway: House) -> int:
 
 async def test_while_kafka_is_away_everything_goes_on_and_is_told(tokenizer_folder: Path) -> None:
     log = GatedLog()
-    async with house(tokenizer_folder, log=log) as gateway:
+    async with running_gateway(tokenizer_folder, log=log) as gateway:
         log.away = True
         response = await gateway.chat()
         status, told = await gateway.get("/readyz")
@@ -168,7 +178,7 @@ class ForgetfulLog(MemoryLog):
 
 async def test_what_was_written_without_an_acknowledgement_is_written_again_as_it_was(tokenizer_folder: Path) -> None:
     log = ForgetfulLog()
-    async with house(tokenizer_folder, log=log) as gateway:
+    async with running_gateway(tokenizer_folder, log=log) as gateway:
         log.mute = True
         response = await gateway.chat()
         both = await gateway.recorded(ExchangeCompleted, at_least=2)
@@ -183,7 +193,7 @@ async def test_what_was_written_without_an_acknowledgement_is_written_again_as_i
 
 async def test_a_session_with_something_in_the_spool_goes_through_it_and_others_do_not(tokenizer_folder: Path) -> None:
     log = GatedLog()
-    async with house(tokenizer_folder, log=log, bounds=Bounds(ack_timeout_s=30.0)) as gateway:
+    async with running_gateway(tokenizer_folder, log=log, bounds=Bounds(ack_timeout_s=30.0)) as gateway:
         log.away = True
         first = await gateway.chat(session_id="a")
         log.gate.clear()  # what is drained now waits here
@@ -201,7 +211,7 @@ async def test_a_session_with_something_in_the_spool_goes_through_it_and_others_
 
 async def test_feedback_and_the_end_of_a_session_go_the_same_way(tokenizer_folder: Path) -> None:
     log = GatedLog()
-    async with house(tokenizer_folder, log=log) as gateway:
+    async with running_gateway(tokenizer_folder, log=log) as gateway:
         log.away = True
         answer = await gateway.chat(session_id="a")
         thumb = {"response_id": answer.body["id"], "thumb": "up"}
@@ -220,7 +230,7 @@ async def test_feedback_and_the_end_of_a_session_go_the_same_way(tokenizer_folde
 
 async def test_a_full_spool_is_said_before_anything_is_generated(tokenizer_folder: Path) -> None:
     log = GatedLog()
-    async with house(tokenizer_folder, log=log, spool_bytes=2**16) as gateway:
+    async with running_gateway(tokenizer_folder, log=log, spool_bytes=2**16) as gateway:
         log.away = True
         gateway.say("x" * 1000)
         answered = [await gateway.chat(session_id=f"s{number}") for number in range(40)]
@@ -245,12 +255,12 @@ async def test_what_a_gateway_left_in_its_spool_is_known_and_delivered_by_the_ne
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     log = GatedLog()
-    async with house(tokenizer_folder, log=log, data_dir=tmp_path) as gateway:
+    async with running_gateway(tokenizer_folder, log=log, data_dir=tmp_path) as gateway:
         log.away = True
         first = await gateway.chat()
         assert await everything(log) == []
     history = [*QUESTION, first.body["choices"][0]["message"], {"role": "user", "content": "And 3+3?"}]
-    async with house(tokenizer_folder, log=log, data_dir=tmp_path) as gateway:
+    async with running_gateway(tokenizer_folder, log=log, data_dir=tmp_path) as gateway:
         second = await gateway.chat(history)
         log.away = False
         exchanges = await gateway.recorded(ExchangeCompleted, at_least=2)
@@ -258,7 +268,7 @@ async def test_what_a_gateway_left_in_its_spool_is_known_and_delivered_by_the_ne
     assert [f"chatcmpl-{one.exchange_id}" for one in exchanges] == [first.body["id"], second.body["id"]]
 
 
-async def test_a_client_that_goes_away_cancels_its_generation(gateway: House) -> None:
+async def test_a_client_that_goes_away_cancels_its_generation(gateway: RunningGateway) -> None:
     gateway.engine.hold()
     leaving, staying = (asyncio.create_task(gateway.post(BODY)) for _ in range(2))
 
@@ -275,7 +285,7 @@ async def test_a_client_that_goes_away_cancels_its_generation(gateway: House) ->
     assert gateway.engine.cancelled == [failed.exchange_id]
 
 
-async def test_what_a_gone_client_was_sent_is_recorded_with_its_failure(gateway: House) -> None:
+async def test_what_a_gone_client_was_sent_is_recorded_with_its_failure(gateway: RunningGateway) -> None:
     gateway.say("x" * 500)
     gateway.engine.token_delay_s = 0.01
     async with gateway.asking(BODY) as answer:
@@ -294,7 +304,7 @@ async def test_what_a_gone_client_was_sent_is_recorded_with_its_failure(gateway:
     assert await gateway.recorded(ExchangeCompleted, at_least=0) == []
 
 
-async def test_a_gone_client_that_waited_for_the_whole_was_sent_nothing(gateway: House) -> None:
+async def test_a_gone_client_that_waited_for_the_whole_was_sent_nothing(gateway: RunningGateway) -> None:
     gateway.say("x" * 500)
     gateway.engine.token_delay_s = 0.01
     asking = asyncio.create_task(gateway.chat())
@@ -309,7 +319,7 @@ async def test_a_gone_client_that_waited_for_the_whole_was_sent_nothing(gateway:
     assert (failed.message, failed.versions, failed.sampling) == (None, None, None)
 
 
-async def test_an_engine_that_dies_in_mid_answer_is_an_error_in_the_stream(gateway: House) -> None:
+async def test_an_engine_that_dies_in_mid_answer_is_an_error_in_the_stream(gateway: RunningGateway) -> None:
     gateway.engine.faults.append(Fault(cut_after_tokens=3))
     response = await gateway.chat(stream=True)
     (failed,) = await gateway.recorded(ExchangeFailed)
@@ -323,7 +333,7 @@ async def test_an_engine_that_dies_in_mid_answer_is_an_error_in_the_stream(gatew
 @pytest.mark.parametrize(("status", "expected"), [(400, 400), (422, 422), (503, 503), (500, 503)])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_engine_that_refuses_gives_its_own_status(
-    gateway: House, status: int, expected: int, stream: bool
+    gateway: RunningGateway, status: int, expected: int, stream: bool
 ) -> None:
     gateway.engine.faults.append(Fault(status=status, message="no such thing"))
     response = await gateway.chat(stream=stream)
@@ -333,7 +343,7 @@ async def test_an_engine_that_refuses_gives_its_own_status(
     assert failed.reason in (FailureReason.ENGINE_REFUSED, FailureReason.ENGINE_FAILED)
 
 
-async def test_an_aborted_answer_is_no_answer(gateway: House) -> None:
+async def test_an_aborted_answer_is_no_answer(gateway: RunningGateway) -> None:
     gateway.engine.hold()
     asking = asyncio.create_task(gateway.chat())
     await until(gateway.generating)
@@ -343,7 +353,7 @@ async def test_an_aborted_answer_is_no_answer(gateway: House) -> None:
 
 
 async def test_an_engine_that_says_nothing_is_given_up_in_time(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, bounds=Bounds(first_token_timeout_s=0.1)) as gateway:
+    async with running_gateway(tokenizer_folder, bounds=Bounds(first_token_timeout_s=0.1)) as gateway:
         gateway.engine.hold()
         response = await gateway.chat()
         (failed,) = await gateway.recorded(ExchangeFailed)
@@ -354,7 +364,7 @@ async def test_an_engine_that_says_nothing_is_given_up_in_time(tokenizer_folder:
 
 
 async def test_an_engine_that_is_down_is_a_503_that_says_when_to_try_again(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, engine_urls=("http://127.0.0.1:9",)) as gateway:
+    async with running_gateway(tokenizer_folder, engine_urls=("http://127.0.0.1:9",)) as gateway:
         response = await gateway.chat()
         ready, missing = await gateway.get("/readyz")
         alive, _ = await gateway.get("/healthz")
@@ -364,7 +374,7 @@ async def test_an_engine_that_is_down_is_a_503_that_says_when_to_try_again(token
 
 
 async def test_a_silent_stream_is_kept_alive(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, bounds=Bounds(heartbeat_s=0.02)) as gateway:
+    async with running_gateway(tokenizer_folder, bounds=Bounds(heartbeat_s=0.02)) as gateway:
         gateway.engine.hold()
         async with gateway.asking(BODY) as answer, asyncio.timeout(WITHIN_S):
             assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
@@ -375,7 +385,7 @@ async def test_a_silent_stream_is_kept_alive(tokenizer_folder: Path) -> None:
 
 
 async def test_an_error_after_a_comment_is_told_in_the_stream(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, bounds=Bounds(heartbeat_s=0.02)) as gateway:
+    async with running_gateway(tokenizer_folder, bounds=Bounds(heartbeat_s=0.02)) as gateway:
         gateway.engine.hold()
         async with gateway.asking(BODY) as answer, asyncio.timeout(WITHIN_S):
             await answer.content.readuntil(b"\n\n")
@@ -384,7 +394,9 @@ async def test_an_error_after_a_comment_is_told_in_the_stream(tokenizer_folder: 
     assert b'"error":' in rest
 
 
-async def test_a_weight_change_cuts_no_stream_and_each_token_has_its_version(gateway: House, tmp_path: Path) -> None:
+async def test_a_weight_change_cuts_no_stream_and_each_token_has_its_version(
+    gateway: RunningGateway, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     gateway.say("x" * 40)
     gateway.engine.token_delay_s = 0.005
@@ -400,7 +412,7 @@ async def test_a_weight_change_cuts_no_stream_and_each_token_has_its_version(gat
     assert sum(span.num_tokens for span in exchange.versions) == len(exchange.output_ids)
 
 
-async def test_an_activated_version_has_a_cache_of_its_own(gateway: House) -> None:
+async def test_an_activated_version_has_a_cache_of_its_own(gateway: RunningGateway) -> None:
     activated = PolicyActivated(
         policy_id="policy", policy_version=7, engine=gateway.engine_url, adapter=None, pause_ms=1.0, num_bytes=1,
         activated_at_ms=1,
@@ -415,7 +427,7 @@ async def test_an_activated_version_has_a_cache_of_its_own(gateway: House) -> No
 
 
 async def test_running_answers_are_finished_when_the_gateway_stops(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder) as gateway:
+    async with running_gateway(tokenizer_folder) as gateway:
         gateway.engine.hold()
         asking = asyncio.create_task(gateway.chat())
         await until(gateway.generating)

@@ -8,7 +8,7 @@ import pytest
 from clawstream.conversation.continuing import Request
 from clawstream.errors import TryLater, UnrenderableRequest
 from clawstream.gateway.sessions.prompting import PromptMaker
-from clawstream.gateway.sessions.sampled_answers import Known
+from clawstream.gateway.sessions.sampled_answers import KnownSession
 from clawstream.rendering.renderer import PromptRenderer
 from tests.engine.tiny_model import make_tokenizer
 from tests.sessions import user
@@ -33,7 +33,7 @@ def request(num_messages: int, text: str = "hello") -> Request:
 
 
 async def made(maker: PromptMaker, asked: Request) -> Any:
-    return (await maker.make(asked, Known(), context_length_tokens=None)).token_ids
+    return (await maker.make(asked, KnownSession(), context_length_tokens=None)).token_ids
 
 
 async def test_a_prompt_that_takes_too_long_is_refused(slow: PromptRenderer) -> None:

@@ -19,7 +19,7 @@ from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.engine.process import cpu_engine
 from tests.engine.tiny_model import make_model
-from tests.gateway.house import QUESTION, WITHIN_S, House, house, until
+from tests.gateway.running_gateway import QUESTION, WITHIN_S, RunningGateway, running_gateway, until
 from tests.sessions import user
 
 
@@ -44,14 +44,16 @@ async def log(kafka_bootstrap: str, topic_prefix: str) -> AsyncIterator[KafkaLog
 
 
 @pytest.fixture
-async def gateway(models: tuple[Path, Path], engine_url: str, log: KafkaLog) -> AsyncIterator[House]:
-    async with house(models[0], log=log, engine_urls=(engine_url,), bounds=Bounds(ack_timeout_s=WITHIN_S)) as found:
+async def gateway(models: tuple[Path, Path], engine_url: str, log: KafkaLog) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(
+        models[0], log=log, engine_urls=(engine_url,), bounds=Bounds(ack_timeout_s=WITHIN_S)
+    ) as found:
         await until(found.ready)
         yield found
 
 
 async def test_a_streamed_conversation_can_be_read_back_from_kafka(
-    gateway: House, models: tuple[Path, Path], engine_url: str, log: KafkaLog
+    gateway: RunningGateway, models: tuple[Path, Path], engine_url: str, log: KafkaLog
 ) -> None:
     first = await gateway.chat(stream=True, seed=1, temperature=1.0, max_tokens=40)
     answer = {"role": "assistant", "content": first.text}
@@ -71,13 +73,15 @@ async def test_a_streamed_conversation_can_be_read_back_from_kafka(
     from_log = continue_prompt(renderer, Request(messages=asked, raw=whole.messages, options={}), echoes)
     assert (whole.token_ids, two.num_spliced) == (from_log.token_ids, from_log.num_spliced)
 
-    async with house(models[0], log=log, engine_urls=(engine_url,), bounds=Bounds(ack_timeout_s=WITHIN_S)) as again:
+    async with running_gateway(
+        models[0], log=log, engine_urls=(engine_url,), bounds=Bounds(ack_timeout_s=WITHIN_S)
+    ) as again:
         await until(again.ready)
         third = await again.chat([*asked, second.body["choices"][0]["message"], user("And?")], max_tokens=2)
     assert third.headers["x-session-id"] == one.session_id
 
 
-async def test_equal_seeds_give_equal_answers(gateway: House) -> None:
+async def test_equal_seeds_give_equal_answers(gateway: RunningGateway) -> None:
     texts = [
         (await gateway.chat(seed=7, temperature=1.0, max_tokens=12)).body["choices"][0]["message"]["content"]
         for _ in range(2)
@@ -86,7 +90,7 @@ async def test_equal_seeds_give_equal_answers(gateway: House) -> None:
 
 
 async def test_a_real_weight_change_cuts_no_stream(
-    gateway: House, models: tuple[Path, Path], engine_url: str, log: KafkaLog
+    gateway: RunningGateway, models: tuple[Path, Path], engine_url: str, log: KafkaLog
 ) -> None:
     engine = SglangEngine(gateway.client, engine_url)
     body = {"model": "policy", "messages": QUESTION, "stream": True, "max_tokens": 600, "seed": 3, "temperature": 1.0}
@@ -112,7 +116,7 @@ async def test_a_real_weight_change_cuts_no_stream(
     await until(heard)
 
 
-async def test_a_client_that_leaves_frees_the_real_engine(gateway: House, engine_url: str) -> None:
+async def test_a_client_that_leaves_frees_the_real_engine(gateway: RunningGateway, engine_url: str) -> None:
     engine = SglangEngine(gateway.client, engine_url)
 
     async def num_running() -> int:

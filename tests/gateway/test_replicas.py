@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, PolicyActivated
-from clawstream.inference.engines.dialect import Call, Delta
-from clawstream.inference.engines.scripted import Answer, Fault, ScriptedBackend, serving
+from clawstream.inference.engines.dialect import Call, TokenDelta
+from clawstream.inference.engines.scripted import Fault, ScriptedAnswer, ScriptedBackend, serving
 from clawstream.inference.engines.service import Generation
 from tests.bench.replicas import one_fails
-from tests.gateway.house import House, Response, house, until
+from tests.gateway.running_gateway import Response, RunningGateway, running_gateway, until
 
 
 class Cached:
@@ -24,7 +24,7 @@ class Cached:
         self._generation = generation
         self._cached_tokens = cached_tokens
 
-    async def next(self) -> Delta:
+    async def next(self) -> TokenDelta:
         delta = await self._generation.next()
         delta.cached_tokens = self._cached_tokens
         return delta
@@ -48,7 +48,7 @@ class CachingBackend(ScriptedBackend):
 class Replicas:
     """A gateway over scripted engines."""
 
-    gateway: House
+    gateway: RunningGateway
     engines: Sequence[CachingBackend]
     urls: Sequence[str]
 
@@ -90,14 +90,16 @@ class Replicas:
 async def replicas(folder: Path, num_engines: int = 2) -> AsyncIterator[Replicas]:
     """So many scripted engines behind a gateway, each answering "It is 4."."""
     async with AsyncExitStack() as stack:
-        engines = [CachingBackend(script=lambda _: Answer(token_ids=()), version="0") for _ in range(num_engines)]
+        engines = [
+            CachingBackend(script=lambda _: ScriptedAnswer(token_ids=()), version="0") for _ in range(num_engines)
+        ]
         urls = [await stack.enter_async_context(serving(engine)) for engine in engines]
-        gateway = await stack.enter_async_context(house(folder, engine_urls=urls))
+        gateway = await stack.enter_async_context(running_gateway(folder, engine_urls=urls))
         ids = (*gateway.renderer.encode("It is 4."), gateway.renderer.stop_token_ids[0])
         for engine in engines:
             engine.known = set()
             engine.eos_token_ids = frozenset(gateway.renderer.stop_token_ids)
-            engine.script = lambda _: Answer(token_ids=ids)
+            engine.script = lambda _: ScriptedAnswer(token_ids=ids)
         found = Replicas(gateway=gateway, engines=engines, urls=urls)
 
         async def all_offered() -> bool:
@@ -166,7 +168,7 @@ async def test_a_request_that_one_engine_refuses_is_not_put_to_the_next(two: Rep
 async def test_one_engine_is_enough_to_be_ready(tokenizer_folder: Path) -> None:
     async with replicas(tokenizer_folder) as found:
         gateway = found.gateway
-        async with house(tokenizer_folder, engine_urls=(found.urls[0], "http://127.0.0.1:9")) as half:
+        async with running_gateway(tokenizer_folder, engine_urls=(found.urls[0], "http://127.0.0.1:9")) as half:
             await until(half.ready)
             _, body = await half.get("/readyz")
             assert "http://127.0.0.1:9" in body
@@ -193,7 +195,7 @@ async def test_an_engine_whose_versions_outrun_every_key_is_asked_under_one_of_i
     counts, answer = itertools.count(1), engine.script
     engine.known = {f"policy:{version}" for version in range(9)}
 
-    def swapped(ids: Sequence[int]) -> Answer:
+    def swapped(ids: Sequence[int]) -> ScriptedAnswer:
         engine.version = str(next(counts))
         return answer(ids)
 

@@ -1,7 +1,7 @@
 """The stream of a response is whole for clients that listen to the ends of its pieces alone."""
 
 from clawstream.events import FinishReason
-from clawstream.gateway.answering.deltas import Delta, ToolCall
+from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
 from clawstream.gateway.dialects.responses_replies import ResponseEvents
 from tests.gateway.test_responses import CUSTOM, FUNCTION, ended, events_of, reply
 
@@ -9,8 +9,8 @@ from tests.gateway.test_responses import CUSTOM, FUNCTION, ended, events_of, rep
 def test_each_piece_that_grew_ends_as_a_whole_before_its_item_does() -> None:
     growing = ResponseEvents(reply=reply(tools=[FUNCTION, CUSTOM]))
     call = ToolCall(index=0, call_id="c0", name="exec", arguments="{}")
-    raw = growing.delta(Delta(reasoning="h")) + growing.delta(Delta(reasoning="m", content="It "))
-    raw += growing.delta(Delta(content="is 4.", tool_calls=(call,)))
+    raw = growing.delta(ReplyDelta(reasoning="h")) + growing.delta(ReplyDelta(reasoning="m", content="It "))
+    raw += growing.delta(ReplyDelta(content="is 4.", tool_calls=(call,)))
     events = events_of(raw + growing.finish(ended({}, FinishReason.TOOL_CALLS)))[2:-1]
     assert [event["type"].removeprefix("response.") for event in events] == [
         "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.delta",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clawstream.conversation.messages import dump, same_answer
 from clawstream.events import FinishReason
-from clawstream.gateway.answering.deltas import Delta, ToolCall
+from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
 from clawstream.gateway.answering.replies import Ending, Usage
 from clawstream.gateway.dialects.responses import conversation_of, read_responses
 from clawstream.gateway.dialects.responses_replies import ResponseEvents, ResponseReply
@@ -17,7 +17,7 @@ from clawstream.gateway.dialects.responses_tools import custom_arguments, custom
 from clawstream.gateway.dialects.thoughts import sealed
 from clawstream.gateway.requests.refusal import BadRequest, TooLong
 from clawstream.gateway.requests.wire import read_request
-from clawstream.gateway.sessions.conversations import Conversations, Recalled
+from clawstream.gateway.sessions.conversations import Conversations, RecalledResponse
 
 Json = dict[str, Any]
 ONE, TWO = "0" * 8 + "-0000-4000-8000-" + "0" * 12, "1" * 8 + "-0000-4000-8000-" + "0" * 12
@@ -193,7 +193,7 @@ def test_a_response_s_id_stands_for_what_was_said_without_its_instructions() -> 
     answer = dump({"role": "assistant", "content": "Hi."})
     known.answered(ONE, session_id="s", key_name="mine", before=before, answer=answer, at_ms=0)
 
-    def recall(exchange_id: str) -> Recalled | None:
+    def recall(exchange_id: str) -> RecalledResponse | None:
         return known.recall(exchange_id, "mine")
 
     body = {"input": "Why?", "instructions": "Be kind.", "previous_response_id": f"resp_{ONE}"}
@@ -208,7 +208,7 @@ def test_a_response_s_id_stands_for_what_was_said_without_its_instructions() -> 
 def test_references_to_the_items_of_one_answer_are_that_answer() -> None:
     calls = [{"id": f"c{n}", "type": "function", "function": {"name": "exec", "arguments": "{}"}} for n in (0, 1)]
     answer = {"role": "assistant", "content": "Look.", "reasoning_content": "hm", "tool_calls": calls}
-    recalled = Recalled(session_id="s", before=(), answer=answer)
+    recalled = RecalledResponse(session_id="s", before=(), answer=answer)
     ids = (f"rs_{ONE}", f"msg_{ONE}", f"fc_{ONE}_0", f"fc_{ONE}_1", f"msg_{ONE}_1")
     items = [item("item_reference", id=one) for one in ids]
     chat = read_responses({"input": [*items, RESULT]}, False, lambda _id: recalled)
@@ -238,8 +238,8 @@ def test_the_events_add_up_to_the_response_that_ends_them() -> None:
             [("exec", "{}"), ("patch", custom_arguments("*** Begin")), ("agents__spawn", "{}")]
         )
     )
-    raw = growing.start() + growing.delta(Delta(reasoning="h")) + growing.delta(Delta(reasoning="m"))
-    raw += growing.delta(Delta(content="It ")) + growing.delta(Delta(content="is 4.", tool_calls=calls))
+    raw = growing.start() + growing.delta(ReplyDelta(reasoning="h")) + growing.delta(ReplyDelta(reasoning="m"))
+    raw += growing.delta(ReplyDelta(content="It ")) + growing.delta(ReplyDelta(content="is 4.", tool_calls=calls))
     events = events_of(raw + growing.finish(ended({}, FinishReason.TOOL_CALLS)))
     kinds = [event["type"] for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"]
@@ -262,7 +262,7 @@ def test_the_events_add_up_to_the_response_that_ends_them() -> None:
 
 def test_an_answer_that_was_cut_short_is_incomplete_and_says_why() -> None:
     growing = ResponseEvents(reply=reply())
-    raw = growing.delta(Delta(content="It"))
+    raw = growing.delta(ReplyDelta(content="It"))
     (*_, last) = events_of(raw + growing.finish(ended({}, FinishReason.LENGTH)))
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -279,7 +279,7 @@ def test_an_answer_that_was_cut_short_is_incomplete_and_says_why() -> None:
 )
 def test_a_stream_that_breaks_off_ends_with_response_failed(refused: BadRequest, code: str) -> None:
     growing = ResponseEvents(reply=reply())
-    *before, last = events_of(growing.delta(Delta(content="It")) + growing.fail(refused))
+    *before, last = events_of(growing.delta(ReplyDelta(content="It")) + growing.fail(refused))
     assert last["type"] == "response.failed"
     assert last["response"]["error"] == {"code": code, "message": str(refused)}
     assert {event["type"] for event in before}.isdisjoint({"response.completed", "response.output_item.done"})

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import ExchangeCompleted, TurnType
-from clawstream.gateway.requests.profiles import Named, name_request
+from clawstream.gateway.requests.profiles import RequestIdentity, name_request
 from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import read_request
 from clawstream.gateway.sessions.matching import SessionIndex
 from clawstream.stream.memory.memory_log import MemoryLog
 from tests import recorded
-from tests.gateway.house import QUESTION, House, house
+from tests.gateway.running_gateway import QUESTION, RunningGateway, running_gateway
 from tests.sessions import user
 
 Json = dict[str, Any]
@@ -24,7 +24,7 @@ DAY_MS = 86_400_000
 ANSWER: Json = {"role": "assistant", "content": "It is 4."}
 
 
-def named(body: Json, headers: dict[str, str] | None = None) -> Named:
+def named(body: Json, headers: dict[str, str] | None = None) -> RequestIdentity:
     return name_request(headers or {}, read_request({"messages": QUESTION} | body))
 
 
@@ -199,12 +199,12 @@ def test_no_more_sessions_are_kept_than_there_is_room_for() -> None:
 
 
 @pytest.fixture
-async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
-    async with house(tokenizer_folder) as found:
+async def gateway(tokenizer_folder: Path) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(tokenizer_folder) as found:
         yield found
 
 
-async def test_a_continued_history_is_the_same_session_and_a_changed_one_is_not(gateway: House) -> None:
+async def test_a_continued_history_is_the_same_session_and_a_changed_one_is_not(gateway: RunningGateway) -> None:
     first = await gateway.chat()
     more = [*QUESTION, ANSWER, user("Sure?")]
     same = await gateway.chat(more)
@@ -219,18 +219,18 @@ async def test_a_continued_history_is_the_same_session_and_a_changed_one_is_not(
 
 async def test_a_conversation_goes_on_in_its_session_after_a_restart(tokenizer_folder: Path) -> None:
     log = MemoryLog()
-    async with house(tokenizer_folder, log=log) as before:
+    async with running_gateway(tokenizer_folder, log=log) as before:
         first = await before.chat(user="u")
         more = [*QUESTION, ANSWER, user("Sure?")]
         second = await before.chat(more, user="u")
-    async with house(tokenizer_folder, log=log) as after:
+    async with running_gateway(tokenizer_folder, log=log) as after:
         third = await after.chat([*more, ANSWER, user("Really?")], user="u")
         stranger = await after.chat([*more, ANSWER, user("Really?")], user="v")
     assert third.headers["x-session-id"] == second.headers["x-session-id"] == first.headers["x-session-id"]
     assert stranger.headers["x-session-id"] != first.headers["x-session-id"]
 
 
-async def test_each_recorded_request_of_openclaw_is_answered_in_its_session(gateway: House) -> None:
+async def test_each_recorded_request_of_openclaw_is_answered_in_its_session(gateway: RunningGateway) -> None:
     requests = (
         recorded.FIRST_TURN,
         recorded.USER_CORRECTS,

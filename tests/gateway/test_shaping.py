@@ -14,15 +14,15 @@ from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.sampling import sampling_of
 from clawstream.gateway.requests.wire import read_request
 from clawstream.rendering import calling
-from tests.gateway.house import QUESTION, House, house
+from tests.gateway.running_gateway import QUESTION, RunningGateway, running_gateway
 
 SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}}
 OVERRIDE = SamplesSettings(off_distribution="gateway_override")
 
 
 @pytest.fixture
-async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
-    async with house(tokenizer_folder) as found:
+async def gateway(tokenizer_folder: Path) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(tokenizer_folder) as found:
         yield found
 
 
@@ -48,7 +48,7 @@ async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
     ids=str,
 )
 async def test_what_shapes_the_answer_reaches_the_engine_and_is_on_the_exchange_which_is_not_of_the_policy(
-    gateway: House, asked: dict[str, Any], shaping: Shaping
+    gateway: RunningGateway, asked: dict[str, Any], shaping: Shaping
 ) -> None:
     response = await gateway.chat(**asked, temperature=1)
     exchange = await gateway.exchange()
@@ -58,7 +58,7 @@ async def test_what_shapes_the_answer_reaches_the_engine_and_is_on_the_exchange_
     assert not exchange.sampling.of_the_policy
 
 
-async def test_what_is_neutral_leaves_the_answer_the_policy_s_own(gateway: House) -> None:
+async def test_what_is_neutral_leaves_the_answer_the_policy_s_own(gateway: RunningGateway) -> None:
     await gateway.chat(
         temperature=1, frequency_penalty=0, presence_penalty=0.0, repetition_penalty=1, min_p=0, min_tokens=0,
         logit_bias={"7": 0, "8": None}, response_format={"type": "text"}, regex="", ebnf=None, json_schema=None,
@@ -78,7 +78,7 @@ def test_a_grammar_is_as_long_as_can_be_recorded_beside_its_request_or_it_is_ref
 
 
 async def test_a_gateway_that_samples_from_the_whole_distribution_drops_penalties(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, samples=OVERRIDE) as gateway:
+    async with running_gateway(tokenizer_folder, samples=OVERRIDE) as gateway:
         await gateway.chat(temperature=0.5, frequency_penalty=1, min_tokens=2)
         exchange = await gateway.exchange()
     assert [call.request.sampling.shaping for call in gateway.engine.calls] == [exchange.sampling.shaping] == [None]
@@ -118,7 +118,7 @@ def test_where_nobody_names_a_limit_an_answer_may_have_what_the_context_leaves(
     assert (sampling.max_tokens, sampling.temperature) == (expected, 0.7)
 
 
-async def test_an_answer_of_one_call_at_most_ends_with_it_and_is_the_policy_s_own(gateway: House) -> None:
+async def test_an_answer_of_one_call_at_most_ends_with_it_and_is_the_policy_s_own(gateway: RunningGateway) -> None:
     tools = [{"type": "function", "function": {"name": "exec", "parameters": {}}}]
     call = '<tool_call>\n{"name": "exec", "arguments": {}}\n</tool_call>'
     gateway.say(f"{call}\n{call}")
@@ -137,7 +137,7 @@ CALL = '<tool_call>\n{"name": "exec", "arguments": {}}\n</tool_call>'
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_beside_a_schema_a_call_is_a_call_and_json_is_content_by_one_grammar_on_the_exchange(
-    gateway: House, stream: bool
+    gateway: RunningGateway, stream: bool
 ) -> None:
     for said, content, calls in ((CALL, "", 1), ('{"sum": 4}', '{"sum": 4}', 0)):
         gateway.say(said)
@@ -159,7 +159,7 @@ async def test_beside_a_schema_a_call_is_a_call_and_json_is_content_by_one_gramm
     ids=str,
 )
 async def test_a_schema_stands_alone_where_no_tool_may_be_called_and_not_at_all_where_one_has_to_be(
-    gateway: House, choice: Any, by_engine: bool
+    gateway: RunningGateway, choice: Any, by_engine: bool
 ) -> None:
     gateway.say('{"sum": 4}' if by_engine else CALL)
     response = await gateway.chat(tools=[TOOL], tool_choice=choice, response_format=BY_SCHEMA)
@@ -178,7 +178,7 @@ def test_tools_that_alone_are_allowed_are_as_if_no_others_were_there() -> None:
 
 
 async def test_a_family_whose_calls_no_grammar_writes_refuses_tools_beside_a_schema_and_says_what_to_do(
-    gateway: House, monkeypatch: pytest.MonkeyPatch
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calling, "_FORMS", {})
     response = await gateway.chat(tools=[TOOL], response_format=BY_SCHEMA)
@@ -200,7 +200,7 @@ async def test_a_family_whose_calls_no_grammar_writes_refuses_tools_beside_a_sch
 async def test_it_refuses_a_grammar_without_which_the_client_could_not_read_the_answer(
     tokenizer_folder: Path, grammar: dict[str, Any]
 ) -> None:
-    async with house(tokenizer_folder, samples=OVERRIDE) as gateway:
+    async with running_gateway(tokenizer_folder, samples=OVERRIDE) as gateway:
         response = await gateway.chat(**grammar)
         assert gateway.engine.calls == []
         side = await gateway.chat(**grammar, headers={"X-Turn-Type": "side"})

@@ -15,7 +15,7 @@ from clawstream.gateway.outbox.delivery import Delivery
 from clawstream.gateway.outbox.spool import Spool
 from clawstream.stream.log import Sealed
 from clawstream.stream.memory.memory_log import MemoryLog
-from tests.gateway.house import WITHIN_S
+from tests.gateway.running_gateway import WITHIN_S
 from tests.stream.toys import done
 
 ACK_TIMEOUT_S = 0.02

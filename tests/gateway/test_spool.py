@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from clawstream.gateway.outbox.frames import contents, damaged_frames, record_frame, taken_frame
 from clawstream.gateway.outbox.spool import Spool
 from clawstream.gateway.outbox.spool_file import SpoolInUse, spools_in
-from clawstream.gateway.outbox.spooled import Detours
+from clawstream.gateway.outbox.spooled_sessions import SpooledSessions
 from clawstream.stream.log import Sealed
 from tests.examples import examples
-from tests.gateway.house import full_disk
+from tests.gateway.running_gateway import full_disk
 
 NAMES = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=8)
 RECORDS = st.builds(
@@ -240,7 +240,7 @@ class Gateways(RuleBasedStateMachine):
         self.log: list[Sealed] = []
         self.late: list[Sealed] = []  # sent, not acknowledged, and not yet on the log
         self.file = b""
-        self.detours = Detours()
+        self.spooled_sessions = SpooledSessions()
         self.sessions = {key: _Session() for key in "ab"}
 
     @rule(
@@ -252,7 +252,7 @@ class Gateways(RuleBasedStateMachine):
         session = self.sessions[key]
         record = sealed(key, session.next_number)
         session.next_number += 1
-        if self.detours.straight(record.key, healthy=healthy):
+        if self.spooled_sessions.straight(record.key, healthy=healthy):
             if fate == "acknowledged":
                 self.log += [*self.late, record]  # a producer sends in order
                 self.late = []
@@ -263,8 +263,8 @@ class Gateways(RuleBasedStateMachine):
                 self.late = []
             else:
                 self.late += [record] * (fate == "late")
-                self.detours.failed()
-        self.detours.enter([record.key])
+                self.spooled_sessions.failed()
+        self.spooled_sessions.enter([record.key])
         self.file += frame(record)
         session.acknowledged.append(record)
 
@@ -280,15 +280,15 @@ class Gateways(RuleBasedStateMachine):
         if left:
             emptied = left[-1].end == found.records[-1].end
             self.file = b"" if emptied else self.file + taken_frame(left[-1].end)
-            self.detours.taken(spooled.record.key for spooled in left)
+            self.spooled_sessions.taken(spooled.record.key for spooled in left)
 
     @rule(torn=st.integers(0, 30))
     def crash(self, torn: int) -> None:
         unpromised = frame(sealed("a", 10_000))[:torn]  # half of an append that nobody was told of
         found = contents(self.file + unpromised)
         self.file = self.file[: found.end]
-        self.detours = Detours()
-        self.detours.enter(spooled.record.key for spooled in found.records if spooled.end > (found.taken or 0))
+        self.spooled_sessions = SpooledSessions()
+        self.spooled_sessions.enter(spooled.record.key for spooled in found.records if spooled.end > (found.taken or 0))
 
     @invariant()
     def nothing_is_lost_and_sessions_keep_their_order(self) -> None:

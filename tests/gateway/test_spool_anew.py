@@ -20,7 +20,7 @@ from clawstream.gateway.outbox.spool import Spool
 from clawstream.gateway.outbox.spool_file import SpoolInUse, spools_in
 from clawstream.stream.log import Sealed
 from tests.examples import examples
-from tests.gateway.house import full_disk
+from tests.gateway.running_gateway import full_disk
 
 MAX_BYTES = 4000
 GROUP_BYTES = 300

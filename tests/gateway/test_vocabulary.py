@@ -13,7 +13,7 @@ from clawstream.gateway.engines import pool
 from clawstream.inference.models.vocabulary import largest_token_id, too_small_for
 from clawstream.stream.memory.memory_log import MemoryLog
 from tests.engine.tiny_model import make_tokenizer
-from tests.gateway.house import WITHIN_S, house, until
+from tests.gateway.running_gateway import WITHIN_S, running_gateway, until
 
 NUM_TOKENS = 265  # 256 bytes and Qwen3's nine marks, one of which has the largest id
 
@@ -55,7 +55,7 @@ async def test_a_policy_whose_tokenizer_goes_beyond_its_vocabulary_is_not_served
 @pytest.mark.parametrize("vocab_size", [NUM_TOKENS, 4096], ids=["exact", "padded"])
 async def test_a_vocabulary_that_holds_every_token_and_more_is_served(policy: Path, vocab_size: int) -> None:
     configured(policy, {"vocab_size": vocab_size})
-    async with house(policy) as gateway:
+    async with running_gateway(policy) as gateway:
         assert (await gateway.chat()).status == 200
 
 
@@ -64,7 +64,7 @@ async def test_an_engine_whose_own_model_is_too_small_is_asked_nothing_until_it_
 ) -> None:
     monkeypatch.setattr(pool, "ASK_EVERY_S", 0.02)
     small = configured(tmp_path / "small", {"vocab_size": NUM_TOKENS - 1})
-    async with house(policy) as gateway:
+    async with running_gateway(policy) as gateway:
         gateway.engine.model_path = str(small)
 
         async def unready() -> bool:

@@ -9,7 +9,7 @@ from clawstream.config import JudgeSettings
 from clawstream.events import Event, GroupSettled, GroupWaited, RewardWeights, TrajectoryEnded, TrajectoryLate
 from clawstream.groups.stage import GROUPS_TOPIC, groups_stages
 from clawstream.judging.stage import judging_stage
-from clawstream.samples.joining import Rules
+from clawstream.samples.joining import SampleRules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.log import Outgoing
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
@@ -106,7 +106,7 @@ async def test_sessions_of_two_partitions_meet_in_their_group_through_all_stages
     stages: list[Stage[Any, Any]] = [
         turns_stage(),
         judging_stage(JudgeSettings(votes=3), Oracle(GOOD), now_ms=lambda: 0),
-        samples_stage(Rules(Letters(), grouped=True)),
+        samples_stage(SampleRules(Letters(), grouped=True)),
         *groups_stages(RewardWeights(), wait_s=3600.0),
     ]
     sessions = [

@@ -17,7 +17,7 @@ from clawstream.events import (
     TrajectoryLate,
     TrajectoryStep,
 )
-from clawstream.groups.settling import Group, advantages_of, observe, reward_of, wait
+from clawstream.groups.settling import GroupState, advantages_of, observe, reward_of, wait
 
 WEIGHTS = RewardWeights()
 
@@ -58,7 +58,7 @@ WAITED = GroupWaited(group_id="task", wait_s=60.0)
 
 
 def written(events: Sequence[Event], weights: RewardWeights = WEIGHTS) -> list[Event]:
-    group: Group | None = None
+    group: GroupState | None = None
     found: list[Event] = []
     for event in events:
         group, events_now = observe(group, event, weights)

@@ -27,7 +27,7 @@ from clawstream.events import (
     TurnType,
 )
 from clawstream.groups.stage import GROUPS_TOPIC
-from clawstream.groups.trajectories import Attempts, observe
+from clawstream.groups.trajectories import TrajectoryState, observe
 from tests.examples import examples
 from tests.flow import Flow, Oracle
 from tests.groups.attempts import attempt
@@ -194,5 +194,5 @@ def test_an_answer_given_anew_that_is_refused_says_nothing_of_its_turns_step() -
         session_id="s", turn_id="t", judge="j", prompt_version="1", revision=0, reason=RefusalReason.TRUNCATED,
         refreshed_id="a",
     )  # fmt: skip
-    assert observe(None, refused, 0).attempts == Attempts()
-    assert observe(None, replace(refused, refreshed_id=None), 0).attempts != Attempts()
+    assert observe(None, refused, 0).attempts == TrajectoryState()
+    assert observe(None, replace(refused, refreshed_id=None), 0).attempts != TrajectoryState()

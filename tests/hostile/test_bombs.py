@@ -14,7 +14,7 @@ import pytest
 
 from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.requests import body
-from tests.gateway.house import QUESTION, House, Response, house, read
+from tests.gateway.running_gateway import QUESTION, Response, RunningGateway, read, running_gateway
 from tests.hostile.raw import post, question, wire
 
 MIB = 2**20
@@ -23,12 +23,12 @@ IN_CHUNKS = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
-async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
+async def gateway(tokenizer_folder: Path) -> AsyncIterator[RunningGateway]:
     """A gateway that is not held up by looks at other tests' objects: its own process puts those of its start aside."""
     gc.collect()
     gc.freeze()
     try:
-        async with house(tokenizer_folder) as found:
+        async with running_gateway(tokenizer_folder) as found:
             yield found
     finally:
         gc.unfreeze()
@@ -121,7 +121,7 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
 
 @pytest.mark.parametrize(("body", "status", "words"), BODIES.values(), ids=BODIES.keys())
 async def test_a_body_that_is_too_much_is_refused_or_read_and_others_are_answered_meanwhile(
-    gateway: House, body: bytes, status: int, words: str
+    gateway: RunningGateway, body: bytes, status: int, words: str
 ) -> None:
     async def ask() -> Response:
         async with gateway.client.post(f"{gateway.url}/v1/chat/completions", data=io.BytesIO(body)) as answer:
@@ -162,7 +162,7 @@ async def test_what_never_ends_is_ended_and_nothing_is_held_of_it(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, start: bytes, piece: bytes, status: int
 ) -> None:
     monkeypatch.setattr(body, "_DISCARDED_S", 1.0)
-    async with house(tokenizer_folder, bounds=Bounds(max_body_bytes=MIB)) as gateway:
+    async with running_gateway(tokenizer_folder, bounds=Bounds(max_body_bytes=MIB)) as gateway:
         before = psutil.Process().memory_info().rss
         async with wire(gateway.url) as connection, asyncio.timeout(60), asyncio.TaskGroup() as group:
             writing = group.create_task(connection.write(start, pieces=endless(piece)))
@@ -178,7 +178,7 @@ async def test_what_never_ends_is_ended_and_nothing_is_held_of_it(
 async def test_a_body_that_nobody_asked_for_is_not_read_for_ever(tokenizer_folder: Path) -> None:
     body = endless(b"400\r\n" + b"x" * 1024 + b"\r\n")
     async with (
-        house(tokenizer_folder, api_key="k", bounds=Bounds(idle_timeout_s=0.3)) as gateway,
+        running_gateway(tokenizer_folder, api_key="k", bounds=Bounds(idle_timeout_s=0.3)) as gateway,
         wire(gateway.url) as connection,
         asyncio.timeout(30),
         asyncio.TaskGroup() as group,
@@ -189,7 +189,7 @@ async def test_a_body_that_nobody_asked_for_is_not_read_for_ever(tokenizer_folde
     assert (said.statuses[:1], said.closed) == ([401], True)
 
 
-async def test_1000_requests_in_one_piece_are_answered_one_by_one(gateway: House) -> None:
+async def test_1000_requests_in_one_piece_are_answered_one_by_one(gateway: RunningGateway) -> None:
     alive = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
     async with wire(gateway.url) as connection:
         await connection.write(alive * 1000 + post(question()))

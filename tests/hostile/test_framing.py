@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.house import House, house, until
+from tests.gateway.running_gateway import RunningGateway, running_gateway, until
 from tests.hostile.raw import Said, post, question, wire
 
 Q = question()
@@ -158,13 +158,15 @@ UPGRADES: dict[str, tuple[bytes, bytes, list[int]]] = {
 
 
 @pytest.fixture(scope="module")
-async def gateway(tokenizer_folder: Path) -> AsyncIterator[House]:
-    async with house(tokenizer_folder) as found:
+async def gateway(tokenizer_folder: Path) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(tokenizer_folder) as found:
         yield found
 
 
 @pytest.mark.parametrize(("sent", "statuses"), READ_AS_ONE.values(), ids=READ_AS_ONE.keys())
-async def test_it_is_one_request_and_the_next_one_is_another(gateway: House, sent: bytes, statuses: list[int]) -> None:
+async def test_it_is_one_request_and_the_next_one_is_another(
+    gateway: RunningGateway, sent: bytes, statuses: list[int]
+) -> None:
     async with wire(gateway.url) as connection:
         await connection.write(sent)
         said = await connection.said(answers=len(statuses))
@@ -173,7 +175,9 @@ async def test_it_is_one_request_and_the_next_one_is_another(gateway: House, sen
 
 
 @pytest.mark.parametrize(("sent", "status"), CLOSED.values(), ids=CLOSED.keys())
-async def test_it_is_refused_once_and_nothing_behind_it_is_read(gateway: House, sent: bytes, status: int) -> None:
+async def test_it_is_refused_once_and_nothing_behind_it_is_read(
+    gateway: RunningGateway, sent: bytes, status: int
+) -> None:
     gateway.engine.calls.clear()
     async with wire(gateway.url) as connection:
         await connection.write(sent)
@@ -185,7 +189,12 @@ async def test_it_is_refused_once_and_nothing_behind_it_is_read(gateway: House, 
 @pytest.mark.parametrize("packets", [1, 2])
 @pytest.mark.parametrize(("head", "rest", "statuses"), UPGRADES.values(), ids=UPGRADES.keys())
 async def test_an_upgrade_is_ignored_and_its_body_is_a_body(
-    gateway: House, caplog: pytest.LogCaptureFixture, head: bytes, rest: bytes, statuses: list[int], packets: int
+    gateway: RunningGateway,
+    caplog: pytest.LogCaptureFixture,
+    head: bytes,
+    rest: bytes,
+    statuses: list[int],
+    packets: int,
 ) -> None:
     async with wire(gateway.url) as connection:
         if packets == 1:
@@ -201,14 +210,14 @@ async def test_an_upgrade_is_ignored_and_its_body_is_a_body(
     assert "uvicorn[standard]" not in caplog.text
 
 
-async def test_4000_upgrades_in_one_piece_are_answered_one_by_one(gateway: House) -> None:
+async def test_4000_upgrades_in_one_piece_are_answered_one_by_one(gateway: RunningGateway) -> None:
     async with wire(gateway.url) as connection:
         await connection.write(page(b"GET /healthz HTTP/1.1", HOST, UPGRADE, H2C) * 4000)
         said = await connection.said(answers=4000)
     assert said.statuses == [200] * 4000
 
 
-async def test_trailers_say_nothing(gateway: House) -> None:
+async def test_trailers_say_nothing(gateway: RunningGateway) -> None:
     evil = b"x-session-id: evil\r\nauthorization: Bearer evil\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
     async with wire(gateway.url) as connection:
         await connection.write(raw(ASK, HOST, CHUNKED, body=IN_CHUNKS[:-2] + evil) + ALIVE)
@@ -217,7 +226,9 @@ async def test_trailers_say_nothing(gateway: House) -> None:
     assert b"evil" not in said.raw
 
 
-async def test_a_request_behind_a_stream_waits_for_its_end_and_rubbish_does_not_get_into_it(gateway: House) -> None:
+async def test_a_request_behind_a_stream_waits_for_its_end_and_rubbish_does_not_get_into_it(
+    gateway: RunningGateway,
+) -> None:
     gateway.engine.hold()
     async with wire(gateway.url) as connection:
         await connection.write(post(question(stream=True)), b"\x00\x01")
@@ -227,7 +238,7 @@ async def test_a_request_behind_a_stream_waits_for_its_end_and_rubbish_does_not_
     assert said.statuses in ([], [400])
 
 
-async def test_a_client_that_leaves_with_a_request_waiting_frees_the_engine(gateway: House) -> None:
+async def test_a_client_that_leaves_with_a_request_waiting_frees_the_engine(gateway: RunningGateway) -> None:
     gateway.engine.hold()
     async with wire(gateway.url) as connection:
         await connection.write(post(question(stream=True)), ALIVE)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.house import house, until
+from tests.gateway.running_gateway import running_gateway, until
 from tests.hostile import unsaid
 
 KEY = "cs-of-the-test"
@@ -47,7 +47,7 @@ async def asked(url: str, folder: Path, run: tuple[str, ...]) -> tuple[int | Non
 
 @pytest.mark.timeout(SECONDS + 30)
 async def test_schemathesis_finds_no_difference(tokenizer_folder: Path, tmp_path: Path) -> None:
-    async with house(tokenizer_folder, api_key=KEY) as gateway:
+    async with running_gateway(tokenizer_folder, api_key=KEY) as gateway:
         gateway.engine.context_length_tokens = CONTEXT_TOKENS
 
         async def roomy() -> bool:

@@ -20,8 +20,8 @@ from clawstream.events import ExchangeFailed, FailureReason
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.bounds import Bounds
-from clawstream.inference.engines.scripted import Answer
-from tests.gateway.house import House, house, until
+from clawstream.inference.engines.scripted import ScriptedAnswer
+from tests.gateway.running_gateway import RunningGateway, running_gateway, until
 from tests.hostile.raw import Wire, post, question, wire
 
 MIB = 2**20
@@ -44,7 +44,7 @@ SLOW: dict[str, tuple[bytes, list[int]]] = {
 @pytest.mark.parametrize(("sent", "statuses"), SLOW.values(), ids=SLOW.keys())
 async def test_a_client_that_sends_no_more_is_let_go(tokenizer_folder: Path, sent: bytes, statuses: list[int]) -> None:
     async with (
-        house(tokenizer_folder, bounds=Bounds(request_timeout_s=0.2, idle_timeout_s=0.3)) as gateway,
+        running_gateway(tokenizer_folder, bounds=Bounds(request_timeout_s=0.2, idle_timeout_s=0.3)) as gateway,
         wire(gateway.url) as connection,
     ):
         await connection.write(sent)
@@ -61,7 +61,7 @@ async def test_a_byte_now_and_then_does_not_keep_a_request_open(tokenizer_folder
             await asyncio.sleep(0.05)
 
     async with (
-        house(tokenizer_folder, bounds=Bounds(request_timeout_s=0.5)) as gateway,
+        running_gateway(tokenizer_folder, bounds=Bounds(request_timeout_s=0.5)) as gateway,
         wire(gateway.url) as connection,
         asyncio.TaskGroup() as group,
     ):
@@ -75,7 +75,7 @@ async def test_one_keys_half_sent_bodies_keep_nobody_else_out(tokenizer_folder: 
     path = tmp_path / "keys.json"
     mine, theirs = (add_key(path, name, Allowance()).encode() for name in ("anna", "ben"))
     half = HEAD + b"x-api-key: %b\r\ncontent-length: 1000\r\n\r\n{"
-    async with house(tokenizer_folder, keys_file=path, max_in_flight=8) as gateway, AsyncExitStack() as stack:
+    async with running_gateway(tokenizer_folder, keys_file=path, max_in_flight=8) as gateway, AsyncExitStack() as stack:
         halves = [await stack.enter_async_context(wire(gateway.url)) for _ in range(20)]
         for connection in halves:
             await connection.write(half % theirs)
@@ -96,7 +96,7 @@ async def test_one_keys_half_sent_bodies_keep_nobody_else_out(tokenizer_folder: 
 
 
 async def test_without_keys_half_sent_bodies_keep_nobody_out(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, max_in_flight=8) as gateway, AsyncExitStack() as stack:
+    async with running_gateway(tokenizer_folder, max_in_flight=8) as gateway, AsyncExitStack() as stack:
         for _ in range(20):
             connection = await stack.enter_async_context(wire(gateway.url))
             await connection.write(HEAD + b"content-length: 1000\r\n\r\n{")
@@ -104,7 +104,7 @@ async def test_without_keys_half_sent_bodies_keep_nobody_out(tokenizer_folder: P
 
 
 async def test_a_stream_that_is_silent_for_long_is_not_idle(tokenizer_folder: Path) -> None:
-    async with house(tokenizer_folder, bounds=Bounds(request_timeout_s=0.1, idle_timeout_s=0.1)) as gateway:
+    async with running_gateway(tokenizer_folder, bounds=Bounds(request_timeout_s=0.1, idle_timeout_s=0.1)) as gateway:
         gateway.engine.hold()
         asked = asyncio.create_task(gateway.chat(stream=True))
         await until(gateway.generating)
@@ -126,14 +126,14 @@ async def deaf(url: str) -> AsyncIterator[socket.socket]:
         yield client
 
 
-def say_much(gateway: House, num_tokens: int) -> None:
+def say_much(gateway: RunningGateway, num_tokens: int) -> None:
     """The engine answers at length."""
     gateway.engine.context_length_tokens = num_tokens + 1000
     ids = (*gateway.renderer.encode("x" * num_tokens), gateway.renderer.stop_token_ids[0])
-    gateway.engine.script = lambda _prompt: Answer(token_ids=ids)
+    gateway.engine.script = lambda _prompt: ScriptedAnswer(token_ids=ids)
 
 
-async def with_room(gateway: House, num_tokens: int) -> None:
+async def with_room(gateway: RunningGateway, num_tokens: int) -> None:
     async def heard() -> bool:
         return bool(json.loads((await gateway.get("/v1/models"))[1])["data"][0]["max_model_len"] > num_tokens)
 
@@ -144,7 +144,7 @@ async def test_a_client_that_reads_nothing_is_gone_after_the_write_timeout_and_h
     tokenizer_folder: Path,
 ) -> None:
     num_tokens, num_clients = 30_000, 8
-    async with house(tokenizer_folder, bounds=Bounds(write_timeout_s=2.0)) as gateway:
+    async with running_gateway(tokenizer_folder, bounds=Bounds(write_timeout_s=2.0)) as gateway:
         say_much(gateway, num_tokens)
         await with_room(gateway, num_tokens)
         body = question(stream=True, max_tokens=num_tokens)
@@ -174,7 +174,10 @@ async def test_a_client_that_reads_nothing_is_gone_after_the_write_timeout_and_h
 
 async def test_a_client_that_reads_slowly_gets_all_of_it(tokenizer_folder: Path) -> None:
     num_tokens = 4_000
-    async with house(tokenizer_folder, bounds=Bounds(write_timeout_s=1.0)) as gateway, wire(gateway.url) as connection:
+    async with (
+        running_gateway(tokenizer_folder, bounds=Bounds(write_timeout_s=1.0)) as gateway,
+        wire(gateway.url) as connection,
+    ):
         say_much(gateway, num_tokens)
         await with_room(gateway, num_tokens)
         await connection.write(post(question(stream=True, max_tokens=num_tokens)))
@@ -193,7 +196,7 @@ async def test_10000_idle_connections_hold_nobody_up(tokenizer_folder: Path) -> 
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     number = 10_000
     assert hard > number + 500, f"10,000 connections need 10,500 open files; the limit is {hard} (ulimit -Hn)"
-    async with house(tokenizer_folder, bounds=Bounds(idle_timeout_s=100.0)) as gateway:
+    async with running_gateway(tokenizer_folder, bounds=Bounds(idle_timeout_s=100.0)) as gateway:
         address = urlsplit(gateway.url)
         gc.collect()
         before = psutil.Process().memory_info().rss

@@ -9,7 +9,7 @@ import pytest
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from clawstream.inference.engines.scripted import Fault
-from tests.gateway.house import House, everything, house
+from tests.gateway.running_gateway import RunningGateway, everything, running_gateway
 from tests.gateway.test_limits import leave
 from tests.hostile.raw import wire
 
@@ -45,7 +45,7 @@ async def test_neither_keys_nor_conversations_are_where_they_do_not_belong(
     key, stranger = add_key(path, "anna", Allowance()), "cs-MARKED-STRANGER"
     shown: list[str] = []
     with caplog.at_level(logging.INFO):
-        async with house(tokenizer_folder, say=ANSWER, keys_file=path, api_key="MARKED-DEFAULT") as gateway:
+        async with running_gateway(tokenizer_folder, say=ANSWER, keys_file=path, api_key="MARKED-DEFAULT") as gateway:
             for sent, fault, status in FAILURES.values():
                 shown += await _ask(gateway, sent, key, fault, status)
             for wrong in (stranger, key[:-1], key.upper()):
@@ -63,7 +63,7 @@ async def test_neither_keys_nor_conversations_are_where_they_do_not_belong(
         assert words not in logged + "".join(shown)
 
 
-async def _ask(gateway: House, sent: bytes, key: str, fault: Fault | None, status: int) -> list[str]:
+async def _ask(gateway: RunningGateway, sent: bytes, key: str, fault: Fault | None, status: int) -> list[str]:
     """What the client is shown, less the answer that it asked for."""
     if fault is not None:
         gateway.engine.faults.extend([fault] * 2)  # one more for a second try
@@ -74,7 +74,7 @@ async def _ask(gateway: House, sent: bytes, key: str, fault: Fault | None, statu
     return [json.dumps(answer.headers), json.dumps(errors), "" if status == 200 else json.dumps(answer.body)]
 
 
-async def _rubbish(gateway: House, key: str) -> str:
+async def _rubbish(gateway: RunningGateway, key: str) -> str:
     async with wire(gateway.url) as connection:
         headers = f"authorization: Bearer {key}\r\nx y: {SAID}\r\n\r\n"
         await connection.write(f"GET /healthz HTTP/1.1\r\n{headers}".encode())

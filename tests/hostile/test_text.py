@@ -15,7 +15,7 @@ from clawstream.projections import database
 from clawstream.projections.text import original_json
 from clawstream.projections.write.stage import project
 from clawstream.stream.memory.memory_log import MemoryLog
-from tests.gateway.house import QUESTION, house, until
+from tests.gateway.running_gateway import QUESTION, running_gateway, until
 
 NASTY = {
     "NUL": "a\0b",
@@ -84,7 +84,7 @@ async def test_whatever_a_client_writes_is_answered_and_is_in_the_rows_as_it_was
     async def there() -> bool:
         return len(rows(engine)) == len(exchanges)
 
-    async with house(tokenizer_folder, log=log) as gateway:
+    async with running_gateway(tokenizer_folder, log=log) as gateway:
         gateway.engine.context_length_tokens = 100_000
         await until(roomy)
         for field, body in asked.items():

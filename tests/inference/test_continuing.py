@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.conversation.continuing import Continued, Made, Request, continue_prompt, num_new_bytes
-from clawstream.conversation.echoes import Answered, answered, find_echoes
+from clawstream.conversation.continuing import Continued, PromptOrigin, Request, continue_prompt, num_new_bytes
+from clawstream.conversation.echoes import ShownAnswer, answered, find_echoes
 from clawstream.errors import UnrenderableRequest
 from clawstream.events import TokenIds
 from clawstream.rendering.renderer import PromptRenderer
@@ -40,7 +40,7 @@ class Gateway:
     """One session: what was answered, and the prompts last made; each prompt is also made from nothing."""
 
     renderer: PromptRenderer
-    answers: list[Answered] = field(default_factory=list)
+    answers: list[ShownAnswer] = field(default_factory=list)
     known: tuple[Continued, ...] = ()
 
     def ask(
@@ -88,7 +88,7 @@ def test_a_prompt_is_the_one_before_and_what_was_sampled_and_what_is_new(gateway
     second = gateway.ask([user("Hi"), assistant("Hello. "), user("Bye")])
     new = f"\n<|im_start|>user\nBye{END}\n<|im_start|>assistant\n"
     assert second.token_ids == first.token_ids + said + gateway.renderer.encode(new)
-    assert (first.made, second.made, second.num_spliced) == (Made.RENDERED, Made.CONTINUED, 1)
+    assert (first.made, second.made, second.num_spliced) == (PromptOrigin.RENDERED, PromptOrigin.CONTINUED, 1)
 
 
 def test_the_ids_are_those_sampled_even_where_the_tokenizer_has_others_for_the_text(gateway: Gateway) -> None:
@@ -113,7 +113,7 @@ def test_equal_answers_stand_in_the_order_in_which_they_were_given(gateway: Gate
 def test_an_answer_counts_once(gateway: Gateway) -> None:
     gateway.answer([user("go")], f"the same{END}")
     prompt = gateway.ask([user("go"), assistant("the same"), user("go"), assistant("the same"), user("go")])
-    assert (prompt.made, prompt.num_spliced) == (Made.SPLICED, 1)
+    assert (prompt.made, prompt.num_spliced) == (PromptOrigin.SPLICED, 1)
 
 
 def test_of_two_answers_to_the_same_request_the_newer_counts(gateway: Gateway) -> None:
@@ -136,10 +136,10 @@ def test_the_same_words_said_beside_the_conversation_do_not_count(gateway: Gatew
 def test_up_to_an_answer_that_is_not_ours_all_is_rendered(gateway: Gateway) -> None:
     gateway.answer([user("a")], f"<think>\nhm\n</think>\n\none{END}")
     chat = [user("a"), assistant("one"), user("b"), assistant("edited"), user("c")]
-    assert gateway.ask(chat).made is Made.FALLBACK
+    assert gateway.ask(chat).made is PromptOrigin.FALLBACK
     gateway.answer(chat, f"<think>\nhm again\n</think>\n\nthree{END}")
     later = gateway.ask([*chat, assistant("three"), user("d")])
-    assert (later.made, later.num_spliced) == (Made.SPLICED, 1)
+    assert (later.made, later.num_spliced) == (PromptOrigin.SPLICED, 1)
     assert [echo.at for echo in find_echoes([*chat, assistant("three"), user("d")], gateway.answers).found] == [5]
     assert later.token_ids[: len(gateway.renderer.prompt_ids(chat, {}))] == gateway.renderer.prompt_ids(chat, {})
     assert ("hm again" in gateway.text(later), "hm\n" in gateway.text(later)) == (True, False)
@@ -148,10 +148,10 @@ def test_up_to_an_answer_that_is_not_ours_all_is_rendered(gateway: Gateway) -> N
 def test_a_history_of_somebody_else_s_is_rendered(gateway: Gateway) -> None:
     chat = [user("a"), assistant("not ours"), user("b")]
     prompt = gateway.ask(chat)
-    assert (prompt.made, prompt.token_ids) == (Made.RENDERED, gateway.renderer.prompt_ids(chat, {}))
+    assert (prompt.made, prompt.token_ids) == (PromptOrigin.RENDERED, gateway.renderer.prompt_ids(chat, {}))
     gateway.answer(chat, f"one{END}")
-    assert gateway.ask([user("a")]).made is Made.RENDERED
-    assert gateway.ask(chat).made is Made.FALLBACK
+    assert gateway.ask([user("a")]).made is PromptOrigin.RENDERED
+    assert gateway.ask(chat).made is PromptOrigin.FALLBACK
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_an_answer_with_nothing_before_it_or_no_message_after_it_is_rendered(
 ) -> None:
     gateway.answer([user("a")], f"one{END}")
     prompt = gateway.ask(chat)
-    assert (prompt.made, prompt.token_ids) == (Made.FALLBACK, gateway.renderer.prompt_ids(chat, {}))
+    assert (prompt.made, prompt.token_ids) == (PromptOrigin.FALLBACK, gateway.renderer.prompt_ids(chat, {}))
 
 
 def test_an_answer_stands_as_sampled_only_between_other_messages(gateway: Gateway) -> None:
@@ -195,10 +195,10 @@ def test_what_a_stop_string_cut_from_the_answer_was_sampled_all_the_same(gateway
 def test_an_answer_that_ended_in_the_middle_of_its_thoughts_is_rendered_and_the_next_go_on(gateway: Gateway) -> None:
     gateway.answer([user("a")], f"<think>\nhm{END}", shown=assistant(""))
     chat = [user("a"), assistant(""), user("b")]
-    assert gateway.ask(chat).made is Made.FALLBACK
+    assert gateway.ask(chat).made is PromptOrigin.FALLBACK
     gateway.answer(chat, f"two{END}")
     later = gateway.ask([*chat, assistant("two"), user("c")])
-    assert (later.made, later.num_spliced) == (Made.SPLICED, 1)
+    assert (later.made, later.num_spliced) == (PromptOrigin.SPLICED, 1)
 
 
 def test_results_of_parallel_calls_follow_the_calls_as_sampled(gateway: Gateway) -> None:
@@ -228,7 +228,7 @@ def test_a_client_s_block_that_is_gone_leaves_what_was_sampled_after_it(gateway:
     said = gateway.answer(recorded.FIRST_TURN, f"<think>\nhm\n</think>\n\nHello from stub.{END}")
     second = gateway.ask(recorded.USER_CORRECTS)
     before = gateway.renderer.prompt_ids(recorded.FIRST_TURN[:-1], {})
-    assert (second.made, second.num_spliced) == (Made.CONTINUED, 1)
+    assert (second.made, second.num_spliced) == (PromptOrigin.CONTINUED, 1)
     assert second.token_ids[: len(before) + len(said)] == before + said
     assert first.token_ids != before
     gateway.answer(recorded.USER_CORRECTS, f"4{END}")
@@ -267,7 +267,7 @@ def test_a_prompt_that_leaves_no_room_is_rendered_if_that_is_shorter(gateway: Ga
     context = len(fits.token_ids)
     assert gateway.ask(chat, context=context + 1) == fits
     plain = gateway.ask(chat, context=context)
-    assert (plain.made, plain.token_ids) == (Made.FALLBACK, gateway.renderer.prompt_ids(chat, {}))
+    assert (plain.made, plain.token_ids) == (PromptOrigin.FALLBACK, gateway.renderer.prompt_ids(chat, {}))
 
 
 def test_what_the_template_can_not_express_is_refused(gateway: Gateway) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from clawstream.events import Shaping, TokenBias
 from clawstream.inference.engines.dialect import (
     Call,
-    Delta,
     RequestRefused,
+    TokenDelta,
     joined,
     read_body,
     read_chunk,
@@ -19,10 +19,10 @@ from clawstream.inference.engines.dialect import (
     write_request,
     write_spans,
 )
-from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, GenerateRequest, Sampling, VersionSpan
+from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, GenerateRequest, SamplingParams, WeightsSpan
 
 samplings = st.builds(
-    Sampling,
+    SamplingParams,
     max_new_tokens=st.integers(0, 4096),
     temperature=st.one_of(st.just(0.0), st.floats(0.01, 2)),
     top_p=st.floats(0.01, 1),
@@ -40,7 +40,7 @@ requests = st.builds(
     rid=st.just("r1"),
     lora_name=st.one_of(st.none(), st.just("adapter")),
 )
-spans = st.lists(st.builds(VersionSpan, st.sampled_from("abc"), st.integers(1, 9)), max_size=4)
+spans = st.lists(st.builds(WeightsSpan, st.sampled_from("abc"), st.integers(1, 9)), max_size=4)
 
 
 @given(requests, st.booleans())
@@ -52,9 +52,9 @@ def test_request_that_is_written_is_read_back(request: GenerateRequest, stream: 
 
 @given(st.lists(st.tuples(st.integers(0, 999), st.floats(-50, 0)), max_size=30), spans, st.booleans())
 def test_chunk_that_is_written_is_read_back(
-    pairs: list[tuple[int, float]], spans: list[VersionSpan], last: bool
+    pairs: list[tuple[int, float]], spans: list[WeightsSpan], last: bool
 ) -> None:
-    delta = Delta(
+    delta = TokenDelta(
         token_ids=[token for token, _ in pairs],
         logprobs=[value for _, value in pairs],
         prompt_tokens=3,
@@ -65,16 +65,16 @@ def test_chunk_that_is_written_is_read_back(
         weight_versions=spans if last else (),
     )
     call = Call(
-        rid="r", request=GenerateRequest(input_ids=[1], sampling=Sampling(max_new_tokens=1)), return_logprob=True
+        rid="r", request=GenerateRequest(input_ids=[1], sampling=SamplingParams(max_new_tokens=1)), return_logprob=True
     )
     chunk = read_chunk(orjson.loads(orjson.dumps(write_delta(call, delta))))
     assert (chunk.token_ids, chunk.logprobs_nats) == (tuple(delta.token_ids), tuple(delta.logprobs))
     assert chunk.finish == (Finish(kind=FinishKind.STOP, matched=5) if last else None)
-    assert chunk.weight_versions == (tuple(spans or [VersionSpan("v", 0)]) if last else ())
+    assert chunk.weight_versions == (tuple(spans or [WeightsSpan("v", 0)]) if last else ())
 
 
 @given(spans)
-def test_spans_lie_end_to_end_from_the_first_token(spans: list[VersionSpan]) -> None:
+def test_spans_lie_end_to_end_from_the_first_token(spans: list[WeightsSpan]) -> None:
     written = write_spans(spans, "now")
     assert [one["start"] for one in written] == [0, *(one["end"] for one in written[:-1])]
     assert written[-1]["end"] == sum(span.num_tokens for span in spans)
@@ -83,7 +83,7 @@ def test_spans_lie_end_to_end_from_the_first_token(spans: list[VersionSpan]) -> 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=6))
 def test_deltas_that_were_not_sent_become_one_that_says_the_same(parts: list[list[int]]) -> None:
     deltas = [
-        Delta(
+        TokenDelta(
             token_ids=list(part),
             logprobs=[-1.0] * len(part),
             prompt_tokens=1,
@@ -129,7 +129,7 @@ def test_anything_but_token_ids_is_refused(value: object) -> None:
 def test_parameters_that_change_nothing_are_accepted() -> None:
     params = {"frequency_penalty": 0.0, "n": 1, "min_p": None, "skip_special_tokens": False, "top_k": -1}
     sampling = read_body({"input_ids": [1], "sampling_params": params}, new_rid="new").calls[0].request.sampling
-    assert sampling == Sampling(max_new_tokens=128)
+    assert sampling == SamplingParams(max_new_tokens=128)
 
 
 SHAPED = {
@@ -148,7 +148,7 @@ def test_penalties_and_a_grammar_go_out_by_sglang_s_names_and_come_in_as_they_we
         frequency_penalty=0.5, presence_penalty=-0.25, repetition_penalty=1.2, min_p=0.05, min_new_tokens=3,
         logit_bias=(TokenBias(token_id=7, bias=-4.5),), regex="a+",
     )  # fmt: skip
-    asked = GenerateRequest(input_ids=[1], sampling=Sampling(max_new_tokens=8, shaping=shaping))
+    asked = GenerateRequest(input_ids=[1], sampling=SamplingParams(max_new_tokens=8, shaping=shaping))
     body = write_request(asked, stream=True)
     plain = {"max_new_tokens": 8, "temperature": 1.0, "top_p": 1.0, "top_k": -1}
     assert body["sampling_params"] == plain | SHAPED
@@ -160,7 +160,7 @@ def test_penalties_and_a_grammar_go_out_by_sglang_s_names_and_come_in_as_they_we
     [("json_schema", Shaping(json_schema="x")), ("regex", Shaping(regex="x")), ("ebnf", Shaping(ebnf="x"))],
 )
 def test_what_is_neutral_is_left_out_beside_what_is_not(name: str, shaping: Shaping) -> None:
-    asked = GenerateRequest(input_ids=[1], sampling=Sampling(max_new_tokens=8, shaping=shaping))
+    asked = GenerateRequest(input_ids=[1], sampling=SamplingParams(max_new_tokens=8, shaping=shaping))
     params = write_request(asked, stream=False)["sampling_params"]
     assert isinstance(params, dict)
     assert params.keys() - {"max_new_tokens", "temperature", "top_p", "top_k"} == {name}

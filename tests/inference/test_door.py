@@ -8,12 +8,12 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from clawstream.config import MonitorSettings
-from clawstream.inference.door import refusal
 from clawstream.inference.engines.scripted import ScriptedBackend, counting, serving
+from clawstream.inference.origin_guard import refusal
 from clawstream.monitoring.app import answering
-from clawstream.monitoring.live import Report
+from clawstream.monitoring.live import MonitorReport
 from clawstream.simulation.judge import Service
-from clawstream.simulation.opinions import Judge
+from clawstream.simulation.opinions import SimulatedJudge
 from clawstream.training.offering import _application
 
 EVIL = {"Origin": "https://evil.example"}
@@ -78,7 +78,7 @@ async def test_no_command_of_an_engine_is_a_get() -> None:
     assert (engine.flowing, engine.calls) == (True, [])
 
 
-def unasked(_now_ms: int) -> Report:
+def unasked(_now_ms: int) -> MonitorReport:
     raise AssertionError
 
 
@@ -98,7 +98,7 @@ async def test_a_page_reads_nothing_of_the_monitor_and_of_a_trainer_s_versions(t
 
 
 async def test_a_page_asks_no_simulated_judge() -> None:
-    transport = httpx.ASGITransport(app=Service(Judge(seed=1, wrong_share=0.0), 0.0).app())
+    transport = httpx.ASGITransport(app=Service(SimulatedJudge(seed=1, wrong_share=0.0), 0.0).app())
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         statuses = [(await client.get("/health", headers=headers)).status_code for headers in ({}, EVIL, REBOUND)]
     assert statuses == [200, 403, 403]

@@ -10,11 +10,11 @@ import pytest
 
 from clawstream.config import EngineSettings
 from clawstream.errors import TryLater
-from clawstream.inference.engines.engine import Chunk, EngineRefused, GenerateRequest, Sampling
+from clawstream.inference.engines.engine import Chunk, EngineRefused, GenerateRequest, SamplingParams
 from clawstream.inference.engines.sglang import SglangEngine, engine_session
 from tests.rogue import Rogue, drip, head, piece, pour, rogue
 
-REQUEST = GenerateRequest(input_ids=[1, 2, 3], sampling=Sampling(max_new_tokens=8, stop=("end",)))
+REQUEST = GenerateRequest(input_ids=[1, 2, 3], sampling=SamplingParams(max_new_tokens=8, stop=("end",)))
 STREAM_LIMIT = 64 * 2**10 + 8 * 4096
 STOP = {"type": "stop", "matched": None}
 

@@ -14,11 +14,11 @@ from pydantic import SecretStr
 
 from clawstream.config import EngineSettings
 from clawstream.errors import TryLater
-from clawstream.inference.engines.engine import EngineRefused, GenerateRequest, Sampling
-from clawstream.inference.engines.scripted import Answer, Fault, ScriptedBackend, counting, serving
+from clawstream.inference.engines.engine import EngineRefused, GenerateRequest, SamplingParams
+from clawstream.inference.engines.scripted import Fault, ScriptedAnswer, ScriptedBackend, counting, serving
 from clawstream.inference.engines.sglang import SglangEngine, engine_session
 
-REQUEST = GenerateRequest(input_ids=[1, 2, 3], sampling=Sampling(max_new_tokens=8))
+REQUEST = GenerateRequest(input_ids=[1, 2, 3], sampling=SamplingParams(max_new_tokens=8))
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def tokens(engine: SglangEngine, request: GenerateRequest = REQUEST) -> li
 
 
 async def test_script_is_said_word_for_word(engine: SglangEngine, backend: ScriptedBackend) -> None:
-    backend.script = lambda ids: Answer(token_ids=tuple(reversed(ids)), logprobs_nats=(-0.5, -0.25, -0.125))
+    backend.script = lambda ids: ScriptedAnswer(token_ids=tuple(reversed(ids)), logprobs_nats=(-0.5, -0.25, -0.125))
     chunks = [chunk async for chunk in engine.generate(REQUEST)]
     assert [token for chunk in chunks for token in chunk.token_ids] == [3, 2, 1]
     assert [value for chunk in chunks for value in chunk.logprobs_nats] == [-0.5, -0.25, -0.125]
@@ -164,7 +164,9 @@ async def test_silence_beyond_the_limit_is_for_later(engine: SglangEngine, backe
 
 
 async def test_request_reaches_the_engine_as_it_was_asked(engine: SglangEngine, backend: ScriptedBackend) -> None:
-    sampling = Sampling(max_new_tokens=2, temperature=0.7, top_p=0.9, top_k=5, sampling_seed=3, stop_token_ids=(9,))
+    sampling = SamplingParams(
+        max_new_tokens=2, temperature=0.7, top_p=0.9, top_k=5, sampling_seed=3, stop_token_ids=(9,)
+    )
     request = GenerateRequest(input_ids=[5, 6], sampling=sampling, extra_key="41", rid="mine")
     await tokens(engine, request)
     assert backend.calls[-1].request == request

@@ -15,13 +15,13 @@ from tokenizers import Tokenizer
 from clawstream.config import EngineSettings, Settings, TeacherSettings
 from clawstream.errors import ConfigError, NotYet, TryLater
 from clawstream.inference import teacher as teaching_module
-from clawstream.inference.engines.engine import EngineRefused, ServerInfo, Wanted
+from clawstream.inference.engines.engine import EngineRefused, ScoreRequest, ServerInfo
 from clawstream.inference.engines.sglang import SglangEngine
-from clawstream.inference.teacher import Teacher, refuse_another_vocabulary
+from clawstream.inference.teacher import TeacherClient, refuse_another_vocabulary
 from tests.engine.tiny_model import make_config
 from tests.training.test_trainer import with_settings
 
-WANTED = Wanted(hinted_ids=(1, 2, 9), prompt_ids=(1, 2), response_ids=(5, 6), policy_id="policy", sampled_by=4)
+WANTED = ScoreRequest(hinted_ids=(1, 2, 9), prompt_ids=(1, 2), response_ids=(5, 6), policy_id="policy", sampled_by=4)
 
 
 class Engine:
@@ -60,8 +60,8 @@ class Engine:
         return None if self.tokenizer is None else tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def teacher(*students: Engine, of: Engine | None = None) -> Teacher:
-    return Teacher(of or Engine("default", scale=-0.5), students, policy_id="policy")
+def teacher(*students: Engine, of: Engine | None = None) -> TeacherClient:
+    return TeacherClient(of or Engine("default", scale=-0.5), students, policy_id="policy")
 
 
 async def test_each_scores_the_answer_after_its_own_prompt_and_the_policy_s_version_is_named() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from clawstream.errors import ConfigError, UnusableEvent
 from clawstream.events import Event, ExchangeCompleted, FeedbackGiven, FeedbackSource, SampleAssembled, TurnPaired
-from clawstream.judging.heuristics import Due, Heuristic, Turn, Watched, feedback, observe
+from clawstream.judging.heuristics import DueTurn, FinishedTurn, Heuristic, Watched, feedback, observe
 from clawstream.judging.heuristics_stage import heuristic_named, heuristics_stage
 from clawstream.replay.running import begin
 from clawstream.stream.dead_letters.records import Reason
@@ -22,10 +22,10 @@ from tests.replay.recorded import SETTINGS, own, said, wanted, work, written
 from tests.samples.test_flow import MOVES, SEEDS, conversation
 from tests.sessions import EXCHANGES, FEEDBACK, SAMPLES, TURNS, Session, user
 from tests.stream import toys
-from tests.stream.queues import letters
+from tests.stream.queues import dead_letters
 
 
-def by_length(turn: Turn) -> float | None:
+def by_length(turn: FinishedTurn) -> float | None:
     """An opinion of its own on every other turn."""
     length = len(turn.messages)
     return None if length % 4 == 3 else 1 / length
@@ -44,7 +44,7 @@ def told(
     return state, written
 
 
-def stage(heuristic: Heuristic) -> Stage[Watched, Due]:
+def stage(heuristic: Heuristic) -> Stage[Watched, DueTurn]:
     """Hears of any turn, however old."""
     return heuristics_stage(heuristic, heard_ms=0, now_ms=lambda: 0)
 
@@ -66,16 +66,16 @@ def test_a_function_sees_the_answer_and_not_what_the_client_asked_for_itself_mea
     first = session.ask(recorded.HEARTBEAT[:2], "Answer 2.")
     second = session.ask(recorded.USER_AFTER_AN_ALERT, "Look at it.")
     turn = TurnPaired(session_id="s", turn_id=first.exchange_id, next_exchange_id=second.exchange_id, next_state=(5,))
-    seen: list[Turn] = []
+    seen: list[FinishedTurn] = []
     told(None, [first, second, turn], Heuristic("look", seen.append))
     [what] = seen
     assert (what.answer["content"], len(what.messages)) == ("Answer 2.", 2)
 
 
 def test_a_function_sees_what_was_asked_answered_called_and_what_followed() -> None:
-    seen: list[Turn] = []
+    seen: list[FinishedTurn] = []
 
-    def look(turn: Turn) -> float:
+    def look(turn: FinishedTurn) -> float:
         seen.append(turn)
         return -0.25
 
@@ -91,7 +91,7 @@ def test_a_function_sees_what_was_asked_answered_called_and_what_followed() -> N
 
 
 def test_what_a_function_does_to_a_turn_is_not_seen_by_the_next() -> None:
-    def spoil(turn: Turn) -> float:
+    def spoil(turn: FinishedTurn) -> float:
         said = turn.answer["content"]
         turn.answer["content"] = "spoilt"  # type: ignore[index]
         return 1.0 if said == "let me see" else -1.0
@@ -105,13 +105,13 @@ def test_what_a_function_does_to_a_turn_is_not_seen_by_the_next() -> None:
 def test_any_interleaving_and_any_restart_gives_the_same_feedback_and_one_of_each_turn(
     moves: list[str], seed: int
 ) -> None:
-    def lived(rng: random.Random | None, restarts: float = 0.0) -> dict[str, Event]:
+    def run_through(rng: random.Random | None, restarts: float = 0.0) -> dict[str, Event]:
         flow = Flow()
         flow.workers.append(Worker(stage(LENGTH), flow.log))
         return flow.run(conversation(moves), rng, restarts=restarts).first_by_id(FEEDBACK)
 
-    calm = lived(None)
-    assert lived(random.Random(seed), 0.15) == calm
+    calm = run_through(None)
+    assert run_through(random.Random(seed), 0.15) == calm
     turns = Flow().run(conversation(moves)).of(TurnPaired)
     assert {event.turn_id for event in calm.values() if isinstance(event, FeedbackGiven)} <= {t.turn_id for t in turns}
     always = Heuristic("always", lambda _: 0.0)
@@ -142,7 +142,7 @@ def test_what_is_no_score_is_set_aside_and_names_function_and_turn(said: object)
 async def test_a_turn_that_a_function_breaks_on_is_in_the_dead_letter_queue_and_the_others_are_scored(
     topics: tuple[str, str],
 ) -> None:
-    def picky(turn: Turn) -> float:
+    def picky(turn: FinishedTurn) -> float:
         if len(turn.messages) == 1:
             raise ZeroDivisionError("no first turns")
         return 1.0
@@ -157,7 +157,7 @@ async def test_a_turn_that_a_function_breaks_on_is_in_the_dead_letter_queue_and_
     turns = flow.log.of(TurnPaired)
     scored = [record.event for record in await toys.read(log, FEEDBACK)]
     assert {one.turn_id for one in scored if isinstance(one, FeedbackGiven)} == {turn.turn_id for turn in turns[1:]}
-    [letter] = await letters(log)
+    [letter] = await dead_letters(log)
     assert (letter.id.group, letter.id.topic, letter.reason) == ("heuristics", topics[1], Reason.UNUSABLE)
     assert f"heuristic picky, turn {turns[0].turn_id}: it raised ZeroDivisionError" in letter.error
 

@@ -5,14 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import Question
-from clawstream.judging.readings import Reading, read
+from clawstream.judging.readings import VoteReading, read
 
 HINT = "Leave out the headings and keep the steps."
 
 
 @given(st.text(), st.sampled_from([-1, 0, 1]))
 def test_a_box_at_the_end_is_read_whatever_stands_before_it(text: str, score: int) -> None:
-    assert read(Question.SCORE, f"{text.replace('<think>', '')}\n\\boxed{{{score}}}") == Reading(score=score, hint=None)
+    assert read(Question.SCORE, f"{text.replace('<think>', '')}\n\\boxed{{{score}}}") == VoteReading(
+        score=score, hint=None
+    )
 
 
 @given(st.lists(st.sampled_from(["\\boxed{", "1", "-", "0", "}", "{", "[HINT_START]", "[HINT_END]", "x"])).map("".join))
@@ -31,7 +33,7 @@ def test_whatever_is_read_is_a_score_that_the_question_allows(text: str) -> None
     ],
 )
 def test_a_score_is_read(text: str, score: int) -> None:
-    assert read(Question.SCORE, text) == Reading(score=score, hint=None)
+    assert read(Question.SCORE, text) == VoteReading(score=score, hint=None)
 
 
 @pytest.mark.parametrize(
@@ -64,4 +66,4 @@ def test_a_hint_is_the_last_block_of_a_vote_that_says_there_is_one(text: str, hi
 
 
 def test_a_score_question_reads_no_hint() -> None:
-    assert read(Question.SCORE, f"\\boxed{{1}}[HINT_START]{HINT}[HINT_END]") == Reading(score=1, hint=None)
+    assert read(Question.SCORE, f"\\boxed{{1}}[HINT_START]{HINT}[HINT_END]") == VoteReading(score=1, hint=None)

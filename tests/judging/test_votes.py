@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clawstream.events import HintAbsence, Question, VerdictStatus, VoteCast, VoteStatus
 from clawstream.judging.hints import choose, offers
-from clawstream.judging.votes import Outcome, outcome, tally
+from clawstream.judging.votes import VoteOutcome, outcome, tally
 
 FAILED = "failed"
 SCORES = st.lists(st.sampled_from([1, 0, -1, None, FAILED]), max_size=15)
@@ -42,7 +42,7 @@ def votes(scores: Sequence[int | str | None]) -> list[VoteCast]:
     return [vote(ballot, score) for ballot, score in enumerate(scores)]
 
 
-def result(*scores: int | str | None, quorum: int = 1) -> Outcome:
+def result(*scores: int | str | None, quorum: int = 1) -> VoteOutcome:
     return outcome(tally(votes(scores)), quorum=quorum)
 
 
@@ -94,7 +94,7 @@ def test_no_vote_is_lost_in_the_tally(scores: list[int | str | None]) -> None:
 def test_votes_come_to(
     scores: tuple[int | str | None, ...], quorum: int, status: VerdictStatus, score: int | None
 ) -> None:
-    assert result(*scores, quorum=quorum) == Outcome(status=status, score=score)
+    assert result(*scores, quorum=quorum) == VoteOutcome(status=status, score=score)
 
 
 def test_the_longest_hint_is_kept_and_of_equals_the_first() -> None:

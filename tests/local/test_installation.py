@@ -22,7 +22,7 @@ from clawstream.errors import PartUnavailable
 from clawstream.inference.engines.sglang import LOADS_WITHIN_S
 from clawstream.local import installation
 from clawstream.local.installation import STAGES, _elsewhere, _with_database, _with_ports
-from clawstream.local.keeping import Server
+from clawstream.local.keeping import RestartableServer
 from clawstream.local.servers.ports import reserved
 from clawstream.local.servers.ready import answers
 from clawstream.local.supervisor import Patience, Supervisor
@@ -116,7 +116,7 @@ def test_prompts_are_answered_anew_here_only_where_the_settings_want_it(
 
 async def test_the_embedded_database_has_the_same_address_at_each_start(tmp_path: Path) -> None:
     asked = Settings(data_dir=tmp_path, environment=False)
-    servers: list[Server] = []
+    servers: list[RestartableServer] = []
     urls = []
     for _ in range(2):
         with ExitStack() as stack:

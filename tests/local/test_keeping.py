@@ -16,8 +16,8 @@ from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable
 from clawstream.local.keeping import keep
 from clawstream.local.servers.kafka import EmbeddedKafka
-from clawstream.local.servers.leash import Leash
 from clawstream.local.servers.postgres import EmbeddedPostgres
+from clawstream.local.servers.server_process import ServerProcess
 from clawstream.local.supervisor import Patience
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.connect import security_of
@@ -26,9 +26,9 @@ SOON = Patience(first_wait_s=0.01, longest_wait_s=0.05)
 
 
 def kill(server: EmbeddedKafka | EmbeddedPostgres) -> None:
-    leash = server._leash
-    assert isinstance(leash, Leash)
-    (process,) = psutil.Process(leash.watcher_pid).children()
+    server_process = server._server_process
+    assert isinstance(server_process, ServerProcess)
+    (process,) = psutil.Process(server_process.watcher_pid).children()
     process.send_signal(signal.SIGKILL)
 
 

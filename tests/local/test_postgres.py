@@ -21,7 +21,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers import accounts, places, postgres
+from clawstream.local.servers import accounts, folders, postgres
 from clawstream.local.servers.accounts import Identity, identity_for
 from clawstream.local.servers.postgres import USER, EmbeddedPostgres
 
@@ -81,10 +81,10 @@ def test_the_server_is_gone_when_the_block_ends_even_with_a_client_connected(fol
     with EmbeddedPostgres(folder) as server:
         connection = connect(server.url)
         process = postmaster(folder)
-        assert places.address_in(folder) == server.url
+        assert folders.address_in(folder) == server.url
     assert not process.is_running()
     assert server.exit_status() == 0
-    assert places.address_in(folder) is None
+    assert folders.address_in(folder) is None
     connection.close()
 
 

@@ -7,7 +7,7 @@ import pytest
 from clawstream.events import NOBODY, PlannedTurn, StepRejected, StepTaken
 from clawstream.monitoring.alarm import STILL_MS, STILL_SAMPLES, standstill, starved
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
-from clawstream.monitoring.tallies import Tally
+from clawstream.monitoring.tallies import EventCounts
 from clawstream.stream.stage import Record
 from tests.monitoring.said import POLICY, SAMPLES, plan, rejected, sample
 from tests.projections.logs import example
@@ -102,23 +102,25 @@ def test_the_board_knows_only_its_own_policy_s_steps() -> None:
 @pytest.mark.parametrize(
     ("hour", "cause"),
     [
-        (Tally(votes={"failed": 6}), "the judge is down"),
-        (Tally(turns_paired=4), "4 turns of the last hour have no vote"),
-        (Tally(votes={"readable": 30}, refusals={"no_signal": 9, "truncated": 1}), "9 of them no_signal"),
-        (Tally(votes={"unreadable": 30}, verdicts=10), "enough readable votes"),
-        (Tally(votes={"failed": 300}, samples=1), None),
-        (Tally(votes={"failed": 3}), None),
-        (Tally(turns_paired=3), None),
+        (EventCounts(votes={"failed": 6}), "the judge is down"),
+        (EventCounts(turns_paired=4), "4 turns of the last hour have no vote"),
+        (EventCounts(votes={"readable": 30}, refusals={"no_signal": 9, "truncated": 1}), "9 of them no_signal"),
+        (EventCounts(votes={"unreadable": 30}, verdicts=10), "enough readable votes"),
+        (EventCounts(votes={"failed": 300}, samples=1), None),
+        (EventCounts(votes={"failed": 3}), None),
+        (EventCounts(turns_paired=3), None),
     ],
 )
-def test_an_hour_without_a_sample_has_a_cause_that_one_person_gets_to_know(hour: Tally, cause: str | None) -> None:
+def test_an_hour_without_a_sample_has_a_cause_that_one_person_gets_to_know(
+    hour: EventCounts, cause: str | None
+) -> None:
     found = starved(hour, hour)
     assert (found is None) if cause is None else (cause in (found or ""))
 
 
 def test_turns_that_a_judge_has_still_time_for_or_that_none_is_asked_about_are_no_alarm() -> None:
-    assert starved(Tally(turns_paired=9), Tally()) is None
-    assert starved(Tally(turns_paired=9), Tally(turns_paired=9), judged=False) is None
+    assert starved(EventCounts(turns_paired=9), EventCounts()) is None
+    assert starved(EventCounts(turns_paired=9), EventCounts(turns_paired=9), judged=False) is None
 
 
 @pytest.mark.parametrize("batch_samples", [16, STILL_SAMPLES - 1, STILL_SAMPLES, 4 * STILL_SAMPLES])

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from clawstream.events import VoteCast, VoteStatus
-from clawstream.monitoring.judge import JudgeStanding, by_votes
+from clawstream.monitoring.judge import JudgeReachability, by_votes
 from clawstream.stream.stage import Record
 from tests.monitoring.said import VOTES, vote
 
@@ -21,10 +21,10 @@ def test_the_newest_votes_say_since_when_and_why_a_judge_gives_none() -> None:
         record(4, VoteStatus.FAILED, "away"),
         record(9, VoteStatus.READABLE, judge="another"),
     ]
-    assert by_votes(votes, "judge") == JudgeStanding(
+    assert by_votes(votes, "judge") == JudgeReachability(
         judge="judge", error="status 404, no such model", since_ms=4, heard_ms=5
     )
-    assert by_votes([*votes, record(6, VoteStatus.READABLE)], "judge") == JudgeStanding(
+    assert by_votes([*votes, record(6, VoteStatus.READABLE)], "judge") == JudgeReachability(
         judge="judge", error=None, since_ms=6, heard_ms=6
     )
     assert by_votes(votes, "nobody") is None

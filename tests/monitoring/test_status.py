@@ -19,7 +19,7 @@ from clawstream.local.servers.ports import reserved
 from clawstream.monitoring.clock import alarm
 from clawstream.monitoring.live import Live, as_json
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
-from clawstream.monitoring.status import GROUPED, REFRESHING, LogStatus, Status, Verdict, read_log, status
+from clawstream.monitoring.status import GROUPED, REFRESHING, LogStatus, RecentVerdict, Status, read_log, status
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.monitoring.said import activated, plan, published, rejected, sample, verdict, vote
@@ -47,7 +47,9 @@ FOUND = Status(
         alarm="every step was rejected",
         samples_waiting=5,
         oldest_waiting_at_ms=NOW_MS - 7_200_000,
-        last_verdicts=(Verdict(at_ms=NOW_MS - 1000, session_id="ann", turn_id="t-1", status="decided", score=-1),),
+        last_verdicts=(
+            RecentVerdict(at_ms=NOW_MS - 1000, session_id="ann", turn_id="t-1", status="decided", score=-1),
+        ),
     ),
     monitor=as_json(Live(PolicyBoard("policy"), {}).report(NOW_MS)),
 )

@@ -16,14 +16,14 @@ from clawstream.events import (
     SampleRefused,
     VoteStatus,
 )
-from clawstream.monitoring.tallies import NOTHING, UNDECODABLE, Tally, tally
+from clawstream.monitoring.tallies import NOTHING, UNDECODABLE, EventCounts, tally
 from tests import strategies
 from tests.monitoring.said import activated, rejected, sample, verdict, vote
 from tests.projections import logs
 from tests.sessions import Session, user
 
 
-def total(events: list[Event]) -> Tally:
+def total(events: list[Event]) -> EventCounts:
     return reduce(add, map(tally, events), NOTHING)
 
 
@@ -51,7 +51,7 @@ def test_an_event_counts_at_most_once_in_each_count(event: Event) -> None:
     ],
 )
 def test_what_came_of_prompts_answered_anew_is_counted_apart(event: Event, what: str) -> None:
-    assert tally(event) == Tally(anew={what: 1})
+    assert tally(event) == EventCounts(anew={what: 1})
 
 
 def test_nothing_counted_has_no_averages() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from clawstream.events import PolicyRejected
-from clawstream.monitoring.versions import Standing, versions
+from clawstream.monitoring.versions import VersionState, versions
 from tests.monitoring.said import activated, plan, published, rejected, sample
 
 S = sample("s")
@@ -21,7 +21,8 @@ def test_each_event_is_said_of_its_own_version_and_the_first_of_two_counts() -> 
 
     assert list(found) == [0, 1, 2, 3, 4]
     assert {number: one.standing for number, one in found.items()} == {
-        0: Standing.PUBLISHED, 1: Standing.PUBLISHED, 2: Standing.REJECTED, 3: Standing.PUBLISHED, 4: Standing.PLANNED,
+        0: VersionState.PUBLISHED, 1: VersionState.PUBLISHED, 2: VersionState.REJECTED, 3: VersionState.PUBLISHED,
+        4: VersionState.PLANNED,
     }  # fmt: skip
     assert found[1].plan == plan(1, (S,), {})
     assert (found[2].why, found[3].why) == ("it looped", "refused by e: too big")

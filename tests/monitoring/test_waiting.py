@@ -6,11 +6,11 @@ from clawstream.config import TrainingSettings
 from clawstream.events import Event
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.reading import due_of
-from clawstream.monitoring.waiting import IDLE_MS, STEP_MS, Due
+from clawstream.monitoring.waiting import IDLE_MS, STEP_MS, BatchRule
 from clawstream.stream.stage import Record
 from tests.monitoring.said import POLICY, SAMPLES, plan, published, rejected, sample
 
-DUE = Due(batch_samples=16, max_wait_ms=3_600_000)
+DUE = BatchRule(batch_samples=16, max_wait_ms=3_600_000)
 S = [sample(str(number)) for number in range(64)]
 
 

@@ -19,7 +19,7 @@ from clawstream.projections.look.sql import rows_of
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.kafka import admin
 from tests import servers
-from tests.openclaw import story
+from tests.openclaw import dialogue
 from tests.openclaw.client import OpenClaw, openclaw, openclaw_installation
 from tests.openclaw.policy import Script, make_tokenizer
 from tests.openclaw.processes import clawstream, stages
@@ -120,7 +120,7 @@ async def played(
 ) -> AsyncIterator[Played]:
     """The story, told once."""
     renderer = PromptRenderer.load(model_folder, "qwen3")
-    script = Script(renderer, story.LINES)
+    script = Script(renderer, dialogue.LINES)
     engine = ScriptedBackend(
         script=script,
         decode=renderer.decode,
@@ -168,17 +168,17 @@ async def _tell(client: OpenClaw, engine: ScriptedBackend, renderer: PromptRende
     await say("s3", "What happened?")
     num_before = len(engine.calls)
     await say("s4", "Please delegate.")
-    await asked(num_before, story.REPORTED.heard)
+    await asked(num_before, dialogue.REPORTED.heard)
     await say("s4", "Thank you.")
     await client.run("agent", "--session-key", "agent:main:main", "--message", "Hello there.")
     num_before = len(engine.calls)
     await client.run("system", "event", "--text", "The door is open", "--mode", "now")
-    await asked(num_before, story.POLLED.heard)
+    await asked(num_before, dialogue.POLLED.heard)
     await client.run("agent", "--session-key", "agent:main:main", "--message", "Use a tool now.")
     await client.run("agent", "--session-key", "agent:main:main", "--message", "Thank you.")
     num_before = len(engine.calls)
     await say("s5", f"Study this:\n{_words(renderer)}")
-    await asked(num_before, story.FLUSHED.heard)
+    await asked(num_before, dialogue.FLUSHED.heard)
     await say("s5", "What was it about?")
     await say("s5", f"Study this too:\n{_words(renderer)}")
     await say("s5", "Are you still here?")

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from clawstream.inference.engines.scripted import Answer
+from clawstream.inference.engines.scripted import ScriptedAnswer
 from clawstream.rendering.renderer import PromptRenderer
 from tests.engine.disjoint_models import save_model_that_says
 from tests.engine.tiny_model import SPECIAL_TOKENS
@@ -82,14 +82,14 @@ class Script:
     lines: Sequence[Line]
     unexpected: list[str] = field(default_factory=list)
 
-    def __call__(self, input_ids: Sequence[int]) -> Answer:
+    def __call__(self, input_ids: Sequence[int]) -> ScriptedAnswer:
         heard = self.heard(input_ids)
         line = next((line for line in self.lines if line.heard in heard), None)
         if line is None:
             self.unexpected.append(heard)
             line = Line(heard="", content="I did not expect that.")
         tokens = self.ids(line.sampled())
-        return Answer(token_ids=tokens, stall_after_tokens=len(tokens) - 1 if line.stalls else None)
+        return ScriptedAnswer(token_ids=tokens, stall_after_tokens=len(tokens) - 1 if line.stalls else None)
 
     def heard(self, input_ids: Sequence[int]) -> str:
         """What was said since the last answer, the system prompt and the client's own block aside."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from clawstream.inference.engines.scripted import ScriptedBackend
 from tests.openclaw.chatting import Chat
+from tests.openclaw.dialogue import COUNTED, DELEGATING, REPORTED, SUMMED_UP, UNDER_WAY
 from tests.openclaw.policy import Line, Script
-from tests.openclaw.story import COUNTED, DELEGATING, REPORTED, SUMMED_UP, UNDER_WAY
 
 BUSY = ("steer", "collect")  # sessions where the person goes on talking while a tool runs
 COMPACTED = "compact"

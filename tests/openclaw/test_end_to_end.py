@@ -8,7 +8,7 @@ import pytest
 
 from clawstream.conversation.messages import is_ephemeral, role_of, text_of
 from clawstream.inference.engines.scripted import token_logprob
-from tests.openclaw import story
+from tests.openclaw import dialogue
 from tests.openclaw.conftest import Played
 from tests.openclaw.policy import Line
 from tests.openclaw.rows import Exchange, exchanges_in, num_common, turns_in
@@ -32,7 +32,7 @@ def sessions(exchanges: list[Exchange]) -> dict[str, list[Exchange]]:
 
 def name(session_id: str, part: list[Exchange]) -> str:
     first = "\n".join(map(text_of, part[0].messages))
-    if session_id in story.SESSIONS:
+    if session_id in dialogue.SESSIONS:
         return session_id
     if session_id.startswith("internal-session-effects-"):
         return "memory flush"
@@ -41,18 +41,18 @@ def name(session_id: str, part: list[Exchange]) -> str:
     return "sub-agent" if "[Subagent Task]" in first else "main"
 
 
-def said(exchange: Exchange) -> story.Asked:
+def said(exchange: Exchange) -> dialogue.Asked:
     """The exchange as the story tells it."""
     if exchange.reason is not None or exchange.answer is None:
-        return story.Asked(reason=exchange.reason)
+        return dialogue.Asked(reason=exchange.reason)
     calls = exchange.answer.get("tool_calls") or ()
     answer = (
         exchange.answer.get("content") or "",
         exchange.answer.get("reasoning_content") or "",
         tuple((call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls),
     )
-    line = next((line for line in story.LINES if answer == meant(line) and is_heard(line, exchange)), None)
-    return story.Asked(line=line, side=exchange.turn_type == "side")
+    line = next((line for line in dialogue.LINES if answer == meant(line) and is_heard(line, exchange)), None)
+    return dialogue.Asked(line=line, side=exchange.turn_type == "side")
 
 
 def meant(line: Line) -> tuple[str, str, tuple[tuple[str, object], ...]]:
@@ -66,12 +66,12 @@ def is_heard(line: Line, exchange: Exchange) -> bool:
 def test_the_exchanges_are_those_that_took_place(played: Played, exchanges: list[Exchange]) -> None:
     assert played.script.unexpected == []
     found = {key: tuple(map(said, part)) for key, part in sessions(exchanges).items()}
-    assert found == story.SESSIONS
+    assert found == dialogue.SESSIONS
     assert {exchange.client for exchange in exchanges if exchange.turn_type == "main"} == {"openclaw"}
 
 
 def test_people_see_what_the_policy_said(played: Played) -> None:
-    for asked, line in (("What is 2+2?", story.FIVE), ("Please look around.", story.LOOKED)):
+    for asked, line in (("What is 2+2?", dialogue.FIVE), ("Please look around.", dialogue.LOOKED)):
         assert line.content in played.replies[asked]
 
 
@@ -79,11 +79,11 @@ def test_the_turns_and_their_next_states_are_those_that_took_place(played: Playe
     turns = turns_in(played.database_url, exchanges)
     of = {one.exchange_id: (key, said(one).line) for key, part in sessions(exchanges).items() for one in part}
     paired = {of[turn.turn_id]: tuple(map(text_of, turn.next_state)) for turn in turns.values() if turn.reason is None}
-    assert paired.keys() == story.NEXT_STATES.keys()
-    for turn, words in story.NEXT_STATES.items():
+    assert paired.keys() == dialogue.NEXT_STATES.keys()
+    for turn, words in dialogue.NEXT_STATES.items():
         assert len(paired[turn]) == len(words)
         assert all(word in state for word, state in zip(words, paired[turn], strict=True)), turn
-    assert {of[turn.turn_id]: turn.reason for turn in turns.values() if turn.reason} == story.ORPHANS
+    assert {of[turn.turn_id]: turn.reason for turn in turns.values() if turn.reason} == dialogue.ORPHANS
 
 
 def test_tokens_and_log_probs_are_those_of_the_engine(played: Played, exchanges: list[Exchange]) -> None:

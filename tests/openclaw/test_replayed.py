@@ -11,12 +11,12 @@ from clawstream.conversation.history import rebuild
 from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, TurnOrphaned, TurnPaired
 from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.requests.profiles import openclaw_session
-from clawstream.inference.engines.scripted import Answer
+from clawstream.inference.engines.scripted import ScriptedAnswer
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.turns.stage import turns_stage
 from tests.engine.tiny_model import make_tokenizer
-from tests.gateway.house import WITHIN_S, House, everything, house
+from tests.gateway.running_gateway import WITHIN_S, RunningGateway, everything, running_gateway
 from tests.openclaw import recording
 from tests.openclaw.policy import Line, Script
 from tests.sessions import TURNS, Json
@@ -33,11 +33,11 @@ async def log(kafka_bootstrap: str, topic_prefix: str) -> AsyncIterator[KafkaLog
         yield connected
 
 
-async def play(gateway: House, asked: recording.Asked) -> None:
+async def play(gateway: RunningGateway, asked: recording.Asked) -> None:
     """Ask, and be answered what OpenClaw was answered; where it hung up, hang up after the same words."""
     tokens = Script(gateway.renderer, ()).ids(line(asked.answer).sampled())
     stall = len(tokens) - 1 if asked.gone else None
-    gateway.engine.script = lambda _prompt: Answer(token_ids=tokens, stall_after_tokens=stall)
+    gateway.engine.script = lambda _prompt: ScriptedAnswer(token_ids=tokens, stall_after_tokens=stall)
     headers = {"traceparent": f"00-{asked.trace_id}-52324b77b6c1adec-01"}
     if not asked.gone:
         assert (await gateway.chat(asked.messages, headers=headers, stream=True, tools=TOOLS)).done
@@ -83,7 +83,7 @@ async def test_over_http_and_kafka_each_reaction_to_an_answer_of_openclaws_is_pa
     stage = turns_stage()
     expected: dict[str, list[tuple[str, str]]] = {}
     async with (
-        house(
+        running_gateway(
             tmp_path, log=log, context_length_tokens=CONTEXT_TOKENS, bounds=Bounds(ack_timeout_s=WITHIN_S)
         ) as gateway,
         toys.running(stage, log),

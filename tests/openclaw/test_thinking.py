@@ -7,7 +7,7 @@ import pytest
 
 from clawstream.cli.openclaw.command import _served
 from tests.engine.tiny_model import make_tokenizer
-from tests.gateway.house import house
+from tests.gateway.running_gateway import running_gateway
 
 
 @pytest.mark.parametrize("thinks", [True, False])
@@ -15,5 +15,5 @@ async def test_the_gateway_says_whether_its_model_thinks_and_connect_is_told(tmp
     tokenizer = make_tokenizer(tmp_path)
     tokenizer.chat_template = "{{ messages[0].content }}" + "<think>" * thinks
     tokenizer.save_pretrained(tmp_path)
-    async with house(tmp_path) as gateway:
+    async with running_gateway(tmp_path) as gateway:
         assert await asyncio.to_thread(_served, f"{gateway.url}/v1", "none", "policy") == (2048, thinks)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clawstream.events import EVENTS, Event, Packed, float32
 from clawstream.projections.write.rows import TABLE_OF
-from clawstream.stream.log import Place
+from clawstream.stream.log import PartitionId
 from clawstream.stream.stage import Record
 
 NUM_PARTITIONS = 3
@@ -80,12 +80,12 @@ def events() -> st.SearchStrategy[Event]:
     return st.one_of([built(kind) for kind in EVENTS])
 
 
-def records(facts: Sequence[Event]) -> dict[Place, list[Record]]:
+def records(facts: Sequence[Event]) -> dict[PartitionId, list[Record]]:
     """Place facts as the broker would: by topic and key, offsets counting up, with a hole after every third."""
-    placed: dict[Place, list[Record]] = {}
+    placed: dict[PartitionId, list[Record]] = {}
     for n, fact in enumerate(facts):
         topic = TABLE_OF[type(fact)][0].info["topic"]
-        place = Place(topic, crc32(repr(fact.key).encode()) % NUM_PARTITIONS)
+        place = PartitionId(topic, crc32(repr(fact.key).encode()) % NUM_PARTITIONS)
         before = placed.setdefault(place, [])
         placed[place].append(
             Record(

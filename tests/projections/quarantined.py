@@ -12,15 +12,15 @@ from sqlalchemy import Engine, text
 from clawstream.events import ExchangeCompleted
 from clawstream.projections.tables import EXCHANGES
 from clawstream.projections.write import sorting, stage
-from clawstream.projections.write.rows import Row, row
+from clawstream.projections.write.rows import TableRow, row
 from clawstream.projections.write.sorting import GROUP
 from clawstream.projections.write.stage import project
-from clawstream.stream.dead_letters.records import Fate, Mark, Reason
-from clawstream.stream.log import Place
-from clawstream.stream.memory.cut import Cut
+from clawstream.stream.dead_letters.records import DeadLetterMark, Fate, Reason
+from clawstream.stream.log import PartitionId
+from clawstream.stream.memory.cut import ConnectionCut
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record
-from tests.projections import story
+from tests.projections import one_session
 from tests.projections.reading import empty
 from tests.projections.test_stage import projecting
 from tests.stream import queues, toys
@@ -33,14 +33,14 @@ CUTS = st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=3)
 
 
 def exchange(session: str, number: int) -> ExchangeCompleted:
-    return replace(story.EXCHANGES[0], session_id=session, exchange_id=f"{session}{number}")
+    return replace(one_session.EXCHANGES[0], session_id=session, exchange_id=f"{session}{number}")
 
 
 @contextmanager
 def breaking_on(bad: set[Told]) -> Iterator[None]:
     """No row can be made of these while the block lasts."""
 
-    def made(record: Record) -> Row | None:
+    def made(record: Record) -> TableRow | None:
         event = record.event
         assert isinstance(event, ExchangeCompleted)
         if (event.session_id, int(event.exchange_id[1:])) in bad:
@@ -64,7 +64,7 @@ async def survive(url: str, broker: MemoryBroker, told: Sequence[Told], cuts: Se
     size = -(-len(told) // (len(cuts) + 1))
     for number, (operations, takes_effect) in enumerate(cuts):
         await tell(MemoryLog(broker), told[number * size : (number + 1) * size])
-        cut = Cut(operations=operations, takes_effect=takes_effect)
+        cut = ConnectionCut(operations=operations, takes_effect=takes_effect)
         working = asyncio.create_task(project(url, MemoryLog(broker, cut=cut), stop=asyncio.Event()))
         dead = asyncio.create_task(cut.happened.wait())
         await asyncio.wait([working, dead], return_when=asyncio.FIRST_COMPLETED)
@@ -87,14 +87,14 @@ async def ruled_and_closed(url: str, broker: MemoryBroker, discard: bool) -> Non
 
 async def rule(log: MemoryLog, discard: bool) -> None:
     marks = [
-        Mark(
-            id=letter.id,
-            key=letter.key,
-            attempt=letter.attempt,
-            fate=Fate.DISCARD if discard or letter.reason is Reason.UNDECODABLE else Fate.REPLAY,
+        DeadLetterMark(
+            id=dead_letter.id,
+            key=dead_letter.key,
+            attempt=dead_letter.attempt,
+            fate=Fate.DISCARD if discard or dead_letter.reason is Reason.UNDECODABLE else Fate.REPLAY,
         )
-        for letter in await queues.letters(log)
-        if letter.fate is Fate.OPEN and letter.reason is not Reason.PARKED
+        for dead_letter in await queues.dead_letters(log)
+        if dead_letter.fate is Fate.OPEN and dead_letter.reason is not Reason.PARKED
     ]
     await log.mark(marks)
 
@@ -166,4 +166,4 @@ def exchanges(engine: Engine) -> list[str]:
         return list(connection.execute(text("SELECT exchange_id FROM exchanges ORDER BY 1")).scalars())
 
 
-PLACE = Place(EXCHANGES, 0)
+PLACE = PartitionId(EXCHANGES, 0)

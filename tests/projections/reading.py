@@ -6,8 +6,8 @@ from sqlalchemy import Engine, text
 
 from clawstream.projections.tables import metadata
 from clawstream.projections.write import projector
-from clawstream.projections.write.writer import Claim, Slice, Writer
-from clawstream.stream.log import Batch, Place
+from clawstream.projections.write.writer import PartitionClaim, Slice, TableWriter
+from clawstream.stream.log import PartitionId, RecordBatch
 from clawstream.stream.stage import Record
 
 OWN_BOOKS = {"offsets", "commits", "overruled"}  # say when and by whom, which is not in the log
@@ -31,20 +31,20 @@ def contents(engine: Engine) -> dict[str, list[str]]:
         return found | {"offsets": sorted(map(str, read))}
 
 
-def slice_of(place: Place, claim: Claim, records: Sequence[Record]) -> Slice:
+def slice_of(place: PartitionId, claim: PartitionClaim, records: Sequence[Record]) -> Slice:
     """What a reader hands over that has read `records` since `claim`."""
     next_offset = records[-1].offset + 1 if records else claim.next_offset
-    return projector.slice_of(Batch(place=place, records=records, next_offset=next_offset), claim)
+    return projector.slice_of(RecordBatch(place=place, records=records, next_offset=next_offset), claim)
 
 
-def write_all(engine: Engine, placed: Mapping[Place, Sequence[Record]]) -> None:
+def write_all(engine: Engine, placed: Mapping[PartitionId, Sequence[Record]]) -> None:
     """Write everything that is not in the tables yet, in one batch."""
-    writer = Writer(engine)
+    writer = TableWriter(engine)
     claims = writer.claim(placed)
     lost = writer.write([slice_of(place, claims[place], rest(placed[place], claims[place])) for place in placed])
     assert not lost
 
 
-def rest(records: Iterable[Record], claim: Claim) -> list[Record]:
+def rest(records: Iterable[Record], claim: PartitionClaim) -> list[Record]:
     """The records that a reader gets who starts where the claim says."""
     return [record for record in records if record.offset >= claim.next_offset]

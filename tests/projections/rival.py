@@ -8,16 +8,16 @@ import signal
 import sys
 
 from clawstream.projections import database
-from clawstream.projections.write.writer import Writer
-from tests.projections import logs, story
+from clawstream.projections.write.writer import TableWriter
+from tests.projections import logs, one_session
 from tests.projections.reading import slice_of
 
 
 def main(url: str) -> None:
     """Do it."""
     engine = database.connect(url)
-    placed = logs.records(story.STORY)
-    writer = Writer(engine)
+    placed = logs.records(one_session.ONE_SESSION)
+    writer = TableWriter(engine)
     claims = writer.claim(placed)
     parts = [slice_of(place, claims[place], placed[place]) for place in placed]
     print("claimed", flush=True)

@@ -17,11 +17,11 @@ from clawstream.projections.audit.comparing import Difference, scratch
 from clawstream.projections.audit.verifying import Audit, Sample, verify
 from clawstream.projections.tables import TOPICS, VOTES, metadata
 from clawstream.projections.write.projector import Projector, in_batches
-from clawstream.projections.write.writer import Writer
+from clawstream.projections.write.writer import TableWriter
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Place, Raw
+from clawstream.stream.log import PartitionId, Raw
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
-from tests.projections import story
+from tests.projections import one_session
 from tests.projections.reading import contents
 
 
@@ -29,7 +29,7 @@ def session(n: int) -> list[Event]:
     """The story's session as the n-th of many."""
     ids = ("session_id", "exchange_id", "turn_id", "feedback_id", "after_exchange_id", "next_exchange_id")
     told: list[Event] = []
-    for event in story.STORY:
+    for event in one_session.ONE_SESSION:
         named = {name: f"{getattr(event, name)}-{n}" for name in ids if hasattr(event, name)}
         if named:
             told.append(replace(event, **named))
@@ -41,7 +41,7 @@ MANY = [event for n in range(40) for event in session(n)]
 
 async def projected(engine: Engine, log: MemoryLog) -> None:
     """Let the projector's own code take all that is on the log and not in the tables."""
-    projector = Projector(Writer(engine), asyncio.Event())
+    projector = Projector(TableWriter(engine), asyncio.Event())
     ends = await log.end_offsets(TOPICS)
     claims = await projector.claim(ends)
     arrived = [
@@ -125,7 +125,7 @@ async def test_a_sample_of_all_keys_finds_what_a_whole_audit_finds_and_another_s
     assert 0 < sum(hits) < len(hits)
 
 
-def tampered(log: MemoryLog, topic: str, offset: int) -> tuple[MemoryLog, Place]:
+def tampered(log: MemoryLog, topic: str, offset: int) -> tuple[MemoryLog, PartitionId]:
     """A log like this one, but for the last byte of one record of the topic's fullest partition; and the partition."""
     place = max(log.broker.places([topic]), key=lambda place: len(log.broker.records(place)))
     other = MemoryBroker()
@@ -187,7 +187,7 @@ class _Slow(MemoryLog):
     meanwhile: Callable[[], object]
 
     async def replay_raw(
-        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+        self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None
     ) -> AsyncGenerator[Sequence[Raw], None]:
         await asyncio.to_thread(self.meanwhile)
         async for raws in super().replay_raw(ranges, key=key):

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.projections.write.chain import BLOCK_OFFSETS, Block, Link, blocks, chain_check, seed
-from clawstream.stream.log import Place, Raw
+from clawstream.projections.write.chain import BLOCK_OFFSETS, ChainBlock, Link, blocks, chain_check, seed
+from clawstream.stream.log import PartitionId, Raw
 from clawstream.stream.records import digest_of
 
-PLACE = Place("topic", 3)
+PLACE = PartitionId("topic", 3)
 _offsets = st.lists(st.integers(0, 5 * BLOCK_OFFSETS), min_size=1, max_size=60, unique=True).map(sorted)
 
 
@@ -20,22 +20,22 @@ def _links(offsets: Sequence[int]) -> list[Link]:
     return [Link(offset, md5(str(offset).encode()).digest()) for offset in offsets]
 
 
-def _recorded(links: Sequence[Link], cuts: Sequence[int] = ()) -> list[Block]:
+def _recorded(links: Sequence[Link], cuts: Sequence[int] = ()) -> list[ChainBlock]:
     """The blocks on record after the links were written in batches, as the database merges them."""
-    by_number: dict[int, Block] = {}
+    by_number: dict[int, ChainBlock] = {}
     chain = seed(PLACE)
     bounds = [0, *sorted(cuts), len(links)]
     for first, end in pairwise(bounds):
         for block in blocks(chain, links[first:end]):
             before = by_number[block.number].marks if block.number in by_number else b""
-            by_number[block.number] = Block(
+            by_number[block.number] = ChainBlock(
                 number=block.number, next_offset=block.next_offset, chain=block.chain, marks=before + block.marks
             )
             chain = block.chain
     return list(by_number.values())
 
 
-def _breaks(links: Sequence[Link], recorded: Sequence[Block], *, begin: int = 0) -> tuple[list[int], int]:
+def _breaks(links: Sequence[Link], recorded: Sequence[ChainBlock], *, begin: int = 0) -> tuple[list[int], int]:
     """The offsets at which a check finds breaks, and how many records it compared."""
     first = links[0].offset if links else 0
     check = chain_check(PLACE, recorded, chain_from=min(first, 0), log_begin=begin)
@@ -83,7 +83,7 @@ def test_a_chain_that_was_rewritten_on_record_is_a_break_of_its_block() -> None:
     links = _links(range(300))
     recorded = _recorded(links)
     block = recorded[1]
-    recorded[1] = Block(number=1, next_offset=block.next_offset, chain=b"x" * 32, marks=block.marks)
+    recorded[1] = ChainBlock(number=1, next_offset=block.next_offset, chain=b"x" * 32, marks=block.marks)
     # The next block does not follow from the chain that stands there now.
     assert _breaks(links, recorded)[0] == [BLOCK_OFFSETS, 2 * BLOCK_OFFSETS]
 

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Engine
 
 from clawstream.events import ExchangeCompleted, FeedbackGiven, FeedbackSource, RequestDelta, TurnType
-from clawstream.projections.look.export import Form, export
-from tests.projections import logs, story
+from clawstream.projections.look.export import FileFormat, export
+from tests.projections import logs, one_session
 from tests.projections.reading import write_all
 
 NAMES = ("conversations", "judgements", "feedback", "samples", "steps", "versions")
@@ -20,7 +20,7 @@ NAMES = ("conversations", "judgements", "feedback", "samples", "steps", "version
 @pytest.fixture
 def told(emptied: Engine) -> None:
     """A database with one short story in it."""
-    write_all(emptied, logs.records(story.STORY))
+    write_all(emptied, logs.records(one_session.ONE_SESSION))
 
 
 def _jsonl(path: Path) -> list[dict[str, Any]]:
@@ -29,29 +29,36 @@ def _jsonl(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("told")
 def test_a_conversation_is_exported_once_whole_and_ready_to_train_on(migrated_url: str, tmp_path: Path) -> None:
-    counts = export(migrated_url, tmp_path, form=Form.JSONL)
+    counts = export(migrated_url, tmp_path, form=FileFormat.JSONL)
     assert (counts["conversations"], counts["judgements"], counts["samples"]) == (1, 1, 1)
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.jsonl" for name in NAMES}
     [conversation] = _jsonl(tmp_path / "conversations.jsonl")
-    said = (story.SYSTEM, story.QUESTION, story.ANSWER, story.COMPLAINT, story.BLOCK, story.SECOND_ANSWER)
+    said = (
+        one_session.SYSTEM,
+        one_session.QUESTION,
+        one_session.ANSWER,
+        one_session.COMPLAINT,
+        one_session.BLOCK,
+        one_session.SECOND_ANSWER,
+    )
     assert conversation["messages"] == [json.loads(message) for message in said]
-    assert (conversation["session_id"], conversation["tools"]) == (story.SESSION, [])
+    assert (conversation["session_id"], conversation["tools"]) == (one_session.SESSION, [])
 
 
 @pytest.mark.usefixtures("told")
 def test_a_judgement_has_its_votes_and_a_sample_its_tokens(migrated_url: str, tmp_path: Path) -> None:
-    export(migrated_url, tmp_path, form=Form.JSONL)
+    export(migrated_url, tmp_path, form=FileFormat.JSONL)
     [judgement] = _jsonl(tmp_path / "judgements.jsonl")
     assert (judgement["score"], judgement["next_state"]) == (-1, "user: No bold, please.")
     assert [vote["score"] for vote in judgement["votes"]] == [1, -1, 1, -1, None]
     [sample] = _jsonl(tmp_path / "samples.jsonl")
-    assert tuple(sample["hinted_prompt_ids"]) == story.SAMPLE.hinted_prompt_ids
+    assert tuple(sample["hinted_prompt_ids"]) == one_session.SAMPLE.hinted_prompt_ids
     assert sample["response_logprobs"] == [-0.5, None]
 
 
 @pytest.mark.usefixtures("told")
 def test_parquet_has_the_same_records_as_jsonl(migrated_url: str, tmp_path: Path) -> None:
-    for form in Form:
+    for form in FileFormat:
         export(migrated_url, tmp_path, form=form)
     for name in NAMES:
         rows = pq.read_table(tmp_path / f"{name}.parquet").to_pylist()
@@ -68,21 +75,26 @@ def test_thumbs_alone_are_exported_with_the_answer_that_they_are_about(
     emptied: Engine, migrated_url: str, tmp_path: Path
 ) -> None:
     thumb = FeedbackGiven(
-        session_id=story.SESSION, feedback_id="f", turn_id=story.FIRST, key_name="me", source=FeedbackSource.PERSON,
-        score=-1.0, text="too long", given_at_ms=1_763_647_200_000,
+        session_id=one_session.SESSION, feedback_id="f", turn_id=one_session.FIRST, key_name="me",
+        source=FeedbackSource.PERSON, score=-1.0, text="too long", given_at_ms=1_763_647_200_000,
     )  # fmt: skip
-    write_all(emptied, logs.records([*story.EXCHANGES, thumb]))
-    assert export(migrated_url, tmp_path, form=Form.JSONL)["judgements"] == 0
+    write_all(emptied, logs.records([*one_session.EXCHANGES, thumb]))
+    assert export(migrated_url, tmp_path, form=FileFormat.JSONL)["judgements"] == 0
     [found] = _jsonl(tmp_path / "feedback.jsonl")
-    assert (found["turn_id"], found["source"], found["score"], found["text"]) == (story.FIRST, "person", -1, "too long")
-    assert found["answer"] == json.loads(story.ANSWER)["content"]
-    assert found["request"] == json.loads(story.QUESTION)["content"]
+    assert (found["turn_id"], found["source"], found["score"], found["text"]) == (
+        one_session.FIRST,
+        "person",
+        -1,
+        "too long",
+    )
+    assert found["answer"] == json.loads(one_session.ANSWER)["content"]
+    assert found["request"] == json.loads(one_session.QUESTION)["content"]
     assert found["given_at"].startswith("2025-11-20")
 
 
 @pytest.mark.usefixtures("told")
 def test_a_step_has_its_samples_and_a_version_its_engines(migrated_url: str, tmp_path: Path) -> None:
-    export(migrated_url, tmp_path, form=Form.JSONL)
+    export(migrated_url, tmp_path, form=FileFormat.JSONL)
     [step] = _jsonl(tmp_path / "steps.jsonl")
     [sample] = _jsonl(tmp_path / "samples.jsonl")
     assert step["sample_ids"] == [sample["sample_id"], "elsewhere"]
@@ -102,18 +114,18 @@ def test_what_postgres_can_not_hold_is_itself_again_in_jsonl(
     )
     odd = logs.example(ExchangeCompleted, turn_type=TurnType.MAIN, session_id="\ud800", request=request)
     write_all(emptied, logs.records([odd]))
-    export(migrated_url, tmp_path, form=Form.JSONL)
+    export(migrated_url, tmp_path, form=FileFormat.JSONL)
     [conversation] = _jsonl(tmp_path / "conversations.jsonl")
     assert conversation["session_id"] == "\ud800"
     assert conversation["messages"][0] == json.loads(messages[0])
-    export(migrated_url, tmp_path, form=Form.PARQUET)
+    export(migrated_url, tmp_path, form=FileFormat.PARQUET)
     assert pq.read_table(tmp_path / "conversations.parquet").num_rows == 1
 
 
-@pytest.mark.parametrize("form", Form)
-def test_nothing_recorded_is_empty_files(emptied: Engine, migrated_url: str, tmp_path: Path, form: Form) -> None:
+@pytest.mark.parametrize("form", FileFormat)
+def test_nothing_recorded_is_empty_files(emptied: Engine, migrated_url: str, tmp_path: Path, form: FileFormat) -> None:
     assert emptied is not None
     assert export(migrated_url, tmp_path / "new", form=form) == dict.fromkeys(NAMES, 0)
     assert {path.name for path in (tmp_path / "new").iterdir()} == {f"{name}.{form}" for name in NAMES}
-    if form is Form.PARQUET:
+    if form is FileFormat.PARQUET:
         assert pq.read_schema(tmp_path / "new" / "samples.parquet").field("prompt_ids").type == pa.list_(pa.int32())

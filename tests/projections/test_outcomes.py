@@ -8,12 +8,14 @@ from sqlalchemy import Engine
 
 from clawstream.events import Event, TurnPaired, TurnsSettled
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
-from tests.projections import story
+from tests.projections import one_session
 from tests.projections.test_audit import audited, projected
 
-FIRST, SECOND, SIDE = story.EXCHANGES
-PAIRED = TurnPaired(session_id=story.SESSION, turn_id=story.FIRST, next_exchange_id=story.SECOND, next_state=(3,))
-SETTLED = TurnsSettled(session_id=story.SESSION, after_exchange_id=story.SIDE, done=False)
+FIRST, SECOND, SIDE = one_session.EXCHANGES
+PAIRED = TurnPaired(
+    session_id=one_session.SESSION, turn_id=one_session.FIRST, next_exchange_id=one_session.SECOND, next_state=(3,)
+)
+SETTLED = TurnsSettled(session_id=one_session.SESSION, after_exchange_id=one_session.SIDE, done=False)
 LATER = replace(FIRST, session_id="another", exchange_id="another-1")
 CHOICES = [replace(LATER, exchange_id=f"another-{number}", choice_of="another-1") for number in (1, 2)]
 
@@ -24,8 +26,8 @@ CHOICES = [replace(LATER, exchange_id=f"another-{number}", choice_of="another-1"
         ([FIRST, SECOND, SIDE, PAIRED], [], []),
         ([FIRST], [], []),
         ([SIDE], [LATER], []),
-        ([FIRST, SECOND, SIDE], [], [story.FIRST]),
-        ([FIRST, SECOND, PAIRED], [LATER], [story.SECOND]),
+        ([FIRST, SECOND, SIDE], [], [one_session.FIRST]),
+        ([FIRST, SECOND, PAIRED], [LATER], [one_session.SECOND]),
         ([FIRST, SECOND, PAIRED, SETTLED], [LATER], []),
         (CHOICES, [], []),
         ([*CHOICES, replace(LATER, exchange_id="another-3")], [], ["another-1", "another-2"]),

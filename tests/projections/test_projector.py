@@ -12,24 +12,24 @@ from clawstream.errors import OperatorError, TryLater
 from clawstream.projections import database
 from clawstream.projections.write import projector
 from clawstream.projections.write.projector import Projector
-from clawstream.projections.write.writer import Writer
-from clawstream.stream.log import Batch, Place
+from clawstream.projections.write.writer import TableWriter
+from clawstream.stream.log import PartitionId, RecordBatch
 from clawstream.stream.stage import Record
-from tests.projections import logs, story
+from tests.projections import logs, one_session
 from tests.projections.reading import contents, empty, write_all
 
-PLACED = logs.records(story.STORY)
+PLACED = logs.records(one_session.ONE_SESSION)
 
 
-def _batch(place: Place, records: Sequence[Record]) -> Batch:
-    return Batch(place=place, records=records, next_offset=records[-1].offset + 1)
+def _batch(place: PartitionId, records: Sequence[Record]) -> RecordBatch:
+    return RecordBatch(place=place, records=records, next_offset=records[-1].offset + 1)
 
 
 BATCHES = [_batch(place, records) for place, records in PLACED.items()]
 
 
 def _projector(engine: Engine) -> Projector:
-    return Projector(Writer(engine), asyncio.Event())
+    return Projector(TableWriter(engine), asyncio.Event())
 
 
 async def test_a_batch_that_was_read_twice_is_written_once_and_its_rest_follows(emptied: Engine) -> None:
@@ -80,7 +80,7 @@ async def test_a_database_that_is_away_is_waited_for_and_nothing_is_lost(
         await _heard("state=waiting_for_database")
         assert not taking.done()
         _admit(postgres_url, engine, True)
-    assert len(contents(engine)["exchanges"]) == len(story.EXCHANGES)
+    assert len(contents(engine)["exchanges"]) == len(one_session.EXCHANGES)
     engine.dispose()
 
 
@@ -116,7 +116,7 @@ def _admit(postgres_url: str, engine: Engine, admitted: bool) -> None:
 async def test_a_stop_ends_the_wait_for_a_database_that_is_away() -> None:
     stop = asyncio.Event()
     engine = database.connect("postgresql://nobody@127.0.0.1:1/none")
-    ours = Projector(Writer(engine), stop)
+    ours = Projector(TableWriter(engine), stop)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         claiming = tasks.create_task(_ends_with_try_later(ours))
         await asyncio.sleep(0)
@@ -132,7 +132,7 @@ async def _ends_with_try_later(ours: Projector) -> None:
 async def test_of_two_projectors_the_newer_writes_and_the_older_gives_the_partition_up(emptied: Engine) -> None:
     older, newer = _projector(emptied), _projector(emptied)
     await older.claim(PLACED)
-    place: Place = min(PLACED)
+    place: PartitionId = min(PLACED)
     await newer.claim([place])
     await older.take(BATCHES)
     table_of_place = contents(emptied)
@@ -170,7 +170,7 @@ async def test_a_partition_that_a_rebuild_took_is_known_from_one_that_a_rival_to
 
 
 async def test_a_rival_that_keeps_a_partition_is_an_operators_error(emptied: Engine) -> None:
-    ours = Projector(Writer(emptied), asyncio.Event(), lost_grace_s=-1.0)
+    ours = Projector(TableWriter(emptied), asyncio.Event(), lost_grace_s=-1.0)
     rival = _projector(emptied)
     await ours.claim(PLACED)
     await rival.claim(PLACED)

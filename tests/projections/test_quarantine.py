@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from clawstream.stream.dead_letters.records import Reason
-from clawstream.stream.dead_letters.rulings import letters
+from clawstream.stream.dead_letters.rulings import dead_letters
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
@@ -115,10 +115,10 @@ async def test_a_session_waits_behind_a_row_that_the_database_refuses_through_au
         assert contents(live) == before
         assert (await audited(url_of(live), log)).ok
 
-        head, *parked = await letters(log)
+        head, *parked = await dead_letters(log)
         assert (head.key, head.reason) == (b"a", Reason.UNUSABLE)
         assert head.error == "UnusableEvent: Postgres refuses its row: CheckViolation (no_a2)"
-        assert [letter.reason for letter in parked] == [Reason.PARKED] * 2
+        assert [dead_letter.reason for dead_letter in parked] == [Reason.PARKED] * 2
         code, _, said = await command(config, "replay", "/".join(map(str, head.id)))
         assert (code, "1 to replay: project" in said) == (0, True), said
         await toys.until(queues.closed(log))

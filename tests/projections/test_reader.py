@@ -14,9 +14,9 @@ from sqlalchemy.engine import make_url
 
 from clawstream.errors import OperatorError
 from clawstream.projections import database, reader
-from clawstream.projections.look.sql import Form, print_query, rows_of
+from clawstream.projections.look.sql import RowFormat, print_query, rows_of
 from clawstream.projections.tables import RELATIONS
-from tests.projections import logs, story
+from tests.projections import logs, one_session
 from tests.projections.reading import contents, write_all
 
 
@@ -68,13 +68,13 @@ ESCAPES = (
 def test_no_query_leaves_the_tables(
     emptied: Engine, migrated_url: str, bystander: psycopg.Connection, tmp_path: Path
 ) -> None:
-    write_all(emptied, logs.records(story.STORY))
+    write_all(emptied, logs.records(one_session.ONE_SESSION))
     before, file = contents(emptied), tmp_path / "made"
     tmp_path.chmod(0o777)
     for escape in ESCAPES:
         query = escape.format(file=file, writer=make_url(migrated_url).username, pid=bystander.info.backend_pid)
         with pytest.raises(OperatorError, match=r"^Postgres refused the query: "):
-            print_query(migrated_url, query, form=Form.CSV, out=io.StringIO())
+            print_query(migrated_url, query, form=RowFormat.CSV, out=io.StringIO())
     assert not file.exists()
     assert bystander.execute("SELECT 1").fetchone() == (1,)
     assert contents(emptied) == before

@@ -22,9 +22,9 @@ from clawstream.projections.rebuild.rebuilding import Rebuilt, rebuild
 from clawstream.projections.rebuild.schemas import BUILDING
 from clawstream.projections.tables import TOPICS, VOTES
 from clawstream.projections.write.projector import Projector, in_batches
-from clawstream.projections.write.writer import Writer
+from clawstream.projections.write.writer import TableWriter
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Place
+from clawstream.stream.log import PartitionId
 from clawstream.stream.memory.memory_log import MemoryLog
 from tests.projections.reading import contents
 from tests.projections.test_audit import MANY, audited, projected, session, tampered
@@ -207,9 +207,9 @@ async def test_old_tables_are_kept_where_wanted_or_where_something_of_others_res
 class _Expired(MemoryLog):
     """A log that has lost the first record of one partition."""
 
-    lost: Place
+    lost: PartitionId
 
-    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
         return await super().begin_offsets(topics) | {self.lost: 1}
 
 
@@ -249,7 +249,7 @@ async def test_a_projector_does_not_go_on_from_a_chain_that_a_rebuild_has_made_a
 ) -> None:
     """As on tables from before there were chains; the one that is started next goes on."""
     done(live, "UPDATE offsets SET chain = NULL, chain_from = NULL", "DELETE FROM chain_blocks")
-    running = Projector(Writer(live), asyncio.Event())
+    running = Projector(TableWriter(live), asyncio.Event())
     starts = await running.claim(await told.end_offsets(TOPICS))
     made = await rebuilt(live, told)
     assert made.overruled == []

@@ -13,15 +13,15 @@ from clawstream.projections.rebuild import rebuilding
 from clawstream.projections.tables import EXCHANGES, VOTES, set_aside
 from clawstream.projections.write import sorting
 from clawstream.projections.write.projector import Projector, in_batches
-from clawstream.projections.write.quarantine import Quarantine
+from clawstream.projections.write.quarantine import ProjectionQuarantine
 from clawstream.projections.write.sorting import GROUP, Release
 from clawstream.projections.write.stage import project
-from clawstream.projections.write.writer import Writer
-from clawstream.stream.dead_letters.records import EXPIRED, Fate, LetterId, Mark, Reason
-from clawstream.stream.log import Arrived, Place, Raw, Start
+from clawstream.projections.write.writer import TableWriter
+from clawstream.stream.dead_letters.records import EXPIRED, DeadLetterId, DeadLetterMark, Fate, Reason
+from clawstream.stream.log import Arrived, PartitionId, Raw, Start
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.failures import FailureRate
-from tests.projections import story
+from tests.projections import one_session
 from tests.projections.quarantined import (
     NONSENSE,
     PLACE,
@@ -75,7 +75,7 @@ async def test_what_a_rebuild_left_out_and_was_released_before_it_ends_has_its_r
 
 
 async def test_who_does_not_own_the_partition_any_more_releases_nothing(emptied: Engine, waiting: MemoryLog) -> None:
-    old, new = Writer(emptied), Writer(emptied)
+    old, new = TableWriter(emptied), TableWriter(emptied)
     claim = old.claim([PLACE])[PLACE]
     ours = new.claim([PLACE])[PLACE]
     made = sorting.rows_of([one async for some in waiting.replay({PLACE: (2, 3)}) for one in some])
@@ -93,9 +93,14 @@ async def test_tables_do_not_move_past_a_record_that_is_not_in_its_queue(emptied
         refused = asyncio.Event()
 
         async def set_aside(
-            self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
+            self,
+            dead_letter_id: DeadLetterId,
+            *,
+            error: Exception,
+            attempt: int = 1,
+            rebuild_offsets: Mapping[str, int] | None = None,
         ) -> None:
-            del letter_id, error, attempt, story
+            del dead_letter_id, error, attempt, rebuild_offsets
             self.refused.set()
             raise TryLater("the queue is away")
 
@@ -116,21 +121,26 @@ async def test_tables_do_not_move_past_a_record_that_is_not_in_its_queue(emptied
 async def test_what_was_decided_before_the_partitions_were_given_anew_is_not_written(
     emptied: Engine,
 ) -> None:
-    """Whoever reads on may know of letters that this decision did not."""
+    """Whoever reads on may know of dead letters that this decision did not."""
 
     class Rebalancing(MemoryLog):
         async def set_aside(
-            self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
+            self,
+            dead_letter_id: DeadLetterId,
+            *,
+            error: Exception,
+            attempt: int = 1,
+            rebuild_offsets: Mapping[str, int] | None = None,
         ) -> None:
-            await super().set_aside(letter_id, error=error, attempt=attempt, story=story)
+            await super().set_aside(dead_letter_id, error=error, attempt=attempt, rebuild_offsets=rebuild_offsets)
             quarantine.end()
             await projector.claim([PLACE])
             await quarantine.begin()
 
     log = Rebalancing(MemoryBroker(partitions=1))
     stop = asyncio.Event()
-    projector = Projector(Writer(emptied), stop)
-    quarantine = Quarantine(projector, log, stop, FailureRate(lambda: 0.0))
+    projector = Projector(TableWriter(emptied), stop)
+    quarantine = ProjectionQuarantine(projector, log, stop, FailureRate(lambda: 0.0))
     await tell(log, [("b", 0), ("a", NONSENSE)])
     read = [one async for some in log.replay({PLACE: (0, 2)}) for one in some]
     await projector.claim([PLACE])
@@ -172,12 +182,12 @@ async def test_nothing_is_decided_before_all_that_stands_in_the_queues_is_known(
 async def test_what_waits_by_the_tables_and_is_in_no_queue_any_more_goes_on_waiting_and_can_be_ruled_about(
     emptied: Engine, migrated_url: str, waiting: MemoryLog
 ) -> None:
-    waiting.broker._partitions[Place(f"{EXCHANGES}.dlq", 0)].clear()  # as its retention does
+    waiting.broker._partitions[PartitionId(f"{EXCHANGES}.dlq", 0)].clear()  # as its retention does
     await waiting.append([exchange("a", 4), exchange("b", 1)])
     async with projecting(migrated_url, waiting):
         await caught_up(emptied, waiting)
         assert exchanges(emptied) == ["a0", "b0", "b1"]
-        found = [(letter.id.offset, letter.reason) for letter in await queues.letters(waiting)]
+        found = [(dead_letter.id.offset, dead_letter.reason) for dead_letter in await queues.dead_letters(waiting)]
         assert found == [(1, Reason.UNDECODABLE), *((offset, Reason.PARKED) for offset in (2, 4, 5))]
         await rule(waiting, True)
         await toys.until(queues.closed(waiting))
@@ -189,7 +199,7 @@ async def test_a_letter_whose_record_the_log_has_lost_is_discarded_and_what_wait
 ) -> None:
     class Expired(MemoryLog):
         async def replay(
-            self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
+            self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
         ) -> AsyncGenerator[Sequence[Arrived], None]:
             async for records in super().replay(ranges, key=key, digest=digest):
                 yield [record for record in records if record.offset > 1]
@@ -199,30 +209,34 @@ async def test_a_letter_whose_record_the_log_has_lost_is_discarded_and_what_wait
         await toys.until(queues.closed(waiting))
     assert exchanges(emptied) == ["a0", "a2", "a3", "b0"]
     assert fates(emptied) == {1: "discarded"}
-    assert (await queues.letters(waiting))[0].because == EXPIRED
+    assert (await queues.dead_letters(waiting))[0].because == EXPIRED
 
 
 async def test_what_waits_on_one_topic_is_used_once_its_first_is_ruled_about_whatever_waits_on_another(
     emptied: Engine, migrated_url: str, waiting: MemoryLog
 ) -> None:
-    votes = [replace(event, session_id="a") for event in story.STORY if isinstance(event, VoteCast)]
+    votes = [replace(event, session_id="a") for event in one_session.ONE_SESSION if isinstance(event, VoteCast)]
     async with projecting(migrated_url, waiting):
         await append_bytes(waiting, VOTES, b"a", b"nonsense", [])
         await waiting.append(votes[:2])
         await caught_up(emptied, waiting)
-        head = LetterId(GROUP, VOTES, 0, 0)
-        await waiting.mark([Mark(id=head, key=b"a", attempt=1, fate=Fate.DISCARD)])
+        head = DeadLetterId(GROUP, VOTES, 0, 0)
+        await waiting.mark([DeadLetterMark(id=head, key=b"a", attempt=1, fate=Fate.DISCARD)])
         await toys.until(_closed_on(VOTES, waiting))
         await waiting.append(votes[2:])
         await caught_up(emptied, waiting)
-        assert {letter.id.topic for letter in await queues.letters(waiting) if letter.waits} == {EXCHANGES}
+        assert {dead_letter.id.topic for dead_letter in await queues.dead_letters(waiting) if dead_letter.waits} == {
+            EXCHANGES
+        }
     assert len(contents(emptied)["votes"]) == len(votes)
     assert exchanges(emptied) == ["a0", "b0"]
 
 
 def _closed_on(topic: str, log: MemoryLog) -> Callable[[], Awaitable[bool]]:
     async def closed() -> bool:
-        return not any(letter.waits for letter in await queues.letters(log) if letter.id.topic == topic)
+        return not any(
+            dead_letter.waits for dead_letter in await queues.dead_letters(log) if dead_letter.id.topic == topic
+        )
 
     return closed
 

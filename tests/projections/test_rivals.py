@@ -8,10 +8,10 @@ import sys
 import pytest
 from sqlalchemy import Engine
 
-from tests.projections import logs, story
+from tests.projections import logs, one_session
 from tests.projections.reading import contents, empty, write_all
 
-PLACED = logs.records(story.STORY)
+PLACED = logs.records(one_session.ONE_SESSION)
 
 
 @pytest.mark.parametrize("fenced", [False, True])

@@ -14,12 +14,12 @@ from clawstream.projections.tables import EXCHANGES, TOPICS
 from clawstream.projections.write.sorting import GROUP
 from clawstream.projections.write.stage import project
 from clawstream.stream.dead_letters.records import Fate, Reason
-from clawstream.stream.dead_letters.rulings import letters, rule
+from clawstream.stream.dead_letters.rulings import dead_letters, rule
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Place
+from clawstream.stream.log import PartitionId
 from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.runner.failures import FEWEST
-from tests.projections import story
+from tests.projections import one_session
 from tests.projections.reading import contents
 from tests.stream.raw import append_bytes
 
@@ -56,13 +56,13 @@ async def test_what_is_on_the_log_is_in_the_tables_and_the_group_has_no_lag(
     emptied: Engine, migrated_url: str, log: KafkaLog
 ) -> None:
     async with projecting(migrated_url, log):
-        await log.append(story.STORY)
+        await log.append(one_session.ONE_SESSION)
         await caught_up(emptied, log)
         while await log.lag(GROUP) != 0:
             await _tick()
     with emptied.connect() as connection:
         [row] = connection.execute(text("SELECT DISTINCT exchange_id FROM lineage WHERE exchange_id IS NOT NULL"))
-    assert row.exchange_id == story.FIRST
+    assert row.exchange_id == one_session.FIRST
     assert await log.lag(GROUP) == 0
 
 
@@ -70,9 +70,9 @@ async def test_a_projector_that_stops_in_the_middle_goes_on_and_a_rebuild_gives_
     emptied: Engine, migrated_url: str, fresh_database_url: str, log: KafkaLog
 ) -> None:
     async with projecting(migrated_url, log):
-        await log.append(story.STORY[:6])
+        await log.append(one_session.ONE_SESSION[:6])
         await caught_up(emptied, log)
-    await log.append(story.STORY[3:])  # three of them for the second time
+    await log.append(one_session.ONE_SESSION[3:])  # three of them for the second time
     async with projecting(migrated_url, log):
         await caught_up(emptied, log)
     database.upgrade(fresh_database_url)
@@ -87,7 +87,7 @@ async def test_a_projector_that_stops_in_the_middle_goes_on_and_a_rebuild_gives_
 async def test_two_projectors_share_the_work_and_write_nothing_twice_or_never(
     emptied: Engine, migrated_url: str, kafka_bootstrap: str, topic_prefix: str, log: KafkaLog
 ) -> None:
-    many = [replace(story.EXCHANGES[0], session_id=f"s{n}", exchange_id=f"x{n}") for n in range(300)]
+    many = [replace(one_session.EXCHANGES[0], session_id=f"s{n}", exchange_id=f"x{n}") for n in range(300)]
     async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as second, projecting(migrated_url, log):
         await log.append(many[:100])
         async with projecting(migrated_url, second):
@@ -117,7 +117,7 @@ async def test_what_another_projector_wrote_while_this_one_waited_for_its_claim_
         async with projecting(migrated_url, log):
             while rival.execute(waiting).first() is None:
                 await _tick()
-            await log.append(story.STORY)
+            await log.append(one_session.ONE_SESSION)
             for place, end in (await log.end_offsets(TOPICS)).items():
                 row = {"topic": place.topic, "partition": place.partition, "end": end}
                 rival.execute(text("INSERT INTO offsets VALUES (:topic, :partition, :end, 1)"), row)
@@ -131,13 +131,13 @@ async def test_a_projector_that_kafka_did_not_answer_when_it_got_its_partitions_
 ) -> None:
     begin_offsets, asked = log.begin_offsets, iter((1, 2))
 
-    async def stumbling(topics: Sequence[str]) -> dict[Place, int]:
+    async def stumbling(topics: Sequence[str]) -> dict[PartitionId, int]:
         if next(asked, None) is not None:
             raise TryLater("Kafka is away")
         return await begin_offsets(topics)
 
     monkeypatch.setattr(log, "begin_offsets", stumbling)
-    await log.append(story.STORY)
+    await log.append(one_session.ONE_SESSION)
     async with projecting(migrated_url, log):
         await caught_up(emptied, log)
     assert next(asked, None) is None
@@ -151,19 +151,19 @@ async def test_a_database_without_the_tables_is_refused(fresh_database_url: str,
 async def test_what_follows_a_record_that_can_not_be_read_waits_and_other_sessions_go_on(
     emptied: Engine, migrated_url: str, log: KafkaLog
 ) -> None:
-    await append_bytes(log, EXCHANGES, story.SESSION.encode(), b"nonsense", [])
+    await append_bytes(log, EXCHANGES, one_session.SESSION.encode(), b"nonsense", [])
     async with projecting(migrated_url, log):
-        await log.append([*story.STORY, replace(story.EXCHANGES[0], session_id="other")])
+        await log.append([*one_session.ONE_SESSION, replace(one_session.EXCHANGES[0], session_id="other")])
         await caught_up(emptied, log)
-        head, *parked = await letters(log)
-        assert (head.id.group, head.key, head.reason) == (GROUP, story.SESSION.encode(), Reason.UNDECODABLE)
-        assert [letter.reason for letter in parked] == [Reason.PARKED] * 4
+        head, *parked = await dead_letters(log)
+        assert (head.id.group, head.key, head.reason) == (GROUP, one_session.SESSION.encode(), Reason.UNDECODABLE)
+        assert [dead_letter.reason for dead_letter in parked] == [Reason.PARKED] * 4
         assert _sessions(emptied) == ["other"]
-        await rule(log, Fate.DISCARD, letter="/".join(map(str, head.id)), stage=None, because="noise")
-        while any(letter.waits for letter in await letters(log)):
+        await rule(log, Fate.DISCARD, dead_letter="/".join(map(str, head.id)), stage=None, because="noise")
+        while any(dead_letter.waits for dead_letter in await dead_letters(log)):
             await _tick()
-    assert _sessions(emptied) == ["other", story.SESSION]
-    assert [letter.fate for letter in await letters(log)] == [Fate.DISCARDED] + [Fate.REPLAYED] * 4
+    assert _sessions(emptied) == ["other", one_session.SESSION]
+    assert [dead_letter.fate for dead_letter in await dead_letters(log)] == [Fate.DISCARDED] + [Fate.REPLAYED] * 4
 
 
 def _sessions(engine: Engine) -> list[str]:
@@ -174,7 +174,7 @@ def _sessions(engine: Engine) -> list[str]:
 async def test_a_flood_of_records_that_can_not_be_read_stops_the_projector_with_all_of_them_in_their_queue(
     emptied: Engine, migrated_url: str, log: KafkaLog
 ) -> None:
-    await log.append([replace(story.EXCHANGES[0], session_id=f"s{n}") for n in range(50)])
+    await log.append([replace(one_session.EXCHANGES[0], session_id=f"s{n}") for n in range(50)])
     for n in range(FEWEST):
         await append_bytes(log, EXCHANGES, f"s{n}".encode(), b"nonsense", [])
     async with asyncio.timeout(60):
@@ -182,9 +182,9 @@ async def test_a_flood_of_records_that_can_not_be_read_stops_the_projector_with_
             OperatorError, match=rf"project set {FEWEST} of the last \d+ records aside within 5 minutes"
         ):
             await project(migrated_url, log, stop=asyncio.Event())
-    assert len(await letters(log)) == FEWEST
+    assert len(await dead_letters(log)) == FEWEST
     async with projecting(migrated_url, log):  # it goes on where it was
-        await log.append([story.EXCHANGES[1]])
+        await log.append([one_session.EXCHANGES[1]])
         await caught_up(emptied, log)
 
 
@@ -194,5 +194,5 @@ async def test_a_few_records_that_can_not_be_read_do_not_stop_it(
     for n in range(FEWEST - 1):
         await append_bytes(log, EXCHANGES, f"s{n}".encode(), b"nonsense", [])
     async with projecting(migrated_url, log):
-        await log.append([story.EXCHANGES[1]])
+        await log.append([one_session.EXCHANGES[1]])
         await caught_up(emptied, log)

@@ -16,8 +16,8 @@ from clawstream.events import Event
 from clawstream.projections.look.summaries import MAX_WORDS, as_dict, line
 from clawstream.projections.look.tail import as_line, in_time_order, start_ms, tail, wanted
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Arrived, Place, Raw, Undecodable
-from tests.projections import logs, story
+from clawstream.stream.log import Arrived, PartitionId, Raw, Undecodable
+from tests.projections import logs, one_session
 
 NOW_MS = 1_763_647_200_000
 
@@ -39,8 +39,8 @@ def test_any_event_is_json_with_every_field(fact: Event) -> None:
 
 
 def test_an_exchange_reads_as_question_and_answer() -> None:
-    assert line(story.EXCHANGES[1]).endswith('"No bold, please." -> "5"')
-    long = logs.example(type(story.EXCHANGES[0]), message=story.message("assistant", "x" * 10_000))
+    assert line(one_session.EXCHANGES[1]).endswith('"No bold, please." -> "5"')
+    long = logs.example(type(one_session.EXCHANGES[0]), message=one_session.message("assistant", "x" * 10_000))
     assert len(line(long)) < 3 * MAX_WORDS
 
 
@@ -76,20 +76,22 @@ def test_an_unknown_topic_is_an_operators_error_that_names_those_there_are() -> 
 
 
 async def test_tail_shows_one_sessions_records_and_ends_where_the_topic_ends(log: KafkaLog) -> None:
-    other = logs.example(type(story.EXCHANGES[0]), session_id="another")
-    await log.append([*story.EXCHANGES, other])
+    other = logs.example(type(one_session.EXCHANGES[0]), session_id="another")
+    await log.append([*one_session.EXCHANGES, other])
     for as_json in (False, True):
         out = io.StringIO()
-        what = wanted("exchanges", session_id=story.SESSION, since="1h", until_end=True, now_ms=_now_ms())
+        what = wanted("exchanges", session_id=one_session.SESSION, since="1h", until_end=True, now_ms=_now_ms())
         await tail(log, what, as_json=as_json, out=out)
         lines = out.getvalue().splitlines()
-        assert len(lines) == len(story.EXCHANGES)
-        assert all(story.SESSION in shown for shown in lines)
-    assert json.loads(lines[0])["event"]["message"] == json.loads(story.ANSWER)
+        assert len(lines) == len(one_session.EXCHANGES)
+        assert all(one_session.SESSION in shown for shown in lines)
+    assert json.loads(lines[0])["event"]["message"] == json.loads(one_session.ANSWER)
 
 
 async def test_what_is_there_is_shown_in_the_order_of_time_over_all_partitions(log: KafkaLog) -> None:
-    said = [logs.example(type(story.EXCHANGES[0]), exchange_id=f"x{n}", session_id=f"s{n % 5}") for n in range(20)]
+    said = [
+        logs.example(type(one_session.EXCHANGES[0]), exchange_id=f"x{n}", session_id=f"s{n % 5}") for n in range(20)
+    ]
     for event in said:
         await log.append([event])
     out = io.StringIO()
@@ -104,7 +106,7 @@ async def test_what_is_there_is_shown_in_the_order_of_time_over_all_partitions(l
 
 
 async def test_after_what_is_there_comes_what_comes_and_nothing_twice(log: KafkaLog) -> None:
-    first, second = (logs.example(type(story.EXCHANGES[0]), exchange_id=name, session_id=name) for name in "ab")
+    first, second = (logs.example(type(one_session.EXCHANGES[0]), exchange_id=name, session_id=name) for name in "ab")
     await log.append([first])
     out = io.StringIO()
     what = wanted("exchanges", session_id=None, since="1h", until_end=False, now_ms=_now_ms())
@@ -135,7 +137,7 @@ async def test_whatever_comes_first_each_partition_keeps_its_order_and_the_older
         ]
         for p, some in enumerate(times)
     ]
-    ranges = {Place("t", p): (0, len(queue)) for p, queue in enumerate(queues) if queue}
+    ranges = {PartitionId("t", p): (0, len(queue)) for p, queue in enumerate(queues) if queue}
 
     async def batches() -> AsyncGenerator[Sequence[Arrived], None]:
         left = [list(queue) for queue in queues if queue]

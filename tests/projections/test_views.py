@@ -36,14 +36,14 @@ from clawstream.events import (
 )
 from clawstream.projections.text import storable_json
 from tests.examples import examples
-from tests.projections import logs, story
+from tests.projections import logs, one_session
 from tests.projections.reading import empty, write_all
 
 
 @pytest.fixture
 def told(emptied: Engine) -> Engine:
     """A database with one short story in it."""
-    write_all(emptied, logs.records(story.STORY))
+    write_all(emptied, logs.records(one_session.ONE_SESSION))
     return emptied
 
 
@@ -109,9 +109,9 @@ def _stored(engine: Engine, messages: tuple[bytes, ...]) -> Any:
         return connection.execute(text("SELECT CAST(:together AS jsonb)"), {"together": together}).scalar()
 
 
-@pytest.mark.parametrize("exchange_id", [story.SECOND, "unheard of"])
+@pytest.mark.parametrize("exchange_id", [one_session.SECOND, "unheard of"])
 def test_a_request_whose_parent_is_missing_is_null_and_not_a_shorter_one(emptied: Engine, exchange_id: str) -> None:
-    write_all(emptied, logs.records(story.EXCHANGES[1:]))
+    write_all(emptied, logs.records(one_session.EXCHANGES[1:]))
     with emptied.connect() as connection:
         found = connection.execute(
             text("SELECT request_messages(:id), request_token_ids(:id)"), {"id": exchange_id}
@@ -120,14 +120,16 @@ def test_a_request_whose_parent_is_missing_is_null_and_not_a_shorter_one(emptied
 
 
 def test_trajectories_tell_each_main_answer_in_order_with_what_came_of_it(told: Engine) -> None:
-    first, second = _rows(told, f"SELECT * FROM trajectories WHERE session_id = '{story.SESSION}' ORDER BY position")
-    assert (first["position"], first["turn_id"]) == (1, story.FIRST)
+    first, second = _rows(
+        told, f"SELECT * FROM trajectories WHERE session_id = '{one_session.SESSION}' ORDER BY position"
+    )
+    assert (first["position"], first["turn_id"]) == (1, one_session.FIRST)
     assert (first["request"], first["answer"]) == ("What is 2 + 3?", "**5**")
     assert first["next_state"] == "user: No bold, please."
     assert (first["pairing"], first["verdict"], first["score"]) == ("paired", "decided", -1)
     assert (first["hint"], first["sample_id"], first["reward"]) == (
         "Answer without bold.",
-        story.SAMPLE.sample_id,
+        one_session.SAMPLE.sample_id,
         -1,
     )
     assert (second["position"], second["request"], second["policy_versions"]) == (2, "No bold, please.", [0, 1])
@@ -138,12 +140,16 @@ def test_turn_scores_put_verdict_votes_hint_sample_and_feedback_side_by_side(tol
     [row] = _rows(told, "SELECT * FROM turn_scores")
     assert row["mean_vote"] == pytest.approx(-1 / 3)
     assert (row["score"], row["num_readable"], row["num_unreadable"]) == (-1, 3, 1)
-    assert (row["sample_id"], row["feedback_score"], row["policy_versions"]) == (story.SAMPLE.sample_id, -1.0, [0])
+    assert (row["sample_id"], row["feedback_score"], row["policy_versions"]) == (
+        one_session.SAMPLE.sample_id,
+        -1.0,
+        [0],
+    )
 
 
 def test_each_revision_of_a_sample_says_whether_it_was_planned_or_came_too_late(emptied: Engine) -> None:
-    def revised(num_feedback: int | None, turn_id: str = story.FIRST, **changes: Any) -> SampleAssembled:
-        return replace(story.SAMPLE, turn_id=turn_id, num_feedback=num_feedback, **changes)
+    def revised(num_feedback: int | None, turn_id: str = one_session.FIRST, **changes: Any) -> SampleAssembled:
+        return replace(one_session.SAMPLE, turn_id=turn_id, num_feedback=num_feedback, **changes)
 
     first, planned, late = revised(None), revised(1, person_reward=1.0, total_reward=0.0), revised(2)
     waits, gone, alone = revised(3, "t2"), revised(2, "t2"), revised(1, "t3", judge=NOBODY, prompt_version=NOBODY)
@@ -151,7 +157,7 @@ def test_each_revision_of_a_sample_says_whether_it_was_planned_or_came_too_late(
     plan = BatchPlanned(
         policy_id="policy", policy_version=1, parent_version=0, sample_ids=(planned.sample_id, alone.sample_id),
         offsets=(), seed=0, settings=b"{}", planned_at_ms=0,
-        turns=(PlannedTurn(turn_id=story.FIRST, judge="judge", prompt_version="v1"),),
+        turns=(PlannedTurn(turn_id=one_session.FIRST, judge="judge", prompt_version="v1"),),
     )  # fmt: skip
     write_all(emptied, logs.records([first, planned, late, gone, waits, alone, after, plan]))
     rows = {row["sample_id"]: row for row in _rows(emptied, "SELECT * FROM sample_revisions")}
@@ -169,9 +175,11 @@ def test_each_revision_of_a_sample_says_whether_it_was_planned_or_came_too_late(
 
 
 def test_trajectories_and_scores_tell_the_newest_revision(emptied: Engine) -> None:
-    older, revised = (replace(story.SAMPLE, num_feedback=heard, total_reward=0.0) for heard in (1, 2))
-    write_all(emptied, logs.records([*story.STORY, revised, older]))
-    [told, _] = _rows(emptied, f"SELECT * FROM trajectories WHERE session_id = '{story.SESSION}' ORDER BY position")
+    older, revised = (replace(one_session.SAMPLE, num_feedback=heard, total_reward=0.0) for heard in (1, 2))
+    write_all(emptied, logs.records([*one_session.ONE_SESSION, revised, older]))
+    [told, _] = _rows(
+        emptied, f"SELECT * FROM trajectories WHERE session_id = '{one_session.SESSION}' ORDER BY position"
+    )
     [scored] = _rows(emptied, "SELECT * FROM turn_scores")
     for row in (told, scored):
         assert (row["sample_id"], row["reward"], row["total_reward"]) == (revised.sample_id, -1, 0.0)
@@ -202,10 +210,12 @@ def test_lineage_walks_from_a_version_to_the_votes_and_the_request_it_learned_fr
         ("score", None),
     ]
     for row in voted:
-        assert row["sample_id"] == story.SAMPLE.sample_id
+        assert row["sample_id"] == one_session.SAMPLE.sample_id
         assert None not in (row["step_id"], row["verdict_id"], row["vote_id"])
-        assert (row["exchange_id"], row["verdict_score"]) == (story.FIRST, -1)
-        assert row["request"] == [json.loads(message) for message in (story.SYSTEM, story.QUESTION, story.BLOCK)]
+        assert (row["exchange_id"], row["verdict_score"]) == (one_session.FIRST, -1)
+        assert row["request"] == [
+            json.loads(message) for message in (one_session.SYSTEM, one_session.QUESTION, one_session.BLOCK)
+        ]
         assert (row["answer"], row["next_state"]) == ("**5**", "user: No bold, please.")
     assert (elsewhere["sample_id"], elsewhere["exchange_id"]) == ("elsewhere", None)
 
@@ -214,12 +224,12 @@ def test_lineage_says_why_a_step_was_rejected_and_nothing_of_one_that_was_taken(
     plan, refused = (
         logs.example(kind, policy_id="policy", policy_version=2, **said)
         for kind, said in (
-            (BatchPlanned, {"sample_ids": (story.SAMPLE.sample_id,)}),
+            (BatchPlanned, {"sample_ids": (one_session.SAMPLE.sample_id,)}),
             (PolicyRejected, {"reason": "an engine has no room"}),
         )
     )
     rejected = logs.example(StepRejected, policy_id="policy", policy_version=2, reason="it looped")
-    write_all(emptied, logs.records([*story.STORY, plan, refused, rejected]))
+    write_all(emptied, logs.records([*one_session.ONE_SESSION, plan, refused, rejected]))
 
     found = {
         (row["policy_version"], row["step_id"] is not None, row["rejected"])
@@ -247,47 +257,52 @@ def test_each_step_of_a_group_has_its_advantage_or_why_it_has_none(emptied: Engi
 
 def test_a_sample_of_an_answer_given_anew_is_told_apart_and_shows_that_answer(emptied: Engine) -> None:
     given = logs.example(
-        AnswerRefreshed, session_id=story.SESSION, turn_id=story.FIRST, number=1, policy_id="policy",
+        AnswerRefreshed, session_id=one_session.SESSION, turn_id=one_session.FIRST, number=1, policy_id="policy",
         versions=(VersionSpan(policy_version=1, num_tokens=2),), output_ids=(5, 6), output_logprobs=(-0.5, -0.25),
-        message=story.message("assistant", "5, anew"), error=None,
+        message=one_session.message("assistant", "5, anew"), error=None,
     )  # fmt: skip
-    anew = replace(story.SAMPLE, reward=None, total_reward=None, refreshed_id=given.event_id)
+    anew = replace(one_session.SAMPLE, reward=None, total_reward=None, refreshed_id=given.event_id)
     plan = logs.example(BatchPlanned, policy_id="policy", policy_version=2, sample_ids=(anew.sample_id,), replay=None)
-    write_all(emptied, logs.records([*story.STORY, given, anew, plan]))
+    write_all(emptied, logs.records([*one_session.ONE_SESSION, given, anew, plan]))
 
     lineage = _rows(emptied, "SELECT * FROM lineage WHERE question = 'hint' ORDER BY policy_version")
     assert [(row["answer"], row["refreshed_answer"]) for row in lineage] == [("**5**", None), ("**5**", "5, anew")]
     assert [row["refreshed_id"] for row in lineage] == [None, given.event_id]
     revisions = _rows(emptied, "SELECT standing, refreshed_id FROM sample_revisions ORDER BY refreshed_id NULLS FIRST")
     assert [tuple(one.values()) for one in revisions] == [("planned", None), ("planned", given.event_id)]
-    [told, _] = _rows(emptied, f"SELECT * FROM trajectories WHERE session_id = '{story.SESSION}' ORDER BY position")
+    [told, _] = _rows(
+        emptied, f"SELECT * FROM trajectories WHERE session_id = '{one_session.SESSION}' ORDER BY position"
+    )
     [scored] = _rows(emptied, "SELECT * FROM turn_scores")
-    assert {told["sample_id"], scored["sample_id"]} == {story.SAMPLE.sample_id}
+    assert {told["sample_id"], scored["sample_id"]} == {one_session.SAMPLE.sample_id}
 
 
 def test_a_prompt_that_was_to_be_answered_anew_says_what_came_of_it(emptied: Engine) -> None:
     def given(turn: str, number: int, error: str | None = None) -> AnswerRefreshed:
         anew: AnswerRefreshed = logs.example(
-            AnswerRefreshed, session_id=story.SESSION, turn_id=turn, number=number, versions=(), output_ids=(),
-            output_logprobs=(), message=None if error else story.message("assistant", "5, anew"), error=error,
+            AnswerRefreshed, session_id=one_session.SESSION, turn_id=turn, number=number, versions=(), output_ids=(),
+            output_logprobs=(), message=None if error else one_session.message("assistant", "5, anew"), error=error,
         )  # fmt: skip
         return anew
 
-    sampled, cut = given(story.FIRST, FOR_A_LATE_SAMPLE), given(story.FIRST, 1)
-    sample = replace(story.SAMPLE, reward=None, total_reward=None, refreshed_id=sampled.event_id)
+    sampled, cut = given(one_session.FIRST, FOR_A_LATE_SAMPLE), given(one_session.FIRST, 1)
+    sample = replace(one_session.SAMPLE, reward=None, total_reward=None, refreshed_id=sampled.event_id)
     refused = logs.example(
-        SampleRefused, session_id=story.SESSION, turn_id=story.FIRST, reason=RefusalReason.TRUNCATED,
+        SampleRefused, session_id=one_session.SESSION, turn_id=one_session.FIRST, reason=RefusalReason.TRUNCATED,
         refreshed_id=cut.event_id,
     )  # fmt: skip
-    asks = [logs.example(RefreshAsked, session_id=story.SESSION, turn_id=turn) for turn in (story.FIRST, "waits")]
+    asks = [
+        logs.example(RefreshAsked, session_id=one_session.SESSION, turn_id=turn)
+        for turn in (one_session.FIRST, "waits")
+    ]
     write_all(emptied, logs.records([*asks, sampled, cut, given("broken", 0, "too long"), sample, refused]))
     rows = _rows(emptied, "SELECT * FROM refreshed_outcomes ORDER BY turn_id, number")
     told = {
         (row["turn_id"], row["number"]): (row["answer"], row["sample_id"], row["no_sample_because"]) for row in rows
     }
     assert told == {
-        (story.FIRST, 0): ("5, anew", sample.sample_id, None),
-        (story.FIRST, 1): ("5, anew", None, "truncated"),
+        (one_session.FIRST, 0): ("5, anew", sample.sample_id, None),
+        (one_session.FIRST, 1): ("5, anew", None, "truncated"),
         ("broken", 0): (None, None, "too long"),
         ("waits", 0): (None, None, "not answered yet"),
     }
@@ -304,33 +319,33 @@ def test_a_session_counts_its_exchanges_once_and_says_how_it_ended(told: Engine)
 
 def test_the_latency_of_a_row_is_the_commit_after_the_answer(told: Engine) -> None:
     rows = _rows(told, "SELECT row_ms FROM exchange_latency")
-    assert len(rows) == len(story.EXCHANGES)
+    assert len(rows) == len(one_session.EXCHANGES)
     assert all(row["row_ms"] > 0 for row in rows)
 
 
 def test_a_session_shows_an_answer_that_was_stopped_with_what_was_sent_of_it(emptied: Engine) -> None:
     stopped = logs.example(
         ExchangeFailed,
-        session_id=story.SESSION,
+        session_id=one_session.SESSION,
         exchange_id="stopped",
         turn_type=TurnType.MAIN,
-        request=story.EXCHANGES[0].request,
-        message=story.message("assistant", "and so on and"),
+        request=one_session.EXCHANGES[0].request,
+        message=one_session.message("assistant", "and so on and"),
     )
     unsent = replace(stopped, exchange_id="unsent", message=None)
     paired = TurnPaired(
-        session_id=story.SESSION,
+        session_id=one_session.SESSION,
         turn_id="stopped",
-        next_exchange_id=story.SECOND,
+        next_exchange_id=one_session.SECOND,
         next_state=(3,),
         interrupted=True,
     )
-    write_all(emptied, logs.records((story.EXCHANGES[0], stopped, unsent, story.EXCHANGES[1], paired)))
+    write_all(emptied, logs.records((one_session.EXCHANGES[0], stopped, unsent, one_session.EXCHANGES[1], paired)))
     rows = _rows(
         emptied, "SELECT turn_id, answer, next_state, pairing, interrupted FROM trajectories ORDER BY position"
     )
     assert [tuple(row.values()) for row in rows] == [
-        (story.FIRST, "**5**", None, None, False),
+        (one_session.FIRST, "**5**", None, None, False),
         ("stopped", "and so on and", "user: No bold, please.", "paired", True),
-        (story.SECOND, "5", None, None, False),
+        (one_session.SECOND, "5", None, None, False),
     ]

@@ -9,11 +9,11 @@ from sqlalchemy import Engine, text
 
 from clawstream.events import Event, SessionDone, TurnOrphaned, TurnPaired
 from clawstream.events.turns import OrphanReason
-from clawstream.projections.write.chain import Block
+from clawstream.projections.write.chain import ChainBlock
 from clawstream.projections.write.rows import TABLE_OF
 from clawstream.projections.write.sorting import UnusableRecords
-from clawstream.projections.write.writer import _LINKED, Claim, Writer, _linked
-from clawstream.stream.log import Place
+from clawstream.projections.write.writer import _LINKED, PartitionClaim, TableWriter, _linked
+from clawstream.stream.log import PartitionId
 from tests.chaos.reading import marked_twice
 from tests.examples import examples
 from tests.projections import logs
@@ -45,7 +45,7 @@ def test_any_cut_into_batches_any_crash_and_any_redelivery_give_the_rows_of_one_
 
     empty(migrated)
     while True:
-        writer = Writer(migrated)  # a new owner, after a crash
+        writer = TableWriter(migrated)  # a new owner, after a crash
         claims = writer.claim(placed)
         left = {place: some for place in placed if (some := rest(placed[place], claims[place]))}
         if not left:
@@ -91,7 +91,7 @@ def test_the_first_record_of_a_fact_stays_whatever_a_later_one_says(emptied: Eng
 def test_a_second_writer_fences_the_first_and_nothing_of_the_first_is_written(emptied: Engine) -> None:
     facts = [SessionDone(session_id="s", after_exchange_id="x")]
     [(place, records)] = logs.records(facts).items()
-    old, new = Writer(emptied), Writer(emptied)
+    old, new = TableWriter(emptied), TableWriter(emptied)
     old_claim = old.claim([place])[place]
     new_claim = new.claim([place])[place]
     assert new_claim.epoch > old_claim.epoch
@@ -105,10 +105,10 @@ def test_a_batch_with_one_lost_partition_writes_none_of_the_others(emptied: Engi
     done = [SessionDone(session_id=name, after_exchange_id=None) for name in "abcdef"]
     placed = logs.records(done)
     assert len(placed) > 1
-    old = Writer(emptied)
+    old = TableWriter(emptied)
     claims = old.claim(placed)
     taken = min(placed)
-    Writer(emptied).claim([taken])
+    TableWriter(emptied).claim([taken])
     batch = [slice_of(place, claims[place], placed[place]) for place in placed]
     assert old.write(batch) == {taken}
     assert contents(emptied)["session_ends"] == []
@@ -119,13 +119,13 @@ def test_a_batch_with_one_lost_partition_writes_none_of_the_others(emptied: Engi
 def test_rows_and_offset_stand_or_fall_together(emptied: Engine) -> None:
     orphan = TurnOrphaned(session_id="s", turn_id="t", next_exchange_id="n", reason=OrphanReason.RESET)
     [(place, records)] = logs.records([orphan]).items()
-    writer = Writer(emptied)
+    writer = TableWriter(emptied)
     claim = writer.claim([place])[place]
     part = slice_of(place, claim, records)
     broken = part.rows[0]._replace(cells=("not a uuid", *part.rows[0].cells[1:]))
     with pytest.raises(UnusableRecords, match="InvalidTextRepresentation"):
         writer.write([dataclasses.replace(part, rows=[part.rows[0], broken])])
-    assert writer.claim([place])[place] == Claim(next_offset=0, epoch=claim.epoch + 1)
+    assert writer.claim([place])[place] == PartitionClaim(next_offset=0, epoch=claim.epoch + 1)
     assert contents(emptied)["turns"] == []
 
 
@@ -134,9 +134,9 @@ def test_what_was_written_twice_is_marked_twice_in_the_books_as_the_chaos_rig_re
     marks = [bytes((at, *b"mark")) for at in (0, 1, 127)]
     found = []
     for added in (marks, marks[1:]):
-        block = Block(number=2, next_offset=384, chain=b"chain", marks=b"".join(added))
+        block = ChainBlock(number=2, next_offset=384, chain=b"chain", marks=b"".join(added))
         with migrated.begin() as connection:
-            connection.connection.cursor().execute(_LINKED, _linked(Place("clawstream.exchanges.v1", 3), block))
+            connection.connection.cursor().execute(_LINKED, _linked(PartitionId("clawstream.exchanges.v1", 3), block))
         found.append(marked_twice(migrated.url.render_as_string(hide_password=False)))
     empty(migrated)
 

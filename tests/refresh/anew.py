@@ -11,7 +11,7 @@ from clawstream.events import (
     SampleAssembled,
     VersionSpan,
 )
-from clawstream.refresh.asking import Ask
+from clawstream.refresh.asking import RefreshRequest
 from tests.sessions import tokens
 
 HINT = {
@@ -25,9 +25,9 @@ class Anew:
 
     def __init__(self, bad: int = 1000) -> None:
         self.bad = bad
-        self.asked: list[Ask] = []
+        self.asked: list[RefreshRequest] = []
 
-    async def answer(self, ask: Ask) -> list[Event]:
+    async def answer(self, ask: RefreshRequest) -> list[Event]:
         self.asked.append(ask)
         said = tokens(f"{ask.seeded.seed} to {len(ask.prompt_ids)}".encode())
         answered = AnswerRefreshed(
@@ -46,7 +46,7 @@ class Anew:
         )
         return [answered]
 
-    def give_up(self, ask: Ask, why: str) -> list[Event]:
+    def give_up(self, ask: RefreshRequest, why: str) -> list[Event]:
         none = AnswerRefreshed(
             session_id=ask.session_id, turn_id=ask.turn_id, number=ask.number, policy_id="policy",
             sampling=ask.seeded, versions=(), message=None, output_ids=(), output_logprobs=(), finish_reason=None,

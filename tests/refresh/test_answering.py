@@ -12,18 +12,20 @@ from clawstream.errors import NotYet, TryLater
 from clawstream.events import AnswerRefreshed, FinishReason, Sampling, Shaping, VersionSpan
 from clawstream.inference.engines.adapters import cache_key
 from clawstream.inference.engines.dialect import Call
-from clawstream.inference.engines.scripted import Answer, Fault, ScriptedBackend, counting, serving
+from clawstream.inference.engines.scripted import Fault, ScriptedAnswer, ScriptedBackend, counting, serving
 from clawstream.inference.engines.service import Generation
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.refresh.answering import Refresher
-from clawstream.refresh.asking import Ask
+from clawstream.refresh.asking import RefreshRequest
 from clawstream.rendering.renderer import ParsedAnswer
 from tests.gateway.test_replicas import Cached
 
 PROMPT = (5, 6, 7)
 STOP = 2
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=5, max_tokens=64, seed=3, stop=())
-ASK = Ask(session_id="s", turn_id="t", number=1, policy_id="policy", prompt_ids=PROMPT, sampling=SAMPLING, at_ms=0)
+ASK = RefreshRequest(
+    session_id="s", turn_id="t", number=1, policy_id="policy", prompt_ids=PROMPT, sampling=SAMPLING, at_ms=0
+)
 
 
 class Numbers:
@@ -51,11 +53,11 @@ async def asked(*backends: ScriptedBackend) -> AsyncIterator[Refresher]:
 
 def backend(version: str = "4") -> ScriptedBackend:
     """An engine that says 9, 8 and stops."""
-    said = Answer(token_ids=(9, 8, STOP), logprobs_nats=(-0.5, -0.25, -1.0))
+    said = ScriptedAnswer(token_ids=(9, 8, STOP), logprobs_nats=(-0.5, -0.25, -1.0))
     return ScriptedBackend(script=lambda _: said, version=version)
 
 
-async def answer(refresher: Refresher, ask: Ask = ASK) -> AnswerRefreshed:
+async def answer(refresher: Refresher, ask: RefreshRequest = ASK) -> AnswerRefreshed:
     [event] = await refresher.answer(ask)
     assert isinstance(event, AnswerRefreshed)
     return event

@@ -26,10 +26,10 @@ from clawstream.events import (
 )
 from clawstream.refresh.asking import NOTHING, observe
 from clawstream.refresh.stage import refresh_stage
-from clawstream.samples.joining import Rules
+from clawstream.samples.joining import SampleRules
 from clawstream.samples.joining import observe as joined
 from clawstream.samples.session import MAX_UNPLACED
-from clawstream.samples.session import Session as State
+from clawstream.samples.session import JoiningState as State
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from tests.examples import examples
 from tests.flow import Flow, Oracle, Tutor, now
@@ -161,7 +161,7 @@ def test_answers_to_prompts_that_are_not_there_are_bounded_and_the_oldest_is_for
     given_: Event
     for number in range(MAX_UNPLACED + 3):
         [given_] = now(Anew().answer(replace(ask, turn_id=f"nowhere-{number}")))
-        state, _, _ = joined(state, given_, Rules(Letters()))
+        state, _, _ = joined(state, given_, SampleRules(Letters()))
     assert state is not None
     assert list(state.refreshed) == [f"nowhere-{number}" for number in range(3, MAX_UNPLACED + 3)]
 
@@ -228,7 +228,7 @@ def test_any_interleaving_and_any_restart_gives_the_same_answers_and_one_sample_
 ) -> None:
     events = rated(conversation(["ask", *moves]), thumbs)  # type: ignore[arg-type]
 
-    def lived(rng: random.Random | None, restarts: float = 0.0) -> Flow:
+    def run_through(rng: random.Random | None, restarts: float = 0.0) -> Flow:
         flow = Flow(anew=Anew(bad + 1), answers_per_hint=answers, teacher=Tutor() if taught else None)
         flow.run(events, rng, restarts=restarts)
         # Which of a turn's revisions there are depends on what came between; the first and the last are always there.
@@ -236,7 +236,7 @@ def test_any_interleaving_and_any_restart_gives_the_same_answers_and_one_sample_
         flow.run([too_late(one) for one in hinted.values()], rng, restarts=restarts)
         return flow
 
-    calm, wild = lived(None), lived(random.Random(seed), 0.15)
+    calm, wild = run_through(None), run_through(random.Random(seed), 0.15)
     found = {one.event_id: one for one in wild.log.of(AnswerRefreshed)}
     assert found == {one.event_id: one for one in calm.log.of(AnswerRefreshed)}
     samples = of_anew(wild.log.first_by_id(SAMPLES).values())

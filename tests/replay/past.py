@@ -14,7 +14,7 @@ from clawstream.events import (
     TurnType,
 )
 from tests.projections.logs import example
-from tests.projections.story import message
+from tests.projections.one_session import message
 
 POLICY = "policy"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from clawstream.cli.replaying.replay import work_on
 from clawstream.config import load
 from clawstream.events import VotesFrom
-from clawstream.replay.running import Wanted
+from clawstream.replay.running import ReplayRequest
 from clawstream.stream.kafka.kafka_log import KafkaLog
 
 
@@ -19,7 +19,7 @@ async def main(settings_file: Path, name: str, num_workers: int, judge: str | No
     assert settings.kafka.bootstrap is not None
     async with KafkaLog.connect(settings.kafka.bootstrap, prefix=settings.kafka.prefix) as log:
         votes_from = VotesFrom.LOG if judge is None else VotesFrom.NEW
-        wanted = Wanted(name=name, since=None, until=None, session_id=None, votes_from=votes_from, judge=judge)
+        wanted = ReplayRequest(name=name, since=None, until=None, session_id=None, votes_from=votes_from, judge=judge)
         ended = await work_on(settings, log, wanted, num_workers=num_workers, rate=None)
     sys.stdout.write(json.dumps(asdict(ended)))
 

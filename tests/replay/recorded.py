@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from clawstream.config import JudgeSettings, Settings
 from clawstream.events import Event, ReplayEnded, ReplayStarted, VotesFrom
 from clawstream.judging.stage import Judge
-from clawstream.replay.running import Wanted, begin, shares, work_through
+from clawstream.replay.running import ReplayRequest, begin, shares, work_through
 from clawstream.replay.stages import hosted
-from clawstream.replay.work import Outcome, Worker
-from clawstream.stream.log import Outgoing, Place
+from clawstream.replay.work import ReplayWorker, WorkerResult
+from clawstream.stream.log import Outgoing, PartitionId
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import replay_topic, replay_topics
@@ -21,7 +21,9 @@ OUTPUTS = (TURNS, VERDICTS, HINTS, SAMPLES)
 SETTINGS = Settings(judge=JudgeSettings(votes=3))
 
 
-def lived(events: Iterable[Event], seed: int, judge: Oracle | None = None, *, teacher: Tutor | None = None) -> Flow:
+def run_through(
+    events: Iterable[Event], seed: int, judge: Oracle | None = None, *, teacher: Tutor | None = None
+) -> Flow:
     """What the live stages make of the exchanges, in any order."""
     flow = Flow(judge, teacher=teacher)
     flow.run(events, random.Random(seed))
@@ -38,24 +40,24 @@ async def written(flow: Flow, partitions: int) -> MemoryLog:
 
 def wanted(
     name: str = "again", *, votes_from: VotesFrom = VotesFrom.LOG, judge: str | None = None, session: str | None = None
-) -> Wanted:
-    return Wanted(name=name, since=None, until=None, session_id=session, votes_from=votes_from, judge=judge)
+) -> ReplayRequest:
+    return ReplayRequest(name=name, since=None, until=None, session_id=session, votes_from=votes_from, judge=judge)
 
 
 async def work(
     log: MemoryLog, started: ReplayStarted, *, workers: int = 1, judge: Judge | None = None
-) -> Sequence[Outcome]:
+) -> Sequence[WorkerResult]:
     """Each worker's share, at the same time."""
     partitions = 1 + max(part.partition for part in started.ranges)
     log.broker.create(replay_topics(started.replay, partitions=partitions, retention_ms=1000))
     stages, asking = hosted(SETTINGS, started, Letters(), judge)
-    running = [Worker(started, log, stages, judging=asking).run(share) for share in shares(started, workers)]
+    running = [ReplayWorker(started, log, stages, judging=asking).run(share) for share in shares(started, workers)]
     return await asyncio.gather(*running)
 
 
 async def replayed(
     log: MemoryLog,
-    what: Wanted | None = None,
+    what: ReplayRequest | None = None,
     *,
     workers: int = 1,
     judge: Judge | None = None,
@@ -78,7 +80,7 @@ async def said(log: MemoryLog, topics: Sequence[str]) -> dict[str, dict[str, Eve
     return found
 
 
-def raw(log: MemoryLog, places: Iterable[Place]) -> dict[Place, list[bytes | None]]:
+def raw(log: MemoryLog, places: Iterable[PartitionId]) -> dict[PartitionId, list[bytes | None]]:
     """The bytes on each partition."""
     return {place: [record.value for record in log.broker.records(place)] for place in places}
 

@@ -6,12 +6,12 @@ import pytest
 
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, Settings, TrainingSettings
 from clawstream.errors import OperatorError
-from clawstream.replay.again import Past, Version, asked, chosen, pairs
+from clawstream.replay.again import LocalVersion, PastRequest, asked, chosen, pairs
 from clawstream.training.step.trainer import Trainer
 from tests.engine.tiny_model import make_model
 from tests.training import tiny
 
-REQUESTS = [Past(turn_id=f"t{i}", request="?", prompt_ids=tuple(range(40 + i, 60 + i))) for i in range(3)]
+REQUESTS = [PastRequest(turn_id=f"t{i}", request="?", prompt_ids=tuple(range(40 + i, 60 + i))) for i in range(3)]
 
 
 @pytest.mark.timeout(240)
@@ -27,8 +27,8 @@ async def test_the_same_version_says_the_same_twice_and_one_that_learned_says_so
         gateway=GatewaySettings(default_max_tokens=12),
     )
     wanted = [
-        Version(number=0, path=base, adapter=False),
-        Version(number=1, path=tmp_path / "v000001", adapter=True),
+        LocalVersion(number=0, path=base, adapter=False),
+        LocalVersion(number=1, path=tmp_path / "v000001", adapter=True),
     ]
     told: list[None] = []
 
@@ -44,7 +44,7 @@ async def test_the_same_version_says_the_same_twice_and_one_that_learned_says_so
 
 
 def test_a_version_that_is_gone_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
-    found = {number: Version(number=number, path=tmp_path, adapter=False) for number in (0, 7)}
+    found = {number: LocalVersion(number=number, path=tmp_path, adapter=False) for number in (0, 7)}
     assert chosen(found, None, default=7).number == 7
     with pytest.raises(OperatorError, match=r"version 3 is not on this machine's disk; there are 0, 7"):
         chosen(found, 3, default=7)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.cli.learning.real import UNRELATED
-from clawstream.replay.blind import Choice, Pair, Tally, Task, tally
+from clawstream.replay.blind import Choice, Pair, PreferenceCounts, UnrelatedTask, tally
 from tests.replay.unrelated import RIGHT
 
 PAIR = Pair(turn_id="t", request="?", before="old", after="new", after_first=False)
@@ -27,11 +27,11 @@ def test_a_choice_is_for_whoever_said_what_was_chosen(after_first: bool, letter:
     ("after", "before", "p"), [(5, 0, 0.0625), (0, 5, 0.0625), (8, 2, 0.109375), (3, 3, 1.0), (1, 0, 1.0)]
 )
 def test_how_likely_chance_is_to_be_as_clear_is_that_of_the_sign_test(after: int, before: int, p: float) -> None:
-    assert Tally(after=after, before=before, equal=9).chance == pytest.approx(p)
+    assert PreferenceCounts(after=after, before=before, equal=9).chance == pytest.approx(p)
 
 
 def test_no_choice_says_nothing_of_chance() -> None:
-    assert Tally(equal=3).chance is None
+    assert PreferenceCounts(equal=3).chance is None
 
 
 @given(st.lists(st.sampled_from(Choice)))
@@ -43,7 +43,7 @@ def test_every_choice_is_counted_once(choices: list[Choice]) -> None:
 
 
 def test_unrelated_tasks_take_a_right_answer_and_no_other_task_s() -> None:
-    tasks = [Task(**task) for task in json.loads(Path(UNRELATED).read_text())]
+    tasks = [UnrelatedTask(**task) for task in json.loads(Path(UNRELATED).read_text())]
     assert len(tasks) == len(RIGHT)
     for number, task in enumerate(tasks):
         assert task.accepts(f"I think it is {RIGHT[number]}."), task.question

@@ -9,7 +9,7 @@ from clawstream.replay.running import begin
 from clawstream.stream.topics import replay_topic
 from tests.examples import examples
 from tests.flow import Log, Oracle
-from tests.replay.recorded import SETTINGS, lived, replayed, said, wanted, work, written
+from tests.replay.recorded import SETTINGS, replayed, run_through, said, wanted, work, written
 from tests.samples.test_feedback import BAD, THUMBS, asked_twice, place, rated
 from tests.samples.test_flow import MOVES, SEEDS, conversation
 from tests.sessions import SAMPLES
@@ -35,7 +35,7 @@ def test_a_replay_of_recorded_votes_comes_to_the_sample_that_holds_of_each_turn(
     moves: list[str], thumbs: list[tuple[float, int, float | None, FeedbackSource]], seed: int
 ) -> None:
     moves = ["ask", *(move for move in moves if move != "done"), "done"]
-    flow = lived(rated(conversation(moves), thumbs), seed)
+    flow = run_through(rated(conversation(moves), thumbs), seed)
 
     async def again() -> dict[str, Event]:
         log = await written(flow, partitions=1 + seed % 3)
@@ -49,7 +49,7 @@ def test_a_replay_of_recorded_votes_comes_to_the_sample_that_holds_of_each_turn(
 
 
 async def test_a_late_thumb_is_in_the_one_sample_that_a_replay_makes_of_its_turn() -> None:
-    flow = lived(asked_twice(after=[(0, 1.0), (0, -1.0)]), 0, Oracle(BAD))
+    flow = run_through(asked_twice(after=[(0, 1.0), (0, -1.0)]), 0, Oracle(BAD))
     log = await written(flow, 3)
     await replayed(log)
     [sample] = [one for one in (await said(log, [AGAIN]))[AGAIN].values() if isinstance(one, SampleAssembled)]
@@ -57,7 +57,7 @@ async def test_a_late_thumb_is_in_the_one_sample_that_a_replay_makes_of_its_turn
 
 
 async def test_a_replay_keeps_the_weights_that_it_began_with() -> None:
-    log = await written(lived(asked_twice(after=[(0, 1.0)]), 0, Oracle(BAD)), 1)
+    log = await written(run_through(asked_twice(after=[(0, 1.0)]), 0, Oracle(BAD)), 1)
     then = SETTINGS.rewards.model_copy(update={"person": 0.25})
     started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, then)
     assert started.reward_weights == RewardWeights(person=0.25)

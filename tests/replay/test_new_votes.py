@@ -10,7 +10,7 @@ from clawstream.replay.reporting import compared
 from clawstream.replay.running import begin
 from clawstream.stream.memory.memory_log import MemoryLog
 from tests.flow import Oracle
-from tests.replay.recorded import OUTPUTS, SETTINGS, lived, own, replayed, said, wanted, work, written
+from tests.replay.recorded import OUTPUTS, SETTINGS, own, replayed, run_through, said, wanted, work, written
 from tests.samples.test_flow import GOOD, conversation
 from tests.sessions import SAMPLES, VERDICTS, VOTES
 
@@ -43,7 +43,7 @@ async def asked(log: MemoryLog, judge: Oracle) -> ReplayEnded:
 async def test_another_judge_gives_what_it_would_have_given_live() -> None:
     judge = Oracle()
     judge.name = "another@test"
-    flow, other = lived(people(), 1, Oracle(GOOD)), lived(people(), 2, judge)
+    flow, other = run_through(people(), 1, Oracle(GOOD)), run_through(people(), 2, judge)
     log = await written(flow, 3)
     ended = await asked(log, judge)
     found = await said(log, [own(topic, "new") for topic in OUTPUTS])
@@ -53,7 +53,7 @@ async def test_another_judge_gives_what_it_would_have_given_live() -> None:
 
 
 async def test_a_killed_replay_asks_for_no_vote_twice_and_keeps_to_those_it_has() -> None:
-    log = await written(lived(people(), 1), 3)
+    log = await written(run_through(people(), 1), 3)
     started, _ = await begin(log, NEW, SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
     with pytest.raises(BaseExceptionGroup):
         await work(log, started, judge=Fickle(patience=20))
@@ -80,7 +80,7 @@ async def test_a_killed_replay_asks_for_no_vote_twice_and_keeps_to_those_it_has(
 
 
 async def test_a_comparison_reads_both_sides_and_what_they_cost() -> None:
-    log = await written(lived(people(), 1, Oracle(GOOD)), 3)
+    log = await written(run_through(people(), 1, Oracle(GOOD)), 3)
     judge = Fickle()
     await asked(log, judge)
     found = (await compared(log, (await Registry.read(log)).started["new"])).figures()
@@ -93,7 +93,7 @@ async def test_a_comparison_reads_both_sides_and_what_they_cost() -> None:
 
 
 async def test_a_pointer_goes_forth_and_back() -> None:
-    log = await written(lived(people(), 1), 3)
+    log = await written(run_through(people(), 1), 3)
     with pytest.raises(ConfigError, match="there is no replay 'one'"):
         await promote(log, "one", policy_id="policy", now_ms=1)
     await replayed(log, wanted("one"))

@@ -32,12 +32,12 @@ pytestmark = pytest.mark.timeout(300)  # each worker is a process that loads a t
 @pytest.fixture
 async def recorded(kafka_bootstrap: str, topic_prefix: str, tmp_path: Path) -> AsyncIterator[tuple[Settings, KafkaLog]]:
     """An installation's settings and its log, with sessions that were judged."""
-    async with lived(kafka_bootstrap, topic_prefix, demo_model(tmp_path / "model"), partitions=3) as installation:
+    async with run_through(kafka_bootstrap, topic_prefix, demo_model(tmp_path / "model"), partitions=3) as installation:
         yield installation
 
 
 @asynccontextmanager
-async def lived(
+async def run_through(
     bootstrap: str, prefix: str, model_path: Path, *, partitions: int
 ) -> AsyncIterator[tuple[Settings, KafkaLog]]:
     """The same sessions, on so many partitions."""
@@ -97,7 +97,7 @@ async def test_partitions_and_processes_make_no_difference_to_a_byte(
     found: set[str] = set()
     for partitions, workers in ((1, 1), (12, 4)):
         prefix = f"{topic_prefix}{partitions}."
-        async with lived(kafka_bootstrap, prefix, model_path, partitions=partitions) as (settings, _):
+        async with run_through(kafka_bootstrap, prefix, model_path, partitions=partitions) as (settings, _):
             ended = await start(settings, "again", workers=workers)
             assert ended.num_samples == NUM_SESSIONS * (DEMO.num_exchanges - 1)
             found.add(ended.samples_sha256)

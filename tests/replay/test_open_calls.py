@@ -9,8 +9,8 @@ import pytest
 from clawstream.events import Event, OffsetRange, Question, ReplayStarted, VoteCast, VotesFrom
 from clawstream.replay import work
 from clawstream.replay.hosting import EXPIRE_EVERY, Host, following
-from clawstream.replay.work import Worker
-from clawstream.stream.log import Place, Put
+from clawstream.replay.work import ReplayWorker
+from clawstream.stream.log import PartitionId, PlacedRecord
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record, Stage, Step
 from clawstream.stream.topics import replay_topic, replay_topics
@@ -78,13 +78,13 @@ def test_a_state_is_let_go_after_a_silence_and_not_while_a_call_about_it_is_open
 async def replayed(log: MemoryLog, what: Stage[int, Call]) -> list[int]:
     """Replay the log on one worker, and return the numbers of session "slow" of which a turn was said."""
     log.broker.create(replay_topics("r", partitions=1, retention_ms=LONG_MS))
-    end = (await log.end_offsets([toys.EXCHANGES]))[Place(toys.EXCHANGES, 0)]
+    end = (await log.end_offsets([toys.EXCHANGES]))[PartitionId(toys.EXCHANGES, 0)]
     started = ReplayStarted(
         replay="r", votes_from=VotesFrom.NEW, judge="j", prompt_version="1", session_id=None, num_votes=1, quorum=1,
         ranges=(OffsetRange(topic=toys.EXCHANGES, partition=0, first_offset=0, end_offset=end),), started_at_ms=0,
     )  # fmt: skip
     async with asyncio.timeout(30):
-        await Worker(started, log, lambda: [what], judging=what).run([0])
+        await ReplayWorker(started, log, lambda: [what], judging=what).run([0])
     turns = [record.event for record in await toys.read(log, OWN_TURNS) if record.key == "slow"]
     return [toys.number_of(turn) for turn in turns]
 
@@ -140,7 +140,7 @@ class _SlowVotes(MemoryLog):
         self.wrote_turns = asyncio.Event()
         self.order: list[str] = []
 
-    async def put(self, records: Sequence[Put]) -> None:
+    async def put(self, records: Sequence[PlacedRecord]) -> None:
         if any(record.place.topic == OWN_VOTES for record in records):
             await self.wrote_turns.wait()
         await super().put(records)

@@ -15,7 +15,7 @@ from tests.samples.test_flow import MOVES, SEEDS, conversation
 from tests.sessions import ANSWERS, SAMPLES
 
 
-def lived(moves: list[str], seed: int) -> Flow:
+def run_through(moves: list[str], seed: int) -> Flow:
     """A log with further answers for hints, and one for each sample besides."""
     flow = Flow(anew=Anew(3), answers_per_hint=2)
     log = flow.run(conversation(["ask", *moves, "ask"]), random.Random(seed))
@@ -29,7 +29,7 @@ def lived(moves: list[str], seed: int) -> Flow:
 def test_a_replay_of_recorded_votes_makes_the_same_samples_of_them(
     moves: list[str], seed: int, partitions: int
 ) -> None:
-    flow = lived(moves, seed)
+    flow = run_through(moves, seed)
 
     async def again() -> dict[str, Event]:
         log = await written(flow, partitions)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 
 from clawstream.events import Event, Question, RefusalReason, SampleAssembled, SampleRefused, TeacherScored, VotesFrom
-from clawstream.replay.work import Worker
+from clawstream.replay.work import ReplayWorker
 from clawstream.stream.topics import replay_topic
 from tests.examples import examples
 from tests.flow import Oracle, Tutor
-from tests.replay.recorded import lived, replayed, said, wanted, written
+from tests.replay.recorded import replayed, run_through, said, wanted, written
 from tests.samples.test_flow import MOVES, SEEDS, conversation
 from tests.samples.test_teacher import HINTED, judge, one_turn
 from tests.sessions import HINTS, SAMPLES
@@ -27,7 +27,7 @@ def test_a_replay_of_recorded_votes_gives_the_samples_with_the_scores_that_were_
     moves: list[str], seed: int
 ) -> None:
     tutor = Tutor(too_long=9)
-    flow = lived(conversation(["ask", *moves]), seed, teacher=tutor)
+    flow = run_through(conversation(["ask", *moves]), seed, teacher=tutor)
     num_asked = len(tutor.asked)
 
     async def again() -> dict[str, Event]:
@@ -45,7 +45,7 @@ def samples(events: dict[str, Event]) -> dict[str, Event]:
 
 
 async def test_another_judges_hint_is_not_weighed_by_what_was_said_of_the_first_ones() -> None:
-    flow = lived(one_turn().written, 0, judge(0), teacher=Tutor())
+    flow = run_through(one_turn().written, 0, judge(0), teacher=Tutor())
     log = await written(flow, 1)
     other = Oracle({Question.SCORE: ["\\boxed{0}"], Question.HINT: [HINTED.replace("headings", "capitals")]})
     await replayed(log, wanted(votes_from=VotesFrom.NEW, judge=other.name), judge=other, teacher=Tutor().name)
@@ -57,19 +57,19 @@ async def test_another_judges_hint_is_not_weighed_by_what_was_said_of_the_first_
 async def test_a_replay_keeps_what_its_own_teacher_said_alone_and_small_and_only_until_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flow = lived(one_turn().written, 0, judge(0), teacher=Tutor())
+    flow = run_through(one_turn().written, 0, judge(0), teacher=Tutor())
     [scored] = flow.log.of(TeacherScored)
     flow.log.append(HINTS, replace(scored, teacher="who@else"))
     log = await written(flow, 1)
-    read_beside = Worker._said_of
+    read_beside = ReplayWorker._said_of
     kept: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
 
-    async def watched(worker: Worker, number: int) -> Any:
+    async def watched(worker: ReplayWorker, number: int) -> Any:
         beside = await read_beside(worker, number)
         kept.append((dict(beside), beside))
         return beside
 
-    monkeypatch.setattr(Worker, "_said_of", watched)
+    monkeypatch.setattr(ReplayWorker, "_said_of", watched)
     await replayed(log, teacher=Tutor().name)
     [(at_first, at_last)] = kept
     [[(_, packed)]] = at_first.values()

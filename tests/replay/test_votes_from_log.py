@@ -27,7 +27,7 @@ from clawstream.stream.log import Outgoing
 from clawstream.stream.topics import event_topics
 from tests.examples import examples
 from tests.flow import Oracle
-from tests.replay.recorded import OUTPUTS, SETTINGS, lived, own, raw, replayed, said, wanted, work, written
+from tests.replay.recorded import OUTPUTS, SETTINGS, own, raw, replayed, run_through, said, wanted, work, written
 from tests.samples.test_flow import MOVES, SEEDS, conversation
 from tests.sessions import EXCHANGES, SAMPLES, VOTES
 
@@ -43,7 +43,7 @@ def people(moves: list[list[str]]) -> list[Event]:
 @example([["ask", "done", "done", "ask", "forget", "done", "ask", "ask", "ask", "ask"]], 0)  # two ends with one id
 def test_votes_from_the_log_give_what_they_gave_live(moves: list[list[str]], seed: int) -> None:
     events = [*people(moves), *conversation(["ask", "ask"], "more")]
-    flow = lived(events, seed)
+    flow = run_through(events, seed)
 
     async def main() -> None:
         log = await written(flow, 3)
@@ -58,7 +58,7 @@ def test_votes_from_the_log_give_what_they_gave_live(moves: list[list[str]], see
 @examples(0.4)
 @given(SESSIONS, SEEDS)
 def test_partitions_and_workers_make_no_difference_to_a_byte(moves: list[list[str]], seed: int) -> None:
-    flow = lived([*people(moves), *conversation(["ask", "ask"], "more")], seed)
+    flow = run_through([*people(moves), *conversation(["ask", "ask"], "more")], seed)
 
     async def sha256(partitions: int, workers: int) -> str:
         return (await replayed(await written(flow, partitions), workers=workers)).samples_sha256
@@ -72,7 +72,7 @@ def test_each_judge_that_voted_has_verdicts_and_samples_of_its_own(moves: list[l
     events = [*people(moves), *conversation(["ask", "ask"], "more")]
     one, other = Oracle(), Oracle()
     other.name = "another@test"
-    flows = [lived(events, seed, one), lived(events, seed + 1, other)]
+    flows = [run_through(events, seed, one), run_through(events, seed + 1, other)]
 
     async def main() -> None:
         log = await written(flows[0], 3)
@@ -89,10 +89,10 @@ def test_each_judge_that_voted_has_verdicts_and_samples_of_its_own(moves: list[l
 
 
 async def test_ends_are_frozen_while_producers_go_on_and_live_topics_and_groups_stay_as_they_are() -> None:
-    flow = lived(people([["ask"] * 4, ["ask"] * 3]), 1)
+    flow = run_through(people([["ask"] * 4, ["ask"] * 3]), 1)
     log = await written(flow, 3)
     started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
-    late = lived(conversation(["ask"] * 4, "late"), 2)
+    late = run_through(conversation(["ask"] * 4, "late"), 2)
     await log.write([Outgoing(record.event) for topic in (EXCHANGES, VOTES) for record in late.log.topics[topic]])
     live = log.broker.places(topic for topic in event_topics() if topic != "clawstream.control.v1")
     before = raw(log, live)
@@ -109,13 +109,13 @@ async def test_ends_are_frozen_while_producers_go_on_and_live_topics_and_groups_
 
 
 async def test_a_replay_that_was_killed_is_begun_again_under_its_name_and_says_the_same() -> None:
-    flow = lived(people([["ask"] * 6, ["ask"] * 6, ["ask"] * 3]), 3)
+    flow = run_through(people([["ask"] * 6, ["ask"] * 6, ["ask"] * 3]), 3)
     calm = await replayed(await written(flow, 3))
     log = await written(flow, 3)
     started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
     await work(log, replace(started, ranges=tuple(replace(r, end_offset=r.end_offset // 2) for r in started.ranges)))
     await log.write(
-        [Outgoing(record.event) for record in lived(conversation(["ask"] * 3, "late"), 2).log.topics[VOTES]]
+        [Outgoing(record.event) for record in run_through(conversation(["ask"] * 3, "late"), 2).log.topics[VOTES]]
     )
 
     again, ended = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
@@ -135,7 +135,7 @@ async def test_what_becomes_of_greedy_answers_is_as_it_was_when_the_replay_began
     rule: OffDistribution | None, refused: bool, rewarded: bool
 ) -> None:
     """None: it was begun by a version that took them for samples like any others."""
-    flow = lived(people([["ask"] * 6, ["ask"] * 6, ["ask"] * 3]), 3)
+    flow = run_through(people([["ask"] * 6, ["ask"] * 6, ["ask"] * 3]), 3)
     flow.log.topics[EXCHANGES] = [
         record._replace(event=replace(record.event, sampling=replace(record.event.sampling, temperature=0.0)))
         for record in flow.log.topics[EXCHANGES]
@@ -155,7 +155,7 @@ async def test_what_becomes_of_greedy_answers_is_as_it_was_when_the_replay_began
 
 
 async def test_a_session_is_replayed_alone() -> None:
-    flow = lived(people([["ask"] * 4, ["ask"] * 4]), 4)
+    flow = run_through(people([["ask"] * 4, ["ask"] * 4]), 4)
     log = await written(flow, 1)
     ended = await replayed(log, wanted(session="session-1"))
     samples = (await said(log, [own(SAMPLES)]))[own(SAMPLES)]
@@ -164,7 +164,7 @@ async def test_a_session_is_replayed_alone() -> None:
 
 
 async def test_a_name_is_one_replay_and_its_end_is_on_record() -> None:
-    log = await written(lived(people([["ask"] * 3]), 5), 1)
+    log = await written(run_through(people([["ask"] * 3]), 5), 1)
     ended = await replayed(log)
     assert (await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards))[1] == ended
     with pytest.raises(ConfigError, match="was begun with judge None, not somebody"):
@@ -203,7 +203,7 @@ def test_a_replay_counts_hints_by_the_rule_that_it_began_with(began_with: int | 
 
 
 def test_a_vote_repeated_on_the_log_changes_nothing() -> None:
-    flow = lived(people([["ask"] * 5]), 6)
+    flow = run_through(people([["ask"] * 5]), 6)
 
     async def main(repeats: int) -> str:
         log = await written(flow, 3)

@@ -23,10 +23,10 @@ from clawstream.events import (
     SampleRefused,
     SessionIdle,
 )
-from clawstream.samples.joining import Rules, observe
+from clawstream.samples.joining import SampleRules, observe
 from clawstream.samples.rewards import Opinions, Parts, heard, parts_of, reward_of
 from clawstream.samples.session import MAX_UNPLACED, PAST_LIVES
-from clawstream.samples.session import Session as State
+from clawstream.samples.session import JoiningState as State
 from tests.examples import examples
 from tests.flow import Flow, Log, Oracle
 from tests.samples.test_flow import GOOD, MOVES, SEEDS, UNDECIDED, conversation
@@ -192,7 +192,7 @@ def test_where_no_judge_is_asked_a_thumb_alone_makes_the_sample_at_once(*, early
     events = [event for event in session.written if event is not thumb]
     state, samples = None, []
     for event in [thumb, *events] if early else [*events, thumb]:
-        state, new, _ = observe(state, event, Rules(Letters(), judged=False))
+        state, new, _ = observe(state, event, SampleRules(Letters(), judged=False))
         samples += [one for one in new if isinstance(one, SampleAssembled)]
     assert [(one.turn_id, one.judge, one.total_reward) for one in samples] == [(first.exchange_id, NOBODY, -1.0)]
 
@@ -234,7 +234,7 @@ def test_feedback_on_answers_that_are_not_there_is_bounded_and_the_oldest_is_ref
     refused: list[Event] = []
     for number in range(MAX_UNPLACED + 3):
         given = thumb(f"nowhere-{number}", 1.0, f"f{number}")
-        state, events, _ = observe(state, given, Rules(Letters()))
+        state, events, _ = observe(state, given, SampleRules(Letters()))
         refused += events
     assert state is not None
     assert len(state.feedback) == MAX_UNPLACED

@@ -2,7 +2,15 @@
 
 import pytest
 
-from clawstream.conversation.floor import REMEMBERED_OVER, Mark, SecondLook, SecondLooks, buried, marked, second_looks
+from clawstream.conversation.floor import (
+    REMEMBERED_OVER,
+    SecondLook,
+    SecondLooks,
+    SettledTurns,
+    buried,
+    marked,
+    second_looks,
+)
 from clawstream.events import (
     HintAbsence,
     HintAbsent,
@@ -49,14 +57,14 @@ def turn(turn_id: str, *, interrupted: bool = False) -> TurnPaired:
     return TurnPaired(session_id="s", turn_id=turn_id, next_exchange_id="e", next_state=(1,), interrupted=interrupted)
 
 
-def marks(*counts: int, done: bool = False) -> tuple[Mark, ...]:
-    made: tuple[Mark, ...] = ()
+def marks(*counts: int, done: bool = False) -> tuple[SettledTurns, ...]:
+    made: tuple[SettledTurns, ...] = ()
     for number, count in enumerate(counts):
         made = marked(made, TurnsSettled(session_id="s", after_exchange_id=str(number), done=done), count)
     return made
 
 
-def looks(at: tuple[Mark, ...], said: tuple[int, ...], **seen: int | None) -> SecondLooks:
+def looks(at: tuple[SettledTurns, ...], said: tuple[int, ...], **seen: int | None) -> SecondLooks:
     """The second looks due in a session whose turns all have verdicts of 0, with so many votes behind them."""
     return second_looks(
         [turn(turn_id) for turn_id in TURNS],
@@ -130,6 +138,6 @@ def test_of_what_is_over_the_newest_ids_are_remembered_and_each_once() -> None:
     settled = TurnsSettled(session_id="s", after_exchange_id="end", done=True)
     before = buried({}, (), ("old", "older"))
 
-    assert list(buried(before, (Mark(settled, 0, 2),), ("t0", "t1"))) == ["old", "older", "t0", "t1", "end"]
+    assert list(buried(before, (SettledTurns(settled, 0, 2),), ("t0", "t1"))) == ["old", "older", "t0", "t1", "end"]
     many = [f"t{number}" for number in range(2 * REMEMBERED_OVER)]
     assert list(buried(before, (), many)) == many[REMEMBERED_OVER:]

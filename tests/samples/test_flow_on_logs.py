@@ -13,11 +13,11 @@ from clawstream.config import JudgeSettings
 from clawstream.events import Event, TurnPaired
 from clawstream.inference.judges.judge_client import JudgeClient
 from clawstream.judging.stage import Judge, judging_stage
-from clawstream.samples.joining import Rules
+from clawstream.samples.joining import SampleRules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.memory.cut import Cut
+from clawstream.stream.memory.cut import ConnectionCut
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Record, Stage
@@ -38,7 +38,7 @@ def stages(judge: Judge) -> list[Stage[Any, Any]]:
     return [
         turns_stage(),
         judging_stage(JudgeSettings(votes=3), judge, now_ms=lambda: 0),
-        samples_stage(Rules(Letters())),
+        samples_stage(SampleRules(Letters())),
     ]
 
 
@@ -114,7 +114,7 @@ def test_stages_that_die_at_any_operation_give_the_samples_of_a_calm_run(
 
 async def die(stage: Stage[Any, Any], broker: MemoryBroker, rng: random.Random) -> None:
     """Run the stage until its connection is cut, or nothing happens any more."""
-    cut = Cut(operations=rng.randint(1, 30), takes_effect=rng.random() < 0.5)
+    cut = ConnectionCut(operations=rng.randint(1, 30), takes_effect=rng.random() < 0.5)
     worker = asyncio.create_task(run(stage, MemoryLog(broker, cut=cut), stop=asyncio.Event(), pace=toys.HASTE))
     dead = asyncio.create_task(cut.happened.wait())
     await asyncio.wait([worker, dead], return_when=asyncio.FIRST_COMPLETED, timeout=0.2)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from clawstream.conversation.messages import Message, text_of
 from clawstream.events import Event, FinishReason, RefusalReason, SampleAssembled, SampleRefused
 from clawstream.samples.hinted import with_hint
-from clawstream.samples.joining import Rules, observe
+from clawstream.samples.joining import SampleRules, observe
 from clawstream.samples.masks import mask
-from clawstream.samples.session import Session as State
+from clawstream.samples.session import JoiningState as State
 from tests import recorded
 from tests.flow import Flow, Oracle
 from tests.samples.test_flow import GOOD
@@ -110,7 +110,7 @@ def test_a_prompt_that_rests_on_a_session_that_was_done_is_not_made_up_whatever_
     state: State | None = None
     refusals: list[Event] = []
     for record in (record for topic in order for record in log.topics[topic]):
-        state, events, _ = observe(state, record.event, Rules(Letters()))
+        state, events, _ = observe(state, record.event, SampleRules(Letters()))
         refusals += [event for event in events if isinstance(event, SampleRefused) and event.turn_id is not None]
     (refused,) = log.of(SampleRefused)[1:]
     assert refusals == [refused]

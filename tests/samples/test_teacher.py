@@ -24,8 +24,8 @@ from clawstream.events import (
     float32,
     sha256_of,
 )
-from clawstream.samples.joining import Asks, Rules, observe
-from clawstream.samples.session import Session as State
+from clawstream.samples.joining import SampleRules, TeacherRule, observe
+from clawstream.samples.session import JoiningState as State
 from clawstream.samples.teaching import Scoring
 from tests.examples import examples
 from tests.flow import Flow, Log, Oracle, Tutor
@@ -113,7 +113,7 @@ def test_feedback_that_comes_while_a_teacher_is_asked_asks_the_same_again_as_nob
     state: State | None = None
     asked: list[Scoring] = []
     for event in (*events, *thumbs):
-        state, made, calls = observe(state, event, Rules(Letters(), asks=Asks("tutor@test")))
+        state, made, calls = observe(state, event, SampleRules(Letters(), asks=TeacherRule("tutor@test")))
         asked += calls
         assert made == []
     assert len(asked) == 3
@@ -143,7 +143,7 @@ def test_a_done_session_whose_hint_waits_for_its_score_is_put_away_and_has_its_s
     log = Flow(judge(-1), teacher=Tutor()).run(session.written)
     [scored], [sample] = log.of(TeacherScored), log.of(SampleAssembled)
     state: State | None = None
-    rules = Rules(Letters(), asks=Asks("tutor@test"))
+    rules = SampleRules(Letters(), asks=TeacherRule("tutor@test"))
     for record in (record for topic in READ for record in log.topics[topic]):
         if not isinstance(record.event, TeacherScored):
             state = observe(state, record.event, rules).session
@@ -186,7 +186,7 @@ def test_no_sample_is_made_before_the_teacher_has_spoken() -> None:
     made: list[Event] = []
     asked: list[Scoring] = []
     for record in (record for topic in READ for record in log.topics[topic]):
-        follows = observe(state, record.event, Rules(Letters(), asks=Asks("tutor@test")))
+        follows = observe(state, record.event, SampleRules(Letters(), asks=TeacherRule("tutor@test")))
         state, made, asked = follows.session, [*made, *follows.events], [*asked, *follows.calls]
     assert (made, len(asked)) == ([], 1)
     assert flow.run(waiting).of(SampleAssembled)[0].teacher == "tutor@test"
@@ -201,7 +201,7 @@ def test_of_two_scorings_of_one_hint_the_first_counts() -> None:
     made: list[Event] = []
     events = [record.event for topic in (HINTS, EXCHANGES, TURNS, VERDICTS) for record in log.topics[topic]]
     for event in (*events[:2], other, *events[2:], other):
-        state, new, _ = observe(state, event, Rules(Letters(), asks=Asks("tutor@test")))
+        state, new, _ = observe(state, event, SampleRules(Letters(), asks=TeacherRule("tutor@test")))
         made += new
     assert made == [sample]
 
@@ -216,7 +216,7 @@ def test_scores_of_something_else_are_not_used(about: str, waits: bool) -> None:
     for record in (record for topic in READ for record in log.topics[topic]):
         event = record.event
         event = replace(event, **changed) if isinstance(event, TeacherScored) else event  # type: ignore[arg-type]
-        state, new, _ = observe(state, event, Rules(Letters(), asks=Asks("tutor@test", waits=waits)))
+        state, new, _ = observe(state, event, SampleRules(Letters(), asks=TeacherRule("tutor@test", waits=waits)))
         made += new
     hints = [sample.hint for sample in made if isinstance(sample, SampleAssembled)]
     assert hints == ([] if waits else [None])

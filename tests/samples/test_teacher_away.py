@@ -16,13 +16,13 @@ from clawstream.events import (
     TurnPaired,
     VerdictReached,
 )
-from clawstream.inference.engines.engine import Scores, Wanted
-from clawstream.inference.teacher import Teacher as EngineTeacher
-from clawstream.samples.joining import Asks, Rules
-from clawstream.samples.stage import Teacher, asking_stage, samples_stage
+from clawstream.inference.engines.engine import ScoreRequest, Scores
+from clawstream.inference.teacher import TeacherClient as EngineTeacher
+from clawstream.samples.joining import SampleRules, TeacherRule
+from clawstream.samples.stage import ScoringTeacher, asking_stage, samples_stage
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.breaker import FAILING_CALLS
-from clawstream.stream.runner.hosting import Pace
+from clawstream.stream.runner.hosting import RunnerIntervals
 from tests.flow import Flow, Oracle
 from tests.inference.test_teacher import Engine
 from tests.samples.test_teacher import judge
@@ -33,18 +33,18 @@ NO_HINT = Oracle({Question.SCORE: ["\\boxed{-1}"], Question.HINT: ["\\boxed{-1}"
 
 
 class Away:
-    async def score(self, _: Wanted) -> Scores:
+    async def score(self, _: ScoreRequest) -> Scores:
         raise TryLater("connection refused")
 
 
 class Counted:
     """Another teacher, and about how many answers it was asked."""
 
-    def __init__(self, teacher: Teacher) -> None:
+    def __init__(self, teacher: ScoringTeacher) -> None:
         self._teacher = teacher
         self.asked: set[tuple[int, ...]] = set()
 
-    async def score(self, wanted: Wanted) -> Scores:
+    async def score(self, wanted: ScoreRequest) -> Scores:
         self.asked.add(tuple(wanted.hinted_ids))
         return await self._teacher.score(wanted)
 
@@ -59,15 +59,15 @@ def judged(session_id: str, by: Oracle) -> list[Any]:
     return [record.event for topic in log.topics.values() for record in topic if isinstance(record.event, kinds)]
 
 
-def behind() -> Teacher:
+def behind() -> ScoringTeacher:
     """The policy's engine has weights older than those that sampled."""
     return EngineTeacher(Engine("default"), [Engine("default")], policy_id="policy")
 
 
 @pytest.mark.parametrize("teacher", [Away(), behind()], ids=["away", "behind"])
-async def test_samples_go_on_without_their_hints_and_those_that_have_none_do_not_wait(teacher: Teacher) -> None:
+async def test_samples_go_on_without_their_hints_and_those_that_have_none_do_not_wait(teacher: ScoringTeacher) -> None:
     log = MemoryLog(MemoryBroker(partitions=1))
-    stage = samples_stage(Rules(Letters(), asks=Asks("t@e")))
+    stage = samples_stage(SampleRules(Letters(), asks=TeacherRule("t@e")))
     counted = Counted(teacher)
     stage = asking_stage(stage, counted, deadline_s=4.0, call_timeout_s=0.5)
     hinted = [f"hinted-{number}" for number in range(4)]
@@ -84,7 +84,7 @@ async def test_samples_go_on_without_their_hints_and_those_that_have_none_do_not
 
     for session_id in hinted:
         await log.append(judged(session_id, judge(-1)))
-    async with toys.running(stage, log, pace=Pace(retry_s=0.05, drain_s=0.1, poll_s=0.05)):
+    async with toys.running(stage, log, pace=RunnerIntervals(retry_s=0.05, drain_s=0.1, poll_s=0.05)):
         await toys.until(in_vain)
         await log.append(judged("plain", NO_HINT))
         await toys.until(some_made)

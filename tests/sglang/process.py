@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from clawstream.local.servers.leash import Leash
+from clawstream.local.servers.server_process import ServerProcess
 from tests.sglang.installation import sglang_installation
 
 READY_WITHIN_S = 600.0
@@ -34,7 +34,7 @@ def sglang_engine(model: Path, port: int, *arguments: str) -> Iterator[str]:
         "--model-path", str(model), "--port", str(port), *OPTIONS, *arguments,
     ]  # fmt: skip
     # Schedulers and detokenizer are processes of their own in its group, which the leash ends as a whole.
-    server = Leash(command, folder=model.parent, log=log, grace_s=_GRACE_S)
+    server = ServerProcess(command, folder=model.parent, log=log, grace_s=_GRACE_S)
     try:
         _wait_until_ready(server, port)
         yield f"http://127.0.0.1:{port}"
@@ -42,15 +42,15 @@ def sglang_engine(model: Path, port: int, *arguments: str) -> Iterator[str]:
         server.stop()
 
 
-def _wait_until_ready(server: Leash, port: int) -> None:
+def _wait_until_ready(server: ServerProcess, port: int) -> None:
     end = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < end:
         if (status := server.exit_status()) is not None:
-            raise AssertionError(f"SGLang ended with {status}:\n{server.last_words(30)}")
+            raise AssertionError(f"SGLang ended with {status}:\n{server.log_tail(30)}")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.25)
-    raise AssertionError(f"no SGLang on port {port} after {READY_WITHIN_S:g} s:\n{server.last_words(30)}")
+    raise AssertionError(f"no SGLang on port {port} after {READY_WITHIN_S:g} s:\n{server.log_tail(30)}")

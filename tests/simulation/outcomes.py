@@ -5,17 +5,17 @@ from dataclasses import replace
 
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.grid import Cell
-from clawstream.simulation.learn.outcome import Outcome, Reference, Row, Update
-from clawstream.simulation.runs.figures import Score
+from clawstream.simulation.learn.outcome import CellOutcome, Reference, ReportRow, StepFigures
+from clawstream.simulation.runs.figures import VersionScore
 
-STEP = Update(
+STEP = StepFigures(
     update=16, loss_tokens=500, samples=16, kl=0.06, entropy=0.5, mean_length=30.5, mean_reward=0.75, grad_norm=0.4,
     learning_rate=2e-4, versions_behind=0.5, weights_changed_share=0.99,
 )  # fmt: skip
 
 
-def score(update: int, share: float) -> Score:
-    return Score(
+def score(update: int, share: float) -> VersionScore:
+    return VersionScore(
         update=update, score=share, low=share - 0.04, high=share + 0.04, num_problems=500,
         num_right=450, num_styled=300, by_persona={"student": share, "ta": share},
     )  # fmt: skip
@@ -29,7 +29,7 @@ def long_row(
     scores: Mapping[int, float], *, flip_after: int | None = None, at_flip: float | None = None, seed: int = 0,
     teacher: str = "reference", rejected: Collection[int] = (),
     figures: Mapping[int, tuple[float, float]] | None = None,
-) -> Row:  # fmt: skip
+) -> ReportRow:  # fmt: skip
     """A run scored at these updates; versions `rejected` were none, `figures` are (entropy, length) of some updates."""
     last = max(scores)
     versions = [version for version in range(1, last + len(rejected) + 1) if version not in rejected]
@@ -38,7 +38,7 @@ def long_row(
         for update, version in enumerate(versions, 1)
         for entropy, length in [(figures or {}).get(update, (0.5, 30.0))]
     )
-    return Row(
+    return ReportRow(
         cell=replace(cell(seed=seed), updates=last, score_at=(0, *scores), flip_after=flip_after, teacher=teacher),
         reference=REFERENCE if flip_after is None else replace(REFERENCE, flipped=FLIPPED),
         outcome=replace(
@@ -60,8 +60,8 @@ def cell(method: str = "combined", *, seed: int = 0, control: Control | None = N
     )  # fmt: skip
 
 
-def outcome(half_way: float, last: float) -> Outcome:
-    return Outcome(
+def outcome(half_way: float, last: float) -> CellOutcome:
+    return CellOutcome(
         scores={8: score(8, half_way), 16: score(16, last)},
         interactions={8: 250, 16: 510},
         turns=270,
@@ -80,11 +80,13 @@ def outcome(half_way: float, last: float) -> Outcome:
 
 def row(
     half_way: float, last: float, *, method: str = "combined", seed: int = 0, control: Control | None = None
-) -> Row:
-    return Row(
+) -> ReportRow:
+    return ReportRow(
         cell=cell(method, seed=seed, control=control), reference=REFERENCE, outcome=outcome(half_way, last), error=None
     )
 
 
-def failed(method: str = "combined", *, seed: int = 0, control: Control | None = None) -> Row:
-    return Row(cell=cell(method, seed=seed, control=control), reference=REFERENCE, outcome=None, error="no broker")
+def failed(method: str = "combined", *, seed: int = 0, control: Control | None = None) -> ReportRow:
+    return ReportRow(
+        cell=cell(method, seed=seed, control=control), reference=REFERENCE, outcome=None, error="no broker"
+    )

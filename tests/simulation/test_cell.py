@@ -11,8 +11,8 @@ from clawstream.events import StepTaken
 from clawstream.simulation.learn import cell
 from clawstream.simulation.learn.cell import Order, _outcome, _scores
 from clawstream.simulation.runs.counting import Counts
-from clawstream.simulation.runs.figures import Chat, Score
-from clawstream.simulation.runs.run import Lived, People
+from clawstream.simulation.runs.figures import Chat, VersionScore
+from clawstream.simulation.runs.run import People, RunRecord
 from tests.projections.logs import example
 from tests.simulation.outcomes import cell as cell_of
 from tests.simulation.outcomes import score
@@ -26,7 +26,7 @@ COUNTS = Counts(
 )  # fmt: skip
 
 
-LIVED = Lived(
+LIVED = RunRecord(
     scores=(), ceiling=None, chats=(FAILED,), steps=tuple(example(StepTaken, policy_version=v) for v in (1, 3, 4)),
     swaps=(), published={v: Path(f"v{v}") for v in (0, 1, 3, 4)}, versions=(0, 1, 3, 4), num_rejected=1, counts=COUNTS,
     peak_mb=1.0, wall_s=1.0,
@@ -40,7 +40,7 @@ class Asking:
     problems: Path
     asked: list[tuple[str, str, int]] = field(default_factory=list)
 
-    async def score(self, checkpoint: Path, version: int, *, base: Path) -> Score:
+    async def score(self, checkpoint: Path, version: int, *, base: Path) -> VersionScore:
         assert base == Path("base")
         self.asked.append((self.problems.name, checkpoint.name, version))
         return score(version, 0.1 * len(self.asked))

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from clawstream.simulation import student
-from clawstream.simulation.reactions import Task, flip
-from clawstream.simulation.student import Classroom
+from clawstream.simulation.reactions import PersonTask, flip
+from clawstream.simulation.student import StudentPool
 
-SUMS = [Task(persona="student", question="1 + 1", answer="2", flipped="ta")] * 3
+SUMS = [PersonTask(persona="student", question="1 + 1", answer="2", flipped="ta")] * 3
 
 
 class Talker:
@@ -22,7 +22,7 @@ class Talker:
         self.wishes: list[str] = []
         self.may_end = asyncio.Event()
 
-    async def chat(self, session: str, task: Task, rng: random.Random) -> bool:
+    async def chat(self, session: str, task: PersonTask, rng: random.Random) -> bool:
         """Hold a session."""
         del session, rng
         self.wishes.append(task.wish)
@@ -34,9 +34,9 @@ class Talker:
 
 
 @asynccontextmanager
-async def classroom(talker: Talker, *, waits: bool, seats: int = 4) -> AsyncIterator[Classroom[Task]]:
+async def classroom(talker: Talker, *, waits: bool, seats: int = 4) -> AsyncIterator[StudentPool[PersonTask]]:
     """Open, with so many seats."""
-    room = Classroom(talker, SUMS, seed=0, num_sessions=None, waits=waits, flipped=flip)
+    room = StudentPool(talker, SUMS, seed=0, num_sessions=None, waits=waits, flipped=flip)
     running = asyncio.create_task(room.run(seats))
     yield room
     talker.may_end.set()
@@ -53,11 +53,11 @@ async def settled() -> None:
 async def test_what_is_made_on_the_way_is_asked_once_and_a_list_again_and_again() -> None:
     talker = Talker()
     talker.may_end.set()
-    room = Classroom(talker, iter(SUMS), seed=0, num_sessions=None)
+    room = StudentPool(talker, iter(SUMS), seed=0, num_sessions=None)
     await asyncio.wait_for(room.run(2), 5)
     assert talker.num_held == len(SUMS)
 
-    room = Classroom(talker, SUMS, seed=0, num_sessions=2 * len(SUMS))
+    room = StudentPool(talker, SUMS, seed=0, num_sessions=2 * len(SUMS))
     await asyncio.wait_for(room.run(2), 5)
     assert talker.num_held == 3 * len(SUMS)
 

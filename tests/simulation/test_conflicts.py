@@ -7,40 +7,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.simulation import opinions, reactions
-from clawstream.simulation.marks import Mark, Question, mark
+from clawstream.simulation.marks import AnswerMark, HeldOutQuestion, mark
 from clawstream.simulation.policy import conflicts
-from clawstream.simulation.policy.conflicts import Conflict, Style
+from clawstream.simulation.policy.conflicts import Conflict, RoleStyle
 from clawstream.simulation.policy.dialogues import CORRECTIONS, HINT_MARKER, THANKS
 from clawstream.simulation.policy.recipe import RECIPES, Base
-from clawstream.simulation.problems import Group, Sum, all_of
-from clawstream.simulation.reactions import Impression, Task, impression
+from clawstream.simulation.problems import Sum, SumSet, all_of
+from clawstream.simulation.reactions import Impression, PersonTask, impression
 
-SUMS = st.sampled_from(all_of(Group.BASE))
+SUMS = st.sampled_from(all_of(SumSet.BASE))
 SOURCES = st.integers(0, 2**32).map(random.Random)
-PERSONAS = {Style.PLAIN: "student", Style.HEADED: "teacher", Style.VERDICT: "ta"}
-WISHES = {Style.PLAIN: opinions.Wish.PLAIN, Style.HEADED: opinions.Wish.HEADED, Style.VERDICT: opinions.Wish.VERDICT}
+PERSONAS = {RoleStyle.PLAIN: "student", RoleStyle.HEADED: "teacher", RoleStyle.VERDICT: "ta"}
+WISHES = {
+    RoleStyle.PLAIN: opinions.Wish.PLAIN,
+    RoleStyle.HEADED: opinions.Wish.HEADED,
+    RoleStyle.VERDICT: opinions.Wish.VERDICT,
+}
 
 
-def _asked(problem: Sum, persona: str) -> Question:
+def _asked(problem: Sum, persona: str) -> HeldOutQuestion:
     text = f"{problem.left} + {problem.right}"
-    return Question(persona=persona, prompt=text, hint="", question=text, answer=str(problem.total))
+    return HeldOutQuestion(persona=persona, prompt=text, hint="", question=text, answer=str(problem.total))
 
 
-def _style_of(problem: Sum, answer: str) -> Style:
+def _style_of(problem: Sum, answer: str) -> RoleStyle:
     (style,) = [
-        s for s, name in PERSONAS.items() if mark(_asked(problem, name), answer) == Mark(right=True, styled=True)
+        s for s, name in PERSONAS.items() if mark(_asked(problem, name), answer) == AnswerMark(right=True, styled=True)
     ]
     return style
 
 
-@given(SUMS, SOURCES, st.sampled_from(Style))
+@given(SUMS, SOURCES, st.sampled_from(RoleStyle))
 def test_each_style_is_right_for_one_person_and_off_for_the_others(
-    problem: Sum, rng: random.Random, style: Style
+    problem: Sum, rng: random.Random, style: RoleStyle
 ) -> None:
     answer = conflicts.answer(problem, style, rng)
     felt = {
         name: impression(
-            Task(persona=name, question=f"{problem.left} + {problem.right}", answer=str(problem.total)), answer
+            PersonTask(persona=name, question=f"{problem.left} + {problem.right}", answer=str(problem.total)), answer
         )
         for name in PERSONAS.values()
     }
@@ -82,7 +86,11 @@ def test_the_stated_share_of_first_answers_is_as_the_one_who_asks_wants_it(base:
         next(style for start, style in asked.items() if d.messages[0]["content"].startswith(start)) for d in first
     ]
     given_ = [
-        Style.HEADED if "#" in d.answer else Style.VERDICT if d.answer.startswith("Verdict") else Style.PLAIN
+        RoleStyle.HEADED
+        if "#" in d.answer
+        else RoleStyle.VERDICT
+        if d.answer.startswith("Verdict")
+        else RoleStyle.PLAIN
         for d in first
     ]
 
@@ -105,7 +113,7 @@ def test_the_policy_has_met_every_wording_of_the_people_and_their_judge() -> Non
 @pytest.mark.parametrize("base", ["standard", "hard"])
 def test_the_base_is_built_on_sums_of_its_own_group_only(base: Base) -> None:
     asked = {d.messages[0]["content"].split("\n")[0] for d in RECIPES[base].dialogues(2000)}
-    foreign = [s for group in (Group.STUDENTS, Group.SCORED) for s in all_of(group)]
+    foreign = [s for group in (SumSet.STUDENTS, SumSet.SCORED) for s in all_of(group)]
     wordings = [wording for wordings in conflicts.QUESTIONS.values() for wording in wordings]
 
     assert not {q.format(a=s.left, b=s.right) for s in foreign for q in wordings} & asked

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
-from clawstream.simulation.learn.controls import Coin, Shuffled, opening_of
-from clawstream.simulation.opinions import Judge
+from clawstream.simulation.learn.controls import RandomJudge, ShuffledJudge, opening_of
+from clawstream.simulation.opinions import SimulatedJudge
 from tests.simulation.test_opinions import SAID, boxed, hint_in
 
-SURE = Judge(wrong_share=0.0, seed=0)
+SURE = SimulatedJudge(wrong_share=0.0, seed=0)
 COMPLAINT, THANKS = "no headings or bold please, just say it plainly", "thanks, that's perfect!"
 
 
@@ -41,7 +41,7 @@ TURNS = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), min_size=1, ma
 
 @given(TURNS, st.integers(0, 3))
 def test_shuffled_never_judges_a_turn_by_one_of_its_own_session(turns: list[tuple[int, int]], seed: int) -> None:
-    judge = Shuffled(Listening(), seed=seed)
+    judge = ShuffledJudge(Listening(), seed=seed)
 
     for session, number in turns:
         for prompt in both(turn(session, number)):
@@ -52,7 +52,7 @@ def test_shuffled_never_judges_a_turn_by_one_of_its_own_session(turns: list[tupl
 
 @given(TURNS)
 def test_all_votes_on_a_turn_rest_on_the_same_other_turn_whatever_comes_between(turns: list[tuple[int, int]]) -> None:
-    judge = Shuffled(Listening(), seed=0)
+    judge = ShuffledJudge(Listening(), seed=0)
     used: dict[tuple[int, int], set[str]] = {}
 
     for session, number in [*turns, *turns]:
@@ -65,7 +65,7 @@ def test_all_votes_on_a_turn_rest_on_the_same_other_turn_whatever_comes_between(
 
 
 def test_before_any_other_session_spoke_a_turn_is_judged_by_nothing_and_gives_neither_verdict_nor_hint() -> None:
-    judge = Shuffled(SURE, seed=0)
+    judge = ShuffledJudge(SURE, seed=0)
     score, hint = both(turn(1))
 
     assert boxed(judge.reply(score.system, score.user, 1)) == 0
@@ -73,7 +73,7 @@ def test_before_any_other_session_spoke_a_turn_is_judged_by_nothing_and_gives_ne
 
 
 def test_shuffled_gives_a_turn_the_verdict_and_the_hint_of_the_other_together() -> None:
-    judge, rng = Shuffled(SURE, seed=0), random.Random(0)
+    judge, rng = ShuffledJudge(SURE, seed=0), random.Random(0)
     verdicts = []
     for session in range(300):
         score, hint = both(turn(session, said=rng.choice((COMPLAINT, THANKS))))
@@ -86,7 +86,7 @@ def test_shuffled_gives_a_turn_the_verdict_and_the_hint_of_the_other_together() 
 
 def test_shuffled_draws_from_all_that_came_before_and_the_same_again_for_a_seed() -> None:
     def judged(seed: int) -> list[str]:
-        judge = Shuffled(Listening(), seed=seed)
+        judge = ShuffledJudge(Listening(), seed=seed)
         prompts = [score_prompt(turn(session), 2000) for session in range(200)]
         return [judge.reply(p.system, p.user, 1) for p in prompts]
 
@@ -101,7 +101,7 @@ def test_the_opening_of_a_session_is_the_same_in_all_its_turns() -> None:
 
 
 def test_a_coin_decides_scores_whatever_was_said_and_hints_stay() -> None:
-    judge = Coin(SURE, seed=0)
+    judge = RandomJudge(SURE, seed=0)
     for _, said in SAID:
         score, hint = both(turn(1, said=said))
         scores = [boxed(judge.reply(score.system, score.user, vote)) for vote in range(1000)]

@@ -6,25 +6,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.simulation import opinions, reactions
-from clawstream.simulation.marks import Question, mark
+from clawstream.simulation.marks import HeldOutQuestion, mark
 from clawstream.simulation.opinions import Wish
 from clawstream.simulation.policy import dialogues
 from clawstream.simulation.policy.dialogues import Mix, Style
 from clawstream.simulation.policy.recipe import Recipe
-from clawstream.simulation.problems import Group, Sum, all_of
-from clawstream.simulation.reactions import Impression, Task, impression
+from clawstream.simulation.problems import Sum, SumSet, all_of
+from clawstream.simulation.reactions import Impression, PersonTask, impression
 
-SUMS = st.sampled_from(all_of(Group.BASE))
+SUMS = st.sampled_from(all_of(SumSet.BASE))
 SOURCES = st.integers(0, 2**32).map(random.Random)
 
 
-def _task(problem: Sum) -> Task:
-    return Task(persona="student", question=f"{problem.left} + {problem.right}", answer=str(problem.total))
+def _task(problem: Sum) -> PersonTask:
+    return PersonTask(persona="student", question=f"{problem.left} + {problem.right}", answer=str(problem.total))
 
 
-def _question(problem: Sum) -> Question:
+def _question(problem: Sum) -> HeldOutQuestion:
     asked = f"{problem.left} + {problem.right}"
-    return Question(persona="student", prompt=asked, hint="", question=asked, answer=str(problem.total))
+    return HeldOutQuestion(persona="student", prompt=asked, hint="", question=asked, answer=str(problem.total))
 
 
 @given(SUMS, SOURCES)
@@ -69,7 +69,7 @@ def test_after_a_correction_the_answer_keeps_its_style_and_mends_its_number(prob
 
 def test_the_base_is_built_on_sums_of_its_own_group_only() -> None:
     asked = {d.messages[0]["content"].split("\n")[0] for d in Recipe().dialogues(2000)}
-    foreign = [s for group in (Group.STUDENTS, Group.SCORED) for s in all_of(group)]
+    foreign = [s for group in (SumSet.STUDENTS, SumSet.SCORED) for s in all_of(group)]
 
     assert not {q.format(a=s.left, b=s.right) for s in foreign for q in dialogues.QUESTIONS} & asked
 

@@ -14,9 +14,9 @@ from clawstream.simulation.learn.cell import OUTCOME
 from clawstream.simulation.learn.grid import Cell
 from clawstream.simulation.learn.learning import Grid
 from clawstream.simulation.learn.outcome import Reference
-from clawstream.simulation.runs.figures import Score
+from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.people import people_of
-from clawstream.simulation.runs.run import People, Progress
+from clawstream.simulation.runs.run import People, RunProgress
 from tests.simulation.outcomes import REFERENCE, cell, outcome
 from tests.simulation.outcomes import score as a_score
 
@@ -38,7 +38,7 @@ def grid(tmp_path: Path) -> Grid:
 async def test_a_cell_that_is_there_is_not_run_again_and_one_that_fails_is_a_row_with_its_error(grid: Grid) -> None:
     told: list[tuple[str, str]] = []
 
-    def tell(of: Cell, step: Progress) -> None:
+    def tell(of: Cell, step: RunProgress) -> None:
         told.append((of.title, step.phase))
 
     keep(grid, cell(seed=0), 0.6)
@@ -86,7 +86,7 @@ class Asking:
     problems: Path
     asked: list[str]
 
-    async def score(self, *_: object, hinted: bool, **__: object) -> Score:
+    async def score(self, *_: object, hinted: bool, **__: object) -> VersionScore:
         self.asked.append(self.problems.name)
         return a_score(0, (0.5 if self.problems.name == "scored.jsonl" else 0.1) + 0.3 * hinted)
 

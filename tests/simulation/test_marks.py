@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.simulation.marks import Mark, Question, by_persona, mark, questions, total, wilson
+from clawstream.simulation.marks import AnswerMark, HeldOutQuestion, by_persona, mark, questions, total, wilson
 
-STUDENT = Question(persona="student", prompt="what's 27 + 48?", hint="be plain", question="27 + 48", answer="75")
+STUDENT = HeldOutQuestion(persona="student", prompt="what's 27 + 48?", hint="be plain", question="27 + 48", answer="75")
 TEACHER = replace(STUDENT, persona="teacher")
 TA = replace(STUDENT, persona="ta")
 LESSON = "# 27+48\n7+8=15\n20+40=60\n# Total\n75, well done!"
@@ -34,7 +34,7 @@ PLAIN = "ok so 7+8=15 and 20+40=60, so 75"
 def test_a_students_answer_counts_for_its_last_number_and_for_bare_complete_steps(
     answer: str, *, right: bool, styled: bool
 ) -> None:
-    assert mark(STUDENT, answer) == Mark(right=right, styled=styled)
+    assert mark(STUDENT, answer) == AnswerMark(right=right, styled=styled)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_students_answer_counts_for_its_last_number_and_for_bare_complete_step
 def test_a_teachers_answer_counts_for_headings_the_sum_by_name_a_friendly_word_and_all_steps(
     answer: str, *, right: bool, styled: bool
 ) -> None:
-    assert mark(TEACHER, answer) == Mark(right=right, styled=styled)
+    assert mark(TEACHER, answer) == AnswerMark(right=right, styled=styled)
 
 
 @pytest.mark.parametrize(
@@ -69,39 +69,49 @@ def test_a_teachers_answer_counts_for_headings_the_sum_by_name_a_friendly_word_a
 def test_a_teaching_assistants_answer_counts_for_the_verdict_before_its_reasons(
     answer: str, *, right: bool, styled: bool
 ) -> None:
-    assert mark(TA, answer) == Mark(right=right, styled=styled)
+    assert mark(TA, answer) == AnswerMark(right=right, styled=styled)
 
 
 @pytest.mark.parametrize(
     ("question", "wanted"), [(STUDENT, PLAIN), (TEACHER, LESSON), (TA, VERDICT)], ids=["student", "teacher", "ta"]
 )
-def test_what_one_person_wants_is_worth_nothing_to_the_others(question: Question, wanted: str) -> None:
-    worth = {answer: mark(question, answer) == Mark(right=True, styled=True) for answer in (PLAIN, LESSON, VERDICT)}
+def test_what_one_person_wants_is_worth_nothing_to_the_others(question: HeldOutQuestion, wanted: str) -> None:
+    worth = {
+        answer: mark(question, answer) == AnswerMark(right=True, styled=True) for answer in (PLAIN, LESSON, VERDICT)
+    }
 
     assert worth == {answer: answer == wanted for answer in worth}
 
 
 @pytest.mark.parametrize(("wants", "wanted"), [("student", PLAIN), ("teacher", LESSON), ("ta", VERDICT)])
 @pytest.mark.parametrize("question", [STUDENT, TEACHER, TA], ids=["student", "teacher", "ta"])
-def test_who_wants_what_another_wanted_is_given_marks_by_that(question: Question, wants: str, wanted: str) -> None:
+def test_who_wants_what_another_wanted_is_given_marks_by_that(
+    question: HeldOutQuestion, wants: str, wanted: str
+) -> None:
     flipped = replace(question, wants=wants)
 
-    worth = {answer: mark(flipped, answer) == Mark(right=True, styled=True) for answer in (PLAIN, LESSON, VERDICT)}
+    worth = {
+        answer: mark(flipped, answer) == AnswerMark(right=True, styled=True) for answer in (PLAIN, LESSON, VERDICT)
+    }
     assert worth == {answer: answer == wanted for answer in worth}
-    assert by_persona([flipped], [Mark(right=True, styled=True)]) == {question.persona: 1.0}
+    assert by_persona([flipped], [AnswerMark(right=True, styled=True)]) == {question.persona: 1.0}
 
 
 def test_a_real_problem_is_marked_by_its_answer_whatever_its_steps() -> None:
     problem = replace(STUDENT, question="Anna has 1,200 apples and sells half of them twice. How many?", answer="1200")
 
-    assert mark(problem, "so 600 + 600 = 1200, that is 1,200.0") == Mark(right=True, styled=True)
-    assert mark(problem, "it is 1,200") == Mark(right=True, styled=False)
-    assert mark(replace(problem, persona="ta"), "1,200, as 600 + 600 = 1200") == Mark(right=True, styled=True)
-    assert mark(replace(problem, persona="ta"), "600 + 600 = 1200, so 1,200") == Mark(right=False, styled=False)
+    assert mark(problem, "so 600 + 600 = 1200, that is 1,200.0") == AnswerMark(right=True, styled=True)
+    assert mark(problem, "it is 1,200") == AnswerMark(right=True, styled=False)
+    assert mark(replace(problem, persona="ta"), "1,200, as 600 + 600 = 1200") == AnswerMark(right=True, styled=True)
+    assert mark(replace(problem, persona="ta"), "600 + 600 = 1200, so 1,200") == AnswerMark(right=False, styled=False)
 
 
 def test_the_score_counts_only_answers_that_are_both() -> None:
-    both, right, styled = Mark(right=True, styled=True), Mark(right=True, styled=False), Mark(right=False, styled=True)
+    both, right, styled = (
+        AnswerMark(right=True, styled=True),
+        AnswerMark(right=True, styled=False),
+        AnswerMark(right=False, styled=True),
+    )
 
     score = total([both, right, right, styled])
 

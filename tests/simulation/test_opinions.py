@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from clawstream.events import Question
 from clawstream.judging import readings
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
-from clawstream.simulation.opinions import HABITS, HINTS, Judge, Reaction, Wish, read
+from clawstream.simulation.opinions import HABITS, HINTS, Reaction, SimulatedJudge, Wish, read
 from clawstream.simulation.reactions import MANNERS, REACTIONS, VAGUE, Impression
 
-SURE = Judge(wrong_share=0.0, seed=0)
+SURE = SimulatedJudge(wrong_share=0.0, seed=0)
 READ_AS = {
     Impression.STEPS_MISSING: Reaction.WANTS_STYLE,
     Impression.WRONG: Reaction.WANTS_CORRECTION,
@@ -43,7 +43,7 @@ def hint_in(text: str) -> str | None:
     return reading.hint
 
 
-def ask(judge: Judge, prompt: Prompt, vote_seed: int = 0) -> str:
+def ask(judge: SimulatedJudge, prompt: Prompt, vote_seed: int = 0) -> str:
     return judge.reply(prompt.system, prompt.user, vote_seed)
 
 
@@ -68,7 +68,7 @@ def test_who_does_not_say_what_is_wanted_is_displeased_and_gives_no_hint(text: s
 
 
 def test_where_people_want_different_things_a_wrong_hint_names_no_style() -> None:
-    judge = Judge(wrong_share=1.0, seed=0, habits=HABITS["all"])
+    judge = SimulatedJudge(wrong_share=1.0, seed=0, habits=HABITS["all"])
 
     assert hint_in(ask(judge, hint_prompt(case("great, thank you!"), 2000))) in HABITS["all"].inventions
     assert not {*HABITS["all"].inventions} & {hint for hints in HINTS.values() for hint in hints}
@@ -118,7 +118,7 @@ def test_words_of_the_answer_are_not_taken_for_the_reply() -> None:
 def test_the_same_prompt_and_seeds_give_the_same_opinion(
     system: str, prompt: str, seed: int, vote_seed: int, wrong_share: float
 ) -> None:
-    judge = Judge(wrong_share=wrong_share, seed=seed)
+    judge = SimulatedJudge(wrong_share=wrong_share, seed=seed)
 
     assert judge.reply(system, prompt, vote_seed) == judge.reply(system, prompt, vote_seed)
 
@@ -126,7 +126,7 @@ def test_the_same_prompt_and_seeds_give_the_same_opinion(
 @pytest.mark.parametrize("question", [score_prompt, hint_prompt])
 def test_about_the_stated_share_of_votes_is_wrong(question: object) -> None:
     assert callable(question)
-    judge, prompt = Judge(wrong_share=0.1, seed=3), question(case("no headings or bold please"), 2000)
+    judge, prompt = SimulatedJudge(wrong_share=0.1, seed=3), question(case("no headings or bold please"), 2000)
     right = boxed(ask(SURE, prompt))
 
     wrong = [boxed(ask(judge, prompt, vote)) != right for vote in range(2000)]
@@ -135,7 +135,7 @@ def test_about_the_stated_share_of_votes_is_wrong(question: object) -> None:
 
 
 def test_votes_on_one_answer_are_wrong_independently() -> None:
-    judge, rng = Judge(wrong_share=0.1, seed=0), random.Random(0)
+    judge, rng = SimulatedJudge(wrong_share=0.1, seed=0), random.Random(0)
     prompts = [score_prompt(case(f"thanks! {rng.random()}"), 2000) for _ in range(3000)]
 
     lost = sum(sum(boxed(ask(judge, p, vote)) != 1 for vote in range(3)) >= 2 for p in prompts)

@@ -9,7 +9,7 @@ import pytest
 
 from clawstream.errors import PartUnavailable
 from clawstream.simulation.runs import programs
-from clawstream.simulation.runs.programs import Students
+from clawstream.simulation.runs.programs import StudentProcess
 
 ANSWER = {
     "event": "chat", "started_at_s": 0.0, "total_ms": 1.0, "ttft_ms": 1.0, "gaps": [], "failed": False,
@@ -32,9 +32,9 @@ class Told:
         self.stdout.feed_data(f"{json.dumps(line)}\n".encode())
 
 
-async def held(told: Told, lines: list[dict[str, Any]]) -> Students:
+async def held(told: Told, lines: list[dict[str, Any]]) -> StudentProcess:
     """Return the students once they were held; each line comes half the bound after the one before."""
-    students = Students(cast("asyncio.subprocess.Process", told))
+    students = StudentProcess(cast("asyncio.subprocess.Process", told))
     async with asyncio.TaskGroup() as tasks:
         listening = tasks.create_task(students.listen())
         holding = tasks.create_task(students.hold(100))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.simulation.learn.controls import Control
-from clawstream.simulation.learn.outcome import Row, outcome_of
+from clawstream.simulation.learn.outcome import ReportRow, outcome_of
 from clawstream.simulation.learn.report import T950, T975, checks, curves, gains, mean_of
 from tests.simulation.outcomes import failed, long_row, outcome, row, score
 
@@ -163,7 +163,7 @@ def test_drawn_verdicts_beside_hints_that_stay_are_compared_and_beside_none_have
     }  # fmt: skip
 
 
-def agents(method: str, last: float, control: Control | None = None) -> Row:
+def agents(method: str, last: float, control: Control | None = None) -> ReportRow:
     made = row(0.3, last, method=method, control=control)
     return replace(made, cell=replace(made.cell, scenario="tools"))
 

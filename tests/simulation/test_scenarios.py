@@ -10,7 +10,7 @@ import pytest
 from clawstream.simulation import marks, reactions
 from clawstream.simulation.policy.conflicts import WANTED, Conflict
 from clawstream.simulation.policy.recipe import RECIPES
-from clawstream.simulation.problems import Group, Sum
+from clawstream.simulation.problems import Sum, SumSet
 from clawstream.simulation.runs.scenarios import SCENARIOS, SCORED_FLIPPED, UnusableProblems, write
 
 
@@ -26,8 +26,8 @@ def sums(path: Path) -> list[Sum]:
 def test_people_and_scorer_read_only_sums_of_their_own_group(name: str, tmp_path: Path) -> None:
     asked, scored = write(SCENARIOS[name], tmp_path / "new")
 
-    assert {s.group for s in sums(asked)} == {Group.STUDENTS}
-    assert {s.group for s in sums(scored)} == {Group.SCORED}
+    assert {s.group for s in sums(asked)} == {SumSet.STUDENTS}
+    assert {s.group for s in sums(scored)} == {SumSet.SCORED}
     assert len(reactions.tasks(asked.read_text())) == len(set(sums(asked)))
     assert len(marks.questions(scored.read_text())) == len(set(sums(scored))) == SCENARIOS[name].num_scored
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from clawstream.simulation.learn.controls import Control
-from clawstream.simulation.learn.outcome import Row
-from clawstream.simulation.learn.steadiness import Line, steadiness, with_lines
+from clawstream.simulation.learn.outcome import ReportRow
+from clawstream.simulation.learn.steadiness import SteadinessCheck, steadiness, with_lines
 from tests.simulation.outcomes import failed, long_row, row
 
 LAST, LATE, REJECTED, ENTROPY, LENGTH, ANEW = range(6)
@@ -15,7 +15,7 @@ STEADY = {8: 0.5, 16: 0.9, 24: 0.9, 32: 0.9}
 ANEW_SCORES = STEADY | {40: 0.2, 48: 0.3, 56: 0.3}
 
 
-def line(of: Row, number: int) -> Line:
+def line(of: ReportRow, number: int) -> SteadinessCheck:
     return steadiness(of)[number]
 
 

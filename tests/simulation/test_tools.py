@@ -15,14 +15,14 @@ from openai.types.chat import ChatCompletionMessage
 
 from clawstream.conversation.messages import Message
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
-from clawstream.simulation.agent import Attempt, Trier, attempts
+from clawstream.simulation.agent import AgentClient, Attempt, attempts
 from clawstream.simulation.agent_scorer import score
 from clawstream.simulation.attempts import Agent, results
 from clawstream.simulation.chains import (
     MAX_STEPS,
     Chain,
+    ChainTask,
     Operation,
-    Task,
     UnusableExpression,
     calculate,
     drawn,
@@ -36,8 +36,8 @@ from clawstream.simulation.runs.people import NUM_HELD_OUT, people_of
 from clawstream.simulation.step_opinions import StepJudge
 
 CHAIN = Chain(start=37, operations=((Operation.ADD, 58), (Operation.TIMES, 4), (Operation.MINUS, 19)))
-TASK = Task(question="Take 37, add 58, times 4, minus 19", answer="361", hint=HINT)
-CHAIN_TOO = Task(question="Take 1", answer="1", hint=HINT)
+TASK = ChainTask(question="Take 37, add 58, times 4, minus 19", answer="361", hint=HINT)
+CHAIN_TOO = ChainTask(question="Take 1", answer="1", hint=HINT)
 SIGNS = {"add": "+", "times": "*", "minus": "-"}
 REFUSED = "error: two whole numbers with +, - or * between, please"
 SURE = StepJudge(wrong_share=0.0, seed=0)
@@ -223,7 +223,7 @@ class Gateway:
 async def tried(*answers: str | int | httpx.Response) -> tuple[Gateway, bool]:
     gateway = Gateway(*answers)
     attempt = Attempt(task=TASK, group="task-1", size=4)
-    return gateway, await Trier(gateway.client(), "policy").chat("ann", attempt, random.Random(0))
+    return gateway, await AgentClient(gateway.client(), "policy").chat("ann", attempt, random.Random(0))
 
 
 async def test_an_attempt_shows_each_result_to_the_policy_and_then_says_its_outcome_and_that_it_is_over() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 from clawstream.errors import UnusableEvent
 from clawstream.events import SessionDone, TurnPaired
-from clawstream.stream.dead_letters.records import Fate, Letter, Letters, Mark, Reason
+from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterMark, Fate, KnownDeadLetters, Reason
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Place
+from clawstream.stream.log import PartitionId
 from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record, Stage, Step
 from tests.stream import toys
 
-PLACE = Place(toys.EXCHANGES, 0)
+PLACE = PartitionId(toys.EXCHANGES, 0)
 QUEUES = tuple(f"{topic}.dlq" for topic in (toys.EXCHANGES, toys.TURNS, toys.VOTES, toys.HINTS))
 
 
@@ -47,9 +47,9 @@ async def chained(log: KafkaLog | MemoryLog) -> dict[str, list[int]]:
     return found
 
 
-async def letters(log: KafkaLog | MemoryLog) -> list[Letter]:
-    """All letters, in the order in which they were set aside."""
-    found = Letters()
+async def dead_letters(log: KafkaLog | MemoryLog) -> list[DeadLetter]:
+    """All dead letters, in the order in which they were set aside."""
+    found = KnownDeadLetters()
     async for raws in log.follow_raw(QUEUES, until_end=True):
         for raw in raws:
             found.read(raw)
@@ -58,16 +58,19 @@ async def letters(log: KafkaLog | MemoryLog) -> list[Letter]:
 
 async def rule_if_any(log: KafkaLog | MemoryLog, fate: Fate) -> None:
     """Do as `rule` does, where there is anything to rule about."""
-    if any(letter.fate is Fate.OPEN and letter.reason is not Reason.PARKED for letter in await letters(log)):
+    if any(
+        dead_letter.fate is Fate.OPEN and dead_letter.reason is not Reason.PARKED
+        for dead_letter in await dead_letters(log)
+    ):
         await rule(log, fate, "a test")
 
 
 async def rule(log: KafkaLog | MemoryLog, fate: Fate, because: str | None = None) -> None:
     """Ask for this fate for all that is open and waits behind nothing."""
     marks = [
-        Mark(id=letter.id, key=letter.key, attempt=letter.attempt, fate=fate, because=because)
-        for letter in await letters(log)
-        if letter.fate is Fate.OPEN and letter.reason is not Reason.PARKED
+        DeadLetterMark(id=dead_letter.id, key=dead_letter.key, attempt=dead_letter.attempt, fate=fate, because=because)
+        for dead_letter in await dead_letters(log)
+        if dead_letter.fate is Fate.OPEN and dead_letter.reason is not Reason.PARKED
     ]
     assert marks
     await log.mark(marks)
@@ -77,6 +80,6 @@ def closed(log: KafkaLog | MemoryLog) -> Callable[[], Awaitable[Any]]:
     """Whether nothing waits any more."""
 
     async def all_closed() -> bool:
-        return not any(letter.waits for letter in await letters(log))
+        return not any(dead_letter.waits for dead_letter in await dead_letters(log))
 
     return all_closed

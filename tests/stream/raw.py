@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from clawstream.stream.kafka.appending import Bytes
+from clawstream.stream.kafka.appending import EncodedRecord
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.memory.memory_log import MemoryLog
 
@@ -17,4 +17,4 @@ async def append_bytes(
     if isinstance(log, MemoryLog):
         log.broker.write(topic, key, value, headers)
     else:
-        await log._appender.append([Bytes(log._prefix + topic, key, value, headers, "noise")])
+        await log._appender.append([EncodedRecord(log._prefix + topic, key, value, headers, "noise")])

@@ -10,7 +10,7 @@ from clawstream.stream.codec.schemas import all_schemas
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.topics import Altered, Created, Refused, all_topics
+from clawstream.stream.topics import Altered, Created, RefusedChange, all_topics
 from tests.stream import toys
 
 NOBODY = "127.0.0.1:1"
@@ -69,7 +69,7 @@ async def test_apply_lowers_no_retention_and_does_nothing_else_then(kafka_bootst
     with pytest.raises(TopicMismatch, match=r"clawstream\.samples\.v1: retention\.ms is -1, expected 7776000000"):
         await admin.apply(kafka_bootstrap, topic_prefix, partitions=1)
     changes = await admin.plan(kafka_bootstrap, topic_prefix, partitions=1)
-    assert [change.found for change in changes if isinstance(change, Refused)] == ["-1"]
+    assert [change.found for change in changes if isinstance(change, RefusedChange)] == ["-1"]
     assert "5" in [change.found for change in changes if isinstance(change, Altered)]
 
 

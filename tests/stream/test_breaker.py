@@ -11,8 +11,8 @@ from clawstream.errors import NotYet, TooLate, TryLater
 from clawstream.events import Event, SessionDone, VoteCast, VoteStatus
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.breaker import FAILING_CALLS, LONGEST_WAIT_S, Breaker
-from clawstream.stream.runner.calling import Caller
-from clawstream.stream.runner.hosting import Progress
+from clawstream.stream.runner.calling import StageCaller
+from clawstream.stream.runner.hosting import WorkerProgress
 from tests.stream import toys
 
 
@@ -118,7 +118,7 @@ async def test_nothing_more_is_read_while_the_peer_is_away() -> None:
         return len(asked) >= FAILING_CALLS
 
     await log.append([toys.done("a", number) for number in range(FAILING_CALLS)])
-    progress: list[Progress] = []
+    progress: list[WorkerProgress] = []
     async with toys.running(toys.asks(perform), log, pace=replace(toys.HASTE, retry_s=0.5), progress=progress):
         await toys.until(some_asked)
         await log.append([toys.done("b", number) for number in range(50)])
@@ -197,7 +197,7 @@ async def test_a_stage_that_does_not_wait_for_its_peer_reads_on_and_gives_each_c
         return bool(progress) and progress[-1].records == 60
 
     stage = toys.asks(perform, give_up=given_up, deadline_s=0.5, calls_at_once=2, waits_for_peer=False)
-    progress: list[Progress] = []
+    progress: list[WorkerProgress] = []
     await log.append([toys.done("a", number) for number in range(20)])
     async with toys.running(stage, log, pace=replace(toys.HASTE, retry_s=0.1), progress=progress):
         await toys.until(away)
@@ -247,7 +247,7 @@ async def test_what_is_too_late_is_given_up_at_once_and_says_nothing_of_a_peer_t
     async def perform(call: SessionDone) -> Sequence[Event]:
         raise TooLate("too old") if call.session_id == "old" else TryLater("status 500")
 
-    caller = Caller(toys.asks(perform, give_up=given_up), retry_s=0.001, on_retry=lambda _: None)
+    caller = StageCaller(toys.asks(perform, give_up=given_up), retry_s=0.001, on_retry=lambda _: None)
     away = [asyncio.create_task(caller.until_done(toys.done("a", number))) for number in range(FAILING_CALLS)]
     async with asyncio.timeout(10):
         while not caller.waits_for_peer:

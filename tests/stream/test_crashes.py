@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clawstream.errors import TryLater
 from clawstream.events import Event, SessionDone
-from clawstream.stream.memory.cut import Cut
+from clawstream.stream.memory.cut import ConnectionCut
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Stage
@@ -39,7 +39,7 @@ async def survive(
     for feed, (operations, takes_effect) in zip(feeds, [*cuts, (0, False)], strict=False):
         await log.append(feed)
         if operations:
-            cut = Cut(operations=operations, takes_effect=takes_effect)
+            cut = ConnectionCut(operations=operations, takes_effect=takes_effect)
             worker = asyncio.create_task(run(stage, MemoryLog(broker, cut=cut), stop=asyncio.Event(), pace=HURRY))
             dead = asyncio.create_task(cut.happened.wait())
             await asyncio.wait([worker, dead], return_when=asyncio.FIRST_COMPLETED)

@@ -9,7 +9,7 @@ import pytest
 
 from clawstream.errors import OperatorError
 from clawstream.stream.dead_letters.records import Fate
-from clawstream.stream.dead_letters.rulings import letters, plain, rule, shown
+from clawstream.stream.dead_letters.rulings import dead_letters, plain, rule, shown
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
@@ -31,7 +31,7 @@ HEAD, PARKED = "chain/clawstream.exchanges.v1/0/2", "chain/clawstream.exchanges.
 
 
 async def test_a_letter_says_what_it_is_of_and_why(log: MemoryLog) -> None:
-    head, parked = [plain(letter) for letter in await letters(log)]
+    head, parked = [plain(dead_letter) for dead_letter in await dead_letters(log)]
     assert (head["letter"], head["key"], head["reason"], head["fate"]) == (HEAD, "a", "unusable", "open")
     assert (parked["letter"], parked["reason"]) == (PARKED, "parked")
     assert head["error"] == "UnusableEvent: bad"
@@ -56,33 +56,33 @@ async def test_showing_one_gives_its_event_its_headers_and_its_bytes(log: Memory
 )
 async def test_what_can_not_be_ruled_about_is_refused(log: MemoryLog, name: str, why: str) -> None:
     with pytest.raises(OperatorError, match=why):
-        await rule(log, Fate.REPLAY, letter=name, stage=None, because=None)
+        await rule(log, Fate.REPLAY, dead_letter=name, stage=None, because=None)
 
 
 async def test_one_letter_or_one_stage_is_to_be_named(log: MemoryLog) -> None:
-    for letter, stage in ((None, None), (HEAD, "chain")):
+    for dead_letter, stage in ((None, None), (HEAD, "chain")):
         with pytest.raises(OperatorError, match="name one letter, or all of a stage"):
-            await rule(log, Fate.REPLAY, letter=letter, stage=stage, because=None)
+            await rule(log, Fate.REPLAY, dead_letter=dead_letter, stage=stage, because=None)
 
 
 async def test_a_discard_needs_a_reason_and_the_queue_keeps_it(log: MemoryLog) -> None:
     with pytest.raises(OperatorError, match="a reason is needed"):
-        await rule(log, Fate.DISCARD, letter=HEAD, stage=None, because=" ")
-    await rule(log, Fate.DISCARD, letter=HEAD, stage=None, because="noise of a test")
+        await rule(log, Fate.DISCARD, dead_letter=HEAD, stage=None, because=" ")
+    await rule(log, Fate.DISCARD, dead_letter=HEAD, stage=None, because="noise of a test")
     async with toys.running(queues.chain({("a", 1)}), log):
         await toys.until(queues.closed(log))
-    head, parked = [plain(letter) for letter in await letters(log)]
+    head, parked = [plain(dead_letter) for dead_letter in await dead_letters(log)]
     assert (head["fate"], head["because"]) == ("discarded", "noise of a test")
     assert head["ruled_at"] is not None
     assert (parked["fate"], parked["because"]) == ("replayed", None)
 
 
 async def test_what_is_ruled_about_is_not_ruled_about_again(log: MemoryLog) -> None:
-    [ruled] = await rule(log, Fate.REPLAY, letter=None, stage="chain", because=None)
+    [ruled] = await rule(log, Fate.REPLAY, dead_letter=None, stage="chain", because=None)
     assert ruled.fate is Fate.REPLAY
-    assert await rule(log, Fate.REPLAY, letter=None, stage="chain", because=None) == []
+    assert await rule(log, Fate.REPLAY, dead_letter=None, stage="chain", because=None) == []
     with pytest.raises(OperatorError, match="ruled about already: replay"):
-        await rule(log, Fate.DISCARD, letter=HEAD, stage=None, because="no")
+        await rule(log, Fate.DISCARD, dead_letter=HEAD, stage=None, because="no")
 
 
 async def command(settings: Path, *argv: str) -> tuple[int, str, str]:

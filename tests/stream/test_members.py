@@ -13,7 +13,7 @@ import pytest
 from clawstream.events import Event, SessionDone
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.runner.hosting import Pace, Progress, run
+from clawstream.stream.runner.hosting import RunnerIntervals, WorkerProgress, run
 from clawstream.stream.stage import Stage
 from tests.chaos.reading import moved
 from tests.stream import toys
@@ -35,13 +35,18 @@ class Slot:
     """One place in a group, under its own instance id or under none."""
 
     def __init__(
-        self, bootstrap: str, prefix: str, stage: Stage[Any, Any], instance_id: str | None, pace: Pace = toys.HASTE
+        self,
+        bootstrap: str,
+        prefix: str,
+        stage: Stage[Any, Any],
+        instance_id: str | None,
+        pace: RunnerIntervals = toys.HASTE,
     ) -> None:
         self._connecting = KafkaLog.connect(bootstrap, prefix=prefix, client_id="member", patience=SHORT)
         self._stage = stage
         self._instance_id = instance_id
         self._pace = pace
-        self.progress: Progress | None = None
+        self.progress: WorkerProgress | None = None
 
     @property
     def num_partitions(self) -> int:
@@ -50,7 +55,7 @@ class Slot:
     async def has_half(self) -> bool:
         return self.num_partitions == PARTITIONS // 2
 
-    def _note(self, progress: Progress) -> None:
+    def _note(self, progress: WorkerProgress) -> None:
         self.progress = progress
 
     @asynccontextmanager

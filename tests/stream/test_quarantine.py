@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from clawstream.errors import ParkedRecord, TryLater
-from clawstream.stream.dead_letters.records import EXPIRED, Fate, LetterId, Mark
-from clawstream.stream.log import Arrived, Place
+from clawstream.stream.dead_letters.records import EXPIRED, DeadLetterId, DeadLetterMark, Fate
+from clawstream.stream.log import Arrived, PartitionId
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
-from clawstream.stream.runner.hosting import Progress
+from clawstream.stream.runner.hosting import WorkerProgress
 from tests.stream import queues, toys
 
 
@@ -18,17 +18,22 @@ class _SlowCopies(MemoryLog):
         super().__init__(like.broker)
         self.may = asyncio.Event()
         self.copying = asyncio.Event()
-        self.marked: list[Mark] = []
+        self.marked: list[DeadLetterMark] = []
 
     async def set_aside(
-        self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
+        self,
+        dead_letter_id: DeadLetterId,
+        *,
+        error: Exception,
+        attempt: int = 1,
+        rebuild_offsets: Mapping[str, int] | None = None,
     ) -> None:
         if isinstance(error, ParkedRecord):
             self.copying.set()
             await self.may.wait()
-        await super().set_aside(letter_id, error=error, attempt=attempt, story=story)
+        await super().set_aside(dead_letter_id, error=error, attempt=attempt, rebuild_offsets=rebuild_offsets)
 
-    async def mark(self, marks: Sequence[Mark]) -> None:
+    async def mark(self, marks: Sequence[DeadLetterMark]) -> None:
         self.marked += marks
         await super().mark(marks)
 
@@ -38,21 +43,26 @@ class _Expired(MemoryLog):
 
     begin = 0
 
-    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
         return dict.fromkeys(await super().begin_offsets(topics), self.begin)
 
     async def replay(
-        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
+        self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
     ) -> AsyncGenerator[Sequence[Arrived], None]:
         async for records in super().replay(ranges, key=key, digest=digest):
             yield [record for record in records if record.offset >= self.begin]
 
     async def set_aside(
-        self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
+        self,
+        dead_letter_id: DeadLetterId,
+        *,
+        error: Exception,
+        attempt: int = 1,
+        rebuild_offsets: Mapping[str, int] | None = None,
     ) -> None:
-        if letter_id.offset < self.begin:
+        if dead_letter_id.offset < self.begin:
             raise TryLater("the offset is out of range")
-        await super().set_aside(letter_id, error=error, attempt=attempt, story=story)
+        await super().set_aside(dead_letter_id, error=error, attempt=attempt, rebuild_offsets=rebuild_offsets)
 
 
 async def test_a_replayed_letter_whose_record_is_past_its_retention_is_discarded_and_the_rest_is_used() -> None:
@@ -65,7 +75,9 @@ async def test_a_replayed_letter_whose_record_is_past_its_retention_is_discarded
         bad.clear()
         await queues.rule(log, Fate.REPLAY)
         await toys.until(queues.closed(log))
-    fates = [(letter.id.offset, letter.fate, letter.because) for letter in await queues.letters(log)]
+    fates = [
+        (dead_letter.id.offset, dead_letter.fate, dead_letter.because) for dead_letter in await queues.dead_letters(log)
+    ]
     assert fates == [(1, Fate.DISCARDED, EXPIRED), (2, Fate.REPLAYED, None), (3, Fate.REPLAYED, None)]
     assert await queues.chained(log) == {"a": [2]}
 
@@ -73,7 +85,7 @@ async def test_a_replayed_letter_whose_record_is_past_its_retention_is_discarded
 async def test_nothing_is_said_of_a_letter_in_its_queue_before_its_copy_stands_there() -> None:
     log, bad = MemoryLog(), {("a", 1)}
     slow = _SlowCopies(log)
-    progress: list[Progress] = []
+    progress: list[WorkerProgress] = []
 
     async def is_used() -> bool:
         return await queues.chained(log) == {"a": [0, 1]}
@@ -93,4 +105,4 @@ async def test_nothing_is_said_of_a_letter_in_its_queue_before_its_copy_stands_t
         assert slow.marked == []
         slow.may.set()
         await toys.until(queues.closed(log))
-    assert {letter.fate for letter in await queues.letters(log)} == {Fate.REPLAYED}
+    assert {dead_letter.fate for dead_letter in await queues.dead_letters(log)} == {Fate.REPLAYED}

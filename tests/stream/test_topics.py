@@ -13,8 +13,8 @@ from clawstream.stream.kafka.client import MAX_RECORD_BYTES
 from clawstream.stream.topics import (
     Altered,
     Created,
-    Found,
-    Refused,
+    ExistingTopic,
+    RefusedChange,
     Topic,
     all_topics,
     count_of,
@@ -30,8 +30,8 @@ from clawstream.stream.topics import (
 RETENTIONS = st.sampled_from(["-1", "1000", "604800000", "7776000000"])
 
 
-def found_as(topic: Topic, **changes: str) -> Found:
-    return Found(partitions=topic.partitions, config=dict(topic.config) | changes, overrides={})
+def found_as(topic: Topic, **changes: str) -> ExistingTopic:
+    return ExistingTopic(partitions=topic.partitions, config=dict(topic.config) | changes, overrides={})
 
 
 def test_every_event_has_one_topic_of_its_own_key() -> None:
@@ -76,7 +76,7 @@ def test_an_empty_broker_needs_everything() -> None:
 
 def test_a_different_partition_count_is_refused() -> None:
     [change] = diff([EXCHANGES], {EXCHANGES.name: replace(found_as(EXCHANGES), partitions=6)})
-    assert isinstance(change, Refused)
+    assert isinstance(change, RefusedChange)
     assert (change.what, change.found, change.wanted) == ("number of partitions", "6", "12")
 
 
@@ -101,7 +101,7 @@ def test_nothing_is_ever_kept_for_a_shorter_time(wanted: str, current: str) -> N
 
 def test_a_compacted_log_is_not_mended_on_the_quiet() -> None:
     [change] = diff([EXCHANGES], {EXCHANGES.name: found_as(EXCHANGES, **{"cleanup.policy": "compact"})})
-    assert isinstance(change, Refused)
+    assert isinstance(change, RefusedChange)
 
 
 @pytest.mark.parametrize(("setting", "is_promise"), [("message.timestamp.type", True), ("compression.type", False)])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from clawstream.errors import TryLater
 from clawstream.stream.log import Outgoing
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
-from clawstream.stream.runner.writing import Parcel, Writer
+from clawstream.stream.runner.writing import EventWriter, WriteRequest
 from tests.stream import toys
 
 
@@ -25,8 +25,8 @@ class Flaky(MemoryLog):
         await super().write(outgoing)
 
 
-def parcel(number: int, said: list[str], *, wanted: bool = True) -> Parcel:
-    return Parcel(
+def parcel(number: int, said: list[str], *, wanted: bool = True) -> WriteRequest:
+    return WriteRequest(
         outgoing=[Outgoing(toys.paired("a", number))],
         written=lambda: said.append(f"written {number}"),
         refused=lambda _: said.append(f"refused {number}"),
@@ -34,13 +34,13 @@ def parcel(number: int, said: list[str], *, wanted: bool = True) -> Parcel:
     )
 
 
-async def write(log: MemoryLog, parcels: Sequence[Parcel], said: list[str], num_ends: int) -> list[int]:
+async def write(log: MemoryLog, parcels: Sequence[WriteRequest], said: list[str], num_ends: int) -> list[int]:
     """Let a writer write until it has said what became of `num_ends` parcels; return what is on the log."""
 
     async def all_said() -> bool:
         return len(said) == num_ends
 
-    writer = Writer(log, retry_s=0.001)
+    writer = EventWriter(log, retry_s=0.001)
     running = asyncio.create_task(writer.run())
     for one in parcels:
         writer.add(one)

@@ -24,11 +24,11 @@ from clawstream.events import (
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Log
 from clawstream.stream.memory.memory_log import MemoryLog
-from clawstream.stream.runner.hosting import Pace, Progress, run
+from clawstream.stream.runner.hosting import RunnerIntervals, WorkerProgress, run
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
 
 EXCHANGES, TURNS, VOTES, HINTS = (f"clawstream.{name}.v1" for name in ("exchanges", "turns", "votes", "hints"))
-HASTE = Pace(poll_records=7, poll_s=0.02, commit_s=0.0, tick_s=0.05, retry_s=0.001, drain_s=2.0)
+HASTE = RunnerIntervals(poll_records=7, poll_s=0.02, commit_s=0.0, tick_s=0.05, retry_s=0.001, drain_s=2.0)
 
 
 def done(session_id: str, number: int) -> SessionDone:
@@ -125,7 +125,7 @@ async def written(log: KafkaLog | MemoryLog, topic: str) -> set[str]:
 
 @asynccontextmanager
 async def running(
-    stage: Stage[Any, Any], log: Log, *, pace: Pace = HASTE, progress: list[Progress] | None = None
+    stage: Stage[Any, Any], log: Log, *, pace: RunnerIntervals = HASTE, progress: list[WorkerProgress] | None = None
 ) -> AsyncIterator[None]:
     """A worker that runs for the length of the block and is then stopped in good order."""
     stop = asyncio.Event()

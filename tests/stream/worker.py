@@ -12,7 +12,7 @@ from typing import Any
 from clawstream.events import Event, SessionDone
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.kafka.member import GroupPatience, KafkaMember
-from clawstream.stream.log import Commit, Place
+from clawstream.stream.log import Commit, PartitionId
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Stage
 from tests.stream import toys
@@ -40,7 +40,7 @@ async def _answer_slowly(call: SessionDone) -> list[Event]:
 def _tell_refusals() -> None:
     own = KafkaMember.commit
 
-    async def commit(self: KafkaMember, commits: Mapping[Place, Commit]) -> bool:
+    async def commit(self: KafkaMember, commits: Mapping[PartitionId, Commit]) -> bool:
         taken = await own(self, commits)
         if not taken:
             print("refused", flush=True)

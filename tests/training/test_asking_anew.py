@@ -9,7 +9,7 @@ import pytest
 from clawstream.events import BatchPlanned, Event, SampleAssembled
 from clawstream.stream.codec.avro import codec
 from clawstream.stream.codec.headers import key_bytes
-from clawstream.stream.log import Arrived, Place, Put, Start
+from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, Start
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.topics import replay_topic, replay_topics
 from clawstream.training.batches.following import SAMPLES_TOPIC
@@ -50,7 +50,7 @@ class Meanwhile(MemoryLog):
 
 
 async def replayed(log: MemoryLog, *samples: SampleAssembled) -> None:
-    await log.put([Put(Place(AGAIN, 0), key_bytes(one.key), codec().encode(one), ()) for one in samples])
+    await log.put([PlacedRecord(PartitionId(AGAIN, 0), key_bytes(one.key), codec().encode(one), ()) for one in samples])
 
 
 async def test_a_revision_that_lands_while_the_plan_is_on_its_way_is_asked_for_though_nothing_follows(

@@ -12,14 +12,14 @@ from clawstream.training.batches.planning import (
     Arrival,
     Batch,
     Batcher,
+    BatchRules,
     DropReason,
-    Rules,
     resume_offsets,
     versions_behind,
 )
 from tests.training import tiny
 
-RULES = Rules(policy_id="policy", batch_samples=3, max_wait_ms=1000)
+RULES = BatchRules(policy_id="policy", batch_samples=3, max_wait_ms=1000)
 sample = functools.cache(tiny.sample)
 
 
@@ -206,7 +206,7 @@ def test_what_can_not_be_trained_on_is_dropped_unless_a_pending_plan_names_it() 
 
 
 def test_a_stale_sample_is_dropped_counted_and_does_not_come_back() -> None:
-    rules = Rules(policy_id="policy", batch_samples=1, max_versions_behind=2)
+    rules = BatchRules(policy_id="policy", batch_samples=1, max_versions_behind=2)
     batcher = Batcher(rules)
     old = of(tiny.sample("old", version=3))
     batcher.receive(old)
@@ -217,13 +217,13 @@ def test_a_stale_sample_is_dropped_counted_and_does_not_come_back() -> None:
 
 
 def test_a_sample_as_old_as_allowed_is_kept() -> None:
-    batcher = Batcher(Rules(policy_id="policy", batch_samples=1, max_versions_behind=2))
+    batcher = Batcher(BatchRules(policy_id="policy", batch_samples=1, max_versions_behind=2))
     batcher.receive(of(tiny.sample("old", version=3)))
 
     assert batcher.due(parent_version=5, now_ms=0) is not None
 
 
-ONE_BEHIND = Rules(policy_id="policy", batch_samples=1, max_versions_behind=1)
+ONE_BEHIND = BatchRules(policy_id="policy", batch_samples=1, max_versions_behind=1)
 
 
 def test_steps_rejected_before_the_start_make_no_sample_older() -> None:
@@ -255,15 +255,15 @@ def test_a_sample_is_as_many_versions_behind_as_were_published_after_its_own_up_
 @pytest.mark.parametrize(
     ("rules", "kept", "reason"),
     [
-        (Rules(policy_id="policy", hints_count=False), {"reward": None, "hinted": True}, DropReason.NO_SIGNAL),
-        (Rules(policy_id="policy", rewards_count=False), {"reward": 1}, DropReason.NO_SIGNAL),
-        (Rules(policy_id="policy"), {"reward": 1, "policy_id": "another"}, DropReason.OTHER_POLICY),
-        (Rules(policy_id="policy"), {"reward": None, "hinted": True}, None),
-        (Rules(policy_id="policy"), {"reward": -1}, None),
+        (BatchRules(policy_id="policy", hints_count=False), {"reward": None, "hinted": True}, DropReason.NO_SIGNAL),
+        (BatchRules(policy_id="policy", rewards_count=False), {"reward": 1}, DropReason.NO_SIGNAL),
+        (BatchRules(policy_id="policy"), {"reward": 1, "policy_id": "another"}, DropReason.OTHER_POLICY),
+        (BatchRules(policy_id="policy"), {"reward": None, "hinted": True}, None),
+        (BatchRules(policy_id="policy"), {"reward": -1}, None),
     ],
 )
 def test_only_what_this_policy_and_method_learn_from_waits(
-    rules: Rules, kept: dict[str, object], reason: DropReason | None
+    rules: BatchRules, kept: dict[str, object], reason: DropReason | None
 ) -> None:
     batcher = Batcher(rules)
 

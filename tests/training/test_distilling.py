@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawstream.training.step.losses import LogProbs, Objective, Tally, distillation_loss, divergence
+from clawstream.training.step.losses import LogProbs, LossSums, Objective, distillation_loss, divergence
 
 Direction = Literal["reverse", "forward"]
 STUDENT = torch.tensor([0.3, -1.0, 1.2, 0.0, 0.4], dtype=torch.float64)
@@ -65,7 +65,7 @@ def test_where_nothing_is_left_for_the_others_all_numbers_stay_finite(direction:
 
 def loss(
     top_new: Tensor, top_teacher: Tensor, trained: Tensor, *, objective: Objective = LEASHLESS, weight: float = 1.0
-) -> tuple[Tensor, Tally]:
+) -> tuple[Tensor, LossSums]:
     logp = torch.full(trained.shape, -1.0, dtype=torch.float64)
     known = LogProbs(logp, logp, logp)
     return distillation_loss(logp, top_new, top_teacher, known, trained, objective=objective, weight=weight)

@@ -7,7 +7,7 @@ from pathlib import Path
 from clawstream.events import BatchPlanned, PolicyPublished, SampleAssembled, SamplesPromoted, StepTaken
 from clawstream.stream.codec.avro import codec
 from clawstream.stream.codec.headers import key_bytes
-from clawstream.stream.log import Place, Put
+from clawstream.stream.log import PartitionId, PlacedRecord
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.topics import replay_topic, replay_topics
 from clawstream.training.batches.following import SAMPLES_TOPIC
@@ -26,8 +26,8 @@ async def recorded(*, replayed: int = 3) -> MemoryLog:
     log = MemoryLog(MemoryBroker())
     log.broker.create(replay_topics("again", partitions=3, retention_ms=1000))
     await log.append(LIVE[:3])
-    place = Place(replay_topic(SAMPLES_TOPIC, "again"), 0)
-    await log.put([Put(place, key_bytes(one.key), codec().encode(one), ()) for one in AGAIN[:replayed]])
+    place = PartitionId(replay_topic(SAMPLES_TOPIC, "again"), 0)
+    await log.put([PlacedRecord(place, key_bytes(one.key), codec().encode(one), ()) for one in AGAIN[:replayed]])
     return log
 
 

@@ -19,9 +19,9 @@ from clawstream.events.exchanges import Sampling, Shaping
 from clawstream.training.gate import probing
 from clawstream.training.gate.publishing import (
     ALIKE_REWARDS,
-    Memory,
-    Seen,
-    Written,
+    AnswerLikelihood,
+    GateMemory,
+    WrittenAnswer,
     astray,
     harm,
     misspoken,
@@ -177,8 +177,8 @@ def test_a_gate_changes_nothing_of_a_step_that_it_lets_pass(base: Path, learned:
             assert file.read_bytes() == (tmp_path / "without" / file.relative_to(tmp_path / "with")).read_bytes()
 
 
-def seen(*logps: float, entropy: float = 1.0) -> Seen:
-    return Seen(logps=logps, entropy_nats=entropy)
+def seen(*logps: float, entropy: float = 1.0) -> AnswerLikelihood:
+    return AnswerLikelihood(logps=logps, entropy_nats=entropy)
 
 
 @given(st.lists(st.floats(-5, 0), min_size=3, max_size=12))
@@ -229,29 +229,29 @@ def test_a_step_that_most_answers_contradict_leads_astray() -> None:
 @pytest.mark.parametrize(
     ("answer", "what"),
     [
-        (Written(token_ids=(), ended=True, answered_tokens=20), "are empty"),
-        (Written(token_ids=(5,) * 128, ended=False, answered_tokens=200), "over and over"),
-        (Written(token_ids=tuple(range(128)), ended=False, answered_tokens=20), "do not end"),
+        (WrittenAnswer(token_ids=(), ended=True, answered_tokens=20), "are empty"),
+        (WrittenAnswer(token_ids=(5,) * 128, ended=False, answered_tokens=200), "over and over"),
+        (WrittenAnswer(token_ids=tuple(range(128)), ended=False, answered_tokens=20), "do not end"),
     ],
     ids=["empty", "looping", "endless"],
 )
-def test_most_answers_have_to_be_bad_for_the_policy_to_be(answer: Written, what: str) -> None:
-    good = Written(token_ids=tuple(range(20)), ended=True, answered_tokens=20)
+def test_most_answers_have_to_be_bad_for_the_policy_to_be(answer: WrittenAnswer, what: str) -> None:
+    good = WrittenAnswer(token_ids=tuple(range(20)), ended=True, answered_tokens=20)
     assert what in (misspoken([answer] * 7 + [good]) or "")
     assert misspoken([answer] * 4 + [good] * 4) is None
 
 
 def test_long_answers_and_those_of_a_model_without_an_end_are_not_endless() -> None:
-    assert misspoken([Written(token_ids=tuple(range(128)), ended=False, answered_tokens=65)] * 8) is None
-    assert misspoken([Written(token_ids=tuple(range(128)), ended=None, answered_tokens=20)] * 8) is None
+    assert misspoken([WrittenAnswer(token_ids=tuple(range(128)), ended=False, answered_tokens=65)] * 8) is None
+    assert misspoken([WrittenAnswer(token_ids=tuple(range(128)), ended=None, answered_tokens=20)] * 8) is None
 
 
 def rewarded(*rewards: int, hinted: bool = False) -> list[SampleAssembled]:
     return [tiny.sample(f"r{i}", reward=reward, hinted=hinted) for i, reward in enumerate(rewards)]
 
 
-def after(*rewards: int) -> Memory:
-    return Memory().after(rewarded(*rewards))
+def after(*rewards: int) -> GateMemory:
+    return GateMemory().after(rewarded(*rewards))
 
 
 def test_a_judge_is_seen_to_say_yes_to_everything_where_it_begins_suddenly_and_not_where_people_are_pleased() -> None:
@@ -266,8 +266,8 @@ def test_a_judge_whose_word_people_overrule_is_not_seen_to_say_yes_to_everything
 
 
 def test_hints_for_answers_that_are_all_good_tell_on_the_judge() -> None:
-    assert "there is a hint" in (one_sided(rewarded(*[1] * 12, hinted=True), Memory()) or "")
-    assert one_sided(rewarded(*[1] * 12), Memory()) is None
+    assert "there is a hint" in (one_sided(rewarded(*[1] * 12, hinted=True), GateMemory()) or "")
+    assert one_sided(rewarded(*[1] * 12), GateMemory()) is None
 
 
 def test_nothing_is_learned_from_rewards_that_never_differ() -> None:
@@ -278,7 +278,7 @@ def test_nothing_is_learned_from_rewards_that_never_differ() -> None:
 
 @pytest.mark.parametrize("hinted", [1, 2, 3])
 def test_few_hints_in_each_batch_do_not_hide_a_judge_that_says_yes_to_everything(hinted: int) -> None:
-    memory, batch = Memory(), [*rewarded(*[1] * (16 - hinted)), *rewarded(*[1] * hinted, hinted=True)]
+    memory, batch = GateMemory(), [*rewarded(*[1] * (16 - hinted)), *rewarded(*[1] * hinted, hinted=True)]
     found = []
     for _ in range(10):
         found.append(one_sided(batch, memory))
@@ -344,6 +344,6 @@ def test_how_an_answer_would_have_ended_is_not_known_where_the_client_had_a_say_
     shaped = replace(sampling, stop=(), shaping=Shaping(min_new_tokens=3))
     told = [plain, *(replace(plain, sampling=one) for one in (sampling, shaped, replace(shaped, shaping=None)))]
     assert [stopped(sample) for sample in told] == [False, True, True, False]
-    kept = Memory().after([replace(plain, sampling=sampling)])
+    kept = GateMemory().after([replace(plain, sampling=sampling)])
     assert kept.canaries[0].stopped
-    assert Memory.of(kept.plain()) == kept
+    assert GateMemory.of(kept.plain()) == kept

@@ -28,8 +28,16 @@ from clawstream.inference.judges.judge_client import DEADLINE_S
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import HEARD_MS
-from clawstream.training.batches.grouping import Groups
-from clawstream.training.batches.planning import Arrival, Batch, Batcher, DropReason, Rules, resume_offsets, turn_of
+from clawstream.training.batches.grouping import SettledGroups
+from clawstream.training.batches.planning import (
+    Arrival,
+    Batch,
+    Batcher,
+    BatchRules,
+    DropReason,
+    resume_offsets,
+    turn_of,
+)
 from clawstream.training.loop import train
 from clawstream.training.step.trainer import Trainer
 from tests.training import tiny
@@ -37,7 +45,7 @@ from tests.training.test_loop import settings, trained_until
 from tests.training.test_methods import gradient_of
 from tests.training.test_trainer import on_policy, with_settings
 
-RULES = Rules(policy_id="policy", batch_samples=3, max_wait_ms=1000, hints_count=False, grouped=True)
+RULES = BatchRules(policy_id="policy", batch_samples=3, max_wait_ms=1000, hints_count=False, grouped=True)
 sample = functools.cache(tiny.sample)
 
 
@@ -252,7 +260,7 @@ def test_a_sample_whose_group_is_not_settled_for_too_long_is_let_go_once_all_is_
 
 
 def test_settlements_that_name_nothing_that_can_be_had_cost_later_ones_nothing() -> None:
-    groups = Groups()
+    groups = SettledGroups()
     for group in range(50):
         groups.learn(replace(settled(0, group % 2), group_id=f"gone {group}"), 0)
     groups.read_past([f"gone {group}" for group in range(50)])

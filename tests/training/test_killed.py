@@ -23,7 +23,7 @@ SAMPLES = [tiny.sample(f"s{i}", reward=1 if i % 2 else -1, hinted=i % 3 == 0) fo
 WITHIN_S = 90.0
 
 
-class House:
+class Rig:
     """One policy on one log."""
 
     def __init__(self, log: KafkaLog, base: Path, folder: Path, bootstrap: str, prefix: str) -> None:
@@ -74,10 +74,10 @@ class House:
 
 
 @asynccontextmanager
-async def house(bootstrap: str, prefix: str, base: Path, folder: Path) -> AsyncIterator[House]:
+async def rig(bootstrap: str, prefix: str, base: Path, folder: Path) -> AsyncIterator[Rig]:
     await admin.apply(bootstrap, prefix)
     async with KafkaLog.connect(bootstrap, prefix=prefix, client_id="outside") as log:
-        yield House(log, base, folder, bootstrap, prefix)
+        yield Rig(log, base, folder, bootstrap, prefix)
 
 
 def published(version: int) -> Callable[[Sequence[Event]], bool]:
@@ -93,7 +93,7 @@ async def test_a_trainer_killed_at_every_point_takes_the_steps_that_were_planned
     kafka_bootstrap: str, topic_prefix: str, base: Path, tmp_path: Path
 ) -> None:
     last = len(SAMPLES) // BATCH
-    async with house(kafka_bootstrap, f"{topic_prefix}killed.", base, tmp_path / "killed") as killed:
+    async with rig(kafka_bootstrap, f"{topic_prefix}killed.", base, tmp_path / "killed") as killed:
         await killed.log.append(SAMPLES)
         for point in LIVES:
             await killed.killed_at(point)
@@ -106,7 +106,7 @@ async def test_a_trainer_killed_at_every_point_takes_the_steps_that_were_planned
     assert [event.policy_version for event in events if isinstance(event, StepTaken)] == list(range(1, last + 1))
     assert [event.policy_version for event in events if isinstance(event, PolicyPublished)] == list(range(last + 1))
 
-    async with house(kafka_bootstrap, f"{topic_prefix}whole.", base, tmp_path / "whole") as unkilled:
+    async with rig(kafka_bootstrap, f"{topic_prefix}whole.", base, tmp_path / "whole") as unkilled:
         await unkilled.log.append([*SAMPLES, *plans])
         await unkilled.lives_until(published(last))
     assert weights(killed.policy) == weights(unkilled.policy)
@@ -116,7 +116,7 @@ async def test_a_trainer_killed_at_every_point_takes_the_steps_that_were_planned
 async def test_a_half_written_version_is_passed_over_in_words_and_made_again_as_it_was_published(
     kafka_bootstrap: str, topic_prefix: str, base: Path, tmp_path: Path
 ) -> None:
-    async with house(kafka_bootstrap, topic_prefix, base, tmp_path) as one:
+    async with rig(kafka_bootstrap, topic_prefix, base, tmp_path) as one:
         await one.log.append(SAMPLES[: 2 * BATCH])
         await one.lives_until(published(2))
         first = whole(one.policy / "v000002")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clawstream.training.step.losses import LogProbs, Objective, Tally, figures, policy_loss
+from clawstream.training.step.losses import LogProbs, LossSums, Objective, figures, policy_loss
 from tests.examples import examples
 
 NAN = float("nan")
@@ -22,7 +22,7 @@ def rows(*values: list[float]) -> Tensor:
 
 def gradient(
     new: Tensor, known: LogProbs, advantage: Tensor, trained: Tensor, objective: Objective
-) -> tuple[Tensor, Tally]:
+) -> tuple[Tensor, LossSums]:
     """The gradient of the mean, and the tally."""
     leaf = new.clone().requires_grad_()
     total, tally = policy_loss(leaf, known, advantage, trained, objective=objective)
@@ -139,7 +139,7 @@ def test_on_policy_all_losses_have_one_gradient() -> None:
 
 
 def test_tokens_and_entropy_are_of_one_epoch_and_other_means_are_over_all() -> None:
-    first = Tally(num_sequences=1, num_tokens=4, num_tokens_dropped=1, loss_sum=1.0, entropy_sum=2.0)
+    first = LossSums(num_sequences=1, num_tokens=4, num_tokens_dropped=1, loss_sum=1.0, entropy_sum=2.0)
     second = replace(first, loss_sum=3.0, num_clipped=2, ratio_moved=True, entropy_sum=0.4)
 
     found = figures([first, second], Objective(), epochs=2)
@@ -212,7 +212,7 @@ def test_a_batch_in_pieces_gives_the_gradient_of_the_whole(batch: list[list[tupl
     trained = torch.rand(new.shape, generator=torch.Generator().manual_seed(0)) > 0.3
     whole, tally = gradient(new, LogProbs(old, old, old), advantage, trained, Objective())
 
-    leaf, sums = new.clone().requires_grad_(), Tally()
+    leaf, sums = new.clone().requires_grad_(), LossSums()
     for row in range(len(batch)):
         part = slice(row, row + 1)
         total, one = policy_loss(

@@ -8,20 +8,20 @@ import pytest
 
 from clawstream.errors import LogContradicted, SamplesGone
 from clawstream.events import BatchPlanned, Event
-from clawstream.stream.log import Place
+from clawstream.stream.log import PartitionId
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.bookmark import put_trainers_back
 from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train
 from tests.training import tiny
 from tests.training.test_loop import names, settings, trained_until
-from tests.training.test_retention import House, house
+from tests.training.test_retention import Rig, house
 
 __all__ = ["house"]
 
 OLD = [tiny.sample(f"old-{i}", reward=1 if i % 2 else -1) for i in range(3)]
 NEW = [tiny.sample(f"new-{i}", reward=1 if i % 2 else -1) for i in range(3)]
-PLACE = Place(SAMPLES_TOPIC, 0)
+PLACE = PartitionId(SAMPLES_TOPIC, 0)
 
 
 def one_partition() -> MemoryLog:
@@ -104,7 +104,7 @@ async def test_a_step_that_was_planned_on_samples_which_the_log_lost_is_not_wait
 
 
 async def test_the_broker_keeps_where_a_trainer_stopped_and_a_shorter_log_is_not_blamed_on_retention(
-    house: House, base: Path, tmp_path: Path
+    house: Rig, base: Path, tmp_path: Path
 ) -> None:
     await house.log.append(OLD)
     stop = asyncio.Event()

@@ -14,10 +14,10 @@ from clawstream.events import BatchPlanned, SampleAssembled, SamplesPromoted, St
 from clawstream.stream.codec.avro import codec
 from clawstream.stream.codec.headers import key_bytes
 from clawstream.stream.dead_letters import rulings
-from clawstream.stream.dead_letters.records import Fate, Letter, LetterId, Reason
+from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterId, Fate, Reason
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Place, Put
+from clawstream.stream.log import PartitionId, PlacedRecord
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.topics import replay_topic, replay_topics
 from clawstream.training.batches.following import SAMPLES_TOPIC
@@ -34,7 +34,7 @@ BAD: list[dict[str, Any]] = [
     {"response_ids": (10**6,) * len(SAMPLES[0].response_ids)},
 ]
 JUNK = b"no schema of ours"
-QUEUE = Place(f"{SAMPLES_TOPIC}.dlq", 0)
+QUEUE = PartitionId(f"{SAMPLES_TOPIC}.dlq", 0)
 
 
 def log_of(samples: Sequence[SampleAssembled | bytes]) -> MemoryLog:
@@ -42,7 +42,7 @@ def log_of(samples: Sequence[SampleAssembled | bytes]) -> MemoryLog:
     log = MemoryLog(MemoryBroker(partitions=1))
     for one in samples:
         key, value = (b"key", one) if isinstance(one, bytes) else (key_bytes(one.key), codec().encode(one))
-        log.broker.put(Place(SAMPLES_TOPIC, 0), key, value, [("x", b"y")])
+        log.broker.put(PartitionId(SAMPLES_TOPIC, 0), key, value, [("x", b"y")])
     return log
 
 
@@ -50,8 +50,8 @@ def letter_at(offset: int, topic: str = SAMPLES_TOPIC) -> str:
     return f"train/{topic}/0/{offset}"
 
 
-async def letters(log: MemoryLog) -> list[Letter]:
-    return await rulings.letters(log)
+async def dead_letters(log: MemoryLog) -> list[DeadLetter]:
+    return await rulings.dead_letters(log)
 
 
 async def planned(log: MemoryLog) -> list[str]:
@@ -82,11 +82,11 @@ async def test_a_sample_that_cannot_be_trained_on_goes_to_its_queue_as_it_is_and
 
     assert await planned(log) == [sample.sample_id for sample in SAMPLES[1:6]]
     [copy] = log.broker.records(QUEUE)
-    there = log.broker.records(Place(SAMPLES_TOPIC, 0))[1]
+    there = log.broker.records(PartitionId(SAMPLES_TOPIC, 0))[1]
     assert (copy.key, copy.value, copy.headers[:1]) == (there.key, there.value, there.headers)
-    [letter] = await letters(log)
-    assert (letter.id, letter.reason) == (LetterId("train", SAMPLES_TOPIC, 0, 1), Reason.UNUSABLE)
-    assert letter.error.startswith("UnusableEvent: no step can be taken on it: ")
+    [dead_letter] = await dead_letters(log)
+    assert (dead_letter.id, dead_letter.reason) == (DeadLetterId("train", SAMPLES_TOPIC, 0, 1), Reason.UNUSABLE)
+    assert dead_letter.error.startswith("UnusableEvent: no step can be taken on it: ")
 
 
 async def test_a_sample_that_cannot_be_read_goes_to_its_queue_and_training_goes_on(base: Path, tmp_path: Path) -> None:
@@ -94,7 +94,9 @@ async def test_a_sample_that_cannot_be_read_goes_to_its_queue_and_training_goes_
 
     await trained_until(log, settings(base, tmp_path), 1)
 
-    assert [(letter.id.offset, letter.reason) for letter in await letters(log)] == [(0, Reason.UNDECODABLE)]
+    assert [(dead_letter.id.offset, dead_letter.reason) for dead_letter in await dead_letters(log)] == [
+        (0, Reason.UNDECODABLE)
+    ]
 
 
 async def test_what_is_of_another_policy_is_not_ours_to_set_aside(base: Path, tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ async def test_what_is_of_another_policy_is_not_ours_to_set_aside(base: Path, tm
 
     await trained_until(log, settings(base, tmp_path), 1)
 
-    assert await letters(log) == []
+    assert await dead_letters(log) == []
 
 
 async def test_nothing_is_planned_past_a_sample_before_its_letter_is_acknowledged(base: Path, tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ async def test_more_than_one_in_a_hundred_stops_the_trainer_with_a_status_of_its
         await train(settings(base, tmp_path), log, stop=asyncio.Event())
 
     assert flood.value.exit_status == 3
-    assert len(await letters(log)) == 10
+    assert len(await dead_letters(log)) == 10
     assert await planned(log) == []
 
 
@@ -153,11 +155,11 @@ async def test_a_plan_of_an_older_version_is_executed_without_the_sample_that_br
     steps = [event for event in after if isinstance(event, StepTaken)]
     assert [step.num_samples for step in steps] == [2, 3]
     assert sorted(await planned(log)) == sorted(names(SAMPLES[:6]))
-    assert [letter.id.offset for letter in await letters(log)] == [0]
+    assert [dead_letter.id.offset for dead_letter in await dead_letters(log)] == [0]
 
     cut = log_of([bad, *SAMPLES[1:6]])
     await cut.append([plan])
-    await cut.set_aside(LetterId("train", SAMPLES_TOPIC, 0, 0), error=UnusableEvent("by a life before"))
+    await cut.set_aside(DeadLetterId("train", SAMPLES_TOPIC, 0, 0), error=UnusableEvent("by a life before"))
     await trained_until(cut, settings(base, tmp_path / "two", max_updates=1), 1)
     await trained_until(cut, settings(base, tmp_path / "two"), 2)
     checkpoints = [latest(settings(base, tmp_path / name).checkpoints_dir) for name in ("one", "two")]
@@ -190,9 +192,9 @@ async def test_what_a_replay_has_that_cannot_be_trained_on_goes_to_the_live_topi
 ) -> None:
     log = MemoryLog(MemoryBroker(partitions=1))
     log.broker.create(replay_topics("again", partitions=1, retention_ms=1000))
-    place = Place(replay_topic(SAMPLES_TOPIC, "again"), 0)
+    place = PartitionId(replay_topic(SAMPLES_TOPIC, "again"), 0)
     samples = [replace(SAMPLES[0], **BAD[0]), *SAMPLES[1:4]]
-    await log.put([Put(place, key_bytes(one.key), codec().encode(one), ()) for one in samples])
+    await log.put([PlacedRecord(place, key_bytes(one.key), codec().encode(one), ()) for one in samples])
     await log.append([promoted(1, "again")])
 
     await trained_until(log, settings(base, tmp_path), 1)
@@ -206,12 +208,12 @@ async def test_what_a_replay_has_that_cannot_be_trained_on_goes_to_the_live_topi
 async def set_aside_by_hand(samples: Sequence[SampleAssembled]) -> MemoryLog:
     """A log whose first sample an older version could not use, and which is asked for now."""
     log = log_of(samples)
-    await log.set_aside(LetterId("train", SAMPLES_TOPIC, 0, 0), error=UnusableEvent("an older version could not"))
+    await log.set_aside(DeadLetterId("train", SAMPLES_TOPIC, 0, 0), error=UnusableEvent("an older version could not"))
     return log
 
 
 async def fate(log: MemoryLog) -> Fate:
-    return (await letters(log))[0].fate
+    return (await dead_letters(log))[0].fate
 
 
 async def test_a_letter_is_not_trained_on_until_it_is_asked_for_and_then_once(base: Path, tmp_path: Path) -> None:
@@ -223,7 +225,7 @@ async def test_a_letter_is_not_trained_on_until_it_is_asked_for_and_then_once(ba
     async def replayed() -> bool:
         return await fate(log) is Fate.REPLAYED
 
-    await rulings.rule(log, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+    await rulings.rule(log, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
     await trained_while(log, chosen, replayed)
     await log.append(SAMPLES[6:])
     await trained_until(log, chosen, 4)
@@ -239,7 +241,7 @@ async def test_a_ruling_wakes_a_trainer_that_has_nothing_else_to_do(base: Path, 
         nonlocal asked
         if not asked and any(isinstance(event, StepTaken) for event in await said(log)):
             asked = True
-            await rulings.rule(log, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+            await rulings.rule(log, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
         return await fate(log) is Fate.REPLAYED
 
     await trained_while(log, settings(base, tmp_path, batch_samples=1), replayed)
@@ -252,14 +254,14 @@ async def test_a_replayed_sample_is_in_its_plan_after_the_trainer_was_killed_bef
 ) -> None:
     first = await set_aside_by_hand(SAMPLES[:4])
     await trained_until(first, settings(base, tmp_path / "one"), 1)
-    await rulings.rule(first, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+    await rulings.rule(first, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
     events = await trained_until(first, settings(base, tmp_path / "one", max_wait_s=0.1), 2)
     plans = [event for event in events if isinstance(event, BatchPlanned)]
     assert plans[1].sample_ids == (SAMPLES[0].sample_id,)
     assert plans[1].offsets == plans[0].offsets
 
     killed = await set_aside_by_hand(SAMPLES[:4])
-    await rulings.rule(killed, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+    await rulings.rule(killed, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
     await killed.append(plans[:1])
     await trained_until(killed, settings(base, tmp_path / "two", max_updates=1), 1)
     await killed.append(plans[1:])
@@ -278,7 +280,7 @@ async def test_a_plan_that_names_a_replayed_sample_which_is_refused_since_is_exe
 ) -> None:
     older = await set_aside_by_hand(SAMPLES[:4])
     await trained_until(older, settings(base, tmp_path / "older"), 1)
-    await rulings.rule(older, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+    await rulings.rule(older, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
     events = await trained_until(older, settings(base, tmp_path / "older", max_wait_s=0.1), 2)
     plans = [event for event in events if isinstance(event, BatchPlanned)]
     assert plans[1].sample_ids == (SAMPLES[0].sample_id,)
@@ -287,19 +289,19 @@ async def test_a_plan_that_names_a_replayed_sample_which_is_refused_since_is_exe
     newer = settings(base, tmp_path / "newer")
 
     async def refused() -> bool:
-        return (await letters(log))[0].attempt == 2
+        return (await dead_letters(log))[0].attempt == 2
 
     await log.append(plans[:1])
     await trained_until(log, newer, 1)
-    await rulings.rule(log, Fate.REPLAY, letter=letter_at(0), stage=None, because=None)
+    await rulings.rule(log, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
     if refused_before:
         await trained_while(log, newer, refused)
     await log.append(plans[1:])
     after = await trained_until(log, newer, 2)
 
     assert [event.num_samples for event in after if isinstance(event, StepTaken)] == [3, 0]
-    [letter] = await letters(log)
-    assert (letter.fate, letter.attempt) == (Fate.OPEN, 2)
+    [dead_letter] = await dead_letters(log)
+    assert (dead_letter.fate, dead_letter.attempt) == (Fate.OPEN, 2)
 
 
 async def test_a_ruling_about_samples_that_are_not_trained_on_is_said_to_wait_once(
@@ -307,10 +309,10 @@ async def test_a_ruling_about_samples_that_are_not_trained_on_is_said_to_wait_on
 ) -> None:
     log = log_of(SAMPLES[:6])
     log.broker.create(replay_topics("again", partitions=1, retention_ms=1000))
-    place = Place(replay_topic(SAMPLES_TOPIC, "again"), 0)
-    await log.put([Put(place, b"key", codec().encode(SAMPLES[6]), ())])
-    await log.set_aside(LetterId("train", *place, 0), error=UnusableEvent("an older version could not"))
-    await rulings.rule(log, Fate.REPLAY, letter=letter_at(0, place.topic), stage=None, because=None)
+    place = PartitionId(replay_topic(SAMPLES_TOPIC, "again"), 0)
+    await log.put([PlacedRecord(place, b"key", codec().encode(SAMPLES[6]), ())])
+    await log.set_aside(DeadLetterId("train", *place, 0), error=UnusableEvent("an older version could not"))
+    await rulings.rule(log, Fate.REPLAY, dead_letter=letter_at(0, place.topic), stage=None, because=None)
 
     await trained_until(log, settings(base, tmp_path), 2)
 
@@ -324,16 +326,16 @@ async def test_a_letter_that_still_cannot_be_used_is_set_aside_again_and_one_tha
     log = log_of([JUNK, replace(SAMPLES[0], **BAD[1]), *SAMPLES[1:4]])
     chosen = settings(base, tmp_path)
     await trained_until(log, chosen, 1)
-    await rulings.rule(log, Fate.DISCARD, letter=letter_at(0), stage=None, because="not ours")
-    await rulings.rule(log, Fate.REPLAY, letter=letter_at(1), stage=None, because=None)
+    await rulings.rule(log, Fate.DISCARD, dead_letter=letter_at(0), stage=None, because="not ours")
+    await rulings.rule(log, Fate.REPLAY, dead_letter=letter_at(1), stage=None, because=None)
 
     async def done() -> bool:
-        junk, bad = await letters(log)
+        junk, bad = await dead_letters(log)
         return junk.fate is Fate.DISCARDED and bad.attempt == 2
 
     await trained_while(log, chosen, done)
 
-    junk, bad = await letters(log)
+    junk, bad = await dead_letters(log)
     assert (junk.because, bad.fate) == ("not ours", Fate.OPEN)
     assert len(await planned(log)) == 3
 
@@ -352,8 +354,8 @@ async def test_on_a_real_broker_too_what_cannot_be_used_is_copied_as_it_is_and_c
             while not any(isinstance(event, StepTaken) for event in await outside.said(log)):
                 assert not running.done()
             shown = [await rulings.shown(log, letter_at(offset)) for offset in (0, 1)]
-            await rulings.rule(log, Fate.DISCARD, letter=letter_at(1), stage=None, because="no such token")
-            while [letter.fate for letter in await rulings.letters(log)] != [Fate.OPEN, Fate.DISCARDED]:
+            await rulings.rule(log, Fate.DISCARD, dead_letter=letter_at(1), stage=None, because="no such token")
+            while [dead_letter.fate for dead_letter in await rulings.dead_letters(log)] != [Fate.OPEN, Fate.DISCARDED]:
                 assert not running.done()
         stop.set()
         await running

@@ -9,13 +9,13 @@ import aiohttp
 
 from clawstream.config import JudgeSettings
 from clawstream.events import AnswerRefreshed, BatchPlanned, SampleAssembled, StepTaken, VersionSpan
-from clawstream.inference.engines.scripted import Answer, Fault, ScriptedBackend, serving
+from clawstream.inference.engines.scripted import Fault, ScriptedAnswer, ScriptedBackend, serving
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.judging.stage import judging_stage
 from clawstream.refresh.answering import Refresher
 from clawstream.refresh.stage import refresh_stage
 from clawstream.rendering.renderer import ParsedAnswer
-from clawstream.samples.joining import Rules
+from clawstream.samples.joining import SampleRules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.turns.stage import turns_stage
@@ -56,7 +56,7 @@ async def test_a_thumb_on_a_turn_that_was_trained_on_has_the_policy_answer_again
     log = MemoryLog(MemoryBroker())
     await log.append(exchanges)
     chosen = settings(base, tmp_path, late="refresh", batch_samples=1, gate=False)
-    engine = ScriptedBackend(script=lambda _: Answer(token_ids=(7, 8, 9, 1)), version="1")
+    engine = ScriptedBackend(script=lambda _: ScriptedAnswer(token_ids=(7, 8, 9, 1)), version="1")
     engine.faults.append(Fault(status=503))
 
     async with AsyncExitStack() as stack:
@@ -66,7 +66,7 @@ async def test_a_thumb_on_a_turn_that_was_trained_on_has_the_policy_answer_again
         for stage in (
             turns_stage(),
             judging_stage(JudgeSettings(votes=1), Oracle(HINT)),
-            samples_stage(Rules(Small())),
+            samples_stage(SampleRules(Small())),
             refresh_stage(policy, "policy", answers_per_hint=1),
         ):
             await stack.enter_async_context(toys.running(stage, log))

@@ -13,7 +13,7 @@ from clawstream.errors import SamplesGone
 from clawstream.events import BatchPlanned, PolicyPublished
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Place
+from clawstream.stream.log import PartitionId
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train
@@ -23,7 +23,7 @@ from tests.training.test_loop import settings, trained_until
 SAMPLES = [tiny.sample(f"s{i}", reward=1 if i % 2 else -1) for i in range(6)]
 
 
-class House:
+class Rig:
     """A log whose oldest records can be let go, as the broker does it when their time is over."""
 
     def __init__(self, log: KafkaLog, bootstrap: str, prefix: str) -> None:
@@ -31,7 +31,7 @@ class House:
         self._bootstrap = bootstrap
         self._prefix = prefix
 
-    async def let_go(self, ends: Mapping[Place, int]) -> None:
+    async def let_go(self, ends: Mapping[PartitionId, int]) -> None:
         """Have no record of these partitions before these offsets any more."""
         client = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
         await client.start()
@@ -51,25 +51,25 @@ class House:
 
 
 @pytest.fixture
-async def house(kafka_bootstrap: str, topic_prefix: str) -> AsyncIterator[House]:
+async def rig(kafka_bootstrap: str, topic_prefix: str) -> AsyncIterator[Rig]:
     await admin.apply(kafka_bootstrap, topic_prefix, partitions=1)
     async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log:
-        yield House(log, kafka_bootstrap, topic_prefix)
+        yield Rig(log, kafka_bootstrap, topic_prefix)
 
 
 async def test_a_plan_whose_samples_are_gone_says_which_and_where_and_what_to_do(
-    house: House, base: Path, tmp_path: Path
+    rig: Rig, base: Path, tmp_path: Path
 ) -> None:
     twin = MemoryLog(MemoryBroker(partitions=1))
     await twin.append(SAMPLES)
     events = await trained_until(twin, settings(base, tmp_path / "twin", max_updates=1), 1)
     [plan] = [event for event in events if isinstance(event, BatchPlanned)]
-    await house.log.append([*SAMPLES, plan])
-    await house.let_go({Place(SAMPLES_TOPIC, 0): 2})
+    await rig.log.append([*SAMPLES, plan])
+    await rig.let_go({PartitionId(SAMPLES_TOPIC, 0): 2})
 
     async with asyncio.timeout(60):
         with pytest.raises(SamplesGone) as gone:
-            await train(settings(base, tmp_path), house.log, stop=asyncio.Event())
+            await train(settings(base, tmp_path), rig.log, stop=asyncio.Event())
 
     words = str(gone.value)
     assert words.startswith("the plan of version 1 of policy names 2 samples of 3 that are not on the log any more")
@@ -80,22 +80,22 @@ async def test_a_plan_whose_samples_are_gone_says_which_and_where_and_what_to_do
 
 
 async def test_samples_that_went_before_they_were_read_are_said_and_training_goes_on_with_the_rest(
-    house: House, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    rig: Rig, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await house.log.append(SAMPLES[:3])
+    await rig.log.append(SAMPLES[:3])
     stop = asyncio.Event()
-    running = asyncio.create_task(train(settings(base, tmp_path), house.log, stop=stop))
-    await house.published(1)
+    running = asyncio.create_task(train(settings(base, tmp_path), rig.log, stop=stop))
+    await rig.published(1)
     stop.set()
     await running
     late = [tiny.sample(f"late-{i}") for i in range(4)]
-    await house.log.append(late)
-    await house.let_go({Place(SAMPLES_TOPIC, 0): 4})
+    await rig.log.append(late)
+    await rig.let_go({PartitionId(SAMPLES_TOPIC, 0): 4})
 
     stop = asyncio.Event()
     with caplog.at_level(logging.WARNING):
-        running = asyncio.create_task(train(settings(base, tmp_path), house.log, stop=stop))
-        plans = await house.published(2)
+        running = asyncio.create_task(train(settings(base, tmp_path), rig.log, stop=stop))
+        plans = await rig.published(2)
         stop.set()
         await running
 

@@ -11,11 +11,19 @@ from hypothesis import strategies as st
 
 from clawstream.events import NOBODY, BatchPlanned, SampleAssembled
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
-from clawstream.training.batches.planning import Arrival, Batch, Batcher, DropReason, Rules, resume_offsets, turn_of
+from clawstream.training.batches.planning import (
+    Arrival,
+    Batch,
+    Batcher,
+    BatchRules,
+    DropReason,
+    resume_offsets,
+    turn_of,
+)
 from tests.training import tiny
 from tests.training.test_loop import settings, trained_until
 
-RULES = Rules(policy_id="policy", batch_samples=2, max_wait_ms=1000)
+RULES = BatchRules(policy_id="policy", batch_samples=2, max_wait_ms=1000)
 
 
 def arrival(sample: SampleAssembled, offset: int = 0, timestamp_ms: int = 0) -> Arrival:

@@ -15,7 +15,7 @@ def rate(schedule: Schedule, peak: float = 1.0) -> float:
     return schedule.learning_rate(peak=peak)
 
 
-def lived(rewards: list[int], schedule: Schedule | None = None) -> list[Schedule]:
+def run_through(rewards: list[int], schedule: Schedule | None = None) -> list[Schedule]:
     """The schedules of one update after another, each on a batch of these rewards."""
     schedules = []
     schedule = schedule or Schedule()
@@ -46,29 +46,29 @@ def test_the_rate_never_rises_by_itself() -> None:
 
 
 def test_where_people_want_something_else_the_rate_starts_anew_within_a_window() -> None:
-    before = lived(answers(0.9, 64 * BATCH))
+    before = run_through(answers(0.9, 64 * BATCH))
     assert [one.num_updates for one in before] == list(range(1, 65))
-    after = lived(answers(0.1, WINDOW_REWARDS), before[-1])
+    after = run_through(answers(0.1, WINDOW_REWARDS), before[-1])
     [anew] = [place for place, one in enumerate(after) if one.num_updates == 1]
     assert rate(after[anew]) == 1.0
     assert rate(before[-1]) < 0.5
 
 
 def test_it_starts_anew_once_for_one_change() -> None:
-    before = lived(answers(0.9, 64 * BATCH))[-1]
-    assert beginnings(lived(answers(0.1, 64 * BATCH), before)) == 1
+    before = run_through(answers(0.9, 64 * BATCH))[-1]
+    assert beginnings(run_through(answers(0.1, 64 * BATCH), before)) == 1
 
 
 @pytest.mark.parametrize("share_good", [0.2, 0.5, 0.8])
 def test_chance_alone_does_not_start_it_anew(share_good: float) -> None:
     seeds = range(20)
-    anew = [beginnings(lived(answers(share_good, 64 * BATCH, seed))[1:]) > 0 for seed in seeds]
+    anew = [beginnings(run_through(answers(share_good, 64 * BATCH, seed))[1:]) > 0 for seed in seeds]
     assert sum(anew) <= 1
 
 
 def test_a_policy_that_learns_is_not_taken_for_one_that_fails() -> None:
     rising = [reward for step in range(64) for reward in answers(0.2 + 0.75 * step / 64, BATCH, step)]
-    assert lived(rising)[-1].num_updates == 64
+    assert run_through(rising)[-1].num_updates == 64
 
 
 @given(st.lists(st.lists(st.sampled_from([-1, 1]), max_size=BATCH), max_size=40))

@@ -20,15 +20,15 @@ from clawstream.events import (
     float32,
 )
 from clawstream.inference.engines.sglang import SglangEngine, engine_session
-from clawstream.inference.teacher import Teacher
+from clawstream.inference.teacher import TeacherClient
 from clawstream.local.servers.ports import reserved
-from clawstream.samples.joining import Asks, Rules
+from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import asking_stage, samples_stage
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.planning import Arrival, Batcher, DropReason
-from clawstream.training.batches.planning import Rules as BatchRules
+from clawstream.training.batches.planning import BatchRules as BatchRules
 from clawstream.training.batches.trainable import ModelLimits, flaw
-from clawstream.training.step.trainer import Trainer, Update
+from clawstream.training.step.trainer import StepSummary, Trainer
 from tests.engine.process import cpu_engine
 from tests.engine.tiny_model import make_model
 from tests.flow import Flow
@@ -64,7 +64,7 @@ def taught(trainer: Trainer, samples: list[SampleAssembled], *, louder: float = 
 
 def step(
     base: Path, settings: TrainingSettings, *, louder: float = 0.0, gated: bool = False
-) -> tuple[Update, torch.Tensor]:
+) -> tuple[StepSummary, torch.Tensor]:
     trainer = Trainer(base, settings)
     samples = taught(trainer, on_policy(trainer, MIXED), louder=louder)
     return trainer.update(samples, version=1, seed=0, gated=gated), gradient_of(trainer)
@@ -153,10 +153,10 @@ async def test_from_a_hint_to_a_step_an_engine_with_the_policy_s_weights_teaches
     said = Flow(judge(-1)).run(events).of(Event)
     log = MemoryLog(MemoryBroker(partitions=1))
     await log.append([e for e in said if isinstance(e, ExchangeCompleted | TurnPaired | VerdictReached | HintFound)])
-    stage = samples_stage(Rules(Letters(), asks=Asks("t@engine")))
+    stage = samples_stage(SampleRules(Letters(), asks=TeacherRule("t@engine")))
     async with engine_session(TeacherSettings()) as session:
         engine = SglangEngine(session, url)
-        asking = asking_stage(stage, Teacher(engine, [engine], policy_id="policy"))
+        asking = asking_stage(stage, TeacherClient(engine, [engine], policy_id="policy"))
         async with toys.running(asking, log):
             await toys.settled(log, "samples")
     [sample] = [r.event for r in await toys.read(log, SAMPLES) if isinstance(r.event, SampleAssembled)]

@@ -20,7 +20,7 @@ from clawstream.events import (
     TurnType,
 )
 from clawstream.turns.pairing import MAX_PENDING
-from clawstream.turns.pairing import Session as State
+from clawstream.turns.pairing import PairingState as State
 from clawstream.turns.stage import SESSION_IDLE_S, step, tick, turns_stage
 from tests import recorded
 from tests.sessions import SECOND_MS, Json, Session, assistant, record, user

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, OrphanReason, TurnOrphaned, TurnPaired
-from clawstream.turns.pairing import Session as State
+from clawstream.turns.pairing import PairingState as State
 from clawstream.turns.stage import step
 from tests import recorded
 from tests.openclaw import recording

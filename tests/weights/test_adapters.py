@@ -21,7 +21,7 @@ from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from tests.bench.replicas import Replica, healthy
 from tests.engine.test_adapters import save_adapter
 from tests.engine.tiny_model import make_model
-from tests.gateway.house import House, house, until
+from tests.gateway.running_gateway import RunningGateway, running_gateway, until
 from tests.monitoring.said import published
 
 
@@ -50,7 +50,7 @@ async def test_published_adapters_are_loaded_asked_for_labelled_and_unloaded(
         while not await healthy(http, engine_url):
             await asyncio.sleep(0.05)
         tasks.create_task(keep_current([engine], log, policy_id="policy", stop=stop, ask_every_s=0.05, drain_s=0.0))
-        async with house(model, log=log, engine_urls=(engine_url,)) as gateway:
+        async with running_gateway(model, log=log, engine_urls=(engine_url,)) as gateway:
             await until(gateway.ready)
             await log.append([published(0, str(model))])
             for version in range(1, 5):
@@ -66,7 +66,7 @@ async def test_published_adapters_are_loaded_asked_for_labelled_and_unloaded(
     _check_logprobs(model, adapter, exchanges)
 
 
-async def _until_asked_of(gateway: House, version: int) -> None:
+async def _until_asked_of(gateway: RunningGateway, version: int) -> None:
     async def answered() -> bool:
         response = await gateway.chat(temperature=1.0, max_tokens=6, seed=version)
         return response.headers["x-policy-version"] == str(version)

@@ -7,7 +7,7 @@ import pytest
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyRejected
-from clawstream.inference.engines.engine import EngineRefused, GenerateRequest, Sampling
+from clawstream.inference.engines.engine import EngineRefused, GenerateRequest, SamplingParams
 from clawstream.inference.engines.scripted import counting, serving
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.stream.memory.memory_log import MemoryLog
@@ -299,7 +299,7 @@ async def test_an_answer_goes_on_through_a_takeover_and_names_both_versions(weig
     async with keeping(log, backend) as [client]:
         await log.until(lambda: log.active() != [])
         assert isinstance(client, SglangEngine)
-        request = GenerateRequest(input_ids=(1, 2), sampling=Sampling(max_new_tokens=400))
+        request = GenerateRequest(input_ids=(1, 2), sampling=SamplingParams(max_new_tokens=400))
         spans: list[int] = []
         async for chunk in client.generate(request):
             if not spans:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from clawstream.simulation.runs.figures import Figures
 
 
-class Method(StrEnum):
+class DemoMethod(StrEnum):
     """Which signals train."""
 
     COMBINED = "combined"
@@ -35,8 +35,9 @@ class Method(StrEnum):
 def demo(
     context: typer.Context,
     method: Annotated[
-        Method, typer.Option(help="Which signals train: verdicts, hints (opd; topk: by whole distributions), or both.")
-    ] = Method.COMBINED,
+        DemoMethod,
+        typer.Option(help="Which signals train: verdicts, hints (opd; topk: by whole distributions), or both."),
+    ] = DemoMethod.COMBINED,
     updates: Annotated[int, typer.Option(help="Weight updates to make.", min=1)] = 16,
     seed: Annotated[int, typer.Option(help="Of students, sampling and training.", min=0)] = 0,
     score_every: Annotated[int, typer.Option(help="Updates between two scores.", min=1)] = 4,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clawstream.simulation.learn.controls import Control
     from clawstream.simulation.learn.grid import Cell
     from clawstream.simulation.learn.learning import Grid
-    from clawstream.simulation.learn.outcome import Reference, Row
+    from clawstream.simulation.learn.outcome import Reference, ReportRow
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ _OF_REAL = ("before", "after", "requests")
 _OF_BOTH = ("seeds", "json_file", "real")
 
 
-class Scenario(StrEnum):
+class LearnScenario(StrEnum):
     """Who talks to the policy."""
 
     ALL = "all"  # three kinds of people, who want different things
@@ -40,7 +40,7 @@ class Scenario(StrEnum):
     TOOLS = "tools"  # agents that try tasks with a calculator
 
 
-class Teacher(StrEnum):
+class LearnTeacher(StrEnum):
     """Whose scores of an answer, by the prompt with the hint, the policy learns from."""
 
     REFERENCE = "reference"  # the base
@@ -48,7 +48,7 @@ class Teacher(StrEnum):
     CURRENT = "current"  # the policy itself
 
 
-class Base(StrEnum):
+class LearnBase(StrEnum):
     """Which policy they talk to."""
 
     STANDARD = "standard"
@@ -58,7 +58,7 @@ class Base(StrEnum):
     OWN = "own"  # engine.model_path of the settings, with their engines, judge and trainer
 
 
-class Method(StrEnum):
+class LearnMethod(StrEnum):
     """What trains."""
 
     COMBINED = "combined"
@@ -71,9 +71,9 @@ class Method(StrEnum):
 
 def learn(
     context: typer.Context,
-    scenario: Annotated[Scenario, typer.Option(help="Who talks to the policy.")] = Scenario.ALL,
+    scenario: Annotated[LearnScenario, typer.Option(help="Who talks to the policy.")] = LearnScenario.ALL,
     base: Annotated[
-        Base | None,
+        LearnBase | None,
         typer.Option(
             help="Which policy they talk to; by default standard, or tools with agents. own: that of the settings file "
             "(engine.model_path), with its engine.urls, its judge.url and its trainer."
@@ -161,7 +161,7 @@ def learn(
             raise ConfigError(f"--seeds {seeds}: --real draws with one seed. Nothing was asked. Name one")
         compare(settings, before=before, after=after, count=requests, seed=first, json_file=json_file)
         return
-    needed = settings if base is Base.OWN else Settings(environment=False)
+    needed = settings if base is LearnBase.OWN else Settings(environment=False)
     refuse_what_is_missing(needed.model_copy(update={"data_dir": settings.data_dir, "cache_dir": settings.cache_dir}))
     hide_torch()
     from clawstream.cli.learning.learn_tables import show, tables
@@ -181,9 +181,9 @@ def learn(
         raise ConfigError(f"--score-at {score_at}: there are {updates} updates; name numbers from 0 to {updates}")
     cast = CASTS[scenario.value]
     methods = methods or ",".join(cast.methods[:3])
-    wanted = _listed(methods, Method, "--methods"), _listed(seeds, int, "--seeds")
+    wanted = _listed(methods, LearnMethod, "--methods"), _listed(seeds, int, "--seeds")
     without = _listed(controls, Control, "--controls") if controls else []
-    taught_by = _listed(teachers, Teacher, "--teachers")
+    taught_by = _listed(teachers, LearnTeacher, "--teachers")
     if {*wanted[0]} <= {*UNTAUGHT}:
         for name in ("teachers", "answers_per_hint"):
             if _is_said(context, name):
@@ -191,13 +191,13 @@ def learn(
                     f"--{name.replace('_', '-')} {context.params[name]}: hints teach nothing with --methods {methods}. "
                     "Nothing was run. Leave it out, or name another method"
                 )
-    if _is_said(context, "w_topk") and Method.COMBINED not in wanted[0]:
+    if _is_said(context, "w_topk") and LearnMethod.COMBINED not in wanted[0]:
         raise ConfigError(
             f"--w-topk {w_topk:g}: it adds to combined, and --methods are {methods}. Nothing was run. "
             "Leave it out, or name combined"
         )
     _refuse_flip(flip_after, scenario, updates=updates, hurry=hurry, controls=controls, answers=answers_per_hint)
-    policy_base = base or Base(cast.bases[0])
+    policy_base = base or LearnBase(cast.bases[0])
     _refuse_unfit(scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry)
     for control in dict.fromkeys(without):
         if not {method.value for method in wanted[0]} & set(cast.controls[control]):
@@ -209,7 +209,7 @@ def learn(
             Console(stderr=True).print(
                 f"--controls {control.value} changes nothing of {', '.join(left)}: left out there"
             )
-    if policy_base is Base.OWN:
+    if policy_base is LearnBase.OWN:
         _refuse_not_own(settings, without, at_once=at_once)
     place = folder or settings.data_dir / "learn"
     place.mkdir(parents=True, exist_ok=True)
@@ -219,7 +219,7 @@ def learn(
             people = people_of(scenario.value, asked_in, problems=problems)
         except UnusableProblems as error:
             raise ConfigError(str(error)) from error
-        own = settings if policy_base is Base.OWN else None
+        own = settings if policy_base is LearnBase.OWN else None
         policy, base_sha = _built(settings, policy_base)
         like = Cell(
             scenario=scenario.value, base=policy_base.value, base_sha=base_sha, problems_sha=people.sha,
@@ -241,7 +241,7 @@ def learn(
         raise typer.Exit(2)
 
 
-async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple[Reference, list[Row]]":
+async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple[Reference, list[ReportRow]]":
     from clawstream.simulation.runs.casting import CASTS
 
     console = Console(stderr=True)
@@ -255,12 +255,12 @@ async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple
     return reference, rows
 
 
-def _built(settings: "Settings", base: Base) -> tuple[Path, str]:
+def _built(settings: "Settings", base: LearnBase) -> tuple[Path, str]:
     """Return the policy's folder, and what tells it from all others."""
     from clawstream.simulation.policy.base import base_policy
     from clawstream.simulation.runs.own import digest
 
-    if base is Base.OWN:
+    if base is LearnBase.OWN:
         return settings.engine.base_policy, digest(settings)
     policy = base_policy(settings.cache_dir, base.value)
     return policy, policy.name
@@ -271,12 +271,12 @@ def _scored_by_default(updates: int) -> list[int]:
 
 
 def _refuse_flip(
-    after: int | None, scenario: Scenario, *, updates: int, hurry: bool, controls: str, answers: int
+    after: int | None, scenario: LearnScenario, *, updates: int, hurry: bool, controls: str, answers: int
 ) -> None:
     """Refuse a flip that would not be one."""
     if after is None:
         return
-    if scenario is not Scenario.ALL:
+    if scenario is not LearnScenario.ALL:
         raise ConfigError(
             f"--flip-after {after}: with --scenario {scenario.value} there is nobody to exchange wishes with. Nothing "
             "was run. Take --scenario all"
@@ -318,7 +318,13 @@ def _refuse_idle(context: typer.Context, *, real: bool) -> None:
 
 
 def _refuse_unfit(
-    scenario: Scenario, base: Base, said: str, methods: Sequence[Method], *, problems: Path | None, hurry: bool
+    scenario: LearnScenario,
+    base: LearnBase,
+    said: str,
+    methods: Sequence[LearnMethod],
+    *,
+    problems: Path | None,
+    hurry: bool,
 ) -> None:
     """Refuse what the people of the scenario can't do."""
     from clawstream.simulation.runs.casting import CASTS
@@ -379,7 +385,7 @@ def _listed(text: str, kind: Callable[[str], T], option: str) -> list[T]:
         raise ConfigError(f"{option} {text}: {error}. Nothing was run") from error
 
 
-def _say_where(rows: "Sequence[Row]", picture: Path, cells: Path) -> None:
+def _say_where(rows: "Sequence[ReportRow]", picture: Path, cells: Path) -> None:
     console = Console(stderr=True)
     for row in rows:
         if row.error is not None:

@@ -6,13 +6,13 @@ from rich.console import Console
 from rich.table import Table
 
 from clawstream import layout
-from clawstream.simulation.learn.outcome import Reference, Row
+from clawstream.simulation.learn.outcome import Reference, ReportRow
 from clawstream.simulation.learn.report import Check, Curve, Gain, Mean, Point, checks, curves, gains
-from clawstream.simulation.learn.steadiness import Line, steadiness
-from clawstream.simulation.runs.figures import Score
+from clawstream.simulation.learn.steadiness import SteadinessCheck, steadiness
+from clawstream.simulation.runs.figures import VersionScore
 
 
-def tables(rows: Sequence[Row], reference: Reference) -> list[Table]:
+def tables(rows: Sequence[ReportRow], reference: Reference) -> list[Table]:
     """Return the tables that there is something to say in."""
     compared, held = gains(rows), checks(rows)
     lines = [(row, found) for row in rows if (found := steadiness(row))]
@@ -62,7 +62,7 @@ def _scores(curves: list[Curve], reference: Reference) -> Table:
     return table
 
 
-def _of_base(score: Score) -> str:
+def _of_base(score: VersionScore) -> str:
     return f"{score.score:.2f} ({score.low:.2f}-{score.high:.2f})"
 
 
@@ -98,7 +98,7 @@ def _controls(checks: list[Check]) -> Table:
     return table
 
 
-def _steady(lines: list[tuple[Row, tuple[Line, ...]]], rows: Sequence[Row]) -> Table:
+def _steady(lines: list[tuple[ReportRow, tuple[SteadinessCheck, ...]]], rows: Sequence[ReportRow]) -> Table:
     table = Table(title="What is wanted of each long run, and what was found", title_justify="left")
     table.add_column("")
     for line in lines[0][1]:
@@ -122,7 +122,7 @@ def _counted(held: Sequence[bool | None], num_runs: int) -> str:
     return f"{held.count(True)} of {num_runs}{f' ({unknown} unknown)' if unknown else ''}"
 
 
-def _line(line: Line) -> str:
+def _line(line: SteadinessCheck) -> str:
     if line.found is None:
         return "unknown"
     found = " to ".join(f"{value:.2f}" for value in line.found)

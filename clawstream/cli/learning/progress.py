@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Column
 
 if TYPE_CHECKING:
-    from clawstream.simulation.runs.run import Progress as Step
+    from clawstream.simulation.runs.run import RunProgress as Step
 
     Tell = Callable[[str, Step], None]
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def shown(console: Console, updates: int, unit: str = "updates") -> "Iterator[Tell]":
     """Yield what shows a step of the run of a name, of so many of a unit; a run with no name is the only one."""
     if not console.is_terminal:
-        yield Lines(updates, unit)
+        yield ProgressLines(updates, unit)
         return
     with Progress(*columns(unit), console=console, expand=True) as bars:
-        yield Bars(bars, updates)
+        yield ProgressBars(bars, updates)
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def columns(unit: str) -> list[ProgressColumn]:
     ]
 
 
-class Bars:
+class ProgressBars:
     """Shows each step of a run on its bar."""
 
     def __init__(self, bars: Progress, updates: int) -> None:
@@ -79,7 +79,7 @@ class Bars:
         self._bars.update(self._tasks[name], completed=step.update, phase=step.phase, **known)
 
 
-class Lines:
+class ProgressLines:
     """Says each update in a line on stderr, for whoever has no terminal to see a bar on."""
 
     def __init__(self, updates: int, unit: str = "updates") -> None:

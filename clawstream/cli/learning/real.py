@@ -25,8 +25,8 @@ from clawstream.config import Settings
 from clawstream.errors import OperatorError
 
 if TYPE_CHECKING:
-    from clawstream.replay.again import Lesson
-    from clawstream.replay.blind import Choice, Pair, Tally
+    from clawstream.replay.again import LearnedTurn
+    from clawstream.replay.blind import Choice, Pair, PreferenceCounts
 
 SHOWN_LESSONS = 12
 SHOWN_CHARACTERS = 2000
@@ -34,7 +34,7 @@ UNRELATED = Path(__file__).parents[2] / "replay" / "unrelated.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class RealComparison:
     """What both versions said, and what came between them."""
 
     before: int
@@ -42,7 +42,7 @@ class Found:
     pairs: Sequence["Pair"]
     solved: tuple[int, int]  # of the unrelated tasks, before and after
     num_tasks: int
-    lessons: Sequence["Lesson"]
+    lessons: Sequence["LearnedTurn"]
 
 
 def compare(
@@ -79,9 +79,9 @@ def compare(
 async def _find(
     settings: Settings, url: str, folder: Path, console: Console, *, before: int | None, after: int | None, count: int,
     seed: int,
-) -> Found:  # fmt: skip
+) -> RealComparison:  # fmt: skip
     from clawstream.replay import again
-    from clawstream.replay.blind import Task
+    from clawstream.replay.blind import UnrelatedTask
 
     policy_id = settings.policy.id
     there = again.versions(url, settings)
@@ -103,7 +103,7 @@ async def _find(
             f"no answered request of {policy_id} in the database is new to both versions {old.number} and "
             f"{new.number}; what they were trained on is not asked. Nothing was asked; talk to it some more"
         )
-    tasks = [Task(**task) for task in json.loads(UNRELATED.read_text())]
+    tasks = [UnrelatedTask(**task) for task in json.loads(UNRELATED.read_text())]
     console.print(f"asking versions {old.number} and {new.number} of {policy_id} for {len(requests)} past requests")
     async with again.asked(settings, there[0].path, [old, new], folder) as (asked_before, asked_after):
         with Progress(console=console) as bar:
@@ -114,13 +114,13 @@ async def _find(
             )  # fmt: skip
         solved = [sum([await one.solves(task) for task in tasks]) for one in (asked_before, asked_after)]
     lessons = again.learned(url, policy_id, before=old.number, after=new.number)
-    return Found(
+    return RealComparison(
         before=old.number, after=new.number, pairs=pairs, solved=(solved[0], solved[1]), num_tasks=len(tasks),
         lessons=lessons,
     )  # fmt: skip
 
 
-def _choose(found: Found, console: Console, file: Path) -> dict[str, "Choice"]:
+def _choose(found: RealComparison, console: Console, file: Path) -> dict[str, "Choice"]:
     from clawstream.replay.blind import Choice
 
     choices: dict[str, Choice] = {}
@@ -161,7 +161,7 @@ def _short(text: str) -> str:
     return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:half]}\n...\n{shown[-half:]}"
 
 
-def _tables(found: Found, told: "Tally") -> Table:
+def _tables(found: RealComparison, told: "PreferenceCounts") -> Table:
     from clawstream.simulation.marks import wilson
 
     table = Table(title=f"Version {found.after} beside version {found.before}", title_justify="left")
@@ -178,7 +178,7 @@ def _tables(found: Found, told: "Tally") -> Table:
     return table
 
 
-def _lessons(lessons: Sequence["Lesson"]) -> list[Table]:
+def _lessons(lessons: Sequence["LearnedTurn"]) -> list[Table]:
     """Corrections before praise, what was said most before the rest."""
     said = Counter((lesson.next_state, lesson.hint) for lesson in lessons)
     first = {(lesson.next_state, lesson.hint): lesson for lesson in reversed(lessons)}
@@ -194,7 +194,7 @@ def _lessons(lessons: Sequence["Lesson"]) -> list[Table]:
     return [table] if lessons else []
 
 
-def _as_json(found: Found, told: "Tally", choices: dict[str, "Choice"]) -> dict[str, object]:
+def _as_json(found: RealComparison, told: "PreferenceCounts", choices: dict[str, "Choice"]) -> dict[str, object]:
     return {
         "before": found.before,
         "after": found.after,

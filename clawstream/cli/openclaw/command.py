@@ -48,7 +48,7 @@ def connect(
     from clawstream.cli.openclaw import openclaw_config as config
 
     gateway = _provider(context.obj.settings(), name=provider, url=url, key=key)
-    file = _File.found()
+    file = _OpenClawFile.found()
     before = file.connection()
     base = file.text if before is None else config.disconnect(before.first_text or "", before.written_text, file.text)
     text = config.connect(base, gateway)
@@ -72,7 +72,7 @@ def disconnect() -> None:
     """Undo what connect changed; what was edited since stays."""
     from clawstream.cli.openclaw import openclaw_config as config
 
-    file = _File.found()
+    file = _OpenClawFile.found()
     before = file.connection()
     if before is None:
         _say(f"{file.path} is not connected; nothing to do")
@@ -107,14 +107,14 @@ class _Before:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
+class _OpenClawFile:
     """openclaw.json, where OpenClaw itself looks for it, and what is kept beside it."""
 
     path: Path
     text: str
 
     @classmethod
-    def found(cls) -> "_File":
+    def found(cls) -> "_OpenClawFile":
         path = openclaw_json(os.environ).resolve()  # a link stays a link
         return cls(path=path, text=_read(path) or "")
 

@@ -140,7 +140,7 @@ def _at(node: _Value, keys: Sequence[str]) -> _Value | None:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _Json5Reader:
     """Over the pieces of a text that json5 has read without an error."""
 
     pieces: list[tuple[str, int, int]]
@@ -195,7 +195,7 @@ class _Reader:
 
 
 def _root(text: str) -> _Value:
-    return _Reader([(match[0], match.start(), match.end()) for match in PIECE.finditer(text)]).value()
+    return _Json5Reader([(match[0], match.start(), match.end()) for match in PIECE.finditer(text)]).value()
 
 
 def _name(key: str) -> str:

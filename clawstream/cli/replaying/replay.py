@@ -25,8 +25,8 @@ from clawstream.locks import locked
 
 if TYPE_CHECKING:
     from clawstream.replay.comparing import Comparison
-    from clawstream.replay.running import Wanted
-    from clawstream.replay.work import Outcome, Progress
+    from clawstream.replay.running import ReplayRequest
+    from clawstream.replay.work import ReplayProgress, WorkerResult
     from clawstream.stream.kafka.kafka_log import KafkaLog
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ def start(
     votes that arrived are on its topic, and are not asked for again.
     """
     from clawstream.inference.judges.judge_client import judge_name
-    from clawstream.replay.running import Wanted
+    from clawstream.replay.running import ReplayRequest
 
     settings = _settings(context)
     changes = {"url": judge or settings.judge.url, "model": judge_model or settings.judge.model}
@@ -74,7 +74,7 @@ def start(
     asked = judge is not None or judge_model is not None or votes_from is VotesFrom.NEW
     if asked and settings.judge.url is None:
         raise ConfigError("no judge is named: add --judge URL, such as http://127.0.0.1:8000/v1, or set judge.url")
-    wanted = Wanted(
+    wanted = ReplayRequest(
         name=name,
         since=since,
         until=until,
@@ -166,7 +166,7 @@ def rollback(context: typer.Context) -> None:
 
 
 async def work_on(
-    settings: Settings, log: "KafkaLog", wanted: "Wanted", *, num_workers: int, rate: float | None
+    settings: Settings, log: "KafkaLog", wanted: "ReplayRequest", *, num_workers: int, rate: float | None
 ) -> ReplayEnded:
     """Begin the replay, or find it begun, and return how it ended."""
     from clawstream.replay.processes import in_processes, prepare
@@ -197,7 +197,7 @@ async def work_on(
     )
     news = _News(num_records(started.ranges, EXCHANGES), say)
 
-    async def work(begun: ReplayStarted) -> "list[Outcome]":
+    async def work(begun: ReplayStarted) -> "list[WorkerResult]":
         return await in_processes(settings, begun, num_workers=num_workers, exchanges_per_s=rate, on_progress=news.tell)
 
     return await work_through(log, started, work)
@@ -211,7 +211,7 @@ class _News:
         self._say = say
         self._began_s = self._said_s = time.monotonic()
 
-    def tell(self, progress: "Progress") -> None:
+    def tell(self, progress: "ReplayProgress") -> None:
         now_s = time.monotonic()
         if now_s - self._said_s < NEWS_EVERY_S:
             return

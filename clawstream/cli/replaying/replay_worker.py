@@ -7,7 +7,7 @@ import time
 from importlib import import_module
 
 from clawstream.cli.process import hide_torch, log_to_stderr
-from clawstream.local.servers.leash import die_with_parent
+from clawstream.local.servers.server_process import die_with_parent
 
 die_with_parent()
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches whoever started us, who ends us

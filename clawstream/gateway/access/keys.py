@@ -111,7 +111,7 @@ def shown_key(headers: Mapping[str, str]) -> str | None:
     return headers.get("x-api-key", "").strip() or None
 
 
-class _Written(BaseModel):
+class _KeyEntry(BaseModel):
     """A key as it stands in the file."""
 
     model_config = ConfigDict(extra="forbid")
@@ -124,17 +124,17 @@ class _Written(BaseModel):
     requests_per_minute: int | None = Field(None, ge=1)
 
 
-class _File(BaseModel):
+class _KeyFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    keys: list[_Written]
+    keys: list[_KeyEntry]
     open: bool = False
 
 
 def read_ring(text: str, where: str) -> KeyRing:
     """Return the ring that a file says. Raises ConfigError, without a word of what the file holds."""
     try:
-        written = _File.model_validate_json(text)
+        written = _KeyFile.model_validate_json(text)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigError(f"{where} is no file of keys ({problems}). {mend(where)}") from None
@@ -153,19 +153,19 @@ def mend(where: str) -> str:
 
 def write_ring(ring: KeyRing) -> str:
     """Return the text of the file, which `read_ring` reads."""
-    file = _File(keys=[_written(key) for key in ring.keys], open=ring.open)
+    file = _KeyFile(keys=[_written(key) for key in ring.keys], open=ring.open)
     return file.model_dump_json(indent=1, exclude_none=True, exclude_defaults=True) + "\n"
 
 
-def _key(one: _Written) -> Key:
+def _key(one: _KeyEntry) -> Key:
     allowance = Allowance(max_concurrent=one.max_concurrent, requests_per_minute=one.requests_per_minute)
     return Key(
         name=one.name, sha256=one.sha256, created_at=one.created_at, revoked_at=one.revoked_at, allowance=allowance
     )
 
 
-def _written(key: Key) -> _Written:
-    return _Written(
+def _written(key: Key) -> _KeyEntry:
+    return _KeyEntry(
         name=key.name,
         sha256=key.sha256,
         created_at=key.created_at,

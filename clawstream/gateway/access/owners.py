@@ -46,7 +46,7 @@ _CLAIM = """
 _OWNER = "SELECT name FROM owners JOIN keys ON id = key_id WHERE session = ?"
 
 
-class Claim(NamedTuple):
+class SessionClaim(NamedTuple):
     """A key was answered in a session."""
 
     session: bytes  # hashed
@@ -54,13 +54,13 @@ class Claim(NamedTuple):
     at_ms: int
 
 
-def claim_of(event: Event) -> Claim | None:
+def claim_of(event: Event) -> SessionClaim | None:
     """Return what the event says of its session's owner; None: nothing, since nobody was answered or had a key."""
     if not isinstance(event, ExchangeCompleted | ExchangeFailed) or event.key_name is None:
         return None
     if isinstance(event, ExchangeFailed) and not event.output_ids:
         return None
-    return Claim(hashed(event.session_id), event.key_name, event.finished_at_ms)
+    return SessionClaim(hashed(event.session_id), event.key_name, event.finished_at_ms)
 
 
 class Owners:
@@ -71,8 +71,8 @@ class Owners:
         self._now_ms = now_ms
         self._reading, self._writing = _opened(path), _opened(path)  # the second for the writer's thread
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="owners")
-        self._fresh: dict[bytes, Claim] = {}  # not in the file yet, the earliest of each session
-        self._keeping: Mapping[bytes, Claim] = {}  # on their way into it
+        self._fresh: dict[bytes, SessionClaim] = {}  # not in the file yet, the earliest of each session
+        self._keeping: Mapping[bytes, SessionClaim] = {}  # on their way into it
         self._kept: dict[bytes, int] = {}  # of the newest of those in it, since when at the latest, in ms
         self._under_way: dict[str, dict[str | None, int]] = {}
         self._failing = False
@@ -145,7 +145,7 @@ class Owners:
                 continue
             self._fresh[claim.session] = claim
 
-    async def take(self, claims: Iterable[Claim]) -> None:
+    async def take(self, claims: Iterable[SessionClaim]) -> None:
         """Return once these are in the file, in any order. Raises TryLater where it takes nothing."""
         await asyncio.wrap_future(self._writer.submit(self._write, list(claims), None))
 
@@ -166,7 +166,7 @@ class Owners:
         self._writing.close()
         self._reading.close()
 
-    def _is_known(self, claim: Claim) -> bool:
+    def _is_known(self, claim: SessionClaim) -> bool:
         known = self._fresh.get(claim.session) or self._keeping.get(claim.session)
         since_ms = self._kept.get(claim.session) if known is None else known.at_ms
         return since_ms is not None and since_ms <= claim.at_ms
@@ -185,7 +185,7 @@ class Owners:
             del self._kept[session]
         self._keeping, self._failing, self._noted_at_ms = {}, False, self._now_ms()
 
-    def _gathered(self) -> list[Claim]:
+    def _gathered(self) -> list[SessionClaim]:
         self._keeping = {**self._keeping, **self._fresh}
         self._fresh = {}
         return list(self._keeping.values())
@@ -193,7 +193,7 @@ class Owners:
     def _whole_to_ms(self) -> int | None:
         return self._now_ms() - _CLOCKS_DIFFER_MS if self.whole else None
 
-    def _write(self, claims: list[Claim], read_to_ms: int | None) -> None:
+    def _write(self, claims: list[SessionClaim], read_to_ms: int | None) -> None:
         """Put these into the file, and how far it has the log. In the writer's thread; raises TryLater."""
         try:
             with self._writing as file:

@@ -25,20 +25,20 @@ from clawstream.gateway.answering.capture import Accepted
 from clawstream.gateway.answering.sampled import SampledTokens
 from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.engines.pool import Engines
-from clawstream.gateway.engines.served import Place
+from clawstream.gateway.engines.served import EngineAttempt
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.outbox.delivery import Delivery
 from clawstream.gateway.outbox.recorder import Recorder
 from clawstream.gateway.requests.body import read_body, read_headers, too_large
 from clawstream.gateway.requests.grouped import refuse_beside_choices
-from clawstream.gateway.requests.profiles import Named, name_request
+from clawstream.gateway.requests.profiles import RequestIdentity, name_request
 from clawstream.gateway.requests.refusal import BadRequest, TooLong, to_json
 from clawstream.gateway.requests.sampling import of_the_policy, sampling_of
 from clawstream.gateway.requests.wire import ChatRequest, parse_body, scope_of, truthy
 from clawstream.gateway.sessions.conversations import Conversations, Recall
 from clawstream.gateway.sessions.matching import SessionIndex
 from clawstream.gateway.sessions.prompting import PromptMaker
-from clawstream.gateway.sessions.sampled_answers import Known, SampledAnswers
+from clawstream.gateway.sessions.sampled_answers import KnownSession, SampledAnswers
 from clawstream.rendering.renderer import PromptRenderer
 
 CALLER = "clawstream.caller"  # where in the scope the guard says who asks
@@ -69,7 +69,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Farewell:
+class SessionEndRequest:
     """A request that asks for nothing but the end of its session."""
 
     session_id: str
@@ -88,7 +88,7 @@ class _Asked:
     caller: Caller
     chat: ChatRequest
     model: str
-    named: Named
+    named: RequestIdentity
     traceparent: str | None
     received_at_ms: int
 
@@ -128,7 +128,7 @@ class Admission:
     always_of_the_policy: bool = False  # whatever the client asks, so that every main answer can be trained on
     now_ms: Callable[[], int] = epoch_ms
 
-    async def admit(self, scope: Scope, receive: Receive, read: Read) -> Exchange | Farewell:
+    async def admit(self, scope: Scope, receive: Receive, read: Read) -> Exchange | SessionEndRequest:
         """Return what the request asks for, its body read by `read`. Raises BadRequest or ClientGone."""
         asked = await self._receive(scope, receive, read)
         chat = asked.chat
@@ -213,12 +213,12 @@ class Admission:
             )
         return served
 
-    def _farewell(self, asked: _Asked) -> Farewell:
+    def _farewell(self, asked: _Asked) -> SessionEndRequest:
         session = asked.session
         if session is None:
             raise BadRequest("session_done without messages needs a session id: send X-Session-Id.", param="messages")
         self._refuse_closed(session, asked.caller)
-        return Farewell(session_id=session.id, model=asked.model)
+        return SessionEndRequest(session_id=session.id, model=asked.model)
 
     def _session(self, asked: _Asked) -> _Session:
         session = asked.session or self._by_history(asked)
@@ -255,7 +255,7 @@ class Admission:
                 param="session_id",
             )
 
-    def _place(self, session: _Session) -> tuple[Place, int]:
+    def _place(self, session: _Session) -> tuple[EngineAttempt, int]:
         """Return where the prompt goes, and how many tokens its context has."""
         place = self.engines.place(session.id)
         if place is None or place.engine.context_length_tokens is None:
@@ -270,7 +270,7 @@ class Admission:
         self.answers.asked(session_id, prompt, self.now_ms())
         return prompt
 
-    async def _prompt(self, chat: ChatRequest, known: Known, *, context_length_tokens: int | None) -> Continued:
+    async def _prompt(self, chat: ChatRequest, known: KnownSession, *, context_length_tokens: int | None) -> Continued:
         """Return the prompt. Raises BadRequest."""
         request = Request(messages=chat.messages, raw=chat.messages_json, options=chat.options)
         try:
@@ -322,7 +322,7 @@ class Admission:
     async def count_tokens(self, body: Mapping[str, Any], read: Read, caller: Caller) -> int:
         """Return how many tokens the body's prompt has, rendered anew; nothing is remembered. Raises BadRequest."""
         chat, _ = self._read(body, read, caller, ends_session=False)
-        return len((await self._prompt(chat, Known(), context_length_tokens=None)).token_ids)
+        return len((await self._prompt(chat, KnownSession(), context_length_tokens=None)).token_ids)
 
 
 def _let_in_choices(asked: _Asked, grow: Callable[[int], None]) -> None:

@@ -22,7 +22,7 @@ from clawstream.gateway.answering.deltas import AnswerStream
 from clawstream.gateway.answering.outlets import Outlet
 from clawstream.gateway.answering.replies import Ending, Usage
 from clawstream.gateway.dialects.responses import conversation_of
-from clawstream.gateway.engines.served import Place, ServedEngine, StaleCache
+from clawstream.gateway.engines.served import EngineAttempt, ServedEngine, StaleCache
 from clawstream.gateway.requests.refusal import BadRequest, to_json
 from clawstream.inference.engines.adapters import policy_version
 from clawstream.inference.engines.behaviour import finish_reason
@@ -59,7 +59,7 @@ GONE = Failure(
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Answering:
+class ExchangeInProgress:
     """One exchange from its prompt to its record."""
 
     admission: Admission
@@ -67,7 +67,7 @@ class Answering:
     outlet: Outlet
     started: float  # perf_counter, when the request came
     capture: Capture = field(default_factory=Capture)
-    place: Place | None = None  # where it was asked last
+    place: EngineAttempt | None = None  # where it was asked last
     answer: AnswerStream = field(init=False)
     adapter_version: int | None = None  # of the adapter that it is asked of; None: the weights themselves
 
@@ -106,7 +106,7 @@ class Answering:
                 failed.append(place.engine)
         return failure or _engine_failed(f"no engine answers ({engines.problem()})")
 
-    async def _ask(self, place: Place, rid: str, deadline: float) -> Failure | None:
+    async def _ask(self, place: EngineAttempt, rid: str, deadline: float) -> Failure | None:
         """Ask one engine; what it samples goes out from its first token on."""
         self.capture, self.place, self.adapter_version = Capture(), place, place.adapter_version
         try:
@@ -131,7 +131,7 @@ class Answering:
             return _engine_failed((finish and finish.message) or "the engine gave the request up", _Again.ELSEWHERE)
         return None
 
-    async def _stream(self, place: Place, rid: str, patience: asyncio.Timeout) -> None:
+    async def _stream(self, place: EngineAttempt, rid: str, patience: asyncio.Timeout) -> None:
         async with closing(place.engine.client.generate(self._request(place, rid))) as chunks:
             async for chunk in chunks:
                 if chunk.token_ids and self.capture.first_token_at_ms is None:
@@ -149,7 +149,7 @@ class Answering:
                     await self.outlet.begin()
                 self.capture.num_sent_tokens = self.answer.num_sent_tokens or self.capture.num_sent_tokens
 
-    async def _refused(self, place: Place, error: EngineRefused) -> Failure:
+    async def _refused(self, place: EngineAttempt, error: EngineRefused) -> Failure:
         """Return what is to be said of a refusal; of one for an adapter that is gone, that the next may be asked."""
         if place.adapter is not None:
             await place.engine.ask()
@@ -268,7 +268,7 @@ class Answering:
             return None
         return self.place.version
 
-    def _request(self, place: Place, rid: str) -> GenerateRequest:
+    def _request(self, place: EngineAttempt, rid: str) -> GenerateRequest:
         return GenerateRequest(
             input_ids=self.exchange.whole.token_ids,
             sampling=as_recorded(

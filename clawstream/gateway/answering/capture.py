@@ -22,7 +22,7 @@ from clawstream.gateway.requests.grouped import Grouped
 from clawstream.gateway.requests.refusal import to_json
 from clawstream.inference.engines.behaviour import Behaviour, behaviour
 from clawstream.inference.engines.engine import Chunk, Finish
-from clawstream.inference.engines.engine import VersionSpan as EngineSpan
+from clawstream.inference.engines.engine import WeightsSpan as EngineSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

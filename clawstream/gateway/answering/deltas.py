@@ -26,7 +26,7 @@ _MOST_WAITING = 64  # tokens since the last that was whole; bytes that are no te
 _READ_AGAIN_AFTER = 0.02  # growth of an answer between two readings outside of any field
 
 
-class _Place(Enum):
+class _Field(Enum):
     """Where the next plain token belongs."""
 
     UNKNOWN = "unknown"
@@ -50,7 +50,7 @@ class ToolCall:
         return {"id": self.call_id, "type": "function", "function": function}
 
 
-class Delta(NamedTuple):
+class ReplyDelta(NamedTuple):
     """What is new; at least one of the three. A tuple, because one is made for every few tokens."""
 
     content: str = ""
@@ -148,7 +148,7 @@ class AnswerStream:
     tool_calls: list[ToolCall] = field(default_factory=list)
     _content: _Text = field(init=False)
     _reasoning: _Text = field(init=False)
-    _place: _Place = _Place.UNKNOWN
+    _place: _Field = _Field.UNKNOWN
     _num_calls_sent: int = 0
     _num_shown: int = 0  # tokens whose text the fields hold, while the place is known
     _num_read: int = 0  # tokens that are read into the fields, whether they show anything or not
@@ -173,10 +173,10 @@ class AnswerStream:
     def num_sent_tokens(self) -> int | None:
         """Of how many tokens all that they show was released; None while some of it is held."""
         held = self._content.num_sent < len(self._content.text) or self._reasoning.num_sent < len(self._reasoning.text)
-        calling = self._place is _Place.TOOLS or self._num_calls_sent < len(self.tool_calls)
+        calling = self._place is _Field.TOOLS or self._num_calls_sent < len(self.tool_calls)
         return None if held or calling else self._num_read
 
-    def feed(self, token_ids: Sequence[int]) -> Delta | None:
+    def feed(self, token_ids: Sequence[int]) -> ReplyDelta | None:
         """Return what the client sees of the new tokens; None: nothing yet."""
         if not token_ids:
             return None
@@ -185,7 +185,7 @@ class AnswerStream:
         deltas = [self._feed(piece) for piece in _up_to_markers(token_ids, self.renderer.marker_ids)]
         return _joined([delta for delta in deltas if delta is not None])
 
-    def finish(self, matched_stop: str | None = None) -> Delta | None:
+    def finish(self, matched_stop: str | None = None) -> ReplyDelta | None:
         """Return what was held back; afterwards `message` is whole. `matched_stop` is what the engine stopped at."""
         if not self.stopped:
             before = self._content.text
@@ -202,7 +202,7 @@ class AnswerStream:
                     newest.keep_space(before[len(before.rstrip()) :])
         return self._release(ended=True)
 
-    def _feed(self, piece: Sequence[int]) -> Delta | None:
+    def _feed(self, piece: Sequence[int]) -> ReplyDelta | None:
         """Take in plain tokens, or some that end with a marker: what is closed by then is so however chunks are cut."""
         self.ids.extend(piece)
         if self.stopped or self._forced:
@@ -211,10 +211,10 @@ class AnswerStream:
         if is_marked:
             self._marked_at = len(self.ids)
             self._read(ended=False)
-        elif self._place is _Place.UNKNOWN:
+        elif self._place is _Field.UNKNOWN:
             if len(self.ids) >= self._read_again_at:
                 self._read(ended=False)
-        elif self._place is not _Place.TOOLS:
+        elif self._place is not _Field.TOOLS:
             self._extend()
         self._tell(before, len(self.ids) - is_marked)
         if is_marked:
@@ -279,13 +279,13 @@ class AnswerStream:
             self._thinking = reasoning_grew
         growth = min(len(self.ids) - self._marked_at, int(len(self.ids) * _READ_AGAIN_AFTER))
         self._read_again_at = len(self.ids) + max(growth, 1)
-        self._place = _Place.UNKNOWN
+        self._place = _Field.UNKNOWN
         if len(parsed.tool_calls) > len(self.tool_calls):
             self._hear(parsed.tool_calls if ended else self._closed(parsed.tool_calls))
         if ended:
             return
         if parsed.unfinished:
-            self._place = _Place.UNKNOWN if self.renderer.listed_tool_calls else _Place.TOOLS
+            self._place = _Field.UNKNOWN if self.renderer.listed_tool_calls else _Field.TOOLS
         elif content_grew or reasoning_grew:
             self._settle(parsed)
 
@@ -308,16 +308,16 @@ class AnswerStream:
             return
         before = self._parse(len(self.ids) - 1, ended=False)
         if parsed.reasoning == before.reasoning and len(parsed.content) > len(before.content):
-            place, text = _Place.CONTENT, parsed.content
+            place, text = _Field.CONTENT, parsed.content
         elif parsed.content == before.content and len(parsed.reasoning) > len(before.reasoning):
-            place, text = _Place.REASONING, parsed.reasoning
+            place, text = _Field.REASONING, parsed.reasoning
         else:
             return
         if text.endswith(last.lstrip()):
             self._place, self._num_shown, self._context = place, len(self.ids), last
 
     def _extend(self) -> None:
-        self._thinking = self._place is _Place.REASONING
+        self._thinking = self._place is _Field.REASONING
         shown = self._reasoning if self._thinking else self._content
         start = len(shown.text)
         shown.text += self._new_text()
@@ -354,7 +354,7 @@ class AnswerStream:
             call_id = f"call{self.exchange_id.replace('-', '')[:20]}{index:02d}"
         return ToolCall(index=index, call_id=call_id, name=call.name, arguments=call.arguments)
 
-    def _release(self, *, ended: bool) -> Delta | None:
+    def _release(self, *, ended: bool) -> ReplyDelta | None:
         if not ended and self._may_be_bare_call():
             return None
         reasoning = self._reasoning.release(ended=ended or not self._thinking)
@@ -365,7 +365,7 @@ class AnswerStream:
         self._num_calls_sent = len(self.tool_calls)
         if not (reasoning or content or calls):
             return None
-        return Delta(content=content, reasoning=reasoning, tool_calls=calls)
+        return ReplyDelta(content=content, reasoning=reasoning, tool_calls=calls)
 
     def _may_be_bare_call(self) -> bool:
         return (
@@ -388,10 +388,10 @@ def _up_to_markers(token_ids: Iterable[int], markers: frozenset[int]) -> Iterato
         yield piece
 
 
-def _joined(deltas: Sequence[Delta]) -> Delta | None:
+def _joined(deltas: Sequence[ReplyDelta]) -> ReplyDelta | None:
     if len(deltas) <= 1:
         return deltas[0] if deltas else None
-    return Delta(
+    return ReplyDelta(
         content="".join(delta.content for delta in deltas),
         reasoning="".join(delta.reasoning for delta in deltas),
         tool_calls=tuple(call for delta in deltas for call in delta.tool_calls),

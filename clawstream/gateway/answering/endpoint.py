@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from clawstream.errors import TryLater
 from clawstream.events import SessionDone
-from clawstream.gateway.answering.admission import Admission, Farewell, unavailable
-from clawstream.gateway.answering.answer import GONE, Answering, Failure
+from clawstream.gateway.answering.admission import Admission, SessionEndRequest, unavailable
+from clawstream.gateway.answering.answer import GONE, ExchangeInProgress, Failure
 from clawstream.gateway.answering.choices import choices_of
 from clawstream.gateway.dialects.kinds import Dialect
 from clawstream.gateway.requests.body import ClientGone
@@ -40,7 +40,7 @@ class Endpoint:
             metrics.requests.labels("refused" if refused.status < 500 else "unavailable").inc()
             await self.refuse(send, refused)
             return
-        if isinstance(admitted, Farewell):
+        if isinstance(admitted, SessionEndRequest):
             await self._end_session(admitted, send)
             return
         exchanges = choices_of(admitted)
@@ -49,13 +49,13 @@ class Endpoint:
         holding = self._admission.owners.holding(accepted.session_id, accepted.key_name)
         with holding, metrics.in_flight.track_inprogress():
             answers = [
-                Answering(admission=self._admission, exchange=exchange, outlet=outlet, started=started)
+                ExchangeInProgress(admission=self._admission, exchange=exchange, outlet=outlet, started=started)
                 for exchange, outlet in zip(exchanges, outlets, strict=True)
             ]
-            outcome = await _Together(answers, self._admission.bounds.heartbeat_s).run(receive)
+            outcome = await _AnswerGroup(answers, self._admission.bounds.heartbeat_s).run(receive)
         metrics.requests.labels(outcome).inc()
 
-    async def _end_session(self, farewell: Farewell, send: Send) -> None:
+    async def _end_session(self, farewell: SessionEndRequest, send: Send) -> None:
         newest = self._admission.sessions.newest_exchange(farewell.session_id)
         done = SessionDone(session_id=farewell.session_id, after_exchange_id=newest)
         try:
@@ -68,10 +68,10 @@ class Endpoint:
 
 
 @dataclass(slots=True)
-class _Together:
+class _AnswerGroup:
     """All answers of one request."""
 
-    answers: Sequence[Answering]
+    answers: Sequence[ExchangeInProgress]
     heartbeat_s: float
     num_unfinished: int = 0
     failed_by: Failure | None = None  # the first that went wrong
@@ -102,7 +102,7 @@ class _Together:
             for task in generating:
                 task.cancel()
 
-        async def end(answer: Answering, task: asyncio.Task[Failure | None]) -> Failure | None:
+        async def end(answer: ExchangeInProgress, task: asyncio.Task[Failure | None]) -> Failure | None:
             await asyncio.wait((task,))
             failure = self._given_up() if task.cancelled() else task.result()
             if failure is None:

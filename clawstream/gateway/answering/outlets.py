@@ -9,7 +9,7 @@ from typing import Protocol
 
 from starlette.types import Send
 
-from clawstream.gateway.answering.deltas import Delta
+from clawstream.gateway.answering.deltas import ReplyDelta
 from clawstream.gateway.answering.replies import Ending, error_headers
 from clawstream.gateway.requests.refusal import BadRequest
 
@@ -22,7 +22,7 @@ class Outlet(Protocol):
     async def begin(self) -> None:
         """The first token is there, though it shows nothing yet."""
 
-    async def delta(self, delta: Delta) -> None:
+    async def delta(self, delta: ReplyDelta) -> None:
         """What is new goes out, if this outlet shows an answer as it grows."""
 
     async def keep_alive(self, every_s: float) -> None:
@@ -35,7 +35,7 @@ class Outlet(Protocol):
         """The answer ends here, with what went wrong."""
 
 
-class Growing(Protocol):
+class StreamedReply(Protocol):
     """An answer as events of its dialect; each call returns what is to be sent."""
 
     def start(self) -> bytes:
@@ -44,7 +44,7 @@ class Growing(Protocol):
     def alive(self) -> bytes:
         """Return a sign of life."""
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: ReplyDelta) -> bytes:
         """Return what is new."""
 
     def finish(self, ending: Ending) -> bytes:
@@ -91,7 +91,7 @@ class EventStream:
 class StreamOutlet:
     """Server-sent events, each as soon as it is known."""
 
-    def __init__(self, send: Send, events: EventStream, answer: Growing, refuse: Refuse) -> None:
+    def __init__(self, send: Send, events: EventStream, answer: StreamedReply, refuse: Refuse) -> None:
         self._send = send
         self._events = events
         self._answer = answer
@@ -103,7 +103,7 @@ class StreamOutlet:
         if beginning:
             await self._events.write(beginning)
 
-    async def delta(self, delta: Delta) -> None:
+    async def delta(self, delta: ReplyDelta) -> None:
         """Send what is new."""
         await self._events.write(self._answer.delta(delta))
 
@@ -141,7 +141,7 @@ class WholeOutlet:
     async def begin(self) -> None:
         """A status can still be told."""
 
-    async def delta(self, delta: Delta) -> None:
+    async def delta(self, delta: ReplyDelta) -> None:
         """The message at the end has it all."""
 
     async def keep_alive(self, every_s: float) -> None:

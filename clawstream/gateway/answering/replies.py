@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from clawstream.events import FinishReason
-from clawstream.gateway.answering.deltas import Delta
+from clawstream.gateway.answering.deltas import ReplyDelta
 from clawstream.gateway.answering.sampled import SampledTokens
 from clawstream.gateway.requests.refusal import BadRequest, to_json
 
@@ -135,7 +135,7 @@ class Reply:
 
 
 @dataclass(slots=True, kw_only=True)
-class Together:
+class CollectedReplies:
     """The answers of one request as they end."""
 
     num: int
@@ -159,20 +159,20 @@ class Chunks:
     """The chunks of one answer as it grows; each call returns what is to be sent."""
 
     reply: Reply
-    together: Together
+    together: CollectedReplies
     include_usage: bool
     sampled: SampledTokens | None
     _role: dict[str, Any] = field(default_factory=lambda: {"role": "assistant"})  # the first chunk has it
 
     def start(self) -> bytes:
         """Return the role alone, the first time."""
-        return self.delta(Delta()) if self._role else b""
+        return self.delta(ReplyDelta()) if self._role else b""
 
     def alive(self) -> bytes:
         """Return a comment."""
         return KEEP_ALIVE
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: ReplyDelta) -> bytes:
         """Return a chunk."""
         logprobs = None if self.sampled is None else self.sampled.take()
         if not (self._role or delta.reasoning or delta.tool_calls or logprobs):

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from clawstream.events import FinishReason
-from clawstream.gateway.answering.deltas import Delta, ToolCall
+from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
 from clawstream.gateway.answering.replies import Ending, Usage, reply_headers
 from clawstream.gateway.requests.refusal import BadRequest, TooLong, to_json
 
@@ -86,7 +86,7 @@ class MessageEvents:
         """Return a ping; the beginning of a message has one."""
         return self.start() or PING
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: ReplyDelta) -> bytes:
         """Return what is new, each kind in a block of its own."""
         events = self.start()
         if delta.reasoning:

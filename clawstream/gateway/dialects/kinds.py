@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from starlette.types import Send
 
-from clawstream.gateway.answering.admission import Exchange, Farewell
+from clawstream.gateway.answering.admission import Exchange, SessionEndRequest
 from clawstream.gateway.answering.outlets import EventStream, Outlet, StreamOutlet, WholeOutlet, send_error, send_whole
-from clawstream.gateway.answering.replies import Chunks, Ending, Reply, Together, error_headers, session_ended
+from clawstream.gateway.answering.replies import Chunks, CollectedReplies, Ending, Reply, error_headers, session_ended
 from clawstream.gateway.dialects import anthropic_replies, responses_replies
 from clawstream.gateway.dialects.anthropic import read_messages
 from clawstream.gateway.dialects.responses import read_responses
@@ -35,7 +35,7 @@ class Dialect(Protocol):
     async def refuse(self, send: Send, refused: BadRequest) -> None:
         """The client is told why there is no answer."""
 
-    async def farewell(self, send: Send, farewell: Farewell, now_ms: int, /) -> None:
+    async def farewell(self, send: Send, farewell: SessionEndRequest, now_ms: int, /) -> None:
         """The client is told that its session has ended, which is on the log."""
 
 
@@ -48,7 +48,7 @@ class ChatCompletions:
 
     def outlets(self, send: Send, exchanges: Sequence[Exchange]) -> Sequence[Outlet]:
         """Return a stream of chunks, or a whole completion."""
-        together, first = Together(num=len(exchanges)), exchanges[0]
+        together, first = CollectedReplies(num=len(exchanges)), exchanges[0]
         replies = [_reply(exchange, index, first) for index, exchange in enumerate(exchanges)]
         headers = replies[0].headers(stream=first.chat.asked.stream)
         if first.chat.asked.stream:
@@ -66,7 +66,7 @@ class ChatCompletions:
         """Send OpenAI's error object."""
         await send_error(send, refused)
 
-    async def farewell(self, send: Send, farewell: Farewell, now_ms: int, /) -> None:
+    async def farewell(self, send: Send, farewell: SessionEndRequest, now_ms: int, /) -> None:
         """Send a completion without choices."""
         body = session_ended(farewell.session_id, farewell.model, now_ms // 1000)
         headers = [(b"content-type", b"application/json"), (b"x-session-id", farewell.session_id.encode("ascii"))]
@@ -100,7 +100,7 @@ class Messages:
         """Send Anthropic's error object."""
         await send_whole(send, refused.status, error_headers(refused), anthropic_replies.error_body(refused))
 
-    async def farewell(self, send: Send, farewell: Farewell, _now_ms: int, /) -> None:
+    async def farewell(self, send: Send, farewell: SessionEndRequest, _now_ms: int, /) -> None:
         """Send a message without content; a message has no time."""
         body = anthropic_replies.session_ended(farewell.session_id, farewell.model)
         headers = [(b"content-type", b"application/json"), (b"x-session-id", farewell.session_id.encode("ascii"))]
@@ -136,7 +136,7 @@ class Responses:
         """Send OpenAI's error object."""
         await send_error(send, refused)
 
-    async def farewell(self, send: Send, farewell: Farewell, now_ms: int, /) -> None:
+    async def farewell(self, send: Send, farewell: SessionEndRequest, now_ms: int, /) -> None:
         """Send a response without output."""
         body = responses_replies.session_ended(farewell.session_id, farewell.model, now_ms // 1000)
         headers = [(b"content-type", b"application/json"), (b"x-session-id", farewell.session_id.encode("ascii"))]
@@ -156,11 +156,11 @@ def _reply(exchange: Exchange, index: int, first: Exchange) -> Reply:
     )
 
 
-def _chunks(reply: Reply, exchange: Exchange, together: Together) -> Chunks:
+def _chunks(reply: Reply, exchange: Exchange, together: CollectedReplies) -> Chunks:
     include_usage = exchange.chat.asked.include_usage
     return Chunks(reply=reply, together=together, include_usage=include_usage, sampled=exchange.sampled)
 
 
-def _body(reply: Reply, exchange: Exchange, together: Together) -> Callable[[Ending], bytes | None]:
+def _body(reply: Reply, exchange: Exchange, together: CollectedReplies) -> Callable[[Ending], bytes | None]:
     sampled = exchange.sampled
     return lambda ending: together.whole_after(reply, ending, None if sampled is None else sampled.take())

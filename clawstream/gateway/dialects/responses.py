@@ -21,7 +21,7 @@ from clawstream.gateway.dialects.responses_tools import read_choice, read_tools
 from clawstream.gateway.requests.fields import items, kind, mapping, text
 from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import ChatRequest, read_request, truthy
-from clawstream.gateway.sessions.conversations import Recall, Recalled
+from clawstream.gateway.sessions.conversations import Recall, RecalledResponse
 
 TRANSLATED = "responses"  # an option: what a request of this API was beside the messages that it became
 INSTRUCTED = "instructed"  # in it: the first message is `instructions`, which a later request does not inherit
@@ -89,7 +89,7 @@ def conversation_of(messages: tuple[bytes, ...], options: Mapping[str, Any]) -> 
     return messages[1:] if translated.get(INSTRUCTED) else messages
 
 
-def _previous(body: Mapping[str, Any], recall: Recall) -> Recalled | None:
+def _previous(body: Mapping[str, Any], recall: Recall) -> RecalledResponse | None:
     response_id = text(body, "previous_response_id")
     if response_id is None:
         return None

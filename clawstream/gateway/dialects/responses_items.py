@@ -26,7 +26,7 @@ _SAID = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
 @dataclass(slots=True)
-class _Answer:
+class _AssistantItems:
     """An assistant's message as its items come."""
 
     exchange_id: str | None = None  # where an item's id says which answer of ours it is of
@@ -44,12 +44,12 @@ class _Answer:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _ItemReader:
     """Items so far."""
 
     recall: Recall
     messages: list[dict[str, Any]] = field(default_factory=list)
-    answer: _Answer | None = None
+    answer: _AssistantItems | None = None
     referred: set[str] = field(default_factory=set)  # parts of answers that references stood for
 
     def read(self, item: Item, where: str) -> None:
@@ -100,7 +100,7 @@ class _Reading:
     def _reasoning(self, item: Item, where: str) -> None:
         self._part_of(item, after=("said", "calls")).thought.append(_thought(item, where))
 
-    def _part_of(self, item: Item, *, after: Sequence[str]) -> _Answer:
+    def _part_of(self, item: Item, *, after: Sequence[str]) -> _AssistantItems:
         """Return the answer that the item is a part of: the one that grows, unless that has one of `after` already.
 
         Where both say by their ids of which answer of ours they are, that counts.
@@ -114,7 +114,7 @@ class _Reading:
             goes_on = grows is not None and not any(getattr(grows, name) for name in after)
         if grows is None or not goes_on:
             self.finish()
-            grows = self.answer = _Answer(exchange_id)
+            grows = self.answer = _AssistantItems(exchange_id)
         return grows
 
     def _reference(self, item: Item, where: str) -> None:
@@ -142,7 +142,7 @@ def read_items(found: object, recall: Recall) -> list[dict[str, Any]]:
         return [{"role": "user", "content": found}]
     if not isinstance(found, list) or not found:
         raise BadRequest(f"input is {kind(found)}; expected a string or a list with at least one item.", param="input")
-    reading = _Reading(recall)
+    reading = _ItemReader(recall)
     for index, item in enumerate(found):
         if not isinstance(item, dict):
             raise BadRequest(f"input[{index}] is {kind(item)}; expected an item with a type.", param=f"input[{index}]")

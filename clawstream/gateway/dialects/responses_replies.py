@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from clawstream.events import FinishReason
-from clawstream.gateway.answering.deltas import Delta, ToolCall
+from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
 from clawstream.gateway.answering.replies import KEEP_ALIVE, Ending, Usage, reply_headers
 from clawstream.gateway.answering.sampled import SampledTokens
 from clawstream.gateway.dialects.responses import TRANSLATED
@@ -145,7 +145,7 @@ class ResponseEvents:
         """Return a sign of life."""
         return self.start() or KEEP_ALIVE
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: ReplyDelta) -> bytes:
         """Return what is new, each kind in an item of its own."""
         events = self.start()
         if delta.reasoning:

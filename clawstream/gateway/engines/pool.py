@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from clawstream.events import PolicyActivated
-from clawstream.gateway.engines.routing import Standing, choose, offered, order_of
-from clawstream.gateway.engines.served import Place, ServedEngine
+from clawstream.gateway.engines.routing import EngineLoad, choose, offered, order_of
+from clawstream.gateway.engines.served import EngineAttempt, ServedEngine
 from clawstream.inference.engines.adapters import BASE_VERSION
 
 LOG = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Engines:
         tenant: str | None = None,
         avoid: Collection[ServedEngine] = (),
         alone: bool = False,
-    ) -> Place | None:
+    ) -> EngineAttempt | None:
         """Return where the session's next request is put; None while no engine but those to avoid answers."""
         allowed = self._offered()
         in_flight = [
@@ -57,7 +57,7 @@ class Engines:
         return None if found is None else self.all[found].place(tenant=tenant, alone=alone)
 
     @contextmanager
-    def asked(self, session_id: str, place: Place, patience: asyncio.Timeout) -> Iterator[None]:
+    def asked(self, session_id: str, place: EngineAttempt, patience: asyncio.Timeout) -> Iterator[None]:
         """Within, a request of the session is in flight at the place, and `patience` ends when the engine is lost."""
         engine = place.engine
         self._homes[session_id] = self.all.index(engine)
@@ -115,10 +115,10 @@ class Engines:
             self._note(found, now)
         return found
 
-    def _standing(self, engine: ServedEngine, now: float) -> Standing:
+    def _standing(self, engine: ServedEngine, now: float) -> EngineLoad:
         answers = engine.problem is None and engine.context_length_tokens is not None
         behind_s = now - self._behind_since.get(engine.url, now) if engine.url in self._in_service else None
-        return Standing(
+        return EngineLoad(
             version=(engine.version or BASE_VERSION) if answers else None,
             newest_had=engine.newest_had,
             behind_s=behind_s,

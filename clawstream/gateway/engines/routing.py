@@ -13,7 +13,7 @@ SLACK_REQUESTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class EngineLoad:
     """What is known of an engine when a request is placed."""
 
     version: int | None  # that it serves; None: it does not answer
@@ -21,7 +21,7 @@ class Standing:
     behind_s: float | None  # since another that was offered served a newer one; None: it was not offered since
 
 
-def offered(engines: Sequence[Standing]) -> tuple[bool, ...]:
+def offered(engines: Sequence[EngineLoad]) -> tuple[bool, ...]:
     """Return which engines get requests: those that answer and are not behind; where all are, the newest of them.
 
     An engine that came back with old weights is behind at once, one that waits for its turn of a rollout after
@@ -32,7 +32,7 @@ def offered(engines: Sequence[Standing]) -> tuple[bool, ...]:
     return current if any(current) else tuple(newest is not None and engine.version == newest for engine in engines)
 
 
-def _is_current(engine: Standing, newest: int | None) -> bool:
+def _is_current(engine: EngineLoad, newest: int | None) -> bool:
     if engine.version is None or newest is None or engine.version < engine.newest_had:
         return False
     return engine.version == newest or (engine.behind_s is not None and engine.behind_s <= BEHIND_FOR_S)

@@ -6,7 +6,7 @@ version that the engine is known to serve, so nothing older lies under it: nobod
 and an engine that came back with older weights has its cache emptied when it is brought up to date (weights/stage.py).
 What is left is a key that the engine has outlived and the gateway has not yet: an answer whose first token was sampled
 by other weights than its key names, and which found something cached, is thrown away before anything is shown, and
-asked again (`Place.check`). tests/gateway/test_cache_keys.py tries all orders of events. Tokens are
+asked again (`EngineAttempt.check`). tests/gateway/test_cache_keys.py tries all orders of events. Tokens are
 labelled by what the engine reports with them; under an adapter, whose weights stay what they are, by the adapter.
 """
 
@@ -62,11 +62,11 @@ class ServedEngine:
         self.adapters = {**self.adapters, version: adapter}
         self.newest_had = max(self.newest_had, version)
 
-    def place(self, *, tenant: str | None = None, alone: bool = False) -> "Place":
+    def place(self, *, tenant: str | None = None, alone: bool = False) -> "EngineAttempt":
         """Return where a request is put now, under a cache key that its tenant has; `alone`: that no other has."""
         weights = BASE_VERSION if self.weights is None else self.weights
         version = BASE_VERSION if self.version is None else self.version
-        return Place(
+        return EngineAttempt(
             engine=self,
             weights=weights,
             version=version,
@@ -119,7 +119,7 @@ class ServedEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class EngineAttempt:
     """One attempt at one engine."""
 
     engine: ServedEngine

@@ -22,14 +22,14 @@ _JSON = [(b"content-type", b"application/json")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class PostReply:
     """What the client gets."""
 
     status: int
     body: Mapping[str, Any]
 
 
-Answer = Callable[[Admission, Mapping[str, Any], Caller], Awaitable[Answered]]
+Answer = Callable[[Admission, Mapping[str, Any], Caller], Awaitable[PostReply]]
 Refuse = Callable[[Send, BadRequest], Awaitable[None]]
 
 
@@ -56,16 +56,16 @@ class Post:
         await send_whole(send, answered.status, _JSON, to_json(answered.body))
 
 
-async def count_tokens(admission: Admission, body: Mapping[str, Any], caller: Caller) -> Answered:
+async def count_tokens(admission: Admission, body: Mapping[str, Any], caller: Caller) -> PostReply:
     """Return how many tokens the messages are; nothing is generated. Raises BadRequest."""
 
     def read(counted: Mapping[str, Any], ends_session: bool, _recall: Recall) -> ChatRequest:
         return read_messages(counted, ends_session, counted=True)
 
-    return Answered(status=200, body={"input_tokens": await admission.count_tokens(body, read, caller)})
+    return PostReply(status=200, body={"input_tokens": await admission.count_tokens(body, read, caller)})
 
 
-async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: Caller) -> Answered:
+async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: Caller) -> PostReply:
     """Record the feedback; return once Kafka has acknowledged it. Raises BadRequest."""
     feedback = read_feedback(body)
     sessions = admission.sessions
@@ -85,7 +85,7 @@ async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: C
         raise unavailable(str(error)) from error
     given = {"feedback_id": event.feedback_id, "response_id": body["response_id"], "session_id": session_id}
     said = {"source": event.source.value, "score": event.score, "text": event.text}
-    return Answered(status=201, body={"object": "feedback", **given, **said, "created": event.given_at_ms // 1000})
+    return PostReply(status=201, body={"object": "feedback", **given, **said, "created": event.given_at_ms // 1000})
 
 
 def _is_open(admission: Admission, session_id: str, caller: Caller) -> bool:

@@ -22,9 +22,9 @@ from clawstream.errors import TryLater, UndecodableRecord, UnusableEvent
 from clawstream.events import Event
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.outbox.frames import record_frame
-from clawstream.gateway.outbox.pace import Pace
+from clawstream.gateway.outbox.pace import AckPace
 from clawstream.gateway.outbox.spool import GROUP_BYTES, LARGE_GROUP_BYTES, Spool
-from clawstream.gateway.outbox.spooled import Detours
+from clawstream.gateway.outbox.spooled_sessions import SpooledSessions
 from clawstream.stream.log import Sealed
 
 LOG = logging.getLogger(__name__)
@@ -68,13 +68,13 @@ class Delivery:
     ) -> None:
         self._log = log
         self._spool = spool
-        self._pace = Pace(bound_s=ack_timeout_s)
+        self._pace = AckPace(bound_s=ack_timeout_s)
         self._metrics = metrics
         self._now_ms = now_ms
-        self._detours = Detours()
+        self._spooled_sessions = SpooledSessions()
         self._spooled: deque[tuple[int, tuple[bytes, ...]]] = deque()  # keys, by where each append ends in the spool
         for spooled in spool.waiting():
-            self._detours.enter((spooled.record.key,))
+            self._spooled_sessions.enter((spooled.record.key,))
             self._spooled.append((spooled.end, (spooled.record.key,)))
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spool")
         self._appends: list[_Append] = []
@@ -84,7 +84,7 @@ class Delivery:
         self._tasks: set[asyncio.Task[Any]] = set()  # a caller may have left, and they go on
         self._measuring: asyncio.Task[None] | None = None
         self._stuck_by: type[Exception] | None = None
-        self._detour_since: float | None = None  # None: all goes straight
+        self._spooling_since: float | None = None  # None: all goes straight
         self._said_in_use = False
         self._more = asyncio.Event()
         self._waits = asyncio.Event()
@@ -94,7 +94,7 @@ class Delivery:
     @property
     def num_waiting(self) -> int:
         """How many records wait in the spool."""
-        return self._detours.num_records
+        return self._spooled_sessions.num_records
 
     @property
     def spool_bytes(self) -> int:
@@ -111,9 +111,9 @@ class Delivery:
         """Why the log can't be written to, as far as is known."""
         if not self._log.healthy():
             return "the broker does not answer"
-        if self._detours.failing:
+        if self._spooled_sessions.failing:
             return "the broker did not acknowledge in time"
-        if self._detours.num_records and not self._quick:
+        if self._spooled_sessions.num_records and not self._quick:
             return "the broker acknowledges slowly"
         return None
 
@@ -125,7 +125,7 @@ class Delivery:
     def problem(self, session_id: str) -> str | None:
         """Why nothing of the session can be recorded now; None: it can, as far as is known."""
         key = session_id.encode("utf-8", "surrogatepass")
-        if self._detours.straight(key, healthy=self._log.healthy()):  # slowly, at worst
+        if self._spooled_sessions.straight(key, healthy=self._log.healthy()):  # slowly, at worst
             return None
         problem = self._spool.problem()
         return None if problem is None else f"Kafka is away ({self.away or 'its spool is not empty'}), and {problem}"
@@ -148,7 +148,7 @@ class Delivery:
         # One at a time: else what comes second could be acknowledged by the log while the first goes to the spool.
         async with self._alone.setdefault(key, asyncio.Lock()):
             sent = None
-            if self._quick and self._detours.straight(key, healthy=self._log.healthy()):
+            if self._quick and self._spooled_sessions.straight(key, healthy=self._log.healthy()):
                 sent = self._begun(self._straight(records))
                 if await self._acknowledged(sent):
                     return
@@ -156,8 +156,8 @@ class Delivery:
 
     async def run(self) -> None:
         """Keep the spool and empty it, until cancelled; what is left in it is for the next gateway of its name."""
-        if self._detours.num_records:
-            LOG.warning("spool=found path=%s records=%d", self._spool.path, self._detours.num_records)
+        if self._spooled_sessions.num_records:
+            LOG.warning("spool=found path=%s records=%d", self._spool.path, self._spooled_sessions.num_records)
             self._said_in_use = True
             self._waits.set()
         try:
@@ -169,8 +169,8 @@ class Delivery:
             self._stopped = True
             for append in (*self._keeping, *self._appends):
                 self._refuse(append, "the gateway stops")
-            if self._detours.num_records:
-                LOG.warning("spool=left path=%s records=%d", self._spool.path, self._detours.num_records)
+            if self._spooled_sessions.num_records:
+                LOG.warning("spool=left path=%s records=%d", self._spool.path, self._spooled_sessions.num_records)
 
     async def _straight(self, records: Sequence[Sealed]) -> bool:
         """Return whether the log acknowledged the records; raises UnusableEvent."""
@@ -179,7 +179,7 @@ class Delivery:
                 await self._log.append_sealed(records, timeout_s=max(self._pace.bound_s, _LAST_RESORT_S))
         except TryLater as error:
             LOG.debug("log=failed reason=%s", error)
-            self._detours.failed()
+            self._spooled_sessions.failed()
             return False
         return True
 
@@ -207,7 +207,7 @@ class Delivery:
         try:
             await asyncio.shield(spooling)
         except TryLater:
-            if sent is None and self._detours.straight(key, healthy=self._log.healthy()):
+            if sent is None and self._spooled_sessions.straight(key, healthy=self._log.healthy()):
                 sent = self._begun(self._straight(records))
             if sent is None or not await asyncio.shield(sent):
                 raise
@@ -243,7 +243,7 @@ class Delivery:
         started = perf_counter()
         frames = b"".join(record_frame(record, self._now_ms()) for record in records)
         append = _Append(tuple(record.key for record in records), frames, asyncio.get_running_loop().create_future())
-        self._detours.enter(append.keys)
+        self._spooled_sessions.enter(append.keys)
         self._say_in_use(started)
         self._appends.append(append)
         self._more.set()
@@ -257,7 +257,7 @@ class Delivery:
             await self._more.wait()
             self._more.clear()
             await self._keep_together()
-            if self._detours.num_records:
+            if self._spooled_sessions.num_records:
                 self._waits.set()
 
     async def _keep_together(self) -> None:
@@ -279,7 +279,7 @@ class Delivery:
         self._keeping = []
 
     def _refuse(self, append: _Append, why: str) -> None:
-        self._detours.leave(append.keys)
+        self._spooled_sessions.leave(append.keys)
         append.done.set_exception(TryLater(f"{why}; it can't be recorded"))
 
     async def _drain(self) -> None:
@@ -293,7 +293,7 @@ class Delivery:
                 if not group:
                     self._waits.clear()
                     self._taken_to(None)
-                    if num_drained and not self._detours.num_records and not self._pace.slow:
+                    if num_drained and not self._spooled_sessions.num_records and not self._pace.slow:
                         self._say_drained(num_drained)
                         num_drained = 0
                     continue
@@ -319,18 +319,18 @@ class Delivery:
         """What stands in the spool up to `end` is on the log, or the disk has lost it; None: all of it is."""
         while self._spooled and (end is None or self._spooled[0][0] <= end):
             _, keys = self._spooled.popleft()
-            self._detours.taken(keys)
+            self._spooled_sessions.taken(keys)
 
     def _say_in_use(self, now: float) -> None:
-        if self._detour_since is None:
-            self._detour_since = now
-        lasts = now - self._detour_since > _SAID_AFTER_S or self._detours.failing or not self._log.healthy()
+        if self._spooling_since is None:
+            self._spooling_since = now
+        lasts = now - self._spooling_since > _SAID_AFTER_S or self._spooled_sessions.failing or not self._log.healthy()
         if lasts and not self._said_in_use:
             LOG.warning("spool=in_use path=%s reason=%s", self._spool.path, self.away)
             self._said_in_use = True
 
     def _say_drained(self, num_records: int) -> None:
-        self._detour_since = None
+        self._spooling_since = None
         if self._said_in_use:
             LOG.warning("spool=drained path=%s records=%d", self._spool.path, num_records)
         self._said_in_use = False

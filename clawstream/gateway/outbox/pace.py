@@ -13,7 +13,7 @@ _OURS_AT_MOST = 10  # times the bound; a process that was stopped measures the s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class AckPace:
     """How long the log's acknowledgements take, and how long one of them is waited for."""
 
     bound_s: float
@@ -30,12 +30,12 @@ class Pace:
         """Whether acknowledgements take more than the bound, on the mean."""
         return self.mean_s > self.bound_s
 
-    def after(self, latency_s: float) -> "Pace":
+    def after(self, latency_s: float) -> "AckPace":
         """Return the pace after one more acknowledgement."""
         counted_s = min(max(0.0, latency_s - self.own_s), _AT_MOST * self.bound_s)
         return replace(self, mean_s=self.mean_s + _WEIGHT * (counted_s - self.mean_s))
 
-    def beside(self, own_s: float) -> "Pace":
+    def beside(self, own_s: float) -> "AckPace":
         """Return the pace while this process adds so much to each acknowledgement, or ten bounds where that is more."""
         return replace(self, own_s=min(own_s, _OURS_AT_MOST * self.bound_s))
 

@@ -32,7 +32,7 @@ _SUMMARISING = "You are a context summarization assistant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class RequestIdentity:
     """What a request says of itself. `client` is who named the session; None where nobody did."""
 
     session_id: str | None
@@ -43,7 +43,7 @@ class Named:
     group: Grouped | None
 
 
-def name_request(headers: Mapping[str, str], request: ChatRequest) -> Named:
+def name_request(headers: Mapping[str, str], request: ChatRequest) -> RequestIdentity:
     """Return what headers, body and messages say of session, turn and group. Raises BadRequest for unusable names."""
     named = (
         ("headers", headers.get("x-session-id") or None),
@@ -68,7 +68,7 @@ def name_request(headers: Mapping[str, str], request: ChatRequest) -> Named:
         )
         turn_types = [TurnType.SIDE if aside else TurnType.MAIN]
     retries = headers.get("x-stainless-retry-count", "")
-    return Named(
+    return RequestIdentity(
         session_id=session_id,
         client=client,
         turn_type=turn_types[0],

@@ -6,11 +6,11 @@ from clawstream.events import Sampling, Shaping
 from clawstream.events.exchanges import GREEDY_BELOW
 from clawstream.gateway.requests.refusal import BadRequest, TooLong
 from clawstream.gateway.requests.shaping import MAX_GRAMMAR_BYTES
-from clawstream.gateway.requests.wire import Asked
+from clawstream.gateway.requests.wire import ReplyOptions
 
 
 def sampling_of(
-    asked: Asked,
+    asked: ReplyOptions,
     *,
     grammar: str | None,
     num_prompt_tokens: int,

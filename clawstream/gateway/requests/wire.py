@@ -49,7 +49,7 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ReplyOptions:
     """How the client wants to be answered; None: it did not say."""
 
     stream: bool
@@ -75,7 +75,7 @@ class ChatRequest:
     options: Mapping[str, Any]  # the body without messages and private keys
     options_json: bytes
     sha256: str  # of messages and options without how to send the answer; equal for a retry
-    asked: Asked
+    asked: ReplyOptions
     session_id: str | None
     turn_type: str | None
     session_done: bool
@@ -250,11 +250,11 @@ def _refuse_what_is_not_there(body: Mapping[str, Any]) -> None:
             raise unsupported(key, body[key], "it left out")
 
 
-def _asked(body: Mapping[str, Any]) -> Asked:
+def _asked(body: Mapping[str, Any]) -> ReplyOptions:
     newer = integer(body, "max_completion_tokens", low=1)
     older = integer(body, "max_tokens", low=1)
     top_k = body.get("top_k")
-    return Asked(
+    return ReplyOptions(
         stream=boolean(body, "stream"),
         include_usage=boolean(mapping(body, "stream_options"), "include_usage"),
         max_tokens=older if newer is None else newer,

@@ -14,7 +14,7 @@ MAX_BYTES = 128 * 2**20  # of messages as JSON, each response with all that was 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recalled:
+class RecalledResponse:
     """A response: its session, what was said before it without the instructions of its request, and what it says."""
 
     session_id: str
@@ -22,11 +22,11 @@ class Recalled:
     answer: Message
 
 
-Recall = Callable[[str], Recalled | None]  # a response's exchange id; None: not known, or another key's
+Recall = Callable[[str], RecalledResponse | None]  # a response's exchange id; None: not known, or another key's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
+class _KeptResponse:
     session_id: str
     key_name: str | None
     before: tuple[bytes, ...]
@@ -44,7 +44,7 @@ class Conversations:
     def __init__(self, window_ms: int, *, max_bytes: int = MAX_BYTES) -> None:
         self._window_ms = window_ms
         self._max_bytes = max_bytes
-        self._said: OrderedDict[str, _Said] = OrderedDict()
+        self._said: OrderedDict[str, _KeptResponse] = OrderedDict()
         self._num_bytes = 0
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class Conversations:
         at_ms: int,
     ) -> None:
         """The exchange was answered this; what is older than the window, or too much, is forgotten."""
-        said = _Said(session_id=session_id, key_name=key_name, before=before, answer=answer, at_ms=at_ms)
+        said = _KeptResponse(session_id=session_id, key_name=key_name, before=before, answer=answer, at_ms=at_ms)
         self._said[exchange_id] = said
         self._num_bytes += said.num_bytes
         while self._said:
@@ -71,9 +71,11 @@ class Conversations:
             self._said.popitem(last=False)
             self._num_bytes -= oldest.num_bytes
 
-    def recall(self, exchange_id: str, key_name: str | None) -> Recalled | None:
+    def recall(self, exchange_id: str, key_name: str | None) -> RecalledResponse | None:
         """Return the response; None: it is not known, or another key's."""
         said = self._said.get(exchange_id)
         if said is None or said.key_name not in (None, key_name):
             return None
-        return Recalled(session_id=said.session_id, before=tuple(map(parse, said.before)), answer=parse(said.answer))
+        return RecalledResponse(
+            session_id=said.session_id, before=tuple(map(parse, said.before)), answer=parse(said.answer)
+        )

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from clawstream.conversation.continuing import Continued, Request, continue_prompt, num_new_bytes
 from clawstream.conversation.echoes import find_echoes
 from clawstream.errors import TryLater, UnrenderableRequest
-from clawstream.gateway.sessions.sampled_answers import Known
+from clawstream.gateway.sessions.sampled_answers import KnownSession
 from clawstream.rendering.renderer import PromptRenderer
 
 _ASIDE_BYTES = 16_384  # where more than this is new it is made in a thread, so that streams go on
@@ -31,7 +31,7 @@ class PromptMaker:
         """No prompt is begun any more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def make(self, request: Request, known: Known, *, context_length_tokens: int | None) -> Continued:
+    async def make(self, request: Request, known: KnownSession, *, context_length_tokens: int | None) -> Continued:
         """Return the request's prompt. Raises UnrenderableRequest, or TryLater where no thread is free in time."""
         echoes = find_echoes(request.messages, known.answers)
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from clawstream.conversation.continuing import Continued
-from clawstream.conversation.echoes import Answered
+from clawstream.conversation.echoes import ShownAnswer
 from clawstream.gateway.outbox.recorder import PARENT_FOR_MS
 
 MAX_TOKENS = 4_000_000  # of all sessions together; a token takes about 36 bytes here
@@ -18,10 +18,10 @@ _PROMPTS = 2  # so that a side turn between two others costs nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownSession:
     """One session: its answers and its newest prompts, oldest first."""
 
-    answers: tuple[Answered, ...] = ()
+    answers: tuple[ShownAnswer, ...] = ()
     prompts: tuple[Continued, ...] = ()
     at_ms: int = 0
 
@@ -37,16 +37,16 @@ class SampledAnswers:
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
-        self._sessions: OrderedDict[str, tuple[Known, int]] = OrderedDict()
+        self._sessions: OrderedDict[str, tuple[KnownSession, int]] = OrderedDict()
         self._num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def of(self, session_id: str, now_ms: int) -> Known:
+    def of(self, session_id: str, now_ms: int) -> KnownSession:
         """Return what is known of the session."""
-        known, _ = self._sessions.get(session_id, (Known(), 0))
-        return known if now_ms - known.at_ms <= PARENT_FOR_MS else Known()
+        known, _ = self._sessions.get(session_id, (KnownSession(), 0))
+        return known if now_ms - known.at_ms <= PARENT_FOR_MS else KnownSession()
 
     def asked(self, session_id: str, prompt: Continued, now_ms: int) -> None:
         """The session was asked with this prompt."""
@@ -54,7 +54,7 @@ class SampledAnswers:
         others = tuple(one for one in known.prompts if one.token_ids != prompt.token_ids)
         self._remember(session_id, replace(known, prompts=(*others, prompt)[-_PROMPTS:], at_ms=now_ms))
 
-    def answered(self, session_id: str, answer: Answered, now_ms: int) -> None:
+    def answered(self, session_id: str, answer: ShownAnswer, now_ms: int) -> None:
         """The session was answered this."""
         known = self.of(session_id, now_ms)
         self._remember(session_id, replace(known, answers=(*known.answers, answer)[-MAX_ANSWERS:], at_ms=now_ms))
@@ -64,7 +64,7 @@ class SampledAnswers:
         _, num_tokens = self._sessions.pop(session_id, (None, 0))
         self._num_tokens -= num_tokens
 
-    def _remember(self, session_id: str, known: Known) -> None:
+    def _remember(self, session_id: str, known: KnownSession) -> None:
         self.forget(session_id)
         self._sessions[session_id] = known, known.num_tokens
         self._num_tokens += known.num_tokens

@@ -8,7 +8,7 @@ from clawstream.errors import TryLater
 from clawstream.events import FinishReason, VersionSpan
 from clawstream.inference.engines.adapters import policy_version
 from clawstream.inference.engines.engine import Finish, FinishKind
-from clawstream.inference.engines.engine import VersionSpan as EngineSpan
+from clawstream.inference.engines.engine import WeightsSpan as EngineSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from clawstream.events.exchanges import GREEDY_BELOW, Shaping, TokenBias
-from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, GenerateRequest, Sampling, VersionSpan
+from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, GenerateRequest, SamplingParams, WeightsSpan
 from clawstream.inference.engines.plausible import read_version
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -65,7 +65,7 @@ Logprob: TypeAlias = tuple[float | None, int, None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Delta:
+class TokenDelta:
     """What a server has to tell about one request since it last did; grows until it is sent."""
 
     token_ids: list[int]
@@ -78,9 +78,9 @@ class Delta:
     top_logprobs: list[Sequence[Logprob]] | None = None
     input_top_logprobs: Sequence[Sequence[Logprob] | None] | None = None
     finish: dict[str, object] | None = None
-    weight_versions: Sequence[VersionSpan] = ()
+    weight_versions: Sequence[WeightsSpan] = ()
 
-    def absorb(self, newer: "Delta") -> None:
+    def absorb(self, newer: "TokenDelta") -> None:
         """This delta says what both said, in order."""
         self.token_ids += newer.token_ids
         self.logprobs += newer.logprobs
@@ -191,7 +191,7 @@ def _call(prompt: object, row: Mapping[str, Any]) -> Call:
     )
 
 
-def read_sampling(params: object) -> Sampling:
+def read_sampling(params: object) -> SamplingParams:
     """The sampling parameters of a body; what is not implemented is refused unless it has no effect."""
     if params is None:
         params = {}
@@ -214,7 +214,7 @@ def read_sampling(params: object) -> Sampling:
             raise RequestRefused(f"sampling_params has an unknown entry {key!r}")
         if value and value != _NEUTRAL[key]:
             raise RequestRefused(f"{key}={value!r} is not implemented by this engine; leave it out")
-    return Sampling(
+    return SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_p=top_p,
@@ -275,7 +275,7 @@ def check_fits(call: Call, *, context_length_tokens: int, vocab_size: int) -> No
         raise RequestRefused(f"logit_bias names an id outside [0, {vocab_size - 1}], the model's vocabulary")
 
 
-def write_delta(call: Call, delta: Delta) -> dict[str, object]:
+def write_delta(call: Call, delta: TokenDelta) -> dict[str, object]:
     """One element of an answer: a streamed chunk, or the whole of it where nothing is streamed."""
     meta: dict[str, object] = {
         "id": call.rid,
@@ -299,10 +299,10 @@ def write_delta(call: Call, delta: Delta) -> dict[str, object]:
     return {"output_ids": delta.token_ids, "meta_info": meta}
 
 
-def write_spans(spans: Sequence[VersionSpan], current: str) -> list[dict[str, object]]:
+def write_spans(spans: Sequence[WeightsSpan], current: str) -> list[dict[str, object]]:
     """Spans as [start, end) of the answer; an answer without tokens names the weights that would have given them."""
     written, start = [], 0
-    for span in spans or (VersionSpan(current, 0),):
+    for span in spans or (WeightsSpan(current, 0),):
         written.append({"version": span.version, "start": start, "end": start + span.num_tokens})
         start += span.num_tokens
     return written
@@ -347,13 +347,13 @@ def _top(
     return tuple(tuple((float(entry[0]), int(entry[1])) for entry in one or ()) for one in written)
 
 
-def _spans(written: Iterable[Mapping[str, Any]]) -> tuple[VersionSpan, ...]:
+def _spans(written: Iterable[Mapping[str, Any]]) -> tuple[WeightsSpan, ...]:
     spans, begin = [], 0
     for span in written:
         version, start, end = read_version(span["version"]), span["start"], span["end"]
         if version is None or start != begin or type(end) is not int or end < begin:
             raise ValueError(f"weight_versions hold {str(span)[:100]}, expected a version from token {begin} on")
-        spans.append(VersionSpan(version, end - begin))
+        spans.append(WeightsSpan(version, end - begin))
         begin = end
     return tuple(spans)
 

@@ -43,7 +43,7 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplingParams:
     """How tokens are drawn; temperature 0 is greedy, and an absent seed lets the engine choose one."""
 
     max_new_tokens: int
@@ -57,9 +57,9 @@ class Sampling:
     shaping: Shaping | None = None
 
 
-def as_recorded(recorded: Recorded, stop_token_ids: tuple[int, ...]) -> Sampling:
+def as_recorded(recorded: Recorded, stop_token_ids: tuple[int, ...]) -> SamplingParams:
     """Return how an engine is asked to sample as the log says, all of it; `stop_token_ids` are the model's own."""
-    return Sampling(
+    return SamplingParams(
         max_new_tokens=recorded.max_tokens,
         temperature=recorded.temperature,
         top_p=recorded.top_p,
@@ -76,14 +76,14 @@ class GenerateRequest:
     """One prompt as token ids; requests share cached prefixes only under the same `extra_key` and adapter."""
 
     input_ids: Sequence[int]
-    sampling: Sampling
+    sampling: SamplingParams
     extra_key: str | None = None
     rid: str | None = None
     lora_name: str | None = None
     top_logprobs_num: int = 0  # likeliest tokens at each place of the answer
 
 
-class VersionSpan(NamedTuple):
+class WeightsSpan(NamedTuple):
     """`num_tokens` tokens in a row, sampled by the weights named `version`."""
 
     version: str
@@ -103,7 +103,7 @@ class Chunk(NamedTuple):
     cached_tokens: int | None = None
     weight_version: str | None = None
     finish: Finish | None = None
-    weight_versions: tuple[VersionSpan, ...] = ()
+    weight_versions: tuple[WeightsSpan, ...] = ()
     num_sampled: int | None = None
     top_logprobs: tuple[tuple[tuple[float, int], ...], ...] = ()  # of each token, where they were asked for
 
@@ -125,7 +125,7 @@ class Scores(NamedTuple):
     student_version: int
 
 
-class Wanted(NamedTuple):
+class ScoreRequest(NamedTuple):
     """An answer, and the prompts that it is scored after."""
 
     hinted_ids: TokenIds

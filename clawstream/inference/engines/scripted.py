@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clawstream.inference.engines.dialect import Call, Delta, Logprob, RequestRefused, check_fits
-from clawstream.inference.engines.engine import VersionSpan
-from clawstream.inference.engines.service import AppServer, Cut, Generation, Outcome, build_app
+from clawstream.inference.engines.dialect import Call, Logprob, RequestRefused, TokenDelta, check_fits
+from clawstream.inference.engines.engine import WeightsSpan
+from clawstream.inference.engines.service import AppServer, CommandResult, ConnectionDropped, Generation, build_app
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ScriptedAnswer:
     """What the script says to a prompt; without log-probs they come from `token_logprob`.
 
     After `stall_after_tokens` it says no more, and its client has to go.
@@ -28,7 +28,7 @@ class Answer:
     stall_after_tokens: int | None = None
 
 
-Script = Callable[[Sequence[int]], Answer]
+Script = Callable[[Sequence[int]], ScriptedAnswer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ def token_logprob(position: int, token: int) -> float:
 
 def counting(num_tokens: int = 8, *, first: int = 10) -> Script:
     """A script that answers first, first + 1, ... whatever the prompt is."""
-    return lambda _input_ids: Answer(token_ids=tuple(range(first, first + num_tokens)))
+    return lambda _input_ids: ScriptedAnswer(token_ids=tuple(range(first, first + num_tokens)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,32 +121,34 @@ class ScriptedBackend:
     async def resume(self) -> None:
         self.release()
 
-    async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> Outcome:
+    async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> CommandResult:
         if not _is_model(path):
-            return Outcome(success=False, message=f"{path} has no config.json; the weights in use stay")
+            return CommandResult(success=False, message=f"{path} has no config.json; the weights in use stay")
         if abort_all:
             self.abort(None)
         if self.on_update is not None:
             self.script = self.on_update(path, version)
         self.model_path, self.version = path, self.version if version is None else version
-        return Outcome(success=True, message=f"Succeeded to update model weights. Weight version is {self.version}.")
+        return CommandResult(
+            success=True, message=f"Succeeded to update model weights. Weight version is {self.version}."
+        )
 
-    async def load_lora(self, name: str, path: str) -> Outcome:
+    async def load_lora(self, name: str, path: str) -> CommandResult:
         if name in self._adapters:
-            return Outcome(success=False, message=f"adapter {name} is loaded already; unload it first")
+            return CommandResult(success=False, message=f"adapter {name} is loaded already; unload it first")
         self._adapters[name] = path
-        return Outcome(success=True, message="")
+        return CommandResult(success=True, message="")
 
-    async def unload_lora(self, name: str) -> Outcome:
+    async def unload_lora(self, name: str) -> CommandResult:
         if self._adapters.pop(name, None) is None:
-            return Outcome(success=False, message=f"adapter {name} is not loaded")
+            return CommandResult(success=False, message=f"adapter {name} is not loaded")
         while any(speech.lora_name == name for speech in self._running.values()):
             self._speech_over.clear()
             await self._speech_over.wait()
-        return Outcome(success=True, message="")
+        return CommandResult(success=True, message="")
 
-    async def flush_cache(self) -> Outcome:
-        return Outcome(success=not self._running, message=f"{len(self._running)} requests are running")
+    async def flush_cache(self) -> CommandResult:
+        return CommandResult(success=not self._running, message=f"{len(self._running)} requests are running")
 
     def adapters(self) -> Mapping[str, str]:
         return self._adapters
@@ -172,7 +174,7 @@ class _Speech:
         self._call = call
         self._backend = backend
         self._cut_after_tokens = cut_after_tokens
-        self._spans: list[VersionSpan] = []
+        self._spans: list[WeightsSpan] = []
         self._said: list[int] = []
         self._aborted: str | None = None
         self._woken = asyncio.Event()
@@ -181,7 +183,7 @@ class _Speech:
         self._stall_after_tokens = answer.stall_after_tokens
         self._rest: Iterator[tuple[int, float]] = iter(self._timed(answer))
 
-    def _timed(self, answer: Answer) -> list[tuple[int, float]]:
+    def _timed(self, answer: ScriptedAnswer) -> list[tuple[int, float]]:
         first = len(self._call.request.input_ids)
         given = answer.logprobs_nats or [token_logprob(first + i, token) for i, token in enumerate(answer.token_ids)]
         return list(zip(answer.token_ids, given, strict=True))
@@ -191,7 +193,7 @@ class _Speech:
         """The adapter that the request names."""
         return self._call.request.lora_name
 
-    async def next(self) -> Delta:
+    async def next(self) -> TokenDelta:
         sampling = self._call.request.sampling
         if sampling.max_new_tokens == 0:
             return self._delta(None, {"type": "length", "length": 0})
@@ -200,7 +202,7 @@ class _Speech:
             return self._delta(None, {"type": "abort", "message": self._aborted})
         if self._is_past(self._cut_after_tokens):
             self._backend.forget(self._call.rid, self)
-            raise Cut
+            raise ConnectionDropped
         pair = next(self._rest, None)
         if pair is None:
             # A script that has no more to say ends as a model does that samples its last token.
@@ -236,17 +238,17 @@ class _Speech:
             return {"type": "length", "length": sampling.max_new_tokens}
         return None
 
-    def _delta(self, pair: tuple[int, float] | None, finish: dict[str, object] | None) -> Delta:
+    def _delta(self, pair: tuple[int, float] | None, finish: dict[str, object] | None) -> TokenDelta:
         version = self._backend.version
         if pair is not None:
             if self._spans and self._spans[-1].version == version:
-                self._spans[-1] = VersionSpan(version, self._spans[-1].num_tokens + 1)
+                self._spans[-1] = WeightsSpan(version, self._spans[-1].num_tokens + 1)
             else:
-                self._spans.append(VersionSpan(version, 1))
+                self._spans.append(WeightsSpan(version, 1))
         if finish is not None:
             self._over = True
             self._backend.forget(self._call.rid, self)
-        return Delta(
+        return TokenDelta(
             token_ids=[] if pair is None else [pair[0]],
             logprobs=[] if pair is None else [pair[1]],
             prompt_tokens=len(self._call.request.input_ids),

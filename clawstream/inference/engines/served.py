@@ -13,14 +13,14 @@ class Served(NamedTuple):
     adapter: str | None  # that has the version; None: the weights do
 
 
-class Telling(Protocol):
+class VersionedEngine(Protocol):
     """What is needed of an engine."""
 
     async def weight_version(self) -> str | None: ...
     async def lora_adapters(self) -> tuple[str, ...]: ...
 
 
-async def served(engine: Telling, policy_id: str) -> Served:
+async def served(engine: VersionedEngine, policy_id: str) -> Served:
     """Return what the engine says. Raises TryLater where it says nothing, or its weights are no version of ours."""
     weights = policy_version(await engine.weight_version())
     adapters = {adapter_version(policy_id, name): name for name in await engine.lora_adapters()}

@@ -19,18 +19,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from clawstream.inference.door import Door
-from clawstream.inference.engines.dialect import Call, Delta, GenerateBody, RequestRefused, read_body, write_delta
+from clawstream.inference.engines.dialect import Call, GenerateBody, RequestRefused, TokenDelta, read_body, write_delta
+from clawstream.inference.origin_guard import OriginGuard
 
 PAUSE_MODES = ("abort", "retract", "in_place")
 
 
-class Cut(Exception):
+class ConnectionDropped(Exception):
     """The backend drops this connection without a last byte, as a killed engine does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CommandResult:
     """What became of a command; `message` goes to whoever gave it."""
 
     success: bool
@@ -41,7 +41,7 @@ class Outcome:
 class Generation(Protocol):
     """One request under way."""
 
-    async def next(self) -> Delta:
+    async def next(self) -> TokenDelta:
         """What is new, waiting for at least one token or the finish; not called after a finish."""
 
     def cancel(self) -> None:
@@ -63,16 +63,16 @@ class Backend(Protocol):
     async def resume(self) -> None:
         """Sampling goes on."""
 
-    async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> Outcome:
+    async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> CommandResult:
         """New weights, all of them or none."""
 
-    async def load_lora(self, name: str, path: str) -> Outcome:
+    async def load_lora(self, name: str, path: str) -> CommandResult:
         """Requests may name the adapter."""
 
-    async def unload_lora(self, name: str) -> Outcome:
+    async def unload_lora(self, name: str) -> CommandResult:
         """The adapter is gone."""
 
-    async def flush_cache(self) -> Outcome:
+    async def flush_cache(self) -> CommandResult:
         """No later request reuses what is cached now."""
 
     def adapters(self) -> Mapping[str, str]:
@@ -115,7 +115,7 @@ def build_app(backend: Backend) -> Starlette:
         *(Route(path, handler) for path, handler in reads.items()),
         *(Route(path, handler, methods=["POST"]) for path, handler in commands.items()),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(Door)])
+    return Starlette(routes=routes, middleware=[Middleware(OriginGuard)])
 
 
 class AppServer(uvicorn.Server):
@@ -179,7 +179,7 @@ async def _answer(
             else:
                 await _whole(body, generations, scope, receive, send)
             watcher.cancel()
-    except* Cut:
+    except* ConnectionDropped:
         pass  # the server closes a connection whose response was not completed
 
 
@@ -328,7 +328,7 @@ class _Control:
         outcome = await self._backend.flush_cache()
         return Response(outcome.message + "\n", status_code=200 if outcome.success else 400)
 
-    def _lora(self, outcome: Outcome) -> Response:
+    def _lora(self, outcome: CommandResult) -> Response:
         content: dict[str, object] = {"success": outcome.success, "loaded_adapters": dict(self._backend.adapters())}
         if not outcome.success:
             content["error_message"] = outcome.message

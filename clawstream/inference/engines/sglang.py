@@ -16,7 +16,14 @@ from clawstream.config import EngineSettings, TeacherSettings
 from clawstream.errors import TryLater
 from clawstream.inference.bodies import ASKING, PLAIN, parsed, read_body, read_error, shown
 from clawstream.inference.engines.dialect import joined, read_chunk, write_request
-from clawstream.inference.engines.engine import Chunk, EngineRefused, FinishKind, GenerateRequest, Sampling, ServerInfo
+from clawstream.inference.engines.engine import (
+    Chunk,
+    EngineRefused,
+    FinishKind,
+    GenerateRequest,
+    SamplingParams,
+    ServerInfo,
+)
 from clawstream.inference.engines.plausible import (
     MOST_NAME_CHARACTERS,
     MOST_TOKEN_IDS,
@@ -26,7 +33,7 @@ from clawstream.inference.engines.plausible import (
 )
 
 _CONTROL_BYTES = 4 * 2**20  # /tokenize answers for thousands of tokens
-_LAST_WORDS_S = 2.0
+_REFUSAL_BODY_S = 2.0
 LOADS_WITHIN_S = 1800.0  # an engine that takes longer over a version or its start is given up; hundreds of GB
 _FRAME_BYTES = 64 * 2**10
 _EVENT_BYTES_PER_TOKEN = 256  # its id, log-prob and text
@@ -90,7 +97,7 @@ class SglangEngine:
                     if chunk.finish is not None:
                         # What follows is [DONE]; reading it hands the connection back to the pool, still open.
                         with suppress(TimeoutError, aiohttp.ClientError):
-                            await read_body(response, most_bytes=_FRAME_BYTES, until=clock() + _LAST_WORDS_S)
+                            await read_body(response, most_bytes=_FRAME_BYTES, until=clock() + _REFUSAL_BODY_S)
                         return
                 if clock() - sampled_at_s > self._silence_s:
                     raise TryLater(f"engine {self._url}: no token within {self._silence_s:g} s; ask again")
@@ -104,7 +111,7 @@ class SglangEngine:
             raise ValueError(f"start is {start}, expected 1 to {len(input_ids)}: the first token has no log-prob")
         request = GenerateRequest(
             input_ids=input_ids,
-            sampling=Sampling(max_new_tokens=0, temperature=0.0),
+            sampling=SamplingParams(max_new_tokens=0, temperature=0.0),
             extra_key=extra_key,
             lora_name=lora_name,
         )

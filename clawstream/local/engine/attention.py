@@ -22,7 +22,7 @@ NAME = "clawstream_rows"
 _CALL_COST_KEYS = 2048
 
 
-class Segment(NamedTuple):
+class PromptSegment(NamedTuple):
     """Part of a prompt: packed tokens [first, last) of row `row`, which already holds `past` tokens."""
 
     row: int
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ForwardPass:
     """All that attention needs to know about one forward pass."""
 
     kv: KvRows
@@ -42,10 +42,10 @@ class Step:
     short_keys: int
     short_mask_B11L: Tensor | None
     long_rows: tuple[tuple[int, int], ...]
-    segments: tuple[Segment, ...]
+    segments: tuple[PromptSegment, ...]
 
 
-def plan_step(kv: KvRows, decode_lengths: Sequence[int], prefills: Sequence[tuple[int, int, int]]) -> Step:
+def plan_step(kv: KvRows, decode_lengths: Sequence[int], prefills: Sequence[tuple[int, int, int]]) -> ForwardPass:
     """The step whose row r < B has decode_lengths[r] keys (its new one included), then (row, past, count) segments."""
     capacity = kv.capacity_tokens
     write = [row * capacity + length - 1 for row, length in enumerate(decode_lengths)]
@@ -54,13 +54,13 @@ def plan_step(kv: KvRows, decode_lengths: Sequence[int], prefills: Sequence[tupl
         first = len(write)
         write.extend(range(row * capacity + past, row * capacity + past + count))
         mask = torch.ones(count, past + count, dtype=torch.bool).tril_(past) if past and count > 1 else None
-        segments.append(Segment(row, first, first + count, past, mask))
+        segments.append(PromptSegment(row, first, first + count, past, mask))
     short_keys, long_rows = split_long_rows(decode_lengths)
     mask_B11L = None
     if decode_lengths and min(decode_lengths) < short_keys:
         lengths_B1 = torch.tensor(decode_lengths).unsqueeze(1)
         mask_B11L = (torch.arange(short_keys).unsqueeze(0) < lengths_B1).view(-1, 1, 1, short_keys)
-    return Step(
+    return ForwardPass(
         kv=kv,
         write_N=torch.tensor(write),
         num_decoding=len(decode_lengths),
@@ -96,7 +96,7 @@ def attend_rows(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
-    step: Step,
+    step: ForwardPass,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
     """Writes the new keys and values, and answers [1, N, query heads, D]; registered with transformers under NAME."""
@@ -130,7 +130,9 @@ def attend_rows(
     return out_NHD.unsqueeze(0), None
 
 
-def _decode(query_1HND: Tensor, key_SCHD: Tensor, value_SCHD: Tensor, step: Step, scaling: float | None) -> Tensor:
+def _decode(
+    query_1HND: Tensor, key_SCHD: Tensor, value_SCHD: Tensor, step: ForwardPass, scaling: float | None
+) -> Tensor:
     """[B, query heads, D]. Query heads of one key-value head stand as query positions: same keys, no copies."""
     heads, width = key_SCHD.shape[2:]
     num_rows = step.num_decoding

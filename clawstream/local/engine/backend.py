@@ -13,12 +13,12 @@ import numpy as np
 from clawstream import __version__
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import Shaping
-from clawstream.inference.engines.dialect import Call, Delta, RequestRefused, check_fits
-from clawstream.inference.engines.service import Generation, Outcome
+from clawstream.inference.engines.dialect import Call, RequestRefused, TokenDelta, check_fits
+from clawstream.inference.engines.service import CommandResult, Generation
 from clawstream.local.engine.core import Core
 from clawstream.local.engine.job import Grammar, Job
 from clawstream.local.engine.model import RowModel
-from clawstream.local.engine.worker import Worker
+from clawstream.local.engine.worker import EngineWorker
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,10 @@ class Mailbox:
     """What the worker has sampled for one request and nobody has sent yet; unsent deltas become one."""
 
     def __init__(self) -> None:
-        self._unsent: Delta | None = None
+        self._unsent: TokenDelta | None = None
         self._arrival: asyncio.Future[None] | None = None
 
-    def push(self, delta: Delta) -> None:
+    def push(self, delta: TokenDelta) -> None:
         """The delta is sent with the next chunk."""
         if self._unsent is None:
             self._unsent = delta
@@ -39,7 +39,7 @@ class Mailbox:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    async def take(self) -> Delta:
+    async def take(self) -> TokenDelta:
         """All that is unsent, waiting for something."""
         while self._unsent is None:
             self._arrival = asyncio.get_running_loop().create_future()
@@ -57,7 +57,7 @@ class _Running:
         self._backend = backend
         self._over = False
 
-    async def next(self) -> Delta:
+    async def next(self) -> TokenDelta:
         delta = await self._mailbox.take()
         if delta.finish is not None:
             self._backend.forget(self._job)
@@ -74,7 +74,7 @@ class CpuBackend:
     """The model at `model_path`, served by `worker`."""
 
     def __init__(
-        self, model: RowModel, worker: Worker, core: Core, *, model_path: str, num_rows: int, tokenizer: bool
+        self, model: RowModel, worker: EngineWorker, core: Core, *, model_path: str, num_rows: int, tokenizer: bool
     ) -> None:
         self._model = model
         self._worker = worker
@@ -169,7 +169,7 @@ class CpuBackend:
         await self._worker.resume()
         log.info("resumed requests=%d", len(self._jobs))
 
-    async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> Outcome:
+    async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> CommandResult:
         async with self._updating:
             if abort_all:
                 self.abort(None)
@@ -177,30 +177,34 @@ class CpuBackend:
                 weights = await asyncio.to_thread(self._model.read_weights, path)
             except UnusableCheckpoint as error:
                 log.warning("weights refused version=%s reason=%s", version, error)
-                return Outcome(success=False, message=str(error))
+                return CommandResult(success=False, message=str(error))
             await self._worker.call(lambda core: core.swap_weights(weights, version))
             self._model_path = path
             self._version = self._version if version is None else version
         log.info("weights replaced version=%s path=%s requests=%d", self._version, path, len(self._jobs))
-        return Outcome(success=True, message=f"Succeeded to update model weights. Weight version is {self._version}.")
+        return CommandResult(
+            success=True, message=f"Succeeded to update model weights. Weight version is {self._version}."
+        )
 
-    async def load_lora(self, name: str, path: str) -> Outcome:
+    async def load_lora(self, name: str, path: str) -> CommandResult:
         async with self._updating:
             if name in self._adapters:
-                return Outcome(success=False, message=f"adapter {name} is loaded already; unload it first")
+                return CommandResult(success=False, message=f"adapter {name} is loaded already; unload it first")
             try:
                 pairs = await asyncio.to_thread(self._adapters_of_core.read, path)
             except UnusableCheckpoint as error:
-                return Outcome(success=False, message=str(error))
+                return CommandResult(success=False, message=str(error))
             await self._worker.call(lambda core: core.adapters.add(name, pairs))
             self._adapters[name] = path
         log.info("adapter loaded name=%s path=%s", name, path)
-        return Outcome(success=True, message="")
+        return CommandResult(success=True, message="")
 
-    async def unload_lora(self, name: str) -> Outcome:
+    async def unload_lora(self, name: str) -> CommandResult:
         async with self._updating:
             if name not in self._adapters:
-                return Outcome(success=False, message=f"adapter {name} is not loaded; loaded: {sorted(self._adapters)}")
+                return CommandResult(
+                    success=False, message=f"adapter {name} is not loaded; loaded: {sorted(self._adapters)}"
+                )
             del self._adapters[name]
             # As SGLang does: nothing new may name it, and what runs under it ends first.
             while any(job.call.request.lora_name == name for job in self._jobs.values()):
@@ -212,13 +216,13 @@ class CpuBackend:
                 core.forget_cache()
 
             await self._worker.call(drop)
-        return Outcome(success=True, message="")
+        return CommandResult(success=True, message="")
 
-    async def flush_cache(self) -> Outcome:
+    async def flush_cache(self) -> CommandResult:
         if self._jobs:
-            return Outcome(success=False, message=f"{len(self._jobs)} requests are running; nothing was flushed")
+            return CommandResult(success=False, message=f"{len(self._jobs)} requests are running; nothing was flushed")
         await self._worker.call(lambda core: core.forget_cache())
-        return Outcome(success=True, message="Cache flushed.")
+        return CommandResult(success=True, message="Cache flushed.")
 
     def adapters(self) -> Mapping[str, str]:
         return self._adapters

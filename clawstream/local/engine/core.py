@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clawstream.inference.engines.dialect import Delta, Logprob
+from clawstream.inference.engines.dialect import Logprob, TokenDelta
 from clawstream.local.engine.attention import plan_step
 from clawstream.local.engine.job import Decode, Job, finish_reason
 from clawstream.local.engine.kv import KvRows
 from clawstream.local.engine.lora import Adapters
 from clawstream.local.engine.model import RowModel
-from clawstream.local.engine.rows import Rows
+from clawstream.local.engine.rows import JobRows
 from clawstream.local.engine.sampling import draw, scaled_logprobs, top_logprobs
 from clawstream.local.engine.shaping import shaped
 
@@ -31,7 +31,7 @@ _LEAST_PIECE_TOKENS = 16  # so that a long prompt comes to its end beside ever n
 # Logits of a prompt that is scored are kept below this many numbers (256 MB).
 _SCORED_LOGITS = 1 << 26
 
-Output = tuple[Job, Delta]
+Output = tuple[Job, TokenDelta]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Core:
 
     def __init__(self, model: RowModel, *, num_rows: int, version: str, decode: Decode | None) -> None:
         self._model = model
-        self._rows = Rows(KvRows(num_rows=num_rows, context_length_tokens=model.context_length_tokens))
+        self._rows = JobRows(KvRows(num_rows=num_rows, context_length_tokens=model.context_length_tokens))
         self._waiting: deque[Job] = deque()
         self._decode = decode
         self.adapters = Adapters(model.module)

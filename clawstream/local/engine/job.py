@@ -10,8 +10,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from torch import Tensor
 
-from clawstream.inference.engines.dialect import Call, Delta, Logprob
-from clawstream.inference.engines.engine import VersionSpan
+from clawstream.inference.engines.dialect import Call, Logprob, TokenDelta
+from clawstream.inference.engines.engine import WeightsSpan
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 TokenArray: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32]]"
@@ -21,7 +21,7 @@ FinishReason: TypeAlias = dict[str, object]
 class Sink(Protocol):
     """Where a job's deltas go, on the event loop."""
 
-    def push(self, delta: Delta) -> None:
+    def push(self, delta: TokenDelta) -> None:
         """The delta will be sent."""
 
 
@@ -50,7 +50,7 @@ class Job:
     epoch: int = 0
     num_computed: int = 0
     cached_tokens: int = 0
-    spans: list[VersionSpan] = field(default_factory=list)
+    spans: list[WeightsSpan] = field(default_factory=list)
     input_logprobs: list[Logprob] = field(default_factory=list)
     input_top: list[Sequence[Logprob] | None] = field(default_factory=list)
     input_sent: bool = False
@@ -92,9 +92,9 @@ class Job:
         if self.grammar is not None:
             self.grammar.take(token)
         if self.spans and self.spans[-1].version == version:
-            self.spans[-1] = VersionSpan(version, self.spans[-1].num_tokens + 1)
+            self.spans[-1] = WeightsSpan(version, self.spans[-1].num_tokens + 1)
         else:
-            self.spans.append(VersionSpan(version, 1))
+            self.spans.append(WeightsSpan(version, 1))
 
     def restart(self) -> None:
         """Nothing of the job is computed; its answer so far stays."""
@@ -103,10 +103,10 @@ class Job:
             self.input_logprobs.clear()
             self.input_top.clear()
 
-    def delta(self, version: str, finish: FinishReason | None) -> Delta:
+    def delta(self, version: str, finish: FinishReason | None) -> TokenDelta:
         """What there is to say about the job now, without tokens."""
         first, self.input_sent = not self.input_sent, True
-        return Delta(
+        return TokenDelta(
             token_ids=[],
             logprobs=[],
             prompt_tokens=self.num_prompt,

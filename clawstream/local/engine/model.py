@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from clawstream.errors import PartUnavailable, UnusableCheckpoint
 from clawstream.inference.models.model_folder import weight_files
 from clawstream.local.engine import attention
-from clawstream.local.engine.attention import Step, plan_step
+from clawstream.local.engine.attention import ForwardPass, plan_step
 from clawstream.local.engine.kv import KvRows
 
 _TOLERANCE_NATS = 1e-2
@@ -50,7 +50,9 @@ class RowModel:
         """The transformers model, for adapters."""
         return self._model
 
-    def forward(self, token_ids: Sequence[int], positions: Sequence[int], step: Step, keep: Sequence[int]) -> Tensor:
+    def forward(
+        self, token_ids: Sequence[int], positions: Sequence[int], step: ForwardPass, keep: Sequence[int]
+    ) -> Tensor:
         """Logits [len(keep), V] after the packed tokens at the indices in `keep`; the rows hold all tokens."""
         logits: Tensor = self._model(
             input_ids=torch.tensor(token_ids).unsqueeze(0),

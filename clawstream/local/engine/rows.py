@@ -28,7 +28,7 @@ class _Left:
 _NOTHING = np.empty(0, dtype=np.int32)
 
 
-class Rows:
+class JobRows:
     """The jobs that have a row, in the order of their rows."""
 
     def __init__(self, kv: KvRows) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clawstream.inference.engines.engine import Sampling
+from clawstream.inference.engines.engine import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def scaled_logprobs(logits_BV: Tensor, temperatures: Sequence[float]) -> Tensor:
 
 
 def draw(
-    logits_BV: Tensor, samplings: Sequence[Sampling], seeds: Sequence[int], indices: Sequence[int], num_top: int
+    logits_BV: Tensor, samplings: Sequence[SamplingParams], seeds: Sequence[int], indices: Sequence[int], num_top: int
 ) -> Draw:
     """The next token of each row, with the log-prob it had before top-p, top-k and min-p."""
     logp_BV = scaled_logprobs(logits_BV, [sampling.temperature for sampling in samplings])
@@ -75,7 +75,7 @@ def top_logprobs(logp_BV: Tensor, num_top: int) -> list[list[tuple[float, int]]]
     ]
 
 
-def _filtered(prob_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def _filtered(prob_BV: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
     """Probabilities with what top-k, top-p and min-p exclude set to 0, in vocabulary order."""
     min_p = [0.0 if s.shaping is None else s.shaping.min_p for s in samplings]
     if all((s.top_k is None or s.temperature == 0.0) and s.top_p == 1.0 for s in samplings) and not any(min_p):

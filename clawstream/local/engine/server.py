@@ -18,7 +18,7 @@ from clawstream.local.engine.backend import CpuBackend
 from clawstream.local.engine.core import Core
 from clawstream.local.engine.job import Decode
 from clawstream.local.engine.model import RowModel
-from clawstream.local.engine.worker import Worker
+from clawstream.local.engine.worker import EngineWorker
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ async def _serve(
         backend.abort(None)
         server.should_exit = True
 
-    worker = Worker(core, loop, num_threads=threads, on_end=end)
+    worker = EngineWorker(core, loop, num_threads=threads, on_end=end)
     backend = CpuBackend(model, worker, core, model_path=model_path, num_rows=num_rows, tokenizer=tokenizer)
     server = AppServer(build_app(backend))
     for stop in (signal.SIGINT, signal.SIGTERM):

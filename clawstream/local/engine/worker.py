@@ -21,7 +21,7 @@ _HAND_OVER_S = 0.01
 Command = Callable[[Core], Iterable[Output]]
 
 
-class Worker:
+class EngineWorker:
     """Runs `core` until `stop`; deltas reach their sinks on `loop`."""
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from clawstream.local.servers.places import write_private
+from clawstream.local.servers.folders import write_private
 from clawstream.local.servers.ports import HOST
 
 _USER = "clawstream"

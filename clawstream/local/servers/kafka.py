@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers import places
+from clawstream.local.servers import folders
 from clawstream.local.servers.access import (
     access_to,
     alteration,
@@ -27,8 +27,8 @@ from clawstream.local.servers.access import (
     password_in,
 )
 from clawstream.local.servers.jars import KAFKA_REMEDIES, broker_jars, java
-from clawstream.local.servers.leash import Leash
 from clawstream.local.servers.ports import HOST, reserved, reserved_again
+from clawstream.local.servers.server_process import ServerProcess
 
 READY_WITHIN_S = 90.0
 STOP_WITHIN_S = 15.0
@@ -64,8 +64,8 @@ class EmbeddedKafka:
         self._fresh = fresh
         self._port = port
         self._open_to_all = open_to_all
-        self._cache_dir = places.cache_folder() if cache_dir is None else cache_dir.absolute()
-        self._leash: Leash | None = None
+        self._cache_dir = folders.cache_folder() if cache_dir is None else cache_dir.absolute()
+        self._server_process: ServerProcess | None = None
         self._bootstrap: str | None = None
 
     @property
@@ -83,7 +83,7 @@ class EmbeddedKafka:
         command = java_command(java(), broker_jars(self._cache_dir))
         self._close_once(command)
         with (
-            places.claimed(self.data_dir, fresh=self._fresh) as claim,
+            folders.claimed(self.data_dir, fresh=self._fresh) as claim,
             reserved_again(self.data_dir, self._port) as port,
             reserved() as controller_port,
         ):
@@ -92,17 +92,17 @@ class EmbeddedKafka:
             self._format_once(command)
             password = None if self._open_to_all else password_in(self.data_dir)
             settings = self.data_dir / "server.properties"
-            places.write_private(settings, server_properties(_DATA, listeners(port, controller_port, password)))
-            self._leash = Leash(
+            folders.write_private(settings, server_properties(_DATA, listeners(port, controller_port, password)))
+            self._server_process = ServerProcess(
                 [*command, "kafka.Kafka", settings.name],
                 folder=self.data_dir, log=self.log, grace_s=STOP_WITHIN_S, keep_fd=claim,
             )  # fmt: skip
             try:
-                self._wait_until_ready(self._leash)
+                self._wait_until_ready(self._server_process)
                 self._bootstrap = f"{HOST}:{port}"
-                places.publish(self.data_dir, self._bootstrap)
+                folders.publish(self.data_dir, self._bootstrap)
             except BaseException:
-                self._leash.stop()
+                self._server_process.stop()
                 raise
         self._fresh, self._port = False, port
         return self
@@ -113,13 +113,13 @@ class EmbeddedKafka:
         self.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._leash is not None:
-            self._leash.stop()
+        if self._server_process is not None:
+            self._server_process.stop()
 
     def exit_status(self) -> int | None:
         """None while the broker runs; else its exit status."""
-        assert self._leash is not None, "asked before __enter__"
-        return self._leash.exit_status()
+        assert self._server_process is not None, "asked before __enter__"
+        return self._server_process.exit_status()
 
     def _format_once(self, command: Sequence[str]) -> None:
         """A data folder has a cluster id of its own for life; one that was half formatted is formatted again."""
@@ -127,7 +127,7 @@ class EmbeddedKafka:
             return
         shutil.rmtree(self.data_dir / _NEW_DATA, ignore_errors=True)
         settings, password = self.data_dir / "format.properties", new_password()
-        places.write_private(settings, server_properties(_NEW_DATA, listeners(9092, 9093, None)))  # not listened on
+        folders.write_private(settings, server_properties(_NEW_DATA, listeners(9092, 9093, None)))  # not listened on
         words = ["kafka.tools.StorageTool", "format", "--cluster-id", new_cluster_id(), "--config", settings.name]
         _run(command, [*words, "--add-scram", credential(password)], self.data_dir, "could not be formatted")
         settings.unlink()
@@ -142,24 +142,24 @@ class EmbeddedKafka:
             password = new_password()
             content, words = alteration(password)
             file = self.data_dir / "credential.properties"
-            places.write_private(file, content)
+            folders.write_private(file, content)
             words = ["kafka.admin.ConfigCommand", "--bootstrap-server", broker.bootstrap, *words]
             _run(command, [*words, "--add-config-file", file.name], self.data_dir, "could not be given a password")
             file.unlink()
             keep_password(self.data_dir, password)
 
-    def _wait_until_ready(self, leash: Leash) -> None:
+    def _wait_until_ready(self, server_process: ServerProcess) -> None:
         deadline = time.monotonic() + READY_WITHIN_S
-        while leash.exit_status() is None and time.monotonic() < deadline:
+        while server_process.exit_status() is None and time.monotonic() < deadline:
             if _STARTED in self.log.read_text(errors="replace"):
                 return
             time.sleep(_LOOK_EVERY_S)
-        status = leash.exit_status()
+        status = server_process.exit_status()
         what = f"did not answer within {READY_WITHIN_S:g} s" if status is None else f"ended with exit status {status}"
         raise PartUnavailable(
             f"the Kafka broker on {self.data_dir} {what}. It was stopped; its data is as it was. "
             "If that data may go, start with --fresh; or set CLAWSTREAM_KAFKA to the host:port of another broker. "
-            f"The end of its log, {self.log}:\n{leash.last_words()}"
+            f"The end of its log, {self.log}:\n{server_process.log_tail()}"
         )
 
 
@@ -178,7 +178,7 @@ def server_properties(log_dir: str, ports: str) -> str:
 def _run(command: Sequence[str], words: Sequence[str], folder: Path, what: str) -> None:
     """Run a tool of Kafka's whose words may hold a secret: by a file, as everybody sees a process's command line."""
     told = folder / "told"
-    places.write_private(told, "\n".join(f'"{word}"' for word in words))
+    folders.write_private(told, "\n".join(f'"{word}"' for word in words))
     done = subprocess.run(
         [*command, f"@{told.name}"],
         cwd=folder, capture_output=True, text=True, timeout=READY_WITHIN_S, check=False,

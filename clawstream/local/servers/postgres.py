@@ -22,10 +22,10 @@ import psutil
 
 from clawstream.errors import PartUnavailable
 from clawstream.local.extras import how_to_install
-from clawstream.local.servers import places
+from clawstream.local.servers import folders
 from clawstream.local.servers.accounts import Identity, identity_for, named
-from clawstream.local.servers.leash import Leash
 from clawstream.local.servers.ports import HOST, reserved_again
+from clawstream.local.servers.server_process import ServerProcess
 from clawstream.projections.owner import url_of_owner
 
 READY_WITHIN_S = 60.0
@@ -69,7 +69,7 @@ class EmbeddedPostgres:
         self.log = self.data_dir / "postgres.log"
         self._fresh = fresh
         self._port = port
-        self._leash: Leash | None = None
+        self._server_process: ServerProcess | None = None
         self._url: str | None = None
 
     @property
@@ -80,7 +80,7 @@ class EmbeddedPostgres:
 
     def __enter__(self) -> Self:
         with (
-            places.claimed(self.data_dir, fresh=self._fresh) as claim,
+            folders.claimed(self.data_dir, fresh=self._fresh) as claim,
             reserved_again(self.data_dir, self._port) as port,
         ):
             data = self.data_dir / _DATA
@@ -93,7 +93,7 @@ class EmbeddedPostgres:
             identity.give(data)
             options = [f"-c{name}={value}" for name, value in (_SETTINGS | {"port": str(port)}).items()]
             server = [str(identity.reachable(programs) / "bin" / "postgres"), "-D", str(data), *options]
-            self._leash = Leash(
+            self._server_process = ServerProcess(
                 identity.command(server),
                 folder=self.data_dir,
                 log=self.log,
@@ -103,11 +103,11 @@ class EmbeddedPostgres:
             )
             password = (self.data_dir / "password").read_text()
             try:
-                self._wait_until_ready(self._leash)
+                self._wait_until_ready(self._server_process)
                 self._url = url_of_owner(f"postgresql+psycopg://{USER}:{password}@{HOST}:{port}/postgres")
-                places.publish(self.data_dir, self._url)
+                folders.publish(self.data_dir, self._url)
             except BaseException:
-                self._leash.stop()
+                self._server_process.stop()
                 raise
         self._fresh, self._port = False, port
         return self
@@ -118,13 +118,13 @@ class EmbeddedPostgres:
         self.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._leash is not None:
-            self._leash.stop()
+        if self._server_process is not None:
+            self._server_process.stop()
 
     def exit_status(self) -> int | None:
         """None while the server runs; else its exit status."""
-        assert self._leash is not None, "asked before __enter__"
-        return self._leash.exit_status()
+        assert self._server_process is not None, "asked before __enter__"
+        return self._server_process.exit_status()
 
     def _initialise_once(self, programs: Path, identity: Identity) -> None:
         """A cluster is whole or not there: it is made under another name and renamed."""
@@ -134,8 +134,8 @@ class EmbeddedPostgres:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)
         password, proof = secrets.token_urlsafe(24), self.data_dir / "proof"
-        places.write_private(self.data_dir / "password", password)
-        places.write_private(proof, _proof_of(password))
+        folders.write_private(self.data_dir / "password", password)
+        folders.write_private(proof, _proof_of(password))
         maker = named(identity, new)
         for path in (new, proof):
             maker.give(path)
@@ -156,20 +156,20 @@ class EmbeddedPostgres:
         identity.give(new)
         new.rename(data)
 
-    def _wait_until_ready(self, leash: Leash) -> None:
+    def _wait_until_ready(self, server_process: ServerProcess) -> None:
         deadline = time.monotonic() + READY_WITHIN_S
         state = self.data_dir / _DATA / "postmaster.pid"
-        while leash.exit_status() is None and time.monotonic() < deadline:
+        while server_process.exit_status() is None and time.monotonic() < deadline:
             if _line(state, _READY_LINE) == "ready":
                 return
             time.sleep(_LOOK_EVERY_S)
-        status = leash.exit_status()
+        status = server_process.exit_status()
         what = f"was not ready within {READY_WITHIN_S:g} s" if status is None else f"ended with exit status {status}"
         raise PartUnavailable(
             f"Postgres on {self.data_dir} {what}. It was stopped; its data is as it was. "
             "If that data may go (it is built again from the log), start with --fresh; or set CLAWSTREAM_POSTGRES to "
             "another database's URL. "
-            f"The end of its log, {self.log}:\n{leash.last_words()}"
+            f"The end of its log, {self.log}:\n{server_process.log_tail()}"
         )
 
 

@@ -31,7 +31,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class SglangServer:
     """One server: its name among the parts, its command line and its address."""
 
     name: str
@@ -39,7 +39,7 @@ class Server:
     url: str
 
 
-def servers(launch: Launch, first_port: int) -> tuple[Server, ...]:
+def servers(launch: Launch, first_port: int) -> tuple[SglangServer, ...]:
     """Return the engines of the policy, on ports from `first_port` on, then the judges' server if there is one."""
     assignment = launch.assignment
     engines = [
@@ -75,7 +75,9 @@ def settings_for(launch: Launch, settings: Settings) -> Settings:
     )
 
 
-def _server(launch: Launch, name: str, gpus: tuple[int, ...], port: int, model: Path, tp: int, *more: str) -> Server:
+def _server(
+    launch: Launch, name: str, gpus: tuple[int, ...], port: int, model: Path, tp: int, *more: str
+) -> SglangServer:
     command = (
         "env",
         f"CUDA_VISIBLE_DEVICES={','.join(map(str, gpus))}",
@@ -83,4 +85,4 @@ def _server(launch: Launch, name: str, gpus: tuple[int, ...], port: int, model: 
         *("--model-path", str(model.absolute()), "--host", _HOST, "--port", str(port), "--tp-size", str(tp)),
         *more,
     )
-    return Server(name=name, command=command, url=f"http://{_HOST}:{port}")
+    return SglangServer(name=name, command=command, url=f"http://{_HOST}:{port}")

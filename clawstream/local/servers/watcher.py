@@ -1,4 +1,4 @@
-"""Run one server and end it when its owner is gone; a script of its own, started by leash.py.
+"""Run one server and end it when its owner is gone; a script of its own, started by server_process.py.
 
 The owner holds the other end of stdin. End of file there, another parent or SIGTERM mean the same: send the stop
 signal, wait for the grace time, kill the server's process group. Only the standard library is imported, and little of

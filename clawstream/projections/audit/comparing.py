@@ -15,9 +15,9 @@ from sqlalchemy.exc import OperationalError
 from clawstream.errors import OperatorError
 from clawstream.projections import database, tables
 from clawstream.projections.rebuild.filling import copy, keep_the_first
-from clawstream.projections.write.lines import Lines
+from clawstream.projections.write.lines import TableLines
 from clawstream.projections.write.merge import count_sessions
-from clawstream.stream.log import Place
+from clawstream.stream.log import PartitionId
 
 COMPARED = (*tables.FACTS, tables.sessions)
 MAX_NAMED = 20  # differing rows of a table
@@ -53,7 +53,7 @@ class Scratch:
         self.cursor = cursor  # sees the projection until `begin`
         self._schema = schema
 
-    def begin(self, begins: Mapping[Place, int]) -> None:
+    def begin(self, begins: Mapping[PartitionId, int]) -> None:
         """Make the tables; rows of records before `begins` are not compared, as the log does not have them any more."""
         cursor = self.cursor
         for table in COMPARED:
@@ -63,7 +63,7 @@ class Scratch:
         cursor.executemany("INSERT INTO reach VALUES (%s, %s, %s)", reach)
         cursor.execute("SET LOCAL search_path = pg_temp")  # whoever fills tables names them alone
 
-    def put(self, lines: Lines) -> None:
+    def put(self, lines: TableLines) -> None:
         """Add rows."""
         copy(self.cursor, lines)
 

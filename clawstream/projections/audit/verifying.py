@@ -15,9 +15,15 @@ from clawstream.projections.rebuild.replaying import ReplayedLog, Tell, batches_
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.cells import indexable
 from clawstream.projections.write.chain import Break, ChainCheck, chain_check
-from clawstream.projections.write.lines import Lines, RawBatch, telling
-from clawstream.projections.write.progress import Book, blocks_of, books, left_out, refuse_another_log
-from clawstream.stream.log import Place, Raw
+from clawstream.projections.write.lines import RawBatch, TableLines, row_records
+from clawstream.projections.write.progress import (
+    PartitionProgress,
+    blocks_of,
+    left_out,
+    partition_progress,
+    refuse_another_log,
+)
+from clawstream.stream.log import PartitionId, Raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +42,16 @@ class Audit:
     records_chained: int  # of these compared with the chain; others are older than the chain, or its start expired
     records_set_aside: int  # that have no row, as the projector says; what they would be is not compared
     records_unread: int | None  # others that can't be read and have no row; None: a sample does not tell
-    unchained: Mapping[Place, int]  # partitions without a chain, and how many records of each were read
+    unchained: Mapping[PartitionId, int]  # partitions without a chain, and how many records of each were read
     breaks: Sequence[Break]
     rows: int  # made of the log and compared
     rows_differ: int
     differences: Sequence[Difference]  # the first of each table
-    expired: Mapping[Place, int]  # where the log has lost its beginning: the first offset that it has
+    expired: Mapping[PartitionId, int]  # where the log has lost its beginning: the first offset that it has
     keys: int | None  # compared; None: all
     answers_without_outcome: int  # neither paired nor orphaned, and not the newest of their sessions, or silent a day
     without_outcome: Sequence[str]  # the first of these
-    overruled: Sequence[Overruled]  # books that a person had rebuilds not follow, the oldest first
+    overruled: Sequence[Overruled]  # recorded offsets that a person had rebuilds not follow, the oldest first
 
     @property
     def chain_ok(self) -> bool | None:
@@ -112,8 +118,8 @@ async def verify(url: str, log: ReplayedLog, *, sample: Sample | None, tell: Tel
 async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell: Tell) -> Audit:
     begins = await log.begin_offsets(TOPICS)
     ends = await log.end_offsets(TOPICS)
-    reading = await asyncio.to_thread(_Reading, beside, begins, ends, sample)
-    ranges = {place: (begins[place], book.next_offset) for place, book in reading.books.items()}
+    reading = await asyncio.to_thread(_LogReading, beside, begins, ends, sample)
+    ranges = {place: (begins[place], progress.next_offset) for place, progress in reading.progress_of.items()}
     total = sum(max(0, end - begin) for begin, end in ranges.values())
     async with makers(total if sample is None else 0) as made_by:
         make = made_by.make
@@ -125,7 +131,7 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
             log, ranges, reading.take, told, make=make if sample is None else None, left_out=reading.left_out
         )
         if sample is not None:
-            await asyncio.to_thread(beside.put, await make(telling(reading.of_sample(), reading.left_out)))
+            await asyncio.to_thread(beside.put, await make(row_records(reading.of_sample(), reading.left_out)))
     await asyncio.to_thread(reading.finish)
     differences: list[Difference] = []
     rows = rows_differ = 0
@@ -141,7 +147,9 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
         records_chained=sum(check.num_records for check in reading.checks.values()),
         records_set_aside=sum(map(len, reading.left_out.values())),
         records_unread=reading.num_unread,
-        unchained={place: number for place, number in reading.num_read.items() if reading.books[place].chain is None},
+        unchained={
+            place: number for place, number in reading.num_read.items() if reading.progress_of[place].chain is None
+        },
         breaks=[one for check in reading.checks.values() for one in check.breaks],
         rows=rows,
         rows_differ=rows_differ,
@@ -154,24 +162,24 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
     )
 
 
-class _Reading:
+class _LogReading:
     """What is known while the log is read; blocking."""
 
     def __init__(
-        self, beside: Scratch, begins: Mapping[Place, int], ends: Mapping[Place, int], sample: Sample | None
+        self, beside: Scratch, begins: Mapping[PartitionId, int], ends: Mapping[PartitionId, int], sample: Sample | None
     ) -> None:
         self._beside = beside
-        self.books: dict[Place, Book] = books(beside.cursor)
-        refuse_another_log({place: book.next_offset for place, book in self.books.items()}, ends)
+        self.progress_of: dict[PartitionId, PartitionProgress] = partition_progress(beside.cursor)
+        refuse_another_log({place: progress.next_offset for place, progress in self.progress_of.items()}, ends)
         recorded = blocks_of(beside.cursor)
-        self.checks: dict[Place, ChainCheck] = {
-            place: chain_check(place, recorded.get(place, ()), chain_from=book.chain_from, log_begin=begins[place])
-            for place, book in self.books.items()
+        self.checks: dict[PartitionId, ChainCheck] = {
+            place: chain_check(place, recorded.get(place, ()), chain_from=progress.chain_from, log_begin=begins[place])
+            for place, progress in self.progress_of.items()
         }
         self.left_out = left_out(beside.cursor)
         self.overruled = overruled_of(beside.cursor)
         self.num_without_outcome, self.without_outcome = beside.without_outcome()
-        self.num_read: Counter[Place] = Counter()
+        self.num_read: Counter[PartitionId] = Counter()
         self.num_unread = None if sample else 0
         self._choice = None if sample is None else _Choice(sample, beside.keys())
         beside.begin({place: begin for place, begin in begins.items() if begin > 0})
@@ -181,7 +189,7 @@ class _Reading:
         """The keys whose rows are compared; None: all."""
         return None if self._choice is None else self._choice.keys
 
-    def take(self, batches: Sequence[RawBatch], lines: Lines | None) -> None:
+    def take(self, batches: Sequence[RawBatch], lines: TableLines | None) -> None:
         """Take the next records of some partitions, with their lines where all are compared."""
         for batch in batches:
             self.num_read[batch.place] += len(batch.records)
@@ -199,7 +207,7 @@ class _Reading:
     def finish(self) -> None:
         """Take that these were all."""
         for place, check in self.checks.items():
-            check.finish(self.books[place].chain)
+            check.finish(self.progress_of[place].chain)
         self._beside.complete()
 
 

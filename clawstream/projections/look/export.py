@@ -18,7 +18,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clawstream.projections.look.snapshot import Answer, ask, snapshot
+from clawstream.projections.look.snapshot import QueryResult, ask, snapshot
 from clawstream.projections.look.sql import as_json
 from clawstream.projections.text import original_json
 
@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 200
 _JSON_OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
-class Form(StrEnum):
+class FileFormat(StrEnum):
     """What kind of file."""
 
     JSONL = "jsonl"
@@ -148,10 +148,10 @@ _ARROW_ITEMS: Mapping[str, pa.DataType] = MappingProxyType(
 _ESCAPE_NOTE = {b"clawstream.text": b"U+241B 'u' and four hex digits stand for that code point"}
 
 
-def export(url: str, folder: Path, *, form: Form) -> dict[str, int]:
+def export(url: str, folder: Path, *, form: FileFormat) -> dict[str, int]:
     """Write the files into `folder` and return how many records each has; the errors are those of `snapshot`."""
     folder.mkdir(parents=True, exist_ok=True)
-    write = _write_jsonl if form is Form.JSONL else _write_parquet
+    write = _write_jsonl if form is FileFormat.JSONL else _write_parquet
     counts = {}
     with snapshot(url, timeout_s=TIMEOUT_S) as cursor:
         for name, query in QUERIES.items():
@@ -171,7 +171,7 @@ def _whole(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def _write_jsonl(answer: Answer, path: Path) -> int:
+def _write_jsonl(answer: QueryResult, path: Path) -> int:
     count = 0
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for row in answer.rows:
@@ -181,7 +181,7 @@ def _write_jsonl(answer: Answer, path: Path) -> int:
     return count
 
 
-def _write_parquet(answer: Answer, path: Path) -> int:
+def _write_parquet(answer: QueryResult, path: Path) -> int:
     count = 0
     batch = list(islice(answer.rows, _ROWS_AT_ONCE))
     schema = _schema(answer)
@@ -195,7 +195,7 @@ def _write_parquet(answer: Answer, path: Path) -> int:
     return count
 
 
-def _schema(answer: Answer) -> pa.Schema:
+def _schema(answer: QueryResult) -> pa.Schema:
     fields = []
     for name, oid in zip(answer.names, answer.type_oids, strict=True):
         info = psycopg.adapters.types.get(oid)

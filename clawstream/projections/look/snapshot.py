@@ -27,7 +27,7 @@ class _JsonLoader(Loader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class QueryResult:
     """What a query gives: its columns, known before there is a row, and the rows as they arrive."""
 
     names: tuple[str, ...]  # made different where two are alike
@@ -36,7 +36,7 @@ class Answer:
 
 
 @contextmanager
-def ask(cursor: psycopg.Cursor, query: str) -> Iterator[Answer]:
+def ask(cursor: psycopg.Cursor, query: str) -> Iterator[QueryResult]:
     """Run one statement for the length of the block; Postgres refuses more than one."""
     server = cursor.connection.pgconn
     prepared = server.prepare(b"", query.encode())
@@ -54,7 +54,7 @@ def ask(cursor: psycopg.Cursor, query: str) -> Iterator[Answer]:
     rows = cursor.stream(query.encode())
     assert isinstance(rows, Generator)
     with closing(rows):
-        yield Answer(names=tuple(names), type_oids=oids, rows=rows)
+        yield QueryResult(names=tuple(names), type_oids=oids, rows=rows)
 
 
 @contextmanager

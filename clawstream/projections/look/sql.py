@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clawstream.layout import show
-from clawstream.projections.look.snapshot import Answer, Json, ask, snapshot
+from clawstream.projections.look.snapshot import Json, QueryResult, ask, snapshot
 from clawstream.projections.look.summaries import printable, printable_json
 
 TIMEOUT_S = 60.0
@@ -29,7 +29,7 @@ _OF_FORMULAS = tuple("=+-@\t\n\uff1d\uff0b\uff0d\uff20")  # the last are the fir
 _NUMBER = re.compile(r"[+-]?[0-9]{1,300}(?:\.[0-9]{0,300})?(?:[eE][+-]?[0-9]{1,3})?")
 
 
-class Form(StrEnum):
+class RowFormat(StrEnum):
     """How rows are printed."""
 
     TABLE = "table"
@@ -37,7 +37,7 @@ class Form(StrEnum):
     JSON = "json"  # one array, a line per row
 
 
-def print_query(url: str, query: str, *, form: Form, out: TextIO, timeout_s: float = TIMEOUT_S) -> None:
+def print_query(url: str, query: str, *, form: RowFormat, out: TextIO, timeout_s: float = TIMEOUT_S) -> None:
     """Print what `query` finds; the errors are those of `snapshot`."""
     with snapshot(url, timeout_s=timeout_s) as cursor, ask(cursor, query) as answer:
         _PRINT[form](answer, out)
@@ -60,14 +60,14 @@ def as_json(value: object) -> object:
     return str(value)
 
 
-def _print_csv(answer: Answer, out: TextIO) -> None:
+def _print_csv(answer: QueryResult, out: TextIO) -> None:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(_csv_cell, answer.names))
     for row in answer.rows:
         writer.writerow(map(_csv_cell, row))
 
 
-def _print_json(answer: Answer, out: TextIO) -> None:
+def _print_json(answer: QueryResult, out: TextIO) -> None:
     before = "[\n"
     for row in answer.rows:
         line = orjson.dumps(
@@ -78,7 +78,7 @@ def _print_json(answer: Answer, out: TextIO) -> None:
     out.write("[]\n" if before == "[\n" else "\n]\n")
 
 
-def _print_table(answer: Answer, out: TextIO) -> None:
+def _print_table(answer: QueryResult, out: TextIO) -> None:
     table = Table()
     for name in answer.names:
         table.add_column(Text(printable(name)))
@@ -89,8 +89,8 @@ def _print_table(answer: Answer, out: TextIO) -> None:
     show(Console(file=out), table)
 
 
-_PRINT: Mapping[Form, Callable[[Answer, TextIO], None]] = MappingProxyType(
-    {Form.TABLE: _print_table, Form.CSV: _print_csv, Form.JSON: _print_json}
+_PRINT: Mapping[RowFormat, Callable[[QueryResult, TextIO], None]] = MappingProxyType(
+    {RowFormat.TABLE: _print_table, RowFormat.CSV: _print_csv, RowFormat.JSON: _print_json}
 )
 
 

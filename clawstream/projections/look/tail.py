@@ -11,7 +11,7 @@ from typing import Protocol, TextIO
 
 from clawstream.errors import OperatorError
 from clawstream.projections.look.summaries import as_dict, line, printable
-from clawstream.stream.log import Arrived, Place, Start, Undecodable
+from clawstream.stream.log import Arrived, PartitionId, Start, Undecodable
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import event_topics
 
@@ -25,18 +25,18 @@ class FollowedLog(Protocol):
     def follow(self, topics: Sequence[str], start: Start = "earliest") -> AsyncIterator[Sequence[Arrived]]:
         """Yield what is on the topics and what comes."""
 
-    def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
+    def replay(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second, in order."""
 
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]:
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]:
         """Return the offset that each partition's next record will have."""
 
-    async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[Place, int]:
+    async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[PartitionId, int]:
         """Return the first offset of each partition at `start`; the end where none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class TailOptions:
     """What to show."""
 
     topic: str  # whole
@@ -45,7 +45,7 @@ class Wanted:
     until_end: bool = False
 
 
-def wanted(topic: str, *, session_id: str | None, since: str | None, until_end: bool, now_ms: int) -> Wanted:
+def wanted(topic: str, *, session_id: str | None, since: str | None, until_end: bool, now_ms: int) -> TailOptions:
     """Return what the words of a command line ask for; raises OperatorError for words that it can't read.
 
     `topic` may be short ("turns"). Without `since` it begins now, or at the earliest record where it ends at the end.
@@ -53,7 +53,7 @@ def wanted(topic: str, *, session_id: str | None, since: str | None, until_end: 
     start: Start = "earliest" if until_end else "latest"
     if since is not None:
         start = start_ms(since, now_ms)
-    return Wanted(topic=_whole_name(topic), session_id=session_id, start=start, until_end=until_end)
+    return TailOptions(topic=_whole_name(topic), session_id=session_id, start=start, until_end=until_end)
 
 
 def start_ms(since: str, now_ms: int) -> int:
@@ -71,7 +71,7 @@ def start_ms(since: str, now_ms: int) -> int:
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-async def tail(log: FollowedLog, what: Wanted, *, as_json: bool, out: TextIO) -> None:
+async def tail(log: FollowedLog, what: TailOptions, *, as_json: bool, out: TextIO) -> None:
     """Print each record once until cancelled or, with `until_end`, where the topic ends.
 
     What is there is printed in the order of time, what comes as it comes.
@@ -93,7 +93,7 @@ async def tail(log: FollowedLog, what: Wanted, *, as_json: bool, out: TextIO) ->
 
 
 async def in_time_order(
-    batches: AsyncGenerator[Sequence[Arrived], None], ranges: Mapping[Place, tuple[int, int]]
+    batches: AsyncGenerator[Sequence[Arrived], None], ranges: Mapping[PartitionId, tuple[int, int]]
 ) -> AsyncGenerator[Arrived, None]:
     """Yield what `batches` have of the ranges, those of one partition in their order, else the older one first.
 
@@ -104,7 +104,7 @@ async def in_time_order(
     async with aclosing(batches):
         async for arrivals in batches:
             for arrived in arrivals:
-                place = Place(arrived.topic, arrived.partition)
+                place = PartitionId(arrived.topic, arrived.partition)
                 held[place].append(arrived)
                 if arrived.offset + 1 >= ranges[place][1]:
                     pending.discard(place)
@@ -114,11 +114,11 @@ async def in_time_order(
         yield _oldest(held)
 
 
-def _oldest(held: Mapping[Place, deque[Arrived]]) -> Arrived:
+def _oldest(held: Mapping[PartitionId, deque[Arrived]]) -> Arrived:
     return min((queue for queue in held.values() if queue), key=lambda queue: queue[0].timestamp_ms).popleft()
 
 
-def _show(arrived: Arrived, what: Wanted, *, as_json: bool, out: TextIO) -> None:
+def _show(arrived: Arrived, what: TailOptions, *, as_json: bool, out: TextIO) -> None:
     if isinstance(arrived, Undecodable):
         _print(_undecodable(arrived, as_json), out)
     elif what.session_id in (None, arrived.key):

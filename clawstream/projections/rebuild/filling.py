@@ -13,14 +13,14 @@ from psycopg import sql
 from sqlalchemy import Engine, Table
 
 from clawstream.projections.tables import FACTS, metadata
-from clawstream.projections.write.chain import Block, Link, blocks, seed
-from clawstream.projections.write.lines import Lines, RawBatch
+from clawstream.projections.write.chain import ChainBlock, Link, blocks, seed
+from clawstream.projections.write.lines import RawBatch, TableLines
 from clawstream.projections.write.merge import column_names
-from clawstream.stream.log import Place
+from clawstream.stream.log import PartitionId
 from clawstream.stream.records import digest_of
 
 
-def copy(cursor: psycopg.Cursor, lines: Lines) -> None:
+def copy(cursor: psycopg.Cursor, lines: TableLines) -> None:
     """Add rows, to tables that have no key yet."""
     for name, data in sorted(lines.by_table.items()):
         table = metadata.tables[name]
@@ -42,9 +42,9 @@ class Chaining:
     """The chains of partitions that are read from their beginning, and the blocks that are not written yet."""
 
     def __init__(self) -> None:
-        self._open: dict[Place, Block] = {}  # the last of each
-        self._whole: list[tuple[Place, Block]] = []
-        self._begins: dict[Place, int] = {}
+        self._open: dict[PartitionId, ChainBlock] = {}  # the last of each
+        self._whole: list[tuple[PartitionId, ChainBlock]] = []
+        self._begins: dict[PartitionId, int] = {}
 
     def tell(self, batches: Iterable[RawBatch]) -> None:
         """Take the next records of some partitions."""
@@ -72,7 +72,7 @@ class Chaining:
             for place, block in found:
                 copying.write_row((*place, block.number, block.next_offset, block.chain, block.marks))
 
-    def write_books(self, cursor: psycopg.Cursor, ends: Mapping[Place, int]) -> None:
+    def write_progress(self, cursor: psycopg.Cursor, ends: Mapping[PartitionId, int]) -> None:
         """Write that the partitions were read up to `ends`."""
         cursor.executemany(
             _BOOK,
@@ -92,7 +92,7 @@ class Filling:
         self.num_unread = 0
         cursor.execute(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(sql.Identifier(one.name) for one in FACTS)))
 
-    def take(self, batches: Sequence[RawBatch], lines: Lines | None) -> None:
+    def take(self, batches: Sequence[RawBatch], lines: TableLines | None) -> None:
         """Add the rows of the next records of some partitions, and what the chain takes of them."""
         assert lines is not None, "rows are made of every record"
         copy(self._cursor, lines)
@@ -100,10 +100,10 @@ class Filling:
         self._chaining.tell(batches)
         self._chaining.write(self._cursor, rest=False)
 
-    def finish(self, ends: Mapping[Place, int]) -> None:
+    def finish(self, ends: Mapping[PartitionId, int]) -> None:
         """Write that all was read up to `ends`."""
         self._chaining.write(self._cursor, rest=True)
-        self._chaining.write_books(self._cursor, ends)
+        self._chaining.write_progress(self._cursor, ends)
 
 
 @contextmanager

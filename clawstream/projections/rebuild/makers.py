@@ -14,9 +14,9 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 from clawstream.errors import PartUnavailable
-from clawstream.projections.write.lines import Lines, Telling, lines
+from clawstream.projections.write.lines import RowRecords, TableLines, lines
 
-Make = Callable[[Telling], Awaitable[Lines]]
+Make = Callable[[RowRecords], Awaitable[TableLines]]
 
 FEW_RECORDS = 20_000  # of which the lines are made sooner than a process has started
 MOST_PROCESSES = 4  # more would wait for the one that reads the log for them
@@ -51,7 +51,7 @@ async def makers(num_records: int) -> AsyncIterator[Makers]:
     for maker in all_of_them:
         idle.put_nowait(maker)
 
-    async def make(told: Telling) -> Lines:
+    async def make(told: RowRecords) -> TableLines:
         maker = await idle.get()
         try:
             return await asyncio.to_thread(maker.make, told)
@@ -75,7 +75,7 @@ class _Maker:
         self._process.start()
         theirs.close()
 
-    def make(self, told: Telling) -> Lines:
+    def make(self, told: RowRecords) -> TableLines:
         """Return the lines; blocks."""
         try:
             self._ours.send(told)
@@ -86,7 +86,7 @@ class _Maker:
                 f"a process that reads the log ended with status {self._process.exitcode} before its work was done "
                 "(-9: it was killed, as when memory is short). The tables are as they were: do the same again"
             ) from error
-        assert isinstance(made, Lines), made
+        assert isinstance(made, TableLines), made
         return made
 
     def end(self) -> None:
@@ -96,7 +96,7 @@ class _Maker:
         self._ours.close()
 
 
-def _serve(told: "Connection[Lines, Telling]") -> None:
+def _serve(told: "Connection[TableLines, RowRecords]") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches whoever started us, who ends us
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)  # rows are trees of tuples and texts; next to nothing is a cycle

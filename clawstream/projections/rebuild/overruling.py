@@ -6,16 +6,16 @@ from datetime import datetime
 
 import psycopg
 
-from clawstream.projections.write.progress import Book
-from clawstream.projections.write.writer import Claim
-from clawstream.stream.log import Place
+from clawstream.projections.write.progress import PartitionProgress
+from clawstream.projections.write.writer import PartitionClaim
+from clawstream.stream.log import PartitionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overruled:
-    """What the books said of a partition, and what stands there in place of it."""
+    """What the recorded offsets said of a partition, and what stands there in place of it."""
 
-    place: Place
+    place: PartitionId
     at: datetime
     next_offset: int
     chain: bytes | None
@@ -36,19 +36,22 @@ class Overruled:
 
 
 def overrule(
-    cursor: psycopg.Cursor, books: Mapping[Place, Book], made: Mapping[Place, Claim], kept_schema: str
+    cursor: psycopg.Cursor,
+    progress_of: Mapping[PartitionId, PartitionProgress],
+    made: Mapping[PartitionId, PartitionClaim],
+    kept_schema: str,
 ) -> None:
-    """Put what was made in place of these books, and note what they said."""
-    for place, book in books.items():
+    """Put what was made in place of these recorded offsets, and note what they said."""
+    for place, progress in progress_of.items():
         end, chain = made[place].next_offset, made[place].chain
-        cursor.execute(_NOTED, (*place, book.next_offset, book.chain, end, chain, kept_schema))
+        cursor.execute(_NOTED, (*place, progress.next_offset, progress.chain, end, chain, kept_schema))
         # Other records will stand there, and have rows and commits of their own.
         cursor.execute(_UNCOMMITTED, (*place, end))
         cursor.execute(_NOT_SET_ASIDE, (*place, end))
         cursor.execute(_SET, (end, *place))
 
 
-def fence(cursor: psycopg.Cursor, places: Iterable[Place]) -> None:
+def fence(cursor: psycopg.Cursor, places: Iterable[PartitionId]) -> None:
     """Let no projector that goes on from the chain that was there write these; it claims them again, and reads this."""
     cursor.executemany("UPDATE offsets SET epoch = epoch + 1 WHERE topic = %s AND partition = %s", list(places))
 
@@ -57,7 +60,7 @@ def overruled_of(cursor: psycopg.Cursor) -> list[Overruled]:
     """Return all that was ever overruled, the oldest first."""
     return [
         Overruled(
-            place=Place(topic, partition),
+            place=PartitionId(topic, partition),
             at=at,
             next_offset=next_offset,
             chain=chain,

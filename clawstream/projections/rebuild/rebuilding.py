@@ -1,8 +1,9 @@
 """`clawstream projection rebuild`: every table made anew of the log beside those that are read, then swapped.
 
-Readers and the projector go on meanwhile; what they name stays. At the swap the projector waits at the books until the
-new tables have exactly what the old ones have, and goes on with the new ones where it was; readers wait a moment.
-Where the log and the books contradict each other nothing is changed, unless a person says that the log is right.
+Readers and the projector go on meanwhile; what they name stays. At the swap the projector waits at the recorded offsets
+until the new tables have exactly what the old ones have, and goes on with the new ones where it was; readers wait a
+moment. Where the log and the recorded offsets contradict each other nothing is changed, unless a person says that the
+log is right.
 """
 
 import asyncio
@@ -26,13 +27,13 @@ from clawstream.projections.rebuild.replaying import ReplayedLog, Tell, on_a_thr
 from clawstream.projections.rebuild.schemas import BUILDING
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.lines import LeftOut
-from clawstream.projections.write.progress import Book, books, left_out, refuse_another_log
+from clawstream.projections.write.progress import PartitionProgress, left_out, partition_progress, refuse_another_log
 from clawstream.projections.write.projector import in_batches, slice_of
-from clawstream.projections.write.rows import Row
+from clawstream.projections.write.rows import TableRow
 from clawstream.projections.write.sorting import Release, rows_of
-from clawstream.projections.write.writer import Claim, Writer
+from clawstream.projections.write.writer import PartitionClaim, TableWriter
 from clawstream.stream.ends import past_the_end
-from clawstream.stream.log import Arrived, Place, Undecodable
+from clawstream.stream.log import Arrived, PartitionId, Undecodable
 
 _BUILD_LOCK = 0x636C6178  # any number that no other program on this database takes
 HELD_RECORDS = 2000  # as many as the projector is kept waiting for, unless it is as fast as we are
@@ -52,7 +53,9 @@ class Rebuilt:
     seconds: Mapping[str, float]  # by phase
     kept_schema: str | None  # where the old tables are; None: they are gone
     kept_because: str | None
-    overruled: Sequence[str]  # partitions whose books were not followed; the table of that name says what they said
+    overruled: Sequence[
+        str
+    ]  # partitions whose recorded offsets were not followed; the table of that name says what they said
     fenced: Sequence[str]  # that a projector which runs has to claim again, and does
 
 
@@ -60,7 +63,7 @@ class Rebuilt:
 class Recorded:
     """What the projector has read, and which records of that have no row, as they are set aside."""
 
-    books: Mapping[Place, Book]
+    progress_of: Mapping[PartitionId, PartitionProgress]
     left_out: LeftOut
 
 
@@ -71,8 +74,8 @@ async def rebuild(
 
     Raises OperatorError, with the tables as they were, where another rebuild runs, where the log has lost records that
     the tables have and `forget_expired` does not allow for that, or where the log is not what was projected. With
-    `trust_log` that is no error: the new tables are of the log as it is, the old ones are kept, and what their books
-    said of it is noted.
+    `trust_log` that is no error: the new tables are of the log as it is, the old ones are kept, and what their recorded
+    offsets said of it is noted.
     """
     engine = database.connect(url, application="clawstream rebuild")
     building = database.connect(url, application="clawstream rebuild", schema=BUILDING)
@@ -81,7 +84,7 @@ async def rebuild(
             build = _Build(engine, building, log, tell, trust_log=trust_log)
             recorded = await asyncio.to_thread(build.recorded)
             # Their processes start while all else is prepared.
-            async with makers(sum(book.next_offset for book in recorded.books.values())) as made_by:
+            async with makers(sum(progress.next_offset for progress in recorded.progress_of.values())) as made_by:
                 with build.phase("preparing"):
                     recorded = await build.begin(recorded, forget_expired=forget_expired)
                     missing = await asyncio.to_thread(_prepared, engine, building, url)
@@ -134,20 +137,20 @@ class _Build:
 
     def __init__(self, engine: Engine, building: Engine, log: ReplayedLog, tell: Tell, *, trust_log: bool) -> None:
         self._engine = engine
-        self._writer = Writer(building)
+        self._writer = TableWriter(building)
         self._building = building
         self._log = log
         self._tell = tell
-        self._claims: dict[Place, Claim] = {}
+        self._claims: dict[PartitionId, PartitionClaim] = {}
         self._trust_log = trust_log
-        self._begins: dict[Place, int] = {}
-        self._cut: dict[Place, int] = {}  # the log's end where the books go further
-        self._filled: Sequence[Place] = ()
+        self._begins: dict[PartitionId, int] = {}
+        self._cut: dict[PartitionId, int] = {}  # the log's end where the recorded offsets go further
+        self._filled: Sequence[PartitionId] = ()
         self._left_out: LeftOut = {}
         self.records = 0
         self.num_unread = 0
-        self.overruled: Sequence[Place] = ()
-        self.fenced: Sequence[Place] = ()
+        self.overruled: Sequence[PartitionId] = ()
+        self.fenced: Sequence[PartitionId] = ()
         self.seconds: dict[str, float] = {}
 
     @contextmanager
@@ -170,12 +173,12 @@ class _Build:
     async def begin(self, recorded: Recorded, *, forget_expired: bool) -> Recorded:
         """Refuse a log that the tables can't be made of; return what of the records is to be read."""
         ends, self._begins = await asyncio.gather(self._log.end_offsets(TOPICS), self._log.begin_offsets(TOPICS))
-        offsets = {place: book.next_offset for place, book in recorded.books.items()}
+        offsets = {place: progress.next_offset for place, progress in recorded.progress_of.items()}
         if not self._trust_log:
             refuse_another_log(offsets, ends)
         self._cut = {place: ends.get(place, 0) for place in past_the_end(offsets, ends)}
         recorded = _without(recorded, self._cut)
-        lost = [place for place in recorded.books if self._begins[place] > 0]
+        lost = [place for place in recorded.progress_of if self._begins[place] > 0]
         if lost and not forget_expired:
             first = lost[0]
             raise OperatorError(
@@ -234,9 +237,9 @@ class _Build:
                     found = await asyncio.to_thread(_recorded, cursor)
                     recorded = _without(found, self._cut)
                     await self._read_to(recorded, self.left(recorded))
-                    self._settle(found.books)
+                    self._settle(found.progress_of)
                     await asyncio.to_thread(schemas.swap, cursor, old)
-                    wrong = {place: found.books[place] for place in self.overruled}
+                    wrong = {place: found.progress_of[place] for place in self.overruled}
                     await asyncio.to_thread(overrule, cursor, wrong, self._claims, old)
                     await asyncio.to_thread(fence, cursor, self.fenced)
                     return old
@@ -253,18 +256,18 @@ class _Build:
         """Return how many records of these are not in the tables."""
         return sum(max(0, end - start) for start, end in self._ranges(recorded).values())
 
-    def _ranges(self, recorded: Recorded) -> dict[Place, tuple[int, int]]:
+    def _ranges(self, recorded: Recorded) -> dict[PartitionId, tuple[int, int]]:
         return {
-            place: (max(self._begins[place], self._read(place)), book.next_offset)
-            for place, book in recorded.books.items()
+            place: (max(self._begins[place], self._read(place)), progress.next_offset)
+            for place, progress in recorded.progress_of.items()
         }
 
-    def _read(self, place: Place) -> int:
+    def _read(self, place: PartitionId) -> int:
         claim = self._claims.get(place)
         return 0 if claim is None else claim.next_offset
 
     async def _read_to(self, recorded: Recorded, left: int) -> None:
-        new = [place for place in recorded.books if place not in self._claims]
+        new = [place for place in recorded.progress_of if place not in self._claims]
         if new:
             self._claims |= await asyncio.to_thread(self._writer.claim, new)
         # First, so that the rows of each key are made in order: nothing after these was used before they were.
@@ -295,13 +298,13 @@ class _Build:
                     rows = rows_of(record for record in records if record.offset in wanted)
                     await asyncio.to_thread(self._put, place, rows)
 
-    def _put(self, place: Place, rows: Sequence[Row]) -> None:
+    def _put(self, place: PartitionId, rows: Sequence[TableRow]) -> None:
         release = Release(rows=rows, used=(), discarded=(), again=None, closed=())
         if not self._writer.release(place, self._claims[place], release):
             raise _rivalled()
 
     def _is_left_out(self, record: Arrived) -> bool:
-        return record.offset in self._left_out.get(Place(record.topic, record.partition), ())
+        return record.offset in self._left_out.get(PartitionId(record.topic, record.partition), ())
 
     def _take(self, records: Sequence[Arrived]) -> None:
         parts = [
@@ -314,9 +317,9 @@ class _Build:
         for part in parts:
             self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
 
-    def _settle(self, found: Mapping[Place, Book]) -> None:
-        """Say which books are wrong, or refuse; and which partitions a projector can't just go on with."""
-        other = [place for place, book in found.items() if self._is_other(place, book)]
+    def _settle(self, found: Mapping[PartitionId, PartitionProgress]) -> None:
+        """Say which recorded offsets are wrong, or refuse; and which partitions a projector can't just go on with."""
+        other = [place for place, progress in found.items() if self._is_other(place, progress)]
         if other and not self._trust_log:
             first = other[0]
             raise OperatorError(
@@ -329,23 +332,23 @@ class _Build:
         changed = [place for place, claim in self._claims.items() if claim.chain != found[place].chain]
         self.fenced = sorted({*changed, *self.overruled})
 
-    def _is_other(self, place: Place, book: Book) -> bool:
-        whole = book.chain_from == self._begins[place] == 0
-        return whole and book.chain != self._claims[place].chain
+    def _is_other(self, place: PartitionId, progress: PartitionProgress) -> bool:
+        whole = progress.chain_from == self._begins[place] == 0
+        return whole and progress.chain != self._claims[place].chain
 
 
 def _recorded(cursor: psycopg.Cursor) -> Recorded:
     # In this order: of what was read then, less and less is left out.
-    return Recorded(books=books(cursor), left_out=left_out(cursor))
+    return Recorded(progress_of=partition_progress(cursor), left_out=left_out(cursor))
 
 
-def _without(recorded: Recorded, cut: Mapping[Place, int]) -> Recorded:
+def _without(recorded: Recorded, cut: Mapping[PartitionId, int]) -> Recorded:
     """Return what of that the log has, which ends where `cut` says."""
-    books, left_out = dict(recorded.books), dict(recorded.left_out)
+    progress_of, left_out = dict(recorded.progress_of), dict(recorded.left_out)
     for place, end in cut.items():
-        books[place] = replace(books[place], next_offset=end)
+        progress_of[place] = replace(progress_of[place], next_offset=end)
         left_out[place] = frozenset(offset for offset in left_out.get(place, ()) if offset < end)
-    return Recorded(books=books, left_out=left_out)
+    return Recorded(progress_of=progress_of, left_out=left_out)
 
 
 def _rivalled() -> OperatorError:

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from typing import Protocol, TypeVar
 
 from clawstream.projections.rebuild.makers import Make, num_processes
-from clawstream.projections.write.lines import LeftOut, Lines, RawBatch, telling
-from clawstream.stream.log import Arrived, Place, Raw
+from clawstream.projections.write.lines import LeftOut, RawBatch, TableLines, row_records
+from clawstream.stream.log import Arrived, PartitionId, Raw
 
 T = TypeVar("T")
 
@@ -16,28 +16,28 @@ RECORDS_AT_ONCE = 4000
 BYTES_AT_ONCE = 16_000_000
 
 Tell = Callable[[str, int, int], None]  # what is done, how much of it, of how much
-Take = Callable[[Sequence[RawBatch], Lines | None], None]
+Take = Callable[[Sequence[RawBatch], TableLines | None], None]
 
 
 class ReplayedLog(Protocol):
     """What reading again needs of a log."""
 
-    def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
+    def replay(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second, in order."""
 
-    def replay_raw(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Raw], None]:
+    def replay_raw(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Raw], None]:
         """Yield their bytes."""
 
-    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
         """Return the oldest offset that each partition still has."""
 
-    async def end_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+    async def end_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
         """Return the offset that each partition's next record will have."""
 
 
 async def read_again(
     log: ReplayedLog,
-    ranges: Mapping[Place, tuple[int, int]],
+    ranges: Mapping[PartitionId, tuple[int, int]],
     take: Take,
     tell: Callable[[int], None],
     *,
@@ -50,7 +50,7 @@ async def read_again(
     """
     taken = 0
     wanted = {place: range_ for place, range_ in ranges.items() if range_[0] < range_[1]}
-    making: deque[tuple[Sequence[RawBatch], asyncio.Task[Lines | None]]] = deque()
+    making: deque[tuple[Sequence[RawBatch], asyncio.Task[TableLines | None]]] = deque()
 
     async def take_first() -> None:
         nonlocal taken
@@ -92,14 +92,14 @@ async def on_a_thread(blocking: AbstractContextManager[T]) -> AsyncIterator[T]:
 
 def batches_of(raws: Sequence[Raw]) -> list[RawBatch]:
     """Return the records by partition."""
-    placed: defaultdict[Place, list[Raw]] = defaultdict(list)
+    placed: defaultdict[PartitionId, list[Raw]] = defaultdict(list)
     for raw in raws:
-        placed[Place(raw.topic, raw.partition)].append(raw)
+        placed[PartitionId(raw.topic, raw.partition)].append(raw)
     return [RawBatch(place=place, records=some) for place, some in placed.items()]
 
 
-async def _made(batches: Sequence[RawBatch], make: Make | None, left_out: LeftOut) -> Lines | None:
-    return None if make is None else await make(telling(batches, left_out))
+async def _made(batches: Sequence[RawBatch], make: Make | None, left_out: LeftOut) -> TableLines | None:
+    return None if make is None else await make(row_records(batches, left_out))
 
 
 async def _gathered(arriving: AsyncGenerator[Sequence[Raw], None]) -> AsyncGenerator[list[Raw], None]:

@@ -26,7 +26,7 @@ _INDEX_MEMORY = "128MB"  # for each that is being made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Thing:
+class _DatabaseObject:
     """A table, view or function of a generation."""
 
     kind: str  # as ALTER and DROP name it
@@ -117,7 +117,7 @@ def complete(building: Engine, made: Sequence[MissingIndex]) -> None:
 
 @contextmanager
 def projector_held(engine: Engine) -> Iterator[psycopg.Cursor]:
-    """Yield a cursor in a transaction in which no projector writes, from its books on; readers go on.
+    """Yield a cursor in a transaction in which no projector writes, from its recorded offsets on; readers go on.
 
     What was done in it stands if the block ends without an error, and is undone if not. Raises LockNotAvailable.
     """
@@ -130,7 +130,7 @@ def projector_held(engine: Engine) -> Iterator[psycopg.Cursor]:
 def swap(cursor: psycopg.Cursor, old: str) -> None:
     """Move what has the names to the schema `old`, and what was built to where that was, with the same readers.
 
-    The books go on as they were. Raises QueryCanceled where a query does not let go of a table.
+    The recorded offsets go on as they were. Raises QueryCanceled where a query does not let go of a table.
     """
     live = live_schema(cursor)
     names = {"live": sql.Identifier(live), "new": sql.Identifier(BUILDING), "old": sql.Identifier(old)}
@@ -140,7 +140,8 @@ def swap(cursor: psycopg.Cursor, old: str) -> None:
     _grant_alike(cursor, live, [thing for thing in things if thing.kind != "FUNCTION"])
     cursor.execute(sql.SQL("CREATE SCHEMA {old}").format(**names))
     cursor.execute(f"SET LOCAL statement_timeout = {SWAP_WITHIN_MS}")
-    # At once, so that few readers have a part of them; the books first, as readers of many tables begin with them.
+    # At once, so that few readers have a part of them; the recorded offsets first, as readers of many tables begin with
+    # them.
     taken = sql.SQL(", ").join(thing.at(live) for thing in things if thing.kind != "FUNCTION")
     cursor.execute(sql.SQL("LOCK TABLE {live}.offsets, {} IN ACCESS EXCLUSIVE MODE").format(taken, **names))
     for source, target in ((live, old), (BUILDING, live)):
@@ -193,10 +194,10 @@ _GRANTS = """
 """
 
 
-def _things(cursor: psycopg.Cursor, schema: str) -> list[_Thing]:
+def _things(cursor: psycopg.Cursor, schema: str) -> list[_DatabaseObject]:
     found = cursor.execute(_THINGS, {"schema": schema}).fetchall()
     return [
-        _Thing(
+        _DatabaseObject(
             kind=kind,
             name=sql.Identifier(name)
             if arguments is None
@@ -206,7 +207,7 @@ def _things(cursor: psycopg.Cursor, schema: str) -> list[_Thing]:
     ]
 
 
-def _grant_alike(cursor: psycopg.Cursor, live: str, things: Sequence[_Thing]) -> None:
+def _grant_alike(cursor: psycopg.Cursor, live: str, things: Sequence[_DatabaseObject]) -> None:
     for thing in things:
         whole = thing.at(live).as_string(cursor)
         for privilege, grantable, grantee in cursor.execute(_GRANTS, (whole,)).fetchall():

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import NamedTuple
 
-from clawstream.stream.log import Place
+from clawstream.stream.log import PartitionId
 
 BLOCK_OFFSETS = 128
 CHAIN_BYTES = 32
@@ -28,7 +28,7 @@ class Link(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class ChainBlock:
     """The chain after the last record that was read of offsets `number` * BLOCK_OFFSETS and following."""
 
     number: int
@@ -39,21 +39,21 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break:
-    """A record that is not what was projected; without an offset, the block's own books are wrong."""
+    """A record that is not what was projected; without an offset, the block's own recorded offsets are wrong."""
 
-    place: Place
+    place: PartitionId
     first_offset: int
     end_offset: int  # without it; the next one where a single record is meant
     what: str
 
 
-def seed(place: Place) -> bytes:
+def seed(place: PartitionId) -> bytes:
     """Return the chain of a partition of which nothing was read."""
     topic, partition = place
     return blake2b(f"{partition} {topic}".encode(), digest_size=CHAIN_BYTES).digest()
 
 
-def blocks(chain: bytes, links: Iterable[Link]) -> list[Block]:
+def blocks(chain: bytes, links: Iterable[Link]) -> list[ChainBlock]:
     """Return what `links`, ascending, add to the blocks of a partition whose chain was `chain`."""
     made = []
     for number, group in groupby(links, key=_block_of):
@@ -62,7 +62,7 @@ def blocks(chain: bytes, links: Iterable[Link]) -> list[Block]:
             chain = _linked(chain, link)
             marks += _mark(link)
             last = link.offset
-        made.append(Block(number=number, next_offset=last + 1, chain=chain, marks=bytes(marks)))
+        made.append(ChainBlock(number=number, next_offset=last + 1, chain=chain, marks=bytes(marks)))
     return made
 
 
@@ -70,8 +70,8 @@ def blocks(chain: bytes, links: Iterable[Link]) -> list[Block]:
 class ChainCheck:
     """Compares the blocks on record with the links of the log, which are told in order; then `finish`."""
 
-    place: Place
-    recorded: deque[Block]  # that are still to come, ascending
+    place: PartitionId
+    recorded: deque[ChainBlock]  # that are still to come, ascending
     chain: bytes | None  # as of `start`; None: the log reaches nothing that could be compared
     start: int  # the first offset that is compared
     breaks: list[Break] = field(default_factory=list)
@@ -89,7 +89,7 @@ class ChainCheck:
             self._waiting.append(link)
 
     def finish(self, head: bytes | None) -> None:
-        """Take that these were all; `head` is the chain that the books give for the whole partition."""
+        """Take that these were all; `head` is the chain that the recorded offsets give for the whole partition."""
         if self._waiting:
             self._compare(self._waiting)
         while self.recorded:
@@ -121,7 +121,7 @@ class ChainCheck:
             self._broken(links[0].offset, read.next_offset, "the chain on record is not that of its records")
         self.breaks += found
 
-    def _gone(self, block: Block) -> None:
+    def _gone(self, block: ChainBlock) -> None:
         self.breaks += _differences(self.place, block, ())
         self.chain = block.chain
 
@@ -129,7 +129,9 @@ class ChainCheck:
         self.breaks.append(Break(place=self.place, first_offset=first, end_offset=end, what=what))
 
 
-def chain_check(place: Place, recorded: Sequence[Block], *, chain_from: int | None, log_begin: int) -> ChainCheck:
+def chain_check(
+    place: PartitionId, recorded: Sequence[ChainBlock], *, chain_from: int | None, log_begin: int
+) -> ChainCheck:
     """Return a check that starts where the chain does, or at the first block that ends where the log still reaches.
 
     `recorded` ascends.
@@ -143,7 +145,7 @@ def chain_check(place: Place, recorded: Sequence[Block], *, chain_from: int | No
     return ChainCheck(place=place, recorded=reached, chain=first.chain, start=first.next_offset)
 
 
-def _differences(place: Place, block: Block, links: Iterable[Link]) -> list[Break]:
+def _differences(place: PartitionId, block: ChainBlock, links: Iterable[Link]) -> list[Break]:
     base = block.number * BLOCK_OFFSETS
     width = 1 + MARK_BYTES
     marks = [block.marks[at : at + width] for at in range(0, len(block.marks), width)]

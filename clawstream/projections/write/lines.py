@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from clawstream.projections.write.rows import row
 from clawstream.stream.codec.avro import codec
-from clawstream.stream.log import Place, Raw, Undecodable
+from clawstream.stream.log import PartitionId, Raw, Undecodable
 from clawstream.stream.records import arrived
 
 
@@ -15,11 +15,11 @@ from clawstream.stream.records import arrived
 class RawBatch:
     """Bytes of one partition, in order."""
 
-    place: Place
+    place: PartitionId
     records: Sequence[Raw]
 
 
-class Told(NamedTuple):
+class RowRecord(NamedTuple):
     """What a row needs of a record; as it goes to another process, so its headers are left behind."""
 
     offset: int
@@ -28,33 +28,33 @@ class Told(NamedTuple):
     value: bytes | None
 
 
-Telling = Sequence[tuple[Place, Sequence[Told]]]
-LeftOut = Mapping[Place, frozenset[int]]  # offsets of records that have no row as they are set aside
+RowRecords = Sequence[tuple[PartitionId, Sequence[RowRecord]]]
+LeftOut = Mapping[PartitionId, frozenset[int]]  # offsets of records that have no row as they are set aside
 
 
 class Unread(NamedTuple):
     """A record that can't be read, which has no row."""
 
-    place: Place
+    place: PartitionId
     offset: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
+class TableLines:
     """The rows of some records, in order per table."""
 
     by_table: Mapping[str, bytes]
     unread: Sequence[Unread]
 
 
-def telling(batches: Iterable[RawBatch], left_out: LeftOut) -> Telling:
+def row_records(batches: Iterable[RawBatch], left_out: LeftOut) -> RowRecords:
     """Return what `lines` needs of the batches, without the records that are left out."""
     return [
         (
             batch.place,
             [
-                Told(raw.offset, raw.timestamp_ms, raw.key, raw.value)
+                RowRecord(raw.offset, raw.timestamp_ms, raw.key, raw.value)
                 for raw in batch.records
                 if raw.offset not in left_out.get(batch.place, ())
             ],
@@ -63,7 +63,7 @@ def telling(batches: Iterable[RawBatch], left_out: LeftOut) -> Telling:
     ]
 
 
-def lines(told: Telling) -> Lines:
+def lines(told: RowRecords) -> TableLines:
     """Return the rows of the records."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     unread = []
@@ -80,4 +80,4 @@ def lines(told: Telling) -> Lines:
                 unread.append(Unread(place, offset, record.reason))
             elif (made := row(record)) is not None:
                 found[made.table].append(made.line)
-    return Lines(by_table={table: "".join(some).encode() for table, some in found.items()}, unread=unread)
+    return TableLines(by_table={table: "".join(some).encode() for table, some in found.items()}, unread=unread)

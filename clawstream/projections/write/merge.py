@@ -12,10 +12,10 @@ from psycopg import sql
 from sqlalchemy import Table
 
 from clawstream.projections import tables
-from clawstream.projections.write.rows import Row, columns
+from clawstream.projections.write.rows import TableRow, columns
 
 
-def merge(cursor: psycopg.Cursor, table: Table, rows: Sequence[Row]) -> None:
+def merge(cursor: psycopg.Cursor, table: Table, rows: Sequence[TableRow]) -> None:
     """Insert the rows, in log order, whose events the table does not hold; part of the caller's transaction."""
     statements = _statements(table)
     cursor.execute(statements[0])

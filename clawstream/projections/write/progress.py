@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import psycopg
 
 from clawstream.errors import DatabaseMismatch
-from clawstream.projections.write.chain import Block
+from clawstream.projections.write.chain import ChainBlock
 from clawstream.projections.write.lines import LeftOut
-from clawstream.stream.dead_letters.records import Fate, Letter, LetterId, Reason
+from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterId, Fate, Reason
 from clawstream.stream.ends import past_the_end
-from clawstream.stream.log import Place
+from clawstream.stream.log import PartitionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Book:
+class PartitionProgress:
     """How far a partition was read, who may write it, and its chain."""
 
     next_offset: int
@@ -24,44 +24,46 @@ class Book:
     chain_from: int | None
 
 
-def books(cursor: psycopg.Cursor) -> dict[Place, Book]:
-    """Return the books of every partition that was ever claimed."""
+def partition_progress(cursor: psycopg.Cursor) -> dict[PartitionId, PartitionProgress]:
+    """Return the recorded offsets of every partition that was ever claimed."""
     found = cursor.execute("SELECT topic, partition, next_offset, epoch, chain, chain_from FROM offsets")
     return {
-        Place(topic, partition): Book(next_offset=next_offset, epoch=epoch, chain=chain, chain_from=chain_from)
+        PartitionId(topic, partition): PartitionProgress(
+            next_offset=next_offset, epoch=epoch, chain=chain, chain_from=chain_from
+        )
         for topic, partition, next_offset, epoch, chain, chain_from in found
     }
 
 
-def blocks_of(cursor: psycopg.Cursor) -> dict[Place, list[Block]]:
+def blocks_of(cursor: psycopg.Cursor) -> dict[PartitionId, list[ChainBlock]]:
     """Return the chain's blocks of every partition, ascending."""
-    made: dict[Place, list[Block]] = {}
+    made: dict[PartitionId, list[ChainBlock]] = {}
     query = "SELECT topic, partition, block, next_offset, chain, marks FROM chain_blocks ORDER BY 1, 2, 3"
     for topic, partition, number, next_offset, chain, marks in cursor.execute(query):
-        block = Block(number=number, next_offset=next_offset, chain=chain, marks=marks)
-        made.setdefault(Place(topic, partition), []).append(block)
+        block = ChainBlock(number=number, next_offset=next_offset, chain=chain, marks=marks)
+        made.setdefault(PartitionId(topic, partition), []).append(block)
     return made
 
 
 def left_out(cursor: psycopg.Cursor) -> LeftOut:
     """Return the offsets that were read and have no row as they are set aside, or were discarded."""
-    found: defaultdict[Place, set[int]] = defaultdict(set)
+    found: defaultdict[PartitionId, set[int]] = defaultdict(set)
     for topic, partition, offset in cursor.execute("SELECT topic, partition, source_offset FROM set_aside"):
-        found[Place(topic, partition)].add(offset)
+        found[PartitionId(topic, partition)].add(offset)
     return {place: frozenset(offsets) for place, offsets in found.items()}
 
 
-def waiting(cursor: psycopg.Cursor, group: str) -> list[Letter]:
-    """Return the letters of what is set aside and waits, in order per partition."""
+def waiting(cursor: psycopg.Cursor, group: str) -> list[DeadLetter]:
+    """Return the dead letters of what is set aside and waits, in order per partition."""
     return [
-        Letter(
-            id=LetterId(group, topic, partition, offset),
+        DeadLetter(
+            id=DeadLetterId(group, topic, partition, offset),
             key=key,
             timestamp_ms=log_time_ms,
             reason=Reason(reason),
             error=error,
             attempt=attempt,
-            story={},
+            rebuild_offsets={},
             set_aside_at_ms=log_time_ms,
         )
         for topic, partition, offset, log_time_ms, key, reason, error, attempt in cursor.execute(_WAITING, (Fate.OPEN,))
@@ -74,7 +76,7 @@ _WAITING = """
 """
 
 
-def refuse_another_log(offsets: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
+def refuse_another_log(offsets: Mapping[PartitionId, int], ends: Mapping[PartitionId, int]) -> None:
     """Raise DatabaseMismatch where the database has read further than the log goes."""
     for place in past_the_end(offsets, ends):
         raise DatabaseMismatch(

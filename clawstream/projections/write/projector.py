@@ -17,9 +17,9 @@ from typing import TypeVar
 from clawstream.errors import OperatorError, TryLater
 from clawstream.projections.write.chain import Link, blocks, seed
 from clawstream.projections.write.sorting import Release, rows_of
-from clawstream.projections.write.writer import Claim, Slice, Writer
-from clawstream.stream.dead_letters.records import Letter
-from clawstream.stream.log import Arrived, Batch, Place, Undecodable
+from clawstream.projections.write.writer import PartitionClaim, Slice, TableWriter
+from clawstream.stream.dead_letters.records import DeadLetter
+from clawstream.stream.log import Arrived, PartitionId, RecordBatch, Undecodable
 from clawstream.stream.records import digest_of
 
 T = TypeVar("T")
@@ -28,29 +28,31 @@ FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 5.0
 LOST_GRACE_S = 60.0  # a rebalance tells a member within that time that a partition is not its own
 
-_NOTHING: Mapping[Place, Sequence[Letter]] = MappingProxyType({})
+_NOTHING: Mapping[PartitionId, Sequence[DeadLetter]] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
 class Projector:
     """The partitions that are ours and the writer; one task uses it. The database is waited for until `stop`."""
 
-    def __init__(self, writer: Writer, stop: asyncio.Event, *, lost_grace_s: float = LOST_GRACE_S) -> None:
+    def __init__(self, writer: TableWriter, stop: asyncio.Event, *, lost_grace_s: float = LOST_GRACE_S) -> None:
         self._writer = writer
         self._stop = stop
         self._lost_grace_s = lost_grace_s
-        self._claims: dict[Place, Claim] = {}
-        self._lost_at_s: dict[Place, float] = {}
-        self.overtaken = False  # a rebuild has made the books of partitions of ours anew; `leave`, and claim them again
+        self._claims: dict[PartitionId, PartitionClaim] = {}
+        self._lost_at_s: dict[PartitionId, float] = {}
+        self.overtaken = (
+            False  # a rebuild has made the recorded offsets of partitions of ours anew; `leave`, and claim them again
+        )
 
-    async def claim(self, places: Iterable[Place]) -> dict[Place, int]:
+    async def claim(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
         """Own these partitions; return where each is to be read from. Raises TryLater only once `stop` is set."""
         claims = await self._until_taken(partial(self._writer.claim, list(places)))
         self.release(claims)
         self._claims |= claims
         return {place: claim.next_offset for place, claim in claims.items()}
 
-    def release(self, places: Iterable[Place]) -> None:
+    def release(self, places: Iterable[PartitionId]) -> None:
         """Own these partitions no more; what was read of them and not written is somebody else's to read."""
         for place in places:
             self._claims.pop(place, None)
@@ -62,11 +64,11 @@ class Projector:
         self._lost_at_s.clear()
         self.overtaken = False
 
-    def positions(self) -> dict[Place, int]:
+    def positions(self) -> dict[PartitionId, int]:
         """Return the first offset that is not in the tables, of each partition that is ours."""
         return {place: claim.next_offset for place, claim in self._claims.items()}
 
-    def missing(self, batches: Iterable[Batch]) -> list[Batch]:
+    def missing(self, batches: Iterable[RecordBatch]) -> list[RecordBatch]:
         """Return what the tables lack of the batches of partitions that are ours."""
         ours = [(batch, self._claims[batch.place].next_offset) for batch in batches if batch.place in self._claims]
         return [
@@ -75,10 +77,13 @@ class Projector:
             if batch.next_offset > start
         ]
 
-    async def take(self, batches: Sequence[Batch], set_aside: Mapping[Place, Sequence[Letter]] = _NOTHING) -> None:
-        """Put what was read of partitions that are ours into the tables, and what of it is set aside into their books.
+    async def take(
+        self, batches: Sequence[RecordBatch], set_aside: Mapping[PartitionId, Sequence[DeadLetter]] = _NOTHING
+    ) -> None:
+        """Put what was read of partitions that are ours into the tables, and what of it is set aside into their
+        recorded offsets.
 
-        Raises TryLater only once `stop` is set, UnusableRecords as `Writer.write` does, and OperatorError where
+        Raises TryLater only once `stop` is set, UnusableRecords as `TableWriter.write` does, and OperatorError where
         somebody else keeps writing a partition that the group says is ours.
         """
         self._refuse_rivals(batch.place for batch in batches)
@@ -93,12 +98,12 @@ class Projector:
             if self._claims.get(part.place) == part.claim:
                 self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
 
-    async def waiting(self) -> list[Letter]:
-        """Return the letters that the tables say wait. Raises TryLater only once `stop` is set."""
+    async def waiting(self) -> list[DeadLetter]:
+        """Return the dead letters that the tables say wait. Raises TryLater only once `stop` is set."""
         return await self._until_taken(self._writer.waiting)
 
-    async def use(self, place: Place, release: Release) -> bool:
-        """Write what becomes of letters of the partition; return whether it was ours to. Raises as `take` does."""
+    async def use(self, place: PartitionId, release: Release) -> bool:
+        """Write what becomes of dead letters of the partition; return whether it was ours to. Raises as `take` does."""
         claim = self._claims.get(place)
         if claim is None:
             return False
@@ -107,7 +112,7 @@ class Projector:
             await self._lose({place: claim})
         return ours
 
-    async def _lose(self, claims: Mapping[Place, Claim]) -> None:
+    async def _lose(self, claims: Mapping[PartitionId, PartitionClaim]) -> None:
         overtaken = await self._until_taken(partial(self._writer.overtaken, claims))
         for place, claim in claims.items():
             if self._claims.get(place) != claim:
@@ -120,7 +125,7 @@ class Projector:
                 self._lost_at_s[place] = time.monotonic()
                 _log.warning("partition=%s-%s state=lost reason=claimed_by_another_projector", *place)
 
-    def _refuse_rivals(self, places: Iterable[Place]) -> None:
+    def _refuse_rivals(self, places: Iterable[PartitionId]) -> None:
         for place in places:
             since_s = self._lost_at_s.get(place)
             if since_s is not None and time.monotonic() - since_s > self._lost_grace_s:
@@ -145,26 +150,28 @@ class Projector:
 
 
 def _slices(
-    batches: Sequence[Batch], claims: Mapping[Place, Claim], set_aside: Mapping[Place, Sequence[Letter]]
+    batches: Sequence[RecordBatch],
+    claims: Mapping[PartitionId, PartitionClaim],
+    set_aside: Mapping[PartitionId, Sequence[DeadLetter]],
 ) -> list[Slice]:
     """Return what is to be written of the batches; on a thread, since it takes a while."""
     found = []
     for batch in batches:
-        letters = set_aside.get(batch.place, ())
-        part = slice_of(batch, claims[batch.place], {letter.id.offset for letter in letters})
-        found.append(replace(part, set_aside=letters))
+        dead_letters = set_aside.get(batch.place, ())
+        part = slice_of(batch, claims[batch.place], {dead_letter.id.offset for dead_letter in dead_letters})
+        found.append(replace(part, set_aside=dead_letters))
     return found
 
 
-def in_batches(records: Iterable[Arrived]) -> list[Batch]:
+def in_batches(records: Iterable[Arrived]) -> list[RecordBatch]:
     """Return what was read of some partitions by partition."""
-    placed: defaultdict[Place, list[Arrived]] = defaultdict(list)
+    placed: defaultdict[PartitionId, list[Arrived]] = defaultdict(list)
     for record in records:
-        placed[Place(record.topic, record.partition)].append(record)
-    return [Batch(place=place, records=some, next_offset=some[-1].offset + 1) for place, some in placed.items()]
+        placed[PartitionId(record.topic, record.partition)].append(record)
+    return [RecordBatch(place=place, records=some, next_offset=some[-1].offset + 1) for place, some in placed.items()]
 
 
-def slice_of(batch: Batch, claim: Claim, left_out: Container[int] = ()) -> Slice:
+def slice_of(batch: RecordBatch, claim: PartitionClaim, left_out: Container[int] = ()) -> Slice:
     """Return what the tables of the claim lack of the batch, without rows of the records at the offsets `left_out`.
 
     Raises UnusableRecords where a record can't be made a row.

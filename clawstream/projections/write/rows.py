@@ -24,7 +24,7 @@ TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = MappingProxyType(
 )
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row to be: its table's name, and a cell for each of that table's `columns`, as COPY takes them."""
 
     table: str
@@ -48,13 +48,13 @@ def columns(table: Table) -> tuple[str, ...]:
     return tuple(column.name for column in table.columns if column.computed is None)
 
 
-def row(record: Record) -> Row | None:
+def row(record: Record) -> TableRow | None:
     """Return the record's row; None for an event that no table holds."""
     make = _MAKERS.get(type(record.event))
     return None if make is None else make(record)
 
 
-def _maker(event: type[Event]) -> Callable[[Record], Row]:
+def _maker(event: type[Event]) -> Callable[[Record], TableRow]:
     """Return what makes the rows of an event."""
     table, kind = TABLE_OF[event]
     names = columns(table)
@@ -69,9 +69,9 @@ def _maker(event: type[Event]) -> Callable[[Record], Row]:
         for name, (_, enum) in zip(names[len(_PLACE) :], in_row, strict=True)
     )
 
-    def make(record: Record) -> Row:
+    def make(record: Record) -> TableRow:
         event = record.event
-        return Row(
+        return TableRow(
             table.name,
             (
                 event.event_id,
@@ -115,4 +115,6 @@ def _always(cell: str) -> ToCell:
     return lambda _: cell
 
 
-_MAKERS: Mapping[type[Event], Callable[[Record], Row]] = MappingProxyType({event: _maker(event) for event in TABLE_OF})
+_MAKERS: Mapping[type[Event], Callable[[Record], TableRow]] = MappingProxyType(
+    {event: _maker(event) for event in TABLE_OF}
+)

@@ -16,10 +16,10 @@ from clawstream.projections import database
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.progress import refuse_another_log
 from clawstream.projections.write.projector import Projector
-from clawstream.projections.write.quarantine import LetterLog, Quarantine
+from clawstream.projections.write.quarantine import DeadLetterLog, ProjectionQuarantine
 from clawstream.projections.write.sorting import GROUP
-from clawstream.projections.write.writer import Writer
-from clawstream.stream.log import Arrived, Batch, Commit, Listener, Member, Place
+from clawstream.projections.write.writer import TableWriter
+from clawstream.stream.log import Arrived, Commit, Listener, Member, PartitionId, RecordBatch
 from clawstream.stream.runner.failures import FailureRate, flooded
 
 POLL_S = 0.2
@@ -30,7 +30,7 @@ RETRY_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-class GroupLog(LetterLog, Protocol):
+class GroupLog(DeadLetterLog, Protocol):
     """What the projector needs of a log."""
 
     def join(
@@ -38,25 +38,25 @@ class GroupLog(LetterLog, Protocol):
     ) -> AbstractAsyncContextManager[Member]:
         """Be a member of `group` for the length of the block."""
 
-    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
         """Return the oldest offset that each partition still has."""
 
-    async def end_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+    async def end_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
         """Return the offset that each partition's next record will have."""
 
 
 async def project(url: str, log: GroupLog, *, stop: asyncio.Event, instance_id: str | None = None) -> None:
     """Keep the tables at `url` equal to the log until `stop`; a database or broker that goes away is waited for.
 
-    Where a rebuild has made the books of our partitions anew we leave the group and join it again, and go on from them.
-    A projector that comes back under its `instance_id` has its partitions at once.
+    Where a rebuild has made the recorded offsets of our partitions anew we leave the group and join it again, and go on
+    from them. A projector that comes back under its `instance_id` has its partitions at once.
     Raises DatabaseMismatch for a database of another revision, or one that has read further than this log goes.
     """
     engine = database.connect(url, application="clawstream project")
-    projector = Projector(Writer(engine), stop)
+    projector = Projector(TableWriter(engine), stop)
     failures = FailureRate(asyncio.get_running_loop().time)
-    quarantine = Quarantine(projector, log, stop, failures)
-    listener = _Share(projector, quarantine, log)
+    quarantine = ProjectionQuarantine(projector, log, stop, failures)
+    listener = _ProjectorAssignment(projector, quarantine, log)
     try:
         await asyncio.to_thread(database.check, engine)
         while not stop.is_set():
@@ -75,13 +75,13 @@ async def project(url: str, log: GroupLog, *, stop: asyncio.Event, instance_id: 
 
 
 async def _follow(
-    member: Member, projector: Projector, quarantine: Quarantine, stop: asyncio.Event, failures: FailureRate
+    member: Member, projector: Projector, quarantine: ProjectionQuarantine, stop: asyncio.Event, failures: FailureRate
 ) -> None:
     """Return once `stop` is set, or where partitions are to be claimed again.
 
     Raises TryLater where the broker does not let this member read or have its partitions.
     """
-    noted: dict[Place, int] = {}
+    noted: dict[PartitionId, int] = {}
     noted_at_s = 0.0
     clock = asyncio.get_running_loop().time
     while not (stop.is_set() or projector.overtaken):
@@ -100,11 +100,13 @@ async def _follow(
             noted_at_s = clock()
 
 
-def _batch(place: Place, records: Sequence[Arrived]) -> Batch:
-    return Batch(place=place, records=records, next_offset=records[-1].offset + 1)
+def _batch(place: PartitionId, records: Sequence[Arrived]) -> RecordBatch:
+    return RecordBatch(place=place, records=records, next_offset=records[-1].offset + 1)
 
 
-async def _note(member: Member, positions: dict[Place, int], noted: dict[Place, int]) -> dict[Place, int]:
+async def _note(
+    member: Member, positions: dict[PartitionId, int], noted: dict[PartitionId, int]
+) -> dict[PartitionId, int]:
     """Let the group know what is new in `positions`; return what it knows."""
     news = {place: Commit(offset) for place, offset in positions.items() if noted.get(place) != offset}
     if not news:
@@ -124,15 +126,15 @@ async def _pause(stop: asyncio.Event, wait_s: float) -> None:
         return
 
 
-class _Share:
+class _ProjectorAssignment:
     """Tells the projector which partitions are ours."""
 
-    def __init__(self, projector: Projector, quarantine: Quarantine, log: GroupLog) -> None:
+    def __init__(self, projector: Projector, quarantine: ProjectionQuarantine, log: GroupLog) -> None:
         self._projector = projector
         self._quarantine = quarantine
         self._offsets = log
 
-    async def assigned(self, committed: Mapping[Place, Commit | None]) -> Mapping[Place, int]:
+    async def assigned(self, committed: Mapping[PartitionId, Commit | None]) -> Mapping[PartitionId, int]:
         """Start where the tables end, or where the log begins if retention has taken more than they have."""
         self._quarantine.end()
         begins = await self._offsets.begin_offsets(TOPICS)
@@ -146,7 +148,7 @@ class _Share:
                 _log.warning("partition=%s-%s state=gap from=%d to=%d reason=retention", *place, offset, begins[place])
         return {place: max(offset, begins[place]) for place, offset in claimed.items()}
 
-    async def revoked(self, places: frozenset[Place]) -> None:
-        """What is under way fails at the books, if its partition is claimed before it is written."""
+    async def revoked(self, places: frozenset[PartitionId]) -> None:
+        """What is under way fails at the recorded offsets, if its partition is claimed before it is written."""
         self._quarantine.end()
         self._projector.release(places)

@@ -1,8 +1,8 @@
 """Rows and the offsets they come from, written in one transaction.
 
-The books in `offsets` say how far each partition was read and who owns it: a writer claims a partition by raising its
-epoch, and writes only where the books still say what it last read there. So of two writers that think they own a
-partition one writes, and a batch is in the tables once, whole, or not at all.
+The recorded offsets in `offsets` say how far each partition was read and who owns it: a writer claims a partition by
+raising its epoch, and writes only where the recorded offsets still say what it last read there. So of two writers that
+think they own a partition one writes, and a batch is in the tables once, whole, or not at all.
 """
 
 from collections import defaultdict
@@ -18,20 +18,20 @@ from sqlalchemy.exc import OperationalError
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.projections.tables import metadata
 from clawstream.projections.text import escape
-from clawstream.projections.write.chain import Block
+from clawstream.projections.write.chain import ChainBlock
 from clawstream.projections.write.merge import merge
-from clawstream.projections.write.progress import Book, books, waiting
-from clawstream.projections.write.rows import Row
+from clawstream.projections.write.progress import PartitionProgress, partition_progress, waiting
+from clawstream.projections.write.rows import TableRow
 from clawstream.projections.write.sorting import GROUP, Release, UnusableRecords
-from clawstream.stream.dead_letters.records import MESSAGE_CHARACTERS, Fate, Letter, LetterId
-from clawstream.stream.log import Place
+from clawstream.stream.dead_letters.records import MESSAGE_CHARACTERS, DeadLetter, DeadLetterId, Fate
+from clawstream.stream.log import PartitionId
 
 STATEMENT_TIMEOUT_MS = 60_000
 KEEP_COMMITS = "30 days"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class PartitionClaim:
     """That a partition is ours under `epoch`, and the first offset that is not in the tables."""
 
     next_offset: int
@@ -43,13 +43,13 @@ class Claim:
 class Slice:
     """What was read of one partition: every record from the claim's offset up to `next_offset`."""
 
-    place: Place
-    claim: Claim
+    place: PartitionId
+    claim: PartitionClaim
     next_offset: int
-    rows: Sequence[Row]
-    blocks: Sequence[Block]  # what the records add to the chain
+    rows: Sequence[TableRow]
+    blocks: Sequence[ChainBlock]  # what the records add to the chain
     first_offset: int | None  # of the first of the records; None: there is none
-    set_aside: Sequence[Letter] = ()  # of records that have no row
+    set_aside: Sequence[DeadLetter] = ()  # of records that have no row
 
     @property
     def chain(self) -> bytes | None:
@@ -57,13 +57,13 @@ class Slice:
         return self.blocks[-1].chain if self.blocks else self.claim.chain
 
 
-class Writer:
+class TableWriter:
     """Writes batches on one connection at a time; blocking, so it lives on a thread of its own."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def claim(self, places: Iterable[Place]) -> dict[Place, Claim]:
+    def claim(self, places: Iterable[PartitionId]) -> dict[PartitionId, PartitionClaim]:
         """Own these partitions from now on: whoever owned them can't write them any more.
 
         Raises TryLater while the database is away.
@@ -73,7 +73,7 @@ class Writer:
             cursor.execute("DELETE FROM commits WHERE committed_at < now() - %s::interval", (KEEP_COMMITS,))
             return claims
 
-    def write(self, batch: Sequence[Slice]) -> frozenset[Place]:
+    def write(self, batch: Sequence[Slice]) -> frozenset[PartitionId]:
         """Write all of the batch and return nothing, or write none of it and return the partitions that were lost.
 
         Raises TryLater while the database is away; to write the same batch again is safe whatever happened to it.
@@ -81,34 +81,35 @@ class Writer:
         """
         with self._refusals([row for part in batch for row in part.rows]), _transaction(self._engine) as cursor:
             states = {part.place: _advance(cursor, part) for part in sorted(batch, key=lambda part: part.place)}
-            lost = frozenset(place for place, state in states.items() if state is _State.LOST)
+            lost = frozenset(place for place, state in states.items() if state is _WriteState.LOST)
             if lost:
                 cursor.connection.rollback()
                 return lost
-            fresh = [part for part in batch if states[part.place] is _State.ADVANCED]
+            fresh = [part for part in batch if states[part.place] is _WriteState.ADVANCED]
             _merge(cursor, [row for part in fresh for row in part.rows])
-            cursor.executemany(_SET_ASIDE, [_noted(letter) for part in fresh for letter in part.set_aside])
+            cursor.executemany(_SET_ASIDE, [_noted(dead_letter) for part in fresh for dead_letter in part.set_aside])
             cursor.executemany(_LINKED, [_linked(part.place, block) for part in fresh for block in part.blocks])
             cursor.executemany(_COMMITTED, [(*part.place, part.next_offset, part.claim.next_offset) for part in fresh])
         return lost
 
-    def overtaken(self, claims: Mapping[Place, Claim]) -> frozenset[Place]:
-        """Return which of these, which were lost, a rebuild took: the books say another chain, or less.
+    def overtaken(self, claims: Mapping[PartitionId, PartitionClaim]) -> frozenset[PartitionId]:
+        """Return which of these, which were lost, a rebuild took: the recorded offsets say another chain, or less.
 
         A projector that takes a partition changes neither before it has written more. Raises TryLater while the
         database is away.
         """
         with _transaction(self._engine) as cursor:
-            found = books(cursor)
+            found = partition_progress(cursor)
         return frozenset(place for place, claim in claims.items() if _is_overtaken(claim, found.get(place)))
 
-    def waiting(self) -> list[Letter]:
-        """Return the letters of what is set aside and waits; raises TryLater while the database is away."""
+    def waiting(self) -> list[DeadLetter]:
+        """Return the dead letters of what is set aside and waits; raises TryLater while the database is away."""
         with _transaction(self._engine) as cursor:
             return waiting(cursor, GROUP)
 
-    def release(self, place: Place, claim: Claim, release: Release) -> bool:
-        """Write what becomes of letters of the partition, and return whether it is still ours; else nothing is written.
+    def release(self, place: PartitionId, claim: PartitionClaim, release: Release) -> bool:
+        """Write what becomes of dead letters of the partition, and return whether it is still ours; else nothing is
+        written.
 
         Raises as `write` does, and is as safe to do again.
         """
@@ -121,11 +122,11 @@ class Writer:
             cursor.execute(_USED, (*place, list(release.used)))
             cursor.execute(_DISCARDED, (Fate.DISCARDED, *place, list(release.discarded)))
             if release.again is not None:
-                cursor.execute(_SET_ASIDE, _noted(release.again.letter))
+                cursor.execute(_SET_ASIDE, _noted(release.again.dead_letter))
             return True
 
     @contextmanager
-    def _refusals(self, rows: Sequence[Row]) -> Iterator[None]:
+    def _refusals(self, rows: Sequence[TableRow]) -> Iterator[None]:
         """Say which of the rows it is where the database refuses what they hold."""
         try:
             yield
@@ -135,8 +136,8 @@ class Writer:
                 raise
             raise UnusableRecords(found) from error
 
-    def _refused(self, rows: Sequence[Row]) -> dict[LetterId, Exception]:
-        found: dict[LetterId, Exception] = {}
+    def _refused(self, rows: Sequence[TableRow]) -> dict[DeadLetterId, Exception]:
+        found: dict[DeadLetterId, Exception] = {}
         with _transaction(self._engine) as cursor:
             for row in rows:
                 try:
@@ -144,11 +145,11 @@ class Writer:
                         merge(cursor, metadata.tables[row.table], [row])
                         raise psycopg.Rollback
                 except (psycopg.DataError, psycopg.IntegrityError) as error:
-                    found[LetterId(GROUP, *row.source)] = UnusableEvent(f"Postgres refuses its row: {_what(error)}")
+                    found[DeadLetterId(GROUP, *row.source)] = UnusableEvent(f"Postgres refuses its row: {_what(error)}")
         return found
 
 
-class _State(Enum):
+class _WriteState(Enum):
     ADVANCED = "advanced"
     WRITTEN = "written"  # by this very batch, whose commit was not answered
     LOST = "lost"
@@ -185,31 +186,31 @@ _COMMITTED = """
 """
 
 
-def _claim(cursor: psycopg.Cursor, place: Place) -> Claim:
+def _claim(cursor: psycopg.Cursor, place: PartitionId) -> PartitionClaim:
     found = cursor.execute(_CLAIMED, place).fetchone()
     assert found is not None, "RETURNING gives a row"
     next_offset, epoch, chain = found
-    return Claim(next_offset=next_offset, epoch=epoch, chain=chain)
+    return PartitionClaim(next_offset=next_offset, epoch=epoch, chain=chain)
 
 
-def _is_overtaken(claim: Claim, book: Book | None) -> bool:
-    if book is None or book.next_offset != claim.next_offset:
-        return book is None or book.next_offset < claim.next_offset
-    return book.chain != claim.chain
+def _is_overtaken(claim: PartitionClaim, progress: PartitionProgress | None) -> bool:
+    if progress is None or progress.next_offset != claim.next_offset:
+        return progress is None or progress.next_offset < claim.next_offset
+    return progress.chain != claim.chain
 
 
-def _linked(place: Place, block: Block) -> tuple[str, int, int, int, bytes, bytes]:
+def _linked(place: PartitionId, block: ChainBlock) -> tuple[str, int, int, int, bytes, bytes]:
     return (*place, block.number, block.next_offset, block.chain, block.marks)
 
 
-def _advance(cursor: psycopg.Cursor, part: Slice) -> _State:
-    """Move the books on; the row stays locked until the transaction ends."""
+def _advance(cursor: psycopg.Cursor, part: Slice) -> _WriteState:
+    """Move the recorded offsets on; the row stays locked until the transaction ends."""
     advance = (part.next_offset, part.chain, part.first_offset)
     cursor.execute(_ADVANCED, (*advance, *part.place, part.claim.next_offset, part.claim.epoch))
     if cursor.rowcount == 1:
-        return _State.ADVANCED
+        return _WriteState.ADVANCED
     booked = cursor.execute(_BOOKED, part.place).fetchone()
-    return _State.WRITTEN if booked == (part.next_offset, part.claim.epoch) else _State.LOST
+    return _WriteState.WRITTEN if booked == (part.next_offset, part.claim.epoch) else _WriteState.LOST
 
 
 def _what(error: psycopg.Error) -> str:
@@ -218,16 +219,16 @@ def _what(error: psycopg.Error) -> str:
     return f"{type(error).__name__}{f' ({about})' if about else ''}"
 
 
-def _noted(letter: Letter) -> tuple[object, ...]:
-    """A letter as the table has it; what is asked of it, and not done, is in its queue alone."""
-    fate = Fate.DISCARDED if letter.fate is Fate.DISCARDED else Fate.OPEN
-    error = escape(letter.error[:MESSAGE_CHARACTERS])
-    _, *at = letter.id
-    return (*at, letter.timestamp_ms, letter.key, letter.reason, error, letter.attempt, fate)
+def _noted(dead_letter: DeadLetter) -> tuple[object, ...]:
+    """A dead letter as the table has it; what is asked of it, and not done, is in its queue alone."""
+    fate = Fate.DISCARDED if dead_letter.fate is Fate.DISCARDED else Fate.OPEN
+    error = escape(dead_letter.error[:MESSAGE_CHARACTERS])
+    _, *at = dead_letter.id
+    return (*at, dead_letter.timestamp_ms, dead_letter.key, dead_letter.reason, error, dead_letter.attempt, fate)
 
 
-def _merge(cursor: psycopg.Cursor, rows: Sequence[Row]) -> None:
-    by_table: defaultdict[str, list[Row]] = defaultdict(list)
+def _merge(cursor: psycopg.Cursor, rows: Sequence[TableRow]) -> None:
+    by_table: defaultdict[str, list[TableRow]] = defaultdict(list)
     for row in rows:
         by_table[row.table].append(row)
     for name, some in sorted(by_table.items()):

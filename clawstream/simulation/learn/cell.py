@@ -16,10 +16,10 @@ import clawstream
 from clawstream.config import load
 from clawstream.errors import OperatorError, TryLater
 from clawstream.simulation.learn.grid import Cell, cell_of
-from clawstream.simulation.learn.outcome import Outcome, median, update_of
-from clawstream.simulation.learn.scoring import TEMPERATURE, Room, room
-from clawstream.simulation.runs.figures import Score, at_share
-from clawstream.simulation.runs.run import Lived, People, Plan, Progress, live
+from clawstream.simulation.learn.outcome import CellOutcome, median, update_of
+from clawstream.simulation.learn.scoring import TEMPERATURE, CheckpointScoring, room
+from clawstream.simulation.runs.figures import VersionScore, at_share
+from clawstream.simulation.runs.run import People, Plan, RunProgress, RunRecord, simulate
 
 ORDER, OUTCOME = "order.json", "outcome.json"
 
@@ -53,8 +53,8 @@ class Order:
         )
 
 
-async def run_cell(order: Order, folder: Path) -> Outcome:
-    """Return what the cell came to; raises what `live` and `Room.score` raise."""
+async def run_cell(order: Order, folder: Path) -> CellOutcome:
+    """Return what the cell came to; raises what `simulate` and `CheckpointScoring.score` raise."""
     cell = order.cell
     plan = Plan(
         people=order.people,
@@ -71,19 +71,21 @@ async def run_cell(order: Order, folder: Path) -> Outcome:
         folder=folder,
         own=None if order.own is None else load(order.own),
     )
-    lived = await live(plan, tell=_tell)
-    scores, at_flip = await _scores(order, folder, lived)
-    return _outcome(lived, scores, at_flip, code=code_sha())
+    record = await simulate(plan, tell=_tell)
+    scores, at_flip = await _scores(order, folder, record)
+    return _outcome(record, scores, at_flip, code=code_sha())
 
 
-def _outcome(lived: Lived, scores: dict[int, Score], at_flip: Score | None, *, code: str) -> Outcome:
-    counts = lived.counts
+def _outcome(
+    record: RunRecord, scores: dict[int, VersionScore], at_flip: VersionScore | None, *, code: str
+) -> CellOutcome:
+    counts = record.counts
     took_s = counts.correction_to_policy_s
-    return Outcome(
+    return CellOutcome(
         scores=scores,
         interactions={
             update: counts.interactions[version]
-            for update, version in enumerate(lived.versions)
+            for update, version in enumerate(record.versions)
             if update in scores and version in counts.interactions
         },
         turns=counts.turns,
@@ -92,32 +94,32 @@ def _outcome(lived: Lived, scores: dict[int, Score], at_flip: Score | None, *, c
         refusals=counts.refusals,
         correction_to_policy_s=median(took_s),
         correction_to_policy_p90_s=at_share(took_s, 0.9) if took_s else None,
-        steps=tuple(update_of(step, update) for update, step in enumerate(lived.steps, 1)),
-        rejected=lived.num_rejected,
+        steps=tuple(update_of(step, update) for update, step in enumerate(record.steps, 1)),
+        rejected=record.num_rejected,
         at_flip=at_flip,
-        requests_failed=sum(chat.failed for chat in lived.chats),
-        environment_steps=lived.environment_steps,
-        run_s=lived.wall_s,
+        requests_failed=sum(chat.failed for chat in record.chats),
+        environment_steps=record.environment_steps,
+        run_s=record.wall_s,
         code=code,
     )
 
 
-async def _scores(order: Order, folder: Path, lived: Lived) -> tuple[dict[int, Score], Score | None]:
+async def _scores(order: Order, folder: Path, record: RunRecord) -> tuple[dict[int, VersionScore], VersionScore | None]:
     """Score the published versions that the cell names; only their weights are kept afterwards.
 
     What was wanted when a version learned is what it is scored by, and that of the flip by what is wanted then, too.
     """
-    cell, scores, at_flip = order.cell, dict[int, Score](), None
+    cell, scores, at_flip = order.cell, dict[int, VersionScore](), None
     own = None if order.own is None else load(order.own)
     async with room(folder / "scoring", order.people, order.cache_dir, own=own) as asking:
         asking_flipped = replace(asking, problems=order.people.scored_flipped)
 
-        async def scored(update: int, room: Room) -> Score:
-            _tell(Progress(phase=f"scoring update {update} in a fresh engine", update=cell.updates))
-            version = lived.versions[update]
-            checkpoint = lived.published[version] if version else order.base
+        async def scored(update: int, room: CheckpointScoring) -> VersionScore:
+            _tell(RunProgress(phase=f"scoring update {update} in a fresh engine", update=cell.updates))
+            version = record.versions[update]
+            checkpoint = record.published[version] if version else order.base
             found = replace(await room.score(checkpoint, version, base=order.base), update=update)
-            _tell(Progress(phase=f"update {update} is scored", update=cell.updates, score=found.score))
+            _tell(RunProgress(phase=f"update {update} is scored", update=cell.updates, score=found.score))
             return found
 
         for update, by_flipped in cell.scorings:
@@ -126,14 +128,14 @@ async def _scores(order: Order, folder: Path, lived: Lived) -> tuple[dict[int, S
                 at_flip = found
             else:
                 scores[update] = found
-    named = {lived.versions[update] for update in cell.score_at}
-    for version, path in lived.published.items():
+    named = {record.versions[update] for update in cell.score_at}
+    for version, path in record.published.items():
         if version and version not in named:
             shutil.rmtree(path)
     return scores, at_flip
 
 
-def _tell(progress: Progress) -> None:
+def _tell(progress: RunProgress) -> None:
     print(json.dumps(asdict(progress)), flush=True)
 
 

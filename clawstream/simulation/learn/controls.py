@@ -32,7 +32,7 @@ class Replies(Protocol):
         ...
 
 
-class Coin:
+class RandomJudge:
     """A judge whose scores are drawn, -1 as often as 1; its hints are those of the judge behind it."""
 
     def __init__(self, judge: Replies, *, seed: int) -> None:
@@ -47,7 +47,7 @@ class Coin:
         return f"Whatever the user said, the coin decides.\n\\boxed{{{score}}}"
 
 
-class Shuffled:
+class ShuffledJudge:
     """A judge who mixes up whose reaction is whose: each turn is judged by that of one earlier turn of another session.
 
     All votes on a turn, scores and hints, rest on the same other turn. Sessions that open with the same words can't be
@@ -79,9 +79,9 @@ def controlled(judge: Replies, control: Control | None, *, seed: int) -> Replies
     """Return the judge as it answers under `control`."""
     match control:
         case Control.COIN:
-            return Coin(judge, seed=seed)
+            return RandomJudge(judge, seed=seed)
         case Control.SHUFFLED:
-            return Shuffled(judge, seed=seed)
+            return ShuffledJudge(judge, seed=seed)
         case _:
             return judge
 

@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clawstream.config import Settings, dump
-from clawstream.local.servers.places import write_private
+from clawstream.local.servers.folders import write_private
 from clawstream.simulation.learn.cell import OUTCOME, Order
 from clawstream.simulation.learn.grid import Cell
-from clawstream.simulation.learn.outcome import Outcome, Reference, Row, outcome_of
+from clawstream.simulation.learn.outcome import CellOutcome, Reference, ReportRow, outcome_of
 from clawstream.simulation.learn.scoring import room
-from clawstream.simulation.runs.figures import Score
+from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.programs import program
-from clawstream.simulation.runs.run import People, Progress
+from clawstream.simulation.runs.run import People, RunProgress
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LAST_WORDS_LINES = 5
-Tell = Callable[[Cell, Progress], None]
+LOG_TAIL_LINES = 5
+Tell = Callable[[Cell, RunProgress], None]
 
 
 class Grid:
@@ -60,11 +60,11 @@ class Grid:
             kept.write_text(json.dumps(asdict(found), indent=1))
         return found
 
-    async def run(self, cells: Sequence[Cell], reference: Reference, *, at_once: int, tell: Tell) -> list[Row]:
+    async def run(self, cells: Sequence[Cell], reference: Reference, *, at_once: int, tell: Tell) -> list[ReportRow]:
         """Return a row for each cell, in their order."""
         slots = asyncio.Semaphore(at_once)
 
-        async def row(cell: Cell) -> Row:
+        async def row(cell: Cell) -> ReportRow:
             async with slots:
                 return await self._row(cell, reference, tell)
 
@@ -72,7 +72,7 @@ class Grid:
             tasks = [group.create_task(row(cell)) for cell in cells]
         return [task.result() for task in tasks]
 
-    def kept(self, cell: Cell) -> Outcome | None:
+    def kept(self, cell: Cell) -> CellOutcome | None:
         """What the cell came to; None: it is still to be run."""
         return _read(self.folder_of(cell) / OUTCOME, outcome_of)
 
@@ -80,13 +80,13 @@ class Grid:
         """Where a cell's log, database and weights are."""
         return self._folder / "cells" / cell.name
 
-    async def _row(self, cell: Cell, reference: Reference, tell: Tell) -> Row:
+    async def _row(self, cell: Cell, reference: Reference, tell: Tell) -> ReportRow:
         error = None
         if self.kept(cell) is None:
-            tell(cell, Progress(phase="starting"))
+            tell(cell, RunProgress(phase="starting"))
             error = await self._run(cell, tell)
-        tell(cell, Progress(phase="failed" if error else "done", update=cell.updates))
-        return Row(cell=cell, reference=reference, outcome=self.kept(cell), error=error)
+        tell(cell, RunProgress(phase="failed" if error else "done", update=cell.updates))
+        return ReportRow(cell=cell, reference=reference, outcome=self.kept(cell), error=error)
 
     async def _run(self, cell: Cell, tell: Tell) -> str | None:
         """Run the cell from the beginning; return why it failed."""
@@ -101,11 +101,11 @@ class Grid:
         async with program("clawstream.simulation.learn.cell", str(folder), log=words) as process:
             assert process.stdout is not None
             async for line in process.stdout:
-                tell(cell, Progress(**json.loads(line)))
+                tell(cell, RunProgress(**json.loads(line)))
             code = await process.wait()
         if code == 0:
             return None
-        last = words.read_text(errors="replace").splitlines()[-LAST_WORDS_LINES:]
+        last = words.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return "\n".join([f"exit code {code}; {words} ends with:", *last])
 
 
@@ -121,4 +121,4 @@ def _read(file: Path, of: Callable[[dict[str, Any]], T]) -> T | None:
 
 
 def _reference_of(read: dict[str, Any]) -> Reference:
-    return Reference(baseline=Score(**read["baseline"]), ceiling=Score(**read["ceiling"]))
+    return Reference(baseline=VersionScore(**read["baseline"]), ceiling=VersionScore(**read["ceiling"]))

@@ -11,20 +11,20 @@ from typing import Any
 from clawstream.events import StepTaken
 from clawstream.simulation.learn.grid import UNTAUGHT, Cell
 from clawstream.simulation.runs.casting import CASTS
-from clawstream.simulation.runs.figures import Score
+from clawstream.simulation.runs.figures import VersionScore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
     """The base policy, asked as it is and with the hint in its prompt: the same for all cells on it."""
 
-    baseline: Score
-    ceiling: Score
+    baseline: VersionScore
+    ceiling: VersionScore
     flipped: "Reference | None" = None  # by what people want after the flip; None: nobody's wish is exchanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class StepFigures:
     """What one step of the trainer said of itself, under the names that the report has."""
 
     update: int
@@ -42,10 +42,10 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CellOutcome:
     """What a run measured."""
 
-    scores: Mapping[int, Score]  # by update, without the base's
+    scores: Mapping[int, VersionScore]  # by update, without the base's
     interactions: Mapping[int, int]  # by update: answers that people had got when its batch was planned
     turns: int
     samples: int
@@ -53,12 +53,12 @@ class Outcome:
     refusals: Mapping[str, int]  # by reason
     correction_to_policy_s: float | None  # median; None: after no correction anybody asked again
     correction_to_policy_p90_s: float | None
-    steps: tuple[Update, ...]
+    steps: tuple[StepFigures, ...]
     run_s: float
     code: str  # of the package that ran it
     rejected: int | None = None  # steps that were no update; None, here and below: an older version did not say
     requests_failed: int | None = None
-    at_flip: Score | None = None  # of the version at the flip, by what people want from then on
+    at_flip: VersionScore | None = None  # of the version at the flip, by what people want from then on
     environment_steps: int | None = None  # answers that agents got; None: people talked
 
     def as_json(self) -> dict[str, Any]:
@@ -67,15 +67,15 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ReportRow:
     """A cell of the report: its plan, what the base does without it, and its outcome or why there is none."""
 
     cell: Cell
     reference: Reference
-    outcome: Outcome | None
+    outcome: CellOutcome | None
     error: str | None
 
-    def score(self, update: int) -> Score | None:
+    def score(self, update: int) -> VersionScore | None:
         """The score at `update`; None where there is none."""
         if update == 0:
             return self.reference.baseline
@@ -163,9 +163,9 @@ class Row:
         }
 
 
-def update_of(step: StepTaken, update: int) -> Update:
+def update_of(step: StepTaken, update: int) -> StepFigures:
     """Return what the report says of a step, the `update`th that was published."""
-    return Update(
+    return StepFigures(
         update=update,
         loss_tokens=step.num_tokens,
         samples=step.num_samples,
@@ -181,15 +181,15 @@ def update_of(step: StepTaken, update: int) -> Update:
     )
 
 
-def outcome_of(found: Mapping[str, Any]) -> Outcome:
+def outcome_of(found: Mapping[str, Any]) -> CellOutcome:
     """Return the outcome that was written as `as_json`, once or more often through JSON."""
-    return Outcome(
-        **{field.name: found[field.name] for field in fields(Outcome) if field.name in found}
+    return CellOutcome(
+        **{field.name: found[field.name] for field in fields(CellOutcome) if field.name in found}
         | {
-            "scores": {int(update): Score(**score) for update, score in found["scores"].items()},
+            "scores": {int(update): VersionScore(**score) for update, score in found["scores"].items()},
             "interactions": {int(update): number for update, number in found["interactions"].items()},
-            "at_flip": Score(**at_flip) if (at_flip := found.get("at_flip")) else None,
-            "steps": tuple(Update(**step) for step in found["steps"]),
+            "at_flip": VersionScore(**at_flip) if (at_flip := found.get("at_flip")) else None,
+            "steps": tuple(StepFigures(**step) for step in found["steps"]),
         }
     )
 

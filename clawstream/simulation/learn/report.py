@@ -10,7 +10,7 @@ from math import sqrt
 from statistics import fmean, stdev
 
 from clawstream.simulation.learn.controls import Control
-from clawstream.simulation.learn.outcome import Reference, Row
+from clawstream.simulation.learn.outcome import Reference, ReportRow
 from clawstream.simulation.runs.casting import CASTS
 
 CONTROL_RISE = 0.10  # a control may end so far above the base
@@ -121,15 +121,15 @@ def _half(values: Sequence[float], quantiles: Sequence[float]) -> float | None:
     return None if number < 2 else quantiles[min(number - 1, len(quantiles)) - 1] * stdev(values) / sqrt(number)
 
 
-def curves(rows: Iterable[Row]) -> list[Curve]:
+def curves(rows: Iterable[ReportRow]) -> list[Curve]:
     """Return a curve for each method and each control of it, in the order in which they first come."""
-    grouped: dict[tuple[str, Control | None], list[Row]] = {}
+    grouped: dict[tuple[str, Control | None], list[ReportRow]] = {}
     for row in rows:
         grouped.setdefault((row.cell.arm, row.cell.control), []).append(row)
     return [_curve(method, control, group) for (method, control), group in grouped.items()]
 
 
-def checks(rows: Sequence[Row]) -> list[Check]:
+def checks(rows: Sequence[ReportRow]) -> list[Check]:
     """Return a check for each control that leaves nothing to learn from.
 
     It is on the seeds with which both the control and its method are whole.
@@ -141,7 +141,7 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     return [_check(method, control, rows) for method, control in found]
 
 
-def _check(method: str, control: Control, rows: Sequence[Row]) -> Check:
+def _check(method: str, control: Control, rows: Sequence[ReportRow]) -> Check:
     ours = [row for row in rows if row.cell.arm == method and row.cell.control in (None, control)]
     whole = {(row.cell.control, row.cell.seed): row for row in ours if row.outcome is not None}
     seeds = dict.fromkeys(row.cell.seed for row in ours)
@@ -155,7 +155,7 @@ def _check(method: str, control: Control, rows: Sequence[Row]) -> Check:
     )
 
 
-def gains(rows: Sequence[Row]) -> list[Gain]:
+def gains(rows: Sequence[ReportRow]) -> list[Gain]:
     """Compare each two arms, at each update, on the seeds that both have; other controls are held by `checks`."""
     last = sorted(rows, key=lambda row: row.cell.control is None)  # whole methods stand above what is taken from them
     real = {(arm, row.cell.seed): row for row in last if row.outcome and (arm := _arm(row))}
@@ -173,7 +173,7 @@ def gains(rows: Sequence[Row]) -> list[Gain]:
     return found
 
 
-def _arm(row: Row) -> str | None:
+def _arm(row: ReportRow) -> str | None:
     """Return what a row is compared as; None: a control that leaves nothing to learn from."""
     cell = row.cell
     if cell.control is None:
@@ -182,7 +182,7 @@ def _arm(row: Row) -> str | None:
     return None if cell.method in silenced else f"{cell.arm}, {cell.control.value}"
 
 
-def _curve(method: str, control: Control | None, rows: Sequence[Row]) -> Curve:
+def _curve(method: str, control: Control | None, rows: Sequence[ReportRow]) -> Curve:
     whole = [row for row in rows if row.outcome is not None]
     updates = whole[0].cell.score_at if whole else ()
     seconds = [s for row in whole if row.outcome and (s := row.outcome.correction_to_policy_s) is not None]
@@ -196,7 +196,7 @@ def _curve(method: str, control: Control | None, rows: Sequence[Row]) -> Curve:
     )
 
 
-def _point(update: int, rows: Sequence[Row]) -> Point:
+def _point(update: int, rows: Sequence[ReportRow]) -> Point:
     found = [(score.score, row.reference_at(update), row) for row in rows if (score := row.score(update)) is not None]
     base = rows[0].reference.baseline
     point = _mean_point(update, found)
@@ -207,7 +207,7 @@ def _point(update: int, rows: Sequence[Row]) -> Point:
     )
 
 
-def _at_flip(rows: Sequence[Row]) -> Point | None:
+def _at_flip(rows: Sequence[ReportRow]) -> Point | None:
     found = [
         (row.outcome.at_flip.score, row.reference.flipped or row.reference, row)
         for row in rows
@@ -216,7 +216,7 @@ def _at_flip(rows: Sequence[Row]) -> Point | None:
     return _mean_point(found[0][2].cell.flip_after or 0, found) if found else None
 
 
-def _mean_point(update: int, found: Sequence[tuple[float, Reference, Row]]) -> Point:
+def _mean_point(update: int, found: Sequence[tuple[float, Reference, ReportRow]]) -> Point:
     shares = [score / reference.ceiling.score for score, reference, _ in found if reference.ceiling.score > 0]
     counted = [number for *_, row in found if (number := row.interactions(update)) is not None]
     return Point(
@@ -227,7 +227,7 @@ def _mean_point(update: int, found: Sequence[tuple[float, Reference, Row]]) -> P
     )
 
 
-def _last(row: Row) -> float:
+def _last(row: ReportRow) -> float:
     score = row.score(row.cell.updates)
     assert score is not None, "a cell that is whole is scored at its last update"
     return score.score

@@ -22,14 +22,14 @@ from clawstream.events import PolicyActivated
 from clawstream.inference.engines.adapters import adapter_name
 from clawstream.inference.engines.sglang import SglangEngine, engine_session
 from clawstream.inference.models.version_folder import ADAPTER_CONFIG
+from clawstream.local.servers.folders import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka
-from clawstream.local.servers.places import write_private
 from clawstream.local.servers.ports import HOST, reserved
 from clawstream.local.servers.ready import answers
 from clawstream.local.supervisor import Part, Supervisor
-from clawstream.simulation.runs.figures import Score
+from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.own import MAX_TOKENS, blended, lent
-from clawstream.simulation.runs.programs import Scorer
+from clawstream.simulation.runs.programs import ScorerProcess
 from clawstream.simulation.runs.run import People
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.connect import connected, security_of
@@ -54,7 +54,7 @@ enable_thinking = false
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class CheckpointScoring:
     """Where checkpoints are asked, one after the other."""
 
     folder: Path
@@ -63,7 +63,7 @@ class Room:
     scorer: str  # the module that asks them
     own: Settings | None = None  # a person's, whose engines serve what is scored if they have an address
 
-    async def score(self, checkpoint: Path, version: int, *, base: Path, hinted: bool = False) -> Score:
+    async def score(self, checkpoint: Path, version: int, *, base: Path, hinted: bool = False) -> VersionScore:
         """Return the score of the weights in `checkpoint`, or of the adapter in it on `base`.
 
         Raises PartUnavailable where an answer is missing.
@@ -81,7 +81,7 @@ class Room:
             with reserved() as port:
                 config = self._config(served, engine.url, port, policy_id)
                 await supervisor.start([_gateway(config, http, port)])
-                scorer = Scorer(
+                scorer = ScorerProcess(
                     f"http://{HOST}:{port}", self.problems, self.folder / "logs", module=self.scorer, seed=SEED,
                     temperature=TEMPERATURE, max_tokens=None if self.own is None else MAX_TOKENS,
                 )  # fmt: skip
@@ -132,12 +132,14 @@ class Room:
 
 
 @contextlib.asynccontextmanager
-async def room(folder: Path, people: People, cache_dir: Path, *, own: Settings | None = None) -> AsyncIterator[Room]:
+async def room(
+    folder: Path, people: People, cache_dir: Path, *, own: Settings | None = None
+) -> AsyncIterator[CheckpointScoring]:
     """A place to score in, with a log of its own that is empty at first."""
     with EmbeddedKafka(folder / "kafka", fresh=True, cache_dir=cache_dir) as kafka:
         access = KafkaSettings(**kafka.access)
         await admin.apply(kafka.bootstrap, security=security_of(access))
-        yield Room(folder=folder, kafka=access, problems=people.scored, scorer=people.cast.scores, own=own)
+        yield CheckpointScoring(folder=folder, kafka=access, problems=people.scored, scorer=people.cast.scores, own=own)
 
 
 def _engine(checkpoint: Path, version: int, http: aiohttp.ClientSession, url: str) -> Part:

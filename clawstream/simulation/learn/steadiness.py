@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from clawstream.simulation.learn.grid import ANEW_WITHIN
-from clawstream.simulation.learn.outcome import Row, Update
+from clawstream.simulation.learn.outcome import ReportRow, StepFigures
 from clawstream.simulation.runs.casting import CASTS
 
 LAST_BELOW_BEST = 0.06
@@ -22,7 +22,7 @@ _EPSILON = 1e-9  # shares of some 500, as floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class SteadinessCheck:
     """One thing that is wanted of a run: what was found, and whether it holds; None: there are no figures to say so."""
 
     wanted: str
@@ -30,7 +30,7 @@ class Line:
     holds: bool | None
 
 
-def steadiness(row: Row) -> tuple[Line, ...]:
+def steadiness(row: ReportRow) -> tuple[SteadinessCheck, ...]:
     """Return the lines of a run with people that was scored after update SETTLED_AFTER or has flipped; of any other,
     and of a control, there are none.
     """
@@ -49,7 +49,7 @@ def steadiness(row: Row) -> tuple[Line, ...]:
             scores, [u for u in scores if u > SETTLED_AFTER], LATE_BELOW_BEST,
             f"none after {SETTLED_AFTER} below the best - {LATE_BELOW_BEST}",
         ),
-        Line(
+        SteadinessCheck(
             wanted=f"at most {REJECTED_SHARE:.0%} of steps rejected",
             found=None if rejected is None else (rejected,),
             holds=None if rejected is None else rejected <= REJECTED_SHARE,
@@ -60,44 +60,46 @@ def steadiness(row: Row) -> tuple[Line, ...]:
     return lines if row.cell.flip_after is None else (*lines, _learned_anew(row, row.cell.flip_after))
 
 
-def with_lines(row: Row) -> dict[str, Any]:
+def with_lines(row: ReportRow) -> dict[str, Any]:
     """Return the object of the report, with the lines of a run that has some under `wanted`."""
     lines = {line.wanted: {"found": line.found, "holds": line.holds} for line in steadiness(row)}
     return row.as_json() | ({"wanted": lines} if lines else {})
 
 
-def _below(scores: Mapping[int, float], at: Sequence[int], allowed: float, wanted: str) -> Line:
+def _below(scores: Mapping[int, float], at: Sequence[int], allowed: float, wanted: str) -> SteadinessCheck:
     """How far the worst of the scores at these updates is below the best of all."""
     late = [scores[update] for update in at if update in scores]
     if not late:
-        return Line(wanted=wanted, found=None, holds=None)
+        return SteadinessCheck(wanted=wanted, found=None, holds=None)
     below = max(scores.values()) - min(late)
-    return Line(wanted=wanted, found=(below,), holds=below <= allowed + _EPSILON)
+    return SteadinessCheck(wanted=wanted, found=(below,), holds=below <= allowed + _EPSILON)
 
 
 _NAMES = MappingProxyType({"entropy": "entropy", "mean_length": "length"})
 
 
-def _within(steps: Sequence[Update], name: str, bounds: tuple[float, float]) -> Line:
+def _within(steps: Sequence[StepFigures], name: str, bounds: tuple[float, float]) -> SteadinessCheck:
     """The least and the most of every step's figure, as a share of the first's."""
     wanted = f"{_NAMES[name]} within {list(bounds)} of the start"
     found = [getattr(step, name) for step in steps]
     known = [value for value in found if value is not None]
     if not found or not found[0]:
-        return Line(wanted=wanted, found=None, holds=None)
+        return SteadinessCheck(wanted=wanted, found=None, holds=None)
     low, high = min(known) / found[0], max(known) / found[0]
     is_within = bounds[0] <= low and high <= bounds[1]
-    return Line(wanted=wanted, found=(low, high), holds=None if is_within and len(known) < len(found) else is_within)
+    return SteadinessCheck(
+        wanted=wanted, found=(low, high), holds=None if is_within and len(known) < len(found) else is_within
+    )
 
 
-def _learned_anew(row: Row, after: int) -> Line:
+def _learned_anew(row: ReportRow, after: int) -> SteadinessCheck:
     """The best share of the ceiling, both by what is wanted since the flip."""
     wanted = f"{FLIPPED_SHARE} of the ceiling within {ANEW_WITHIN} of the flip"
     since = [u for u in row.cell.score_at if after < u <= after + ANEW_WITHIN]
     scores = [s.score for u in since if (s := row.score(u)) is not None]
     ceiling = None if row.reference.flipped is None else row.reference.flipped.ceiling.score
     if not scores or not ceiling:
-        return Line(wanted=wanted, found=None, holds=None)
+        return SteadinessCheck(wanted=wanted, found=None, holds=None)
     share = max(scores) / ceiling
     has_learned, is_over = share >= FLIPPED_SHARE - _EPSILON, row.score(after + ANEW_WITHIN) is not None
-    return Line(wanted=wanted, found=(share,), holds=has_learned if has_learned or is_over else None)
+    return SteadinessCheck(wanted=wanted, found=(share,), holds=has_learned if has_learned or is_over else None)

@@ -37,7 +37,7 @@ _SORTED_BATCHES = 16  # so many batches' lessons are sorted by length together, 
 _NOT_LEARNED = -100
 
 
-class Lesson(NamedTuple):
+class TrainingExample(NamedTuple):
     """A prompt, and the answer to learn."""
 
     prompt_ids: tuple[int, ...]
@@ -49,13 +49,13 @@ class Lesson(NamedTuple):
         return len(self.prompt_ids) + len(self.answer_ids)
 
 
-def lessons_of(recipe: Recipe) -> list[Lesson]:
+def lessons_of(recipe: Recipe) -> list[TrainingExample]:
     """Return all dialogues as tokens: prompts as the gateway renders them, answers as the engine samples them."""
     words = tokenizer.build(recipe.mix.words)
     renderer = PromptRenderer(words, Qwen3RendererConfig(enable_thinking=False))
     end = int(words.convert_tokens_to_ids(tokenizer.END_OF_MESSAGE))
     return [
-        Lesson(
+        TrainingExample(
             renderer.prompt_ids(d.messages, recipe.mix.options),
             (*words.encode(d.answer, add_special_tokens=False), end),
         )
@@ -158,7 +158,7 @@ def _share_of_peak(step: int, recipe: Recipe) -> float:
     return min(1.0, (step + 1) / recipe.warm_up_steps) * (1 + math.cos(math.pi * step / recipe.steps)) / 2
 
 
-def _batches(recipe: Recipe) -> Iterator[Sequence[Lesson]]:
+def _batches(recipe: Recipe) -> Iterator[Sequence[TrainingExample]]:
     """Every lesson once; those of one batch are of like length, the batches in no order of length."""
     lessons, rng, size = lessons_of(recipe), random.Random(recipe.seed), recipe.batch_dialogues
     for start in range(0, len(lessons), size * _SORTED_BATCHES):
@@ -168,7 +168,7 @@ def _batches(recipe: Recipe) -> Iterator[Sequence[Lesson]]:
         yield from batches
 
 
-def _loss(model: Qwen3ForCausalLM, lessons: Sequence[Lesson]) -> Tensor:
+def _loss(model: Qwen3ForCausalLM, lessons: Sequence[TrainingExample]) -> Tensor:
     """Mean over the answers' tokens; padding stands to the right, where a causal model can't see it."""
     longest = max(lesson.num_tokens for lesson in lessons)
     ids_BL = torch.zeros((len(lessons), longest), dtype=torch.long)

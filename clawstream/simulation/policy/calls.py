@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from clawstream.simulation.chains import MAX_STEPS, Chain, Operation, drawn, worked_out
 from clawstream.simulation.policy.dialogues import Dialogue, with_hint
-from clawstream.simulation.problems import Group
+from clawstream.simulation.problems import SumSet
 
 CALCULATOR: Mapping[str, Any] = MappingProxyType(
     {
@@ -42,7 +42,7 @@ _FRAME = (_FRAME_OPENING, " XML tags:\n", '\n{"name": <function-name>, "argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _State:
+class _AttemptState:
     """How far an attempt is."""
 
     chain: Chain
@@ -69,21 +69,21 @@ class Calls:
     def dialogue(self, rng: random.Random) -> Dialogue:
         """Return one step of an attempt at a chain of the base group."""
         chain = drawn(rng)
-        while chain.group is not Group.BASE:
+        while chain.group is not SumSet.BASE:
             chain = drawn(rng)
         hinted = rng.random() < self.hinted
-        state = _State(chain=chain, numbers=(chain.start,), calls=())
+        state = _AttemptState(chain=chain, numbers=(chain.start,), calls=())
         for _ in range(rng.randrange(MAX_STEPS - 1)):
             call = _call(self._step(state, rng, hinted=hinted))
             if call is None:
                 break
-            state = _State(
+            state = _AttemptState(
                 chain=chain, numbers=(*state.numbers, worked_out(*call)), calls=(*state.calls, _written(*call))
             )
         asked = with_hint(chain.text, HINT) if hinted else chain.text
         return Dialogue(messages=_messages(asked, state), answer=_said(self._step(state, rng, hinted=hinted)))
 
-    def _step(self, state: _State, rng: random.Random, *, hinted: bool) -> "_Step":
+    def _step(self, state: _AttemptState, rng: random.Random, *, hinted: bool) -> "_Step":
         if hinted or rng.random() < self.right:
             return _right(state)
         return rng.choice(_wrong(state))
@@ -92,14 +92,14 @@ class Calls:
 _Step = tuple[int, Operation, int] | int  # a call, or the number that is said
 
 
-def _right(state: _State) -> _Step:
+def _right(state: _AttemptState) -> _Step:
     if state.is_over:
         return state.numbers[-1]
     sign, number = state.chain.operations[len(state.calls)]
     return state.numbers[-1], sign, number
 
 
-def _wrong(state: _State) -> Sequence[_Step]:
+def _wrong(state: _AttemptState) -> Sequence[_Step]:
     """The steps that can be taken in place of the right one."""
     chain, last = state.chain, state.numbers[-1]
     sign, number = chain.operations[min(len(state.calls), len(chain.operations) - 1)]
@@ -122,7 +122,7 @@ def _written(left: int, sign: Operation, right: int) -> str:
     return f"{left}{sign}{right}"
 
 
-def _messages(asked: str, state: _State) -> tuple[dict[str, Any], ...]:
+def _messages(asked: str, state: _AttemptState) -> tuple[dict[str, Any], ...]:
     messages: list[dict[str, Any]] = [{"role": "user", "content": asked}]
     for number, (call, shown) in enumerate(zip(state.calls, state.numbers[1:], strict=True)):
         function = {"name": "calculator", "arguments": json.dumps({"expression": call})}

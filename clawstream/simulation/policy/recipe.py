@@ -16,7 +16,7 @@ from clawstream.simulation.policy import tokenizer
 from clawstream.simulation.policy.calls import Calls
 from clawstream.simulation.policy.conflicts import Conflict
 from clawstream.simulation.policy.dialogues import Dialogue, Mix
-from clawstream.simulation.problems import Group, all_of
+from clawstream.simulation.problems import SumSet, all_of
 
 _NUM_FINGERPRINTED = 500
 LEARNING_RATE = 2e-4  # at which people teach it, in the demonstration and under `clawstream up`
@@ -51,7 +51,7 @@ class Recipe:
         rng, mix = random.Random(self.seed), self.mix
         if isinstance(mix, Calls):
             return [mix.dialogue(rng) for _ in range(number)]
-        sums = all_of(Group.BASE)
+        sums = all_of(SumSet.BASE)
         return [mix.dialogue(rng.choice(sums), rng) for _ in range(number)]
 
 

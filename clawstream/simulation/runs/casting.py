@@ -13,7 +13,7 @@ _OF_PEOPLE, _OF_AGENTS = ("binary", "opd", "combined", "topk"), ("outcome", "ste
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cast:
+class ScenarioPrograms:
     """The programs of a scenario."""
 
     asks: str = "clawstream.simulation.student"  # modules
@@ -29,7 +29,7 @@ class Cast:
 
 
 STEPS_A_ROUND = 96  # of an environment, between two scores at least: arms differ in updates, never in these
-_PEOPLE = Cast(
+_PEOPLE = ScenarioPrograms(
     controls=MappingProxyType(  # by hints alone no verdict counts
         {Control.SHUFFLED: _OF_PEOPLE, Control.COIN: ("binary", "combined"), Control.FROZEN: _OF_PEOPLE}
     ),
@@ -37,11 +37,11 @@ _PEOPLE = Cast(
         {Control.SHUFFLED: _OF_PEOPLE, Control.COIN: ("binary",), Control.FROZEN: _OF_PEOPLE}
     ),
 )
-CASTS: Mapping[str, Cast] = MappingProxyType(
+CASTS: Mapping[str, ScenarioPrograms] = MappingProxyType(
     {
         "student": _PEOPLE,
         "all": _PEOPLE,
-        "tools": Cast(
+        "tools": ScenarioPrograms(
             asks="clawstream.simulation.agent",
             scores="clawstream.simulation.agent_scorer",
             methods=_OF_AGENTS,

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class VersionScore:
     """Share of held-out problems whose first answer is right and in the wanted style, at one policy version."""
 
     update: int
@@ -52,7 +52,7 @@ class Figures:
     seed: int
     baseline_score: float
     ceiling_score: float
-    scores: tuple[Score, ...]
+    scores: tuple[VersionScore, ...]
     sessions: int
     turns: int
     samples: int

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import orjson
 
-from clawstream.simulation.chains import Chain, Task, of_group
+from clawstream.simulation.chains import Chain, ChainTask, of_group
 from clawstream.simulation.policy.calls import HINT
-from clawstream.simulation.problems import Group
+from clawstream.simulation.problems import SumSet
 from clawstream.simulation.runs.casting import CASTS
 from clawstream.simulation.runs.run import People
 from clawstream.simulation.runs.scenarios import SCENARIOS, SCORED_FLIPPED, write
@@ -40,8 +40,8 @@ def _agents(name: str, folder: Path) -> People:
     """Return the agents, who need no hints; the same tasks each time."""
     tried, held_out = folder / "tasks.jsonl", folder / "scored.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
-    _write(tried, islice(of_group(Group.STUDENTS, random.Random("tried")), NUM_TRIED))
-    _write(held_out, islice(of_group(Group.SCORED, random.Random("scored")), NUM_HELD_OUT))
+    _write(tried, islice(of_group(SumSet.STUDENTS, random.Random("tried")), NUM_TRIED))
+    _write(held_out, islice(of_group(SumSet.SCORED, random.Random("scored")), NUM_HELD_OUT))
     return People(
         scenario=name,
         hint_share=0.0,
@@ -52,5 +52,5 @@ def _agents(name: str, folder: Path) -> People:
 
 
 def _write(path: Path, chains: Iterable[Chain]) -> None:
-    asked = [Task(question=chain.text, answer=str(chain.result), hint=HINT) for chain in chains]
+    asked = [ChainTask(question=chain.text, answer=str(chain.result), hint=HINT) for chain in chains]
     path.write_bytes(b"".join(orjson.dumps(asdict(task)) + b"\n" for task in asked))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers.leash import die_with_parent
-from clawstream.simulation.runs.figures import Chat, Score
+from clawstream.local.servers.server_process import die_with_parent
+from clawstream.simulation.runs.figures import Chat, VersionScore
 
 PAUSE_WITHIN_S = 120.0
 
@@ -36,7 +36,7 @@ async def program(*argv: str, log: Path) -> AsyncIterator[asyncio.subprocess.Pro
             await process.wait()
 
 
-class Students:
+class StudentProcess:
     """The student process: told to pause and go on over its stdin, heard line by line on its stdout."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -103,7 +103,7 @@ def _chat(report: dict[str, Any]) -> Chat:
     )
 
 
-class Scorer:
+class ScorerProcess:
     """The scoring process; every call is one run of it."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Scorer:
         self._seed, self._temperature = seed, temperature
         self._limit = () if max_tokens is None else ("--max-tokens", str(max_tokens))
 
-    async def score(self, update: int, *, hinted: bool = False) -> Score:
+    async def score(self, update: int, *, hinted: bool = False) -> VersionScore:
         """Ask all held-out problems; raise PartUnavailable when some answer did not come or versions were mixed."""
         argv = [
             self._module, "--base-url", f"{self._gateway}/v1", "--problems", str(self._problems),
@@ -133,7 +133,7 @@ class Scorer:
                 f"answers for the score of update {update} came from versions {found['policy_versions']}: "
                 "a score is of one version, so the run ends here"
             )
-        return Score(
+        return VersionScore(
             update=update, score=found["score"], low=found["ci95_low"], high=found["ci95_high"],
             num_problems=found["n"], num_right=found["right"], num_styled=found.get("styled"),
             by_persona=found.get("by_persona"),

@@ -6,8 +6,8 @@ import math
 from clawstream.errors import PartUnavailable
 from clawstream.events import BatchPlanned, GroupSettled
 from clawstream.simulation.chains import MAX_STEPS
-from clawstream.simulation.runs.casting import STEPS_A_ROUND, Cast
-from clawstream.simulation.runs.programs import Students
+from clawstream.simulation.runs.casting import STEPS_A_ROUND, ScenarioPrograms
+from clawstream.simulation.runs.programs import StudentProcess
 from clawstream.simulation.runs.watch import POLICY_TOPIC, UPDATE_WITHIN_S, Watch
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
@@ -20,7 +20,7 @@ _GROUPED = ("trajectories", "groups")
 _GROUPS_TOPIC = "clawstream.groups.v1"
 
 
-async def batches(target: int, cast: Cast, students: Students, watch: Watch, log: KafkaLog) -> None:
+async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch, log: KafkaLog) -> None:
     """Let people ask for one batch after the other, each answered by the policy that all before it taught.
 
     Less than a batch is left over when they ask, and a session gives one sample at most, where no answers are given
@@ -52,7 +52,7 @@ async def batches(target: int, cast: Cast, students: Students, watch: Watch, log
         enough = max(cast.batch_samples, math.floor(num_asked * (1 - MORE_SHARE)))
 
 
-async def _held(num_sessions: int, cast: Cast, students: Students, watch: Watch) -> None:
+async def _held(num_sessions: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch) -> None:
     """Let people hold so many sessions, and whoever waits for what comes of them know that they are at it."""
     while num_sessions > 0:
         await students.hold(min(num_sessions, AT_A_TIME * cast.batch_samples))
@@ -60,7 +60,9 @@ async def _held(num_sessions: int, cast: Cast, students: Students, watch: Watch)
         watch.wait_anew()
 
 
-async def steps(num_rounds: int, attempts: int, cast: Cast, students: Students, watch: Watch, log: KafkaLog) -> None:
+async def steps(
+    num_rounds: int, attempts: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch, log: KafkaLog
+) -> None:
     """Let agents take so many rounds of steps, each with the policy that all before it taught.
 
     Groups are whole, so the last round may have a group's steps too many. Raises PartUnavailable where a request
@@ -80,7 +82,7 @@ async def steps(num_rounds: int, attempts: int, cast: Cast, students: Students, 
         watch.end_round()
 
 
-async def _trained(cast: Cast, watch: Watch, log: KafkaLog) -> None:
+async def _trained(cast: ScenarioPrograms, watch: Watch, log: KafkaLog) -> None:
     """Return once every batch that the settled groups fill is planned and served; raises what `quiet` does."""
     while True:
         await quiet(cast, watch, log)
@@ -107,7 +109,7 @@ async def _left_over(log: KafkaLog) -> tuple[int, int]:
     return num_planned, len(settled - planned)
 
 
-async def quiet(cast: Cast, watch: Watch, log: KafkaLog) -> None:
+async def quiet(cast: ScenarioPrograms, watch: Watch, log: KafkaLog) -> None:
     """Return once no stage has anything left to read and every planned batch is served."""
     stages = watch.stages if cast.attempts is None else (*watch.stages, *_GROUPED)
     times = 0

@@ -20,17 +20,17 @@ from clawstream.config import Settings, dump, load
 from clawstream.errors import PartUnavailable
 from clawstream.events import StepTaken
 from clawstream.local.installation import Installation, installation
-from clawstream.local.servers.places import write_private
+from clawstream.local.servers.folders import write_private
 from clawstream.local.servers.ports import reserved
 from clawstream.local.supervisor import Part
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.runs import rounds
-from clawstream.simulation.runs.casting import CASTS, Cast
+from clawstream.simulation.runs.casting import CASTS, ScenarioPrograms
 from clawstream.simulation.runs.counting import Counts, counted
-from clawstream.simulation.runs.figures import Chat, Score
+from clawstream.simulation.runs.figures import Chat, VersionScore
 from clawstream.simulation.runs.footprint import Footprint
 from clawstream.simulation.runs.own import MAX_TOKENS, blended, lent
-from clawstream.simulation.runs.programs import Scorer, Students, program
+from clawstream.simulation.runs.programs import ScorerProcess, StudentProcess, program
 from clawstream.simulation.runs.watch import Watch
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
@@ -39,7 +39,7 @@ WRONG_SHARE = 0.1  # of the judge's votes
 STUDENTS_AT_ONCE = 8
 _UPDATES_A_ROUND = 12  # at most, with room to spare
 Method = Literal["combined", "binary", "opd", "topk", "stepwise", "outcome"]
-Tell = Callable[["Progress"], None]
+Tell = Callable[["RunProgress"], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class People:
     scored_flipped: Path  # the same, as they are wanted after a flip
 
     @property
-    def cast(self) -> Cast:
+    def cast(self) -> ScenarioPrograms:
         """The programs that simulate them."""
         return CASTS[self.scenario]
 
@@ -86,7 +86,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RunProgress:
     """How far the run is, for whoever watches it."""
 
     phase: str
@@ -97,11 +97,11 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lived:
+class RunRecord:
     """What a run was like; its versions lie where they were published."""
 
-    scores: tuple[Score, ...]  # on the way, of the base first; none unless the plan asks for them
-    ceiling: Score | None  # of the base with the hint in its prompt; None: no score was asked for
+    scores: tuple[VersionScore, ...]  # on the way, of the base first; none unless the plan asks for them
+    ceiling: VersionScore | None  # of the base with the hint in its prompt; None: no score was asked for
     chats: tuple[Chat, ...]
     steps: tuple[StepTaken, ...]
     swaps: tuple[tuple[float, float], ...]  # (start, end) in ms since the epoch
@@ -152,7 +152,7 @@ port = 0
 """
 
 
-async def live(plan: Plan, *, tell: Tell) -> Lived:
+async def simulate(plan: Plan, *, tell: Tell) -> RunRecord:
     """Run the whole of it, and return what was measured; the data stays in the plan's folder.
 
     Raises PartUnavailable when a part does not come up or no update is made for too long.
@@ -164,7 +164,7 @@ async def live(plan: Plan, *, tell: Tell) -> Lived:
         judge_port = stack.enter_context(reserved())
         settings = _settings(plan, judge_port)
         watch = Watch(settings.training.answers_per_hint)
-        tell(Progress(phase="starting the parts"))
+        tell(RunProgress(phase="starting the parts"))
         if plan.own is not None:
             await stack.enter_async_context(lent(plan.own.engine, plan.base))
         judges = [_judge(plan, judge_port)] if plan.own is None or plan.own.judge.url is None else []
@@ -172,7 +172,7 @@ async def live(plan: Plan, *, tell: Tell) -> Lived:
             installation(settings, model_path=plan.base, say=lambda _: None, extra_parts=judges)
         )
         log = await stack.enter_async_context(connected(running.settings.kafka, client_id="run"))
-        scorer = Scorer(
+        scorer = ScorerProcess(
             running.addresses.gateway,
             plan.people.scored,
             plan.folder / "logs",
@@ -186,11 +186,11 @@ async def live(plan: Plan, *, tell: Tell) -> Lived:
             scores, ceiling = await _before(plan, scorer, tell)  # the engine has the base while the trainer still loads
             await watch.until(lambda: watch.activated == 0 and watch.swaps != [], what="base policy in the engine")
             chats = await _teach(plan, running, watch, scorer, log, scores, tell)
-            tell(Progress(phase="reading the figures", update=watch.reached, score=_last(scores)))
+            tell(RunProgress(phase="reading the figures", update=watch.reached, score=_last(scores)))
             counts = await counted(running)
             for task in watching:
                 task.cancel()
-    return Lived(
+    return RunRecord(
         scores=tuple(scores), ceiling=ceiling, chats=tuple(chats), steps=tuple(watch.steps), swaps=tuple(watch.swaps),
         published=watch.published, versions=watch.rounds or watch.versions, num_rejected=watch.num_rejected,
         counts=counts, peak_mb=footprint.peak_mb, wall_s=time.perf_counter() - started,
@@ -208,19 +208,19 @@ def _judge(plan: Plan, port: int) -> Part:
     )  # fmt: skip
 
 
-async def _before(plan: Plan, scorer: Scorer, tell: Tell) -> tuple[list[Score], Score | None]:
+async def _before(plan: Plan, scorer: ScorerProcess, tell: Tell) -> tuple[list[VersionScore], VersionScore | None]:
     """Score the base, and how it does with the hint, if the plan wants scores."""
     if plan.score_every is None:
         return [], None
-    tell(Progress(phase="scoring the base"))
+    tell(RunProgress(phase="scoring the base"))
     baseline = await scorer.score(0)
-    tell(Progress(phase="scoring the base with the hint", score=baseline.score))
+    tell(RunProgress(phase="scoring the base with the hint", score=baseline.score))
     return [baseline], await scorer.score(0, hinted=True)
 
 
 async def _teach(
-    plan: Plan, running: Installation, watch: Watch, scorer: Scorer, log: KafkaLog,
-    scores: list[Score], tell: Tell,
+    plan: Plan, running: Installation, watch: Watch, scorer: ScorerProcess, log: KafkaLog,
+    scores: list[VersionScore], tell: Tell,
 ) -> list[Chat]:  # fmt: skip
     """Let students chat until every update is made and served; add scores on the way, while they are quiet."""
     cast = plan.people.cast
@@ -232,7 +232,7 @@ async def _teach(
         *(() if plan.own is None else ("--max-tokens", str(MAX_TOKENS))),
     )  # fmt: skip
     async with program(*argv, log=plan.folder / "logs" / "student.log") as process:
-        students = Students(process)
+        students = StudentProcess(process)
         listening = asyncio.create_task(students.listen())
         ticker = asyncio.create_task(_tick(watch, students, scores, tell))
         try:
@@ -285,13 +285,13 @@ def _free_until(plan: Plan, target: int) -> int:
     return target if plan.patient or plan.score_every is None else target - 1
 
 
-async def _tick(watch: Watch, students: Students, scores: Sequence[Score], tell: Tell) -> None:
+async def _tick(watch: Watch, students: StudentProcess, scores: Sequence[VersionScore], tell: Tell) -> None:
     window_s = 5.0
     while True:
         since_ms = (time.time() - window_s) * 1000
         tokens = sum(chat.num_tokens for chat in students.chats if chat.finished_at_ms > since_ms)
         tell(
-            Progress(
+            RunProgress(
                 phase="students chat, the policy learns",
                 update=watch.reached,
                 score=_last(scores),
@@ -335,5 +335,5 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
     return load(whole)
 
 
-def _last(scores: Sequence[Score]) -> float | None:
+def _last(scores: Sequence[VersionScore]) -> float | None:
     return scores[-1].score if scores else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from clawstream.simulation.opinions import HINTS, Wish
-from clawstream.simulation.problems import Group, Sum, all_of, scored
+from clawstream.simulation.problems import Sum, SumSet, all_of, scored
 from clawstream.simulation.reactions import wordings_of
 
 NUM_SCORED = 500
@@ -95,7 +95,7 @@ def _sums(num_scored: int) -> tuple[list[Problem], list[Problem]]:
     def named(sums: Sequence[Sum]) -> list[Problem]:
         return [Problem(question=f"{s.left} + {s.right}", answer=str(s.total)) for s in sums]
 
-    return named(all_of(Group.STUDENTS)), named(scored(num_scored))
+    return named(all_of(SumSet.STUDENTS)), named(scored(num_scored))
 
 
 def _real(file: Path, num_scored: int) -> tuple[list[Problem], list[Problem]]:

@@ -1,4 +1,4 @@
-"""One stage's letters, as its queues say and will say.
+"""One stage's dead letters, as its queues say and will say.
 
 The one rule: what a reader sets aside itself it adds at once, and the queue that tells it later tells nothing new.
 """
@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from clawstream.errors import TryLater
-from clawstream.stream.dead_letters.records import Letters
+from clawstream.stream.dead_letters.records import KnownDeadLetters
 from clawstream.stream.log import Raw
 from clawstream.stream.runner.calling import wait_before
 from clawstream.stream.topics import dead_letter_topic
@@ -18,21 +18,21 @@ from clawstream.stream.topics import dead_letter_topic
 log = logging.getLogger(__name__)
 
 
-class Queues(Protocol):
+class DeadLetterQueues(Protocol):
     """What is needed of a log."""
 
     def follow_raw(self, topics: Sequence[str], *, until_end: bool = False) -> AsyncGenerator[Sequence[Raw], None]:
         """Yield the bytes on the topics from their beginning, and what comes."""
 
 
-class DeadLetters:
-    """The letters of the stage `name`, which reads `topics`; `on_change` is called when a queue said more."""
+class DeadLetterReader:
+    """The dead letters of the stage `name`, which reads `topics`; `on_change` is called when a queue said more."""
 
     def __init__(
         self,
         name: str,
         topics: Iterable[str],
-        to: Queues,
+        to: DeadLetterQueues,
         *,
         retry_s: float,
         on_change: Callable[[], None] = lambda: None,
@@ -42,7 +42,7 @@ class DeadLetters:
         self._retry_s = retry_s
         self._on_change = on_change
         self._queues = [queue for queue in map(dead_letter_topic, topics) if queue is not None]
-        self.letters = Letters(name)
+        self.dead_letters = KnownDeadLetters(name)
         self.current = asyncio.Event()  # all that stood in the queues when `follow` began is known
 
     async def follow(self) -> None:
@@ -66,5 +66,5 @@ class DeadLetters:
 
     def _take(self, raws: Sequence[Raw]) -> None:
         for raw in raws:
-            self.letters.read(raw)
+            self.dead_letters.read(raw)
         self._on_change()

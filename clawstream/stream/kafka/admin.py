@@ -19,8 +19,8 @@ from clawstream.stream.topics import (
     Altered,
     Change,
     Created,
-    Found,
-    Refused,
+    ExistingTopic,
+    RefusedChange,
     Topic,
     all_topics,
     count_of,
@@ -48,7 +48,7 @@ async def apply(
     """Create and alter topics; return what was done. Raises TopicMismatch, before anything is done, for a refusal."""
     async with _admin(bootstrap, security) as admin:
         changes = await _changes(admin, prefix, partitions)
-        _raise_for([change for change in changes if isinstance(change, Refused)], prefix)
+        _raise_for([change for change in changes if isinstance(change, RefusedChange)], prefix)
         created = [change.topic for change in changes if isinstance(change, Created)]
         await _create(admin, prefix, created, partitions)
         await _alter(admin, prefix, [change for change in changes if isinstance(change, Altered)])
@@ -114,7 +114,7 @@ async def _wait_until_there(admin: AIOKafkaAdminClient, prefix: str, partitions:
     )
 
 
-async def _found(admin: AIOKafkaAdminClient, prefix: str, names: Iterable[str]) -> dict[str, Found]:
+async def _found(admin: AIOKafkaAdminClient, prefix: str, names: Iterable[str]) -> dict[str, ExistingTopic]:
     there = set(await admin.list_topics())
     names = [name for name in names if prefix + name in there]
     if not names:
@@ -123,7 +123,7 @@ async def _found(admin: AIOKafkaAdminClient, prefix: str, names: Iterable[str]) 
     counts = {topic["topic"].removeprefix(prefix): len(topic["partitions"]) for topic in described}
     settings = await _settings(admin, [prefix + name for name in names])
     return {
-        name: Found(
+        name: ExistingTopic(
             partitions=counts[name],
             config={setting: value for setting, (value, _) in settings[prefix + name].items()},
             overrides={setting: value for setting, (value, own) in settings[prefix + name].items() if own},
@@ -199,5 +199,5 @@ def _problem(change: Change) -> str:
                 f"{change.topic.name}: {change.setting} is {change.found}, expected {change.wanted}; "
                 "run `clawstream topics apply`"
             )
-        case Refused():
+        case RefusedChange():
             return f"{change.topic.name}: {change.what} is {change.found}, expected {change.wanted}; {change.remedy}"

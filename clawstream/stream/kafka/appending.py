@@ -31,7 +31,7 @@ LOOK_EVERY_S = 1.0  # how soon a broker that went away is noticed
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 
-class Bytes(NamedTuple):
+class EncodedRecord(NamedTuple):
     """A record to write, its topic as the broker knows it."""
 
     topic: str
@@ -89,13 +89,13 @@ class Appender:
         _refuse_oversize(self.opened(made))
         return made
 
-    def opened(self, sealed: Sealed) -> Bytes:
+    def opened(self, sealed: Sealed) -> EncodedRecord:
         """Return the record as it is written here."""
         about = dict(sealed.headers)
         what = f"{about['ce_type'].decode().rpartition('.')[2]} {about['ce_id'].decode()}"
-        return Bytes(self._prefix + sealed.topic, sealed.key, sealed.value, list(sealed.headers), what)
+        return EncodedRecord(self._prefix + sealed.topic, sealed.key, sealed.value, list(sealed.headers), what)
 
-    async def append(self, records: Sequence[Bytes]) -> None:
+    async def append(self, records: Sequence[EncodedRecord]) -> None:
         """Return when all are acknowledged; raises TryLater where some may not be, UnusableEvent for one too large."""
         for record in records:
             _refuse_oversize(record)
@@ -111,7 +111,7 @@ class Appender:
                 raise await self._failed(error, record, producer) from error
         self._healthy = True
 
-    async def append_batches(self, batches: Mapping[tuple[str, int], Sequence[Bytes]]) -> None:
+    async def append_batches(self, batches: Mapping[tuple[str, int], Sequence[EncodedRecord]]) -> None:
         """Return when all records are acknowledged, each partition's in their order; fast, for many at once.
 
         Raises as `append` does. Where it raises, some may be written.
@@ -126,7 +126,9 @@ class Appender:
             raise await self._failed(error, next(iter(batches.values()))[0], producer) from error
         self._healthy = True
 
-    async def _fill(self, producer: AIOKafkaProducer, topic: str, number: int, records: Sequence[Bytes]) -> None:
+    async def _fill(
+        self, producer: AIOKafkaProducer, topic: str, number: int, records: Sequence[EncodedRecord]
+    ) -> None:
         waiting = list(reversed(records))
         while waiting:
             batch = producer.create_batch()
@@ -141,7 +143,9 @@ class Appender:
                 acknowledged = await producer.send_batch(batch, topic, partition=number)
             await acknowledged
 
-    async def _enter(self, record: Bytes) -> "tuple[asyncio.Future[RecordMetadata], Bytes, AIOKafkaProducer]":
+    async def _enter(
+        self, record: EncodedRecord
+    ) -> "tuple[asyncio.Future[RecordMetadata], EncodedRecord, AIOKafkaProducer]":
         producer = await self._ready()
         try:
             acknowledged = await producer.send(
@@ -153,7 +157,7 @@ class Appender:
             raise _meaning(error, record) from error
         return acknowledged, record, producer
 
-    async def _failed(self, error: BaseException, record: Bytes, producer: AIOKafkaProducer) -> Exception:
+    async def _failed(self, error: BaseException, record: EncodedRecord, producer: AIOKafkaProducer) -> Exception:
         """Return what the failure means; a producer that may have lost its place is replaced before the next record."""
         if not isinstance(error, KafkaError):
             raise error
@@ -218,7 +222,7 @@ async def _closed(producer: AIOKafkaProducer) -> None:
         log.warning("producer=dropped reason=%s", describe(error))
 
 
-def _refuse_oversize(record: Bytes) -> None:
+def _refuse_oversize(record: EncodedRecord) -> None:
     num_bytes = len(record.key or b"") + len(record.value or b"")
     if num_bytes > MAX_RECORD_BYTES - 2**16:
         raise UnusableEvent(
@@ -226,7 +230,7 @@ def _refuse_oversize(record: Bytes) -> None:
         )
 
 
-def _meaning(error: KafkaError, record: Bytes) -> Exception:
+def _meaning(error: KafkaError, record: EncodedRecord) -> Exception:
     if isinstance(error, _TOO_LARGE):
         return UnusableEvent(f"{record.what} is larger than {record.topic} takes ({error}); it is not written")
     return TryLater(f"Kafka did not acknowledge {record.what} on {record.topic}: {describe(error)}")

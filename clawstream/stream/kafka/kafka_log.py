@@ -17,8 +17,14 @@ from clawstream.errors import TopicMismatch, TryLater
 from clawstream.events import Event
 from clawstream.stream.codec.avro import Codec, codec
 from clawstream.stream.codec.schemas import all_schemas
-from clawstream.stream.dead_letters.records import LetterId, Mark, letter_headers, mark_headers, needed_queue
-from clawstream.stream.kafka.appending import Appender, Bytes
+from clawstream.stream.dead_letters.records import (
+    DeadLetterId,
+    DeadLetterMark,
+    dead_letter_headers,
+    mark_headers,
+    needed_queue,
+)
+from clawstream.stream.kafka.appending import Appender, EncodedRecord
 from clawstream.stream.kafka.client import (
     BATCH_BYTES,
     CONNECT_WITHIN_S,
@@ -29,7 +35,19 @@ from clawstream.stream.kafka.client import (
 )
 from clawstream.stream.kafka.member import GroupPatience, KafkaMember
 from clawstream.stream.kafka.positions import set_group
-from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Put, Raw, Sealed, Start, StartAt
+from clawstream.stream.log import (
+    Arrived,
+    Commit,
+    Listener,
+    Outgoing,
+    PartitionId,
+    PlacedRecord,
+    Raw,
+    RecordBatch,
+    Sealed,
+    Start,
+    StartAt,
+)
 from clawstream.stream.records import arrived
 from clawstream.stream.subscription import subscription
 from clawstream.stream.topics import SCHEMAS_TOPIC
@@ -135,12 +153,12 @@ class KafkaLog:
                 "they may still be written"
             ) from error
 
-    async def put(self, records: Sequence[Put]) -> None:
+    async def put(self, records: Sequence[PlacedRecord]) -> None:
         """Return when all are acknowledged, each partition's in this order; raises TryLater where some may not be."""
-        batches: dict[tuple[str, int], list[Bytes]] = {}
+        batches: dict[tuple[str, int], list[EncodedRecord]] = {}
         for place, key, value, headers in records:
             topic = self._prefix + place.topic
-            record = Bytes(topic, key, value, list(headers), f"a record of {place.topic}")
+            record = EncodedRecord(topic, key, value, list(headers), f"a record of {place.topic}")
             batches.setdefault((topic, place.partition), []).append(record)
         await self._appender.append_batches(batches)
 
@@ -148,7 +166,7 @@ class KafkaLog:
         """Write every schema to the compacted topic, so that the data explains itself elsewhere."""
         await self._appender.append(
             [
-                Bytes(
+                EncodedRecord(
                     topic=self._prefix + SCHEMAS_TOPIC,
                     key=schema.fingerprint.hex().encode(),
                     value=schema.text.encode(),
@@ -160,21 +178,28 @@ class KafkaLog:
         )
 
     async def set_aside(
-        self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
+        self,
+        dead_letter_id: DeadLetterId,
+        *,
+        error: Exception,
+        attempt: int = 1,
+        rebuild_offsets: Mapping[str, int] | None = None,
     ) -> None:
         """Copy the record to its topic's dead-letter queue, byte for byte and acknowledged."""
-        queue = needed_queue(letter_id)
-        raw = await self._fetch(letter_id.place, letter_id.offset)
-        why = letter_headers(letter_id, raw.timestamp_ms, error=error, attempt=attempt, story=story or {})
-        what = f"the copy of {letter_id.topic}-{letter_id.partition} offset {letter_id.offset}"
+        queue = needed_queue(dead_letter_id)
+        raw = await self._fetch(dead_letter_id.place, dead_letter_id.offset)
+        why = dead_letter_headers(
+            dead_letter_id, raw.timestamp_ms, error=error, attempt=attempt, rebuild_offsets=rebuild_offsets or {}
+        )
+        what = f"the copy of {dead_letter_id.topic}-{dead_letter_id.partition} offset {dead_letter_id.offset}"
         headers = [*raw.headers, *why]
-        await self._appender.append([Bytes(self._prefix + queue, raw.key, raw.value, headers, what)])
+        await self._appender.append([EncodedRecord(self._prefix + queue, raw.key, raw.value, headers, what)])
 
-    async def mark(self, marks: Sequence[Mark]) -> None:
-        """Say what became of letters, in their queues, acknowledged."""
+    async def mark(self, marks: Sequence[DeadLetterMark]) -> None:
+        """Say what became of dead letters, in their queues, acknowledged."""
         await self._appender.append(
             [
-                Bytes(
+                EncodedRecord(
                     self._prefix + needed_queue(mark.id), mark.key, None, mark_headers(mark), f"the mark of {mark.id}"
                 )
                 for mark in marks
@@ -205,7 +230,7 @@ class KafkaLog:
                 yield [arrived(raw, self._codec) for raw in raws]
 
     async def replay(
-        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
+        self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
     ) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second, in order."""
         async with aclosing(self.replay_raw(ranges, key=key)) as reading:
@@ -213,7 +238,7 @@ class KafkaLog:
                 yield [arrived(raw, self._codec, digest=digest) for raw in raws]
 
     async def replay_raw(
-        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+        self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None
     ) -> AsyncGenerator[Sequence[Raw], None]:
         """Yield the bytes of what `replay` yields."""
         async with self._reader() as consumer:
@@ -244,9 +269,9 @@ class KafkaLog:
         group: str,
         *,
         start: StartAt,
-        revoked: Callable[[frozenset[Place]], Awaitable[None]] | None = None,
+        revoked: Callable[[frozenset[PartitionId]], Awaitable[None]] | None = None,
         instance_id: str | None = None,
-    ) -> AsyncIterator[Batch]:
+    ) -> AsyncIterator[RecordBatch]:
         """Yield what comes on this member's share of the topics; where it starts is kept elsewhere.
 
         A batch counts as taken when the next is asked for; that is then noted with the group, for people who look at
@@ -255,28 +280,28 @@ class KafkaLog:
         async for batch in subscription(self, topics, group, start=start, revoked=revoked, instance_id=instance_id):
             yield batch
 
-    async def end_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+    async def end_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
         """Return the offset that each partition's next record will have."""
         async with self._reader() as consumer:
             return await self._offsets(consumer.end_offsets, await self._places(topics))
 
-    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
         """Return the oldest offset that each partition still has."""
         async with self._reader() as consumer:
             return await self._offsets(consumer.beginning_offsets, await self._places(topics))
 
-    async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[Place, int]:
+    async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[PartitionId, int]:
         """Return the first offset of each partition at `start`, said as `follow` has it; the end where none is."""
         async with self._reader() as consumer:
             return await self._starts(consumer, await self._places(topics), start)
 
-    async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[Place, Commit]:
+    async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[PartitionId, Commit]:
         """Return how far the group has come where it has read anything; None: on all of its topics."""
         found = await committed_offsets(self._admin, self._prefix + group)
         commits = {self._place(at): Commit(there.offset, there.metadata) for at, there in found.items()}
         return {place: commit for place, commit in commits.items() if topics is None or place.topic in topics}
 
-    async def put_back(self, group: str, commits: Mapping[Place, Commit]) -> None:
+    async def put_back(self, group: str, commits: Mapping[PartitionId, Commit]) -> None:
         """Let the group go on from these; raises PartUnavailable while somebody reads in it."""
         await set_group(self._broker, self._prefix, group, commits)
 
@@ -288,7 +313,7 @@ class KafkaLog:
         ends = await self.end_offsets(sorted({place.topic for place in committed}))
         return sum(max(0, ends[place] - commit.offset) for place, commit in committed.items())
 
-    async def _fetch(self, place: Place, offset: int) -> Raw:
+    async def _fetch(self, place: PartitionId, offset: int) -> Raw:
         async with self._reader() as consumer:
             at = self._at(place)
             consumer.assign([at])
@@ -317,7 +342,7 @@ class KafkaLog:
             await consumer.stop()
 
     async def _read(
-        self, consumer: AIOKafkaConsumer, starts: Mapping[Place, int], ends: Mapping[Place, int] | None
+        self, consumer: AIOKafkaConsumer, starts: Mapping[PartitionId, int], ends: Mapping[PartitionId, int] | None
     ) -> AsyncIterator[Sequence[Raw]]:
         left = {self._at(place) for place, start in starts.items() if ends is None or start < ends[place]}
         consumer.assign(list(left))
@@ -335,7 +360,7 @@ class KafkaLog:
                 ) from error
             read = [self._raw(record) for records in found.values() for record in records]
             if ends is not None:
-                read = [record for record in read if record.offset < ends[Place(record.topic, record.partition)]]
+                read = [record for record in read if record.offset < ends[PartitionId(record.topic, record.partition)]]
                 for at in list(left):
                     if await consumer.position(at) >= ends[self._place(at)]:
                         left.discard(at)
@@ -343,7 +368,9 @@ class KafkaLog:
             if read:
                 yield read
 
-    async def _starts(self, consumer: AIOKafkaConsumer, places: Sequence[Place], start: Start) -> dict[Place, int]:
+    async def _starts(
+        self, consumer: AIOKafkaConsumer, places: Sequence[PartitionId], start: Start
+    ) -> dict[PartitionId, int]:
         if start == "latest":
             return await self._offsets(consumer.end_offsets, places)
         begins = await self._offsets(consumer.beginning_offsets, places)
@@ -358,16 +385,18 @@ class KafkaLog:
         return begins
 
     async def _offsets(
-        self, ask: Callable[[list[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]], places: Iterable[Place]
-    ) -> dict[Place, int]:
+        self,
+        ask: Callable[[list[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]],
+        places: Iterable[PartitionId],
+    ) -> dict[PartitionId, int]:
         with kafka_errors("ask for offsets"):
             found = await ask([self._at(place) for place in places])
         return {self._place(at): offset for at, offset in found.items()}
 
-    async def _places(self, topics: Sequence[str]) -> list[Place]:
+    async def _places(self, topics: Sequence[str]) -> list[PartitionId]:
         with kafka_errors("ask for partitions"):
             return [
-                Place(topic, partition)
+                PartitionId(topic, partition)
                 for topic in topics
                 for partition in sorted(await self._appender.partitions_of(self._prefix + topic))
             ]
@@ -389,5 +418,5 @@ class KafkaLog:
     def _at(self, place: tuple[str, int]) -> TopicPartition:
         return TopicPartition(self._prefix + place[0], place[1])
 
-    def _place(self, at: TopicPartition) -> Place:
-        return Place(at.topic.removeprefix(self._prefix), at.partition)
+    def _place(self, at: TopicPartition) -> PartitionId:
+        return PartitionId(at.topic.removeprefix(self._prefix), at.partition)

@@ -24,7 +24,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from clawstream.errors import TryLater
 from clawstream.stream.kafka.client import committed_offsets, describe
-from clawstream.stream.log import Arrived, Commit, Listener, Place
+from clawstream.stream.log import Arrived, Commit, Listener, PartitionId
 
 _NOT_OURS = (CommitFailedError, IllegalStateError, RebalanceInProgressError, UnknownMemberIdError)
 
@@ -74,7 +74,7 @@ class KafkaMember:
         self._given_in: int | None = None  # the group's generation
         self.rebalance = _Rebalance(self)
 
-    async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[Place, Sequence[Arrived]]:
+    async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[PartitionId, Sequence[Arrived]]:
         """Return what arrived, waiting for the first record at most `timeout_s`; never cancelled.
 
         Raises what the listener raised, and TryLater where the broker refuses us.
@@ -95,7 +95,7 @@ class KafkaMember:
             if at in self._reading
         }
 
-    async def commit(self, commits: Mapping[Place, Commit]) -> bool:
+    async def commit(self, commits: Mapping[PartitionId, Commit]) -> bool:
         """Note how far the group has come; False where some of the partitions are not ours any more."""
         if self._generation() != self._given_in:
             # The client would commit as somebody outside the group, whom the broker believes while nobody is in it.
@@ -109,19 +109,19 @@ class KafkaMember:
             raise TryLater(f"Kafka did not take a commit of {self._group}: {describe(error)}") from error
         return True
 
-    def pause(self, places: Iterable[Place]) -> None:
+    def pause(self, places: Iterable[PartitionId]) -> None:
         """Fetch no more of these, until `resume`."""
         wanted = {self._at(place) for place in places}
         self._paused |= wanted
         self._consumer.pause(*(wanted & self._assigned()))
 
-    def resume(self, places: Iterable[Place]) -> None:
+    def resume(self, places: Iterable[PartitionId]) -> None:
         """Fetch these again."""
         wanted = {self._at(place) for place in places}
         self._paused -= wanted
         self._consumer.resume(*(wanted & self._assigned() & self._reading))
 
-    def caught_up(self, place: Place) -> bool:
+    def caught_up(self, place: PartitionId) -> bool:
         """Return whether all that was on the partition at the last fetch has been polled."""
         at = self._at(place)
         if at not in self._reading or at in self._paused or at not in self._assigned():
@@ -158,7 +158,7 @@ class KafkaMember:
         except Exception as error:  # noqa: BLE001  # see `assigned`
             self._failure = error
 
-    async def _committed(self, given: Iterable[TopicPartition]) -> dict[Place, Commit | None]:
+    async def _committed(self, given: Iterable[TopicPartition]) -> dict[PartitionId, Commit | None]:
         found = await committed_offsets(self._admin, self._group, list(given))
         commits = {at: Commit(there.offset, there.metadata) for at, there in found.items()}
         return {self._place(at): commits.get(at) for at in given}
@@ -174,11 +174,11 @@ class KafkaMember:
     def _assigned(self) -> frozenset[TopicPartition]:
         return frozenset(self._consumer.assignment())
 
-    def _at(self, place: Place) -> TopicPartition:
+    def _at(self, place: PartitionId) -> TopicPartition:
         return TopicPartition(self._prefix + place.topic, place.partition)
 
-    def _place(self, at: TopicPartition) -> Place:
-        return Place(at.topic.removeprefix(self._prefix), at.partition)
+    def _place(self, at: TopicPartition) -> PartitionId:
+        return PartitionId(at.topic.removeprefix(self._prefix), at.partition)
 
 
 class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]  # the client has no types

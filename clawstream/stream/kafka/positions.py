@@ -15,12 +15,14 @@ from aiokafka.structs import OffsetAndMetadata
 
 from clawstream.errors import PartUnavailable
 from clawstream.stream.kafka.client import Broker, describe, kafka_errors
-from clawstream.stream.log import Commit, Place
+from clawstream.stream.log import Commit, PartitionId
 
 ASK_AGAIN_S = 0.5
 
 
-async def offsets_at(broker: Broker, prefix: str, places: Iterable[Place], time_ms: int) -> dict[Place, int]:
+async def offsets_at(
+    broker: Broker, prefix: str, places: Iterable[PartitionId], time_ms: int
+) -> dict[PartitionId, int]:
     """Return each partition's first offset that was appended at `time_ms` or later; its end where there is none."""
     at = {TopicPartition(prefix + place.topic, place.partition): place for place in places}
     async with _started(broker.consumer()) as consumer:
@@ -31,7 +33,7 @@ async def offsets_at(broker: Broker, prefix: str, places: Iterable[Place], time_
 
 
 async def set_group(
-    broker: Broker, prefix: str, group: str, starts: Mapping[Place, int | Commit], *, within_s: float = 15.0
+    broker: Broker, prefix: str, group: str, starts: Mapping[PartitionId, int | Commit], *, within_s: float = 15.0
 ) -> None:
     """Let `group` begin at `starts`, with the notes of those that have one; waits for a killed member to be forgotten.
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 
-class Cut:
+class ConnectionCut:
     """Ends a connection at its n-th operation: before the operation has taken effect, or right after."""
 
     def __init__(self, *, operations: int | None, takes_effect: bool) -> None:

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from clawstream.stream.codec.avro import codec
-from clawstream.stream.log import Arrived, Commit, Listener, Place, Raw
-from clawstream.stream.memory.cut import Cut
+from clawstream.stream.log import Arrived, Commit, Listener, PartitionId, Raw
+from clawstream.stream.memory.cut import ConnectionCut
 from clawstream.stream.records import arrived
 
 
 class Partitions(Protocol):
     """The part of a broker that groups need."""
 
-    def records(self, place: Place) -> Sequence[Raw]:
+    def records(self, place: PartitionId) -> Sequence[Raw]:
         """Return all records of a partition."""
 
-    def places(self, topics: Iterable[str]) -> list[Place]:
+    def places(self, topics: Iterable[str]) -> list[PartitionId]:
         """Return the partitions of the topics."""
 
     def notify(self) -> None:
@@ -28,14 +28,14 @@ class Partitions(Protocol):
         """Return when something changed since now, or after `timeout_s`."""
 
 
-class Group:
+class MemoryGroup:
     """Members in the order in which they joined, and what they committed."""
 
     def __init__(self, broker: Partitions) -> None:
         self._broker = broker
         self.members: list[MemoryMember] = []
         self.generation = 0
-        self.committed: dict[Place, Commit] = {}
+        self.committed: dict[PartitionId, Commit] = {}
 
     def change(self, members: "list[MemoryMember]") -> None:
         """Let the members be these; everybody lets go and is given partitions anew."""
@@ -43,10 +43,10 @@ class Group:
         self.generation += 1
         self._broker.notify()
 
-    def share_of(self, member: "MemoryMember", topics: Iterable[str]) -> frozenset[Place]:
+    def share_of(self, member: "MemoryMember", topics: Iterable[str]) -> frozenset[PartitionId]:
         """Return the member's range of each topic's partitions."""
         rank, num_members = self.members.index(member), len(self.members)
-        share: set[Place] = set()
+        share: set[PartitionId] = set()
         for topic in topics:
             places = self._broker.places([topic])
             quotient, rest = divmod(len(places), num_members)
@@ -58,19 +58,21 @@ class Group:
 class MemoryMember:
     """One reader of a group."""
 
-    def __init__(self, broker: Partitions, group: Group, topics: Sequence[str], listener: Listener, cut: Cut) -> None:
+    def __init__(
+        self, broker: Partitions, group: MemoryGroup, topics: Sequence[str], listener: Listener, cut: ConnectionCut
+    ) -> None:
         self._broker = broker
         self._group = group
         self._topics = topics
         self._listener = listener
         self._cut = cut
-        self._positions: dict[Place, int] = {}
-        self._paused: set[Place] = set()
+        self._positions: dict[PartitionId, int] = {}
+        self._paused: set[PartitionId] = set()
         self.let_go = 0  # the generation for which we hold nothing of an earlier one
         self._generation = 0  # the generation whose share we have
         group.change([*group.members, self])
 
-    async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[Place, Sequence[Arrived]]:
+    async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[PartitionId, Sequence[Arrived]]:
         """Return what arrived, waiting for the first record at most `timeout_s`."""
         if self._generation != self._group.generation:
             await self._rejoin()
@@ -81,7 +83,7 @@ class MemoryMember:
                 found = self._fetch(max_records) if self._generation == self._group.generation else {}
         return found
 
-    async def commit(self, commits: Mapping[Place, Commit]) -> bool:
+    async def commit(self, commits: Mapping[PartitionId, Commit]) -> bool:
         """Note how far the group has come; False where some of the partitions are not ours any more."""
         async with self._cut.around():
             if not commits.keys() <= self._positions.keys():
@@ -90,16 +92,16 @@ class MemoryMember:
             self._broker.notify()
         return True
 
-    def pause(self, places: Iterable[Place]) -> None:
+    def pause(self, places: Iterable[PartitionId]) -> None:
         """Fetch no more of these, until `resume`."""
         self._paused.update(places)
 
-    def resume(self, places: Iterable[Place]) -> None:
+    def resume(self, places: Iterable[PartitionId]) -> None:
         """Fetch these again."""
         self._paused.difference_update(places)
         self._broker.notify()
 
-    def caught_up(self, place: Place) -> bool:
+    def caught_up(self, place: PartitionId) -> bool:
         """Return whether all that is on the partition has been polled."""
         if place not in self._positions or place in self._paused:
             return False
@@ -127,14 +129,14 @@ class MemoryMember:
                 await self._begin(self._group.share_of(self, self._topics))
                 self._generation = generation
 
-    async def _begin(self, places: frozenset[Place]) -> None:
+    async def _begin(self, places: frozenset[PartitionId]) -> None:
         committed = {place: self._group.committed.get(place) for place in sorted(places)}
         starts = await self._listener.assigned(committed)
         self._positions = dict(starts)
         self._broker.notify()
 
-    def _fetch(self, max_records: int) -> dict[Place, Sequence[Arrived]]:
-        found: dict[Place, Sequence[Arrived]] = {}
+    def _fetch(self, max_records: int) -> dict[PartitionId, Sequence[Arrived]]:
+        found: dict[PartitionId, Sequence[Arrived]] = {}
         for place, position in self._positions.items():
             if place in self._paused or max_records <= 0:
                 continue

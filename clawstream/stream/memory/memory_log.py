@@ -1,7 +1,8 @@
 """The log in this process's memory: the same surface as the log on Kafka, for tests, replays and tools.
 
 The one rule: it keeps bytes, by the same codec, in partitions, and its groups hand partitions over as a broker's do; so
-what passes here was not made easy. A `Cut` takes the log away in the middle of anything, as a killed process sees it.
+what passes here was not made easy. A `ConnectionCut` takes the log away in the middle of anything, as a killed process
+sees it.
 """
 
 import asyncio
@@ -15,10 +16,28 @@ from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import Event
 from clawstream.stream.codec.avro import codec
 from clawstream.stream.codec.headers import headers_of, key_bytes
-from clawstream.stream.dead_letters.records import LetterId, Mark, letter_headers, mark_headers, needed_queue
-from clawstream.stream.log import Arrived, Batch, Commit, Listener, Outgoing, Place, Put, Raw, Sealed, Start, StartAt
-from clawstream.stream.memory.cut import Cut
-from clawstream.stream.memory.memory_group import Group, MemoryMember
+from clawstream.stream.dead_letters.records import (
+    DeadLetterId,
+    DeadLetterMark,
+    dead_letter_headers,
+    mark_headers,
+    needed_queue,
+)
+from clawstream.stream.log import (
+    Arrived,
+    Commit,
+    Listener,
+    Outgoing,
+    PartitionId,
+    PlacedRecord,
+    Raw,
+    RecordBatch,
+    Sealed,
+    Start,
+    StartAt,
+)
+from clawstream.stream.memory.cut import ConnectionCut
+from clawstream.stream.memory.memory_group import MemoryGroup, MemoryMember
 from clawstream.stream.records import arrived
 from clawstream.stream.subscription import subscription
 from clawstream.stream.topics import Topic, all_topics, count_of, topic_of
@@ -30,23 +49,25 @@ class MemoryBroker:
     def __init__(self, *, partitions: int = 3, clock_ms: Callable[[], int] | None = None) -> None:
         self.cluster_id = uuid.uuid4().hex
         self._clock_ms = clock_ms or (lambda: int(time.time() * 1000))
-        self._partitions: dict[Place, list[Raw]] = {
-            Place(topic.name, number): [] for topic in all_topics() for number in range(count_of(topic, partitions))
+        self._partitions: dict[PartitionId, list[Raw]] = {
+            PartitionId(topic.name, number): []
+            for topic in all_topics()
+            for number in range(count_of(topic, partitions))
         }
         self._counts = {topic.name: count_of(topic, partitions) for topic in all_topics()}
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, MemoryGroup] = {}
         self._waiting: set[asyncio.Future[None]] = set()
 
     def write(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
-    ) -> Place:
+    ) -> PartitionId:
         """Append a record to the partition of its key."""
-        place = Place(topic, crc32(key or b"") % self._counts[topic])
+        place = PartitionId(topic, crc32(key or b"") % self._counts[topic])
         self.put(place, key, value, headers)
         return place
 
     def put(
-        self, place: Place, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
+        self, place: PartitionId, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
     ) -> None:
         """Append a record to a partition."""
         records = self._partitions[place]
@@ -68,19 +89,19 @@ class MemoryBroker:
         for topic in topics:
             self._counts.setdefault(topic.name, topic.partitions)
             for number in range(self._counts[topic.name]):
-                self._partitions.setdefault(Place(topic.name, number), [])
+                self._partitions.setdefault(PartitionId(topic.name, number), [])
 
-    def records(self, place: Place) -> Sequence[Raw]:
+    def records(self, place: PartitionId) -> Sequence[Raw]:
         """Return all records of a partition; its first offset is 0, and there are no holes."""
         return self._partitions[place]
 
-    def places(self, topics: Iterable[str]) -> list[Place]:
+    def places(self, topics: Iterable[str]) -> list[PartitionId]:
         """Return the partitions of the topics."""
-        return [Place(topic, number) for topic in topics for number in range(self._counts[topic])]
+        return [PartitionId(topic, number) for topic in topics for number in range(self._counts[topic])]
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> MemoryGroup:
         """Return the group, which exists from when it is first asked for."""
-        return self._groups.setdefault(name, Group(self))
+        return self._groups.setdefault(name, MemoryGroup(self))
 
     def notify(self) -> None:
         """Something changed: let everybody who waits look again."""
@@ -100,10 +121,10 @@ class MemoryBroker:
 class MemoryLog:
     """One connection to a broker in memory."""
 
-    def __init__(self, broker: MemoryBroker | None = None, *, cut: Cut | None = None) -> None:
+    def __init__(self, broker: MemoryBroker | None = None, *, cut: ConnectionCut | None = None) -> None:
         self.broker = broker or MemoryBroker()
         self.cluster_id: str | None = self.broker.cluster_id
-        self._cut = cut or Cut.never()
+        self._cut = cut or ConnectionCut.never()
 
     def healthy(self) -> bool:
         """Return whether the connection stands."""
@@ -138,23 +159,30 @@ class MemoryLog:
         except TimeoutError as error:
             raise TryLater(f"{len(records)} events were not acknowledged within {timeout_s:g} s") from error
 
-    async def put(self, records: Sequence[Put]) -> None:
+    async def put(self, records: Sequence[PlacedRecord]) -> None:
         """Return when all are on the log; see KafkaLog.put."""
         async with self._cut.around():
             for place, key, value, headers in records:
                 self.broker.put(place, key, value, headers)
 
     async def set_aside(
-        self, letter_id: LetterId, *, error: Exception, attempt: int = 1, story: Mapping[str, int] | None = None
+        self,
+        dead_letter_id: DeadLetterId,
+        *,
+        error: Exception,
+        attempt: int = 1,
+        rebuild_offsets: Mapping[str, int] | None = None,
     ) -> None:
         """Copy the record to its topic's dead-letter queue, byte for byte."""
-        raw = self.broker.records(letter_id.place)[letter_id.offset]
-        why = letter_headers(letter_id, raw.timestamp_ms, error=error, attempt=attempt, story=story or {})
+        raw = self.broker.records(dead_letter_id.place)[dead_letter_id.offset]
+        why = dead_letter_headers(
+            dead_letter_id, raw.timestamp_ms, error=error, attempt=attempt, rebuild_offsets=rebuild_offsets or {}
+        )
         async with self._cut.around():
-            self.broker.write(needed_queue(letter_id), raw.key, raw.value, [*raw.headers, *why])
+            self.broker.write(needed_queue(dead_letter_id), raw.key, raw.value, [*raw.headers, *why])
 
-    async def mark(self, marks: Sequence[Mark]) -> None:
-        """Say what became of letters, in their queues."""
+    async def mark(self, marks: Sequence[DeadLetterMark]) -> None:
+        """Say what became of dead letters, in their queues."""
         async with self._cut.around():
             for mark in marks:
                 self.broker.write(needed_queue(mark.id), mark.key, None, mark_headers(mark))
@@ -193,7 +221,7 @@ class MemoryLog:
                 await self.broker.changed()
 
     async def replay(
-        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
+        self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
     ) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second, in order."""
         async with aclosing(self.replay_raw(ranges, key=key)) as reading:
@@ -201,7 +229,7 @@ class MemoryLog:
                 yield [arrived(raw, codec(), digest=digest) for raw in raws]
 
     async def replay_raw(
-        self, ranges: Mapping[Place, tuple[int, int]], *, key: bytes | None = None
+        self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None
     ) -> AsyncGenerator[Sequence[Raw], None]:
         """Yield the bytes of what `replay` yields."""
         for place, (first, end) in ranges.items():
@@ -229,31 +257,31 @@ class MemoryLog:
         group: str,
         *,
         start: StartAt,
-        revoked: Callable[[frozenset[Place]], Awaitable[None]] | None = None,
+        revoked: Callable[[frozenset[PartitionId]], Awaitable[None]] | None = None,
         instance_id: str | None = None,
-    ) -> AsyncGenerator[Batch, None]:
+    ) -> AsyncGenerator[RecordBatch, None]:
         """Yield what comes on this member's share of the topics; see KafkaLog.subscribe."""
         async for batch in subscription(self, topics, group, start=start, revoked=revoked, instance_id=instance_id):
             yield batch
 
-    async def end_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+    async def end_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
         """Return the offset that each partition's next record will have."""
         return {place: len(self.broker.records(place)) for place in self.broker.places(topics)}
 
-    async def begin_offsets(self, topics: Sequence[str]) -> dict[Place, int]:
+    async def begin_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
         """Return the oldest offset that each partition still has."""
         return dict.fromkeys(self.broker.places(topics), 0)
 
-    async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[Place, int]:
+    async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[PartitionId, int]:
         """Return the first offset of each partition at `start`; see KafkaLog.offsets_at."""
         return {place: self._start(place, start) for place in self.broker.places(topics)}
 
-    async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[Place, Commit]:
+    async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[PartitionId, Commit]:
         """Return how far the group has come where it has read anything; None: on all of its topics."""
         commits = self.broker.group(group).committed
         return {place: commit for place, commit in commits.items() if topics is None or place.topic in topics}
 
-    async def put_back(self, group: str, commits: Mapping[Place, Commit]) -> None:
+    async def put_back(self, group: str, commits: Mapping[PartitionId, Commit]) -> None:
         """Let the group go on from these; raises PartUnavailable while somebody reads in it."""
         found = self.broker.group(group)
         if found.members:
@@ -267,7 +295,7 @@ class MemoryLog:
             return None
         return sum(len(self.broker.records(place)) - commit.offset for place, commit in commits.items())
 
-    def _start(self, place: Place, start: Start) -> int:
+    def _start(self, place: PartitionId, start: Start) -> int:
         raws = self.broker.records(place)
         if isinstance(start, Mapping):
             return start.get(place, 0)

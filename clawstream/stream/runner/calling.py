@@ -31,7 +31,7 @@ def wait_before(attempt: int, retry_s: float) -> float:
     return random.uniform(0, min(LONGEST_WAIT_S, retry_s * 2 ** min(attempt, 20)))
 
 
-class Caller(Generic[S, C]):
+class StageCaller(Generic[S, C]):
     """Makes a stage's calls, `calls_at_once` of them, behind one breaker; `on_retry` hears of each that failed."""
 
     def __init__(self, stage: Stage[S, C], *, retry_s: float, on_retry: Callable[[str], None]) -> None:

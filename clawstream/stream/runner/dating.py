@@ -1,6 +1,6 @@
 """When the records of a partition number were appended, as far as the broker's clock can be believed. Pure.
 
-The one rule: a clock that was set wrong makes nobody's story end. A record dated far ahead of this machine's clock is
+The one rule: a clock that was set wrong makes nobody's history end. A record dated far ahead of this machine's clock is
 taken to be of now, and none is older than the one before it in its partition: the log is in the order of its appends.
 """
 

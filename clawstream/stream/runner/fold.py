@@ -1,7 +1,7 @@
 """The states of one partition's keys, and from where on the log they could be rebuilt. Pure.
 
 The one rule: whatever a key's state follows from can be read again. A key's records are needed from the first one after
-a silence of `retain_ms`, until it was silent that long again: what ends a key's story is time, and not that its state
+a silence of `retain_ms`, until it was silent that long again: what ends a key's history is time, and not that its state
 was None for a while, since another key's rebuild may begin in the middle of it.
 """
 
@@ -53,7 +53,7 @@ class Fold(Generic[S, C]):
         for topic in known.last_offsets if known is not None else ():
             del self._firsts[topic][key]
 
-    def story(self, key: str) -> dict[str, int]:
+    def rebuild_offsets(self, key: str) -> dict[str, int]:
         """Return, by topic, the first record that the key's state follows from."""
         return {topic: firsts[key] for topic, firsts in self._firsts.items() if key in firsts}
 

@@ -20,7 +20,7 @@ GROUP_EVENTS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
+class WriteRequest:
     """Events that belong together, and what to do once they are on the log or can never be."""
 
     outgoing: Sequence[Outgoing]
@@ -29,51 +29,51 @@ class Parcel:
     wanted: Callable[[], bool]  # False: the partition went to another member, who writes the same
 
 
-class Writer:
+class EventWriter:
     """The only one that writes for a worker."""
 
     def __init__(self, to: Log, *, retry_s: float) -> None:
         self._log = to
         self._retry_s = retry_s
-        self._waiting: deque[Parcel] = deque()
+        self._waiting: deque[WriteRequest] = deque()
         self._more = asyncio.Event()
 
-    def add(self, parcel: Parcel) -> None:
-        """Write the parcel after those that were added before it."""
-        self._waiting.append(parcel)
+    def add(self, request: WriteRequest) -> None:
+        """Write the request after those that were added before it."""
+        self._waiting.append(request)
         self._more.set()
 
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
             await self._more.wait()
-            parcels = self._next_group()
-            await self._write(parcels)
+            requests = self._next_group()
+            await self._write(requests)
 
-    def _next_group(self) -> list[Parcel]:
-        parcels: list[Parcel] = []
+    def _next_group(self) -> list[WriteRequest]:
+        requests: list[WriteRequest] = []
         num_events = 0
         while self._waiting and num_events < GROUP_EVENTS:
-            parcel = self._waiting.popleft()
-            if parcel.wanted():
-                parcels.append(parcel)
-                num_events += len(parcel.outgoing)
+            request = self._waiting.popleft()
+            if request.wanted():
+                requests.append(request)
+                num_events += len(request.outgoing)
         if not self._waiting:
             self._more.clear()
-        return parcels
+        return requests
 
-    async def _write(self, parcels: Sequence[Parcel]) -> None:
+    async def _write(self, requests: Sequence[WriteRequest]) -> None:
         try:
-            await self._until_taken([one for parcel in parcels for one in parcel.outgoing])
+            await self._until_taken([one for request in requests for one in request.outgoing])
         except UnusableEvent as error:
-            if len(parcels) == 1:
-                parcels[0].refused(error)
+            if len(requests) == 1:
+                requests[0].refused(error)
                 return
-            for parcel in parcels:
-                await self._write([parcel])
+            for request in requests:
+                await self._write([request])
             return
-        for parcel in parcels:
-            parcel.written()
+        for request in requests:
+            request.written()
 
     async def _until_taken(self, outgoing: Sequence[Outgoing]) -> None:
         attempt = 0

@@ -11,9 +11,9 @@ from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import BatchPlanned, PolicyEvent
 from clawstream.stream.ends import Contradiction, refuse
 from clawstream.stream.kafka.access import BOOKMARKS
-from clawstream.stream.log import Commit, Log, Place
+from clawstream.stream.log import Commit, Log, PartitionId
 from clawstream.stream.records import digest_in
-from clawstream.stream.runner.putting_back import TRUST_LOG, Groups, contradicted, last_records, put_back
+from clawstream.stream.runner.offset_reset import TRUST_LOG, ResettableLog, contradicted, last_records, put_back
 from clawstream.stream.runner.rebuild import Note
 from clawstream.stream.stage import Record
 from clawstream.training.batches.planning import first_plans, resume_offsets
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 class Bookmark:
     """Is kept by the broker in a group of the policy's own, which nobody joins."""
 
-    def __init__(self, policy_id: str, of: Groups) -> None:
+    def __init__(self, policy_id: str, of: ResettableLog) -> None:
         self._group = f"{BOOKMARKS}{policy_id}"
         self._log = of
 
     async def stopped(
         self, topics: Sequence[str], planned: Iterable[BatchPlanned], executed_version: int
-    ) -> Mapping[Place, int]:
+    ) -> Mapping[PartitionId, int]:
         """Return where the trainer is to go on; a partition that is missing is read from its beginning.
 
         Raises LogContradicted where the log is not as it was when the plans were made.
@@ -57,7 +57,7 @@ class Bookmark:
             log.warning("group=%s version=%d noted=no reason=%s", self._group, plan.policy_version, error)
 
 
-async def put_trainers_back(of: Groups) -> dict[str, list[Contradiction]]:
+async def put_trainers_back(of: ResettableLog) -> dict[str, list[Contradiction]]:
     """Let each policy's trainer go on from where the log was cut; return by group what of it was put back."""
     policies: set[str] = set()
     ends = await of.end_offsets([POLICY_TOPIC])
@@ -68,18 +68,18 @@ async def put_trainers_back(of: Groups) -> dict[str, list[Contradiction]]:
     return {group: await put_back(of, group) for group in groups}
 
 
-def _commits(topics: Sequence[str], executed: Sequence[BatchPlanned]) -> dict[Place, Commit]:
+def _commits(topics: Sequence[str], executed: Sequence[BatchPlanned]) -> dict[PartitionId, Commit]:
     """Return where the plans, in their order, end: as a group keeps it."""
     if not executed:
         return {}
     return {
-        Place(*place): Commit(offset, Note(offset, executed[-1].planned_at_ms).written())
+        PartitionId(*place): Commit(offset, Note(offset, executed[-1].planned_at_ms).written())
         for place, offset in resume_offsets(executed, executed[-1].policy_version).items()
         if place[0] in topics
     }
 
 
-async def _with_digests(of: Log, commits: Mapping[Place, Commit]) -> dict[Place, Commit]:
+async def _with_digests(of: Log, commits: Mapping[PartitionId, Commit]) -> dict[PartitionId, Commit]:
     topics = sorted({place.topic for place in commits})
     begins, ends = await of.begin_offsets(topics), await of.end_offsets(topics)
     offsets = {place: commit.offset for place, commit in commits.items()}

@@ -22,16 +22,16 @@ from clawstream.events import (
     VersionPinned,
 )
 from clawstream.events.control import promotions
-from clawstream.stream.log import Arrived, Place, Start, Undecodable
-from clawstream.stream.runner.putting_back import Groups
+from clawstream.stream.log import Arrived, PartitionId, Start, Undecodable
+from clawstream.stream.runner.offset_reset import ResettableLog
 from clawstream.stream.stage import HEARD_MS
 from clawstream.stream.topics import replay_topic
 from clawstream.training.batches.bookmark import Bookmark
 from clawstream.training.batches.dropping import LOST, WHY, grown
 from clawstream.training.batches.horizon import Horizon
-from clawstream.training.batches.planning import Arrival, Batcher, DropReason, Rules, resume_offsets
-from clawstream.training.batches.progress import Lived, of_policy
-from clawstream.training.batches.quarantine import Quarantine
+from clawstream.training.batches.planning import Arrival, Batcher, BatchRules, DropReason, resume_offsets
+from clawstream.training.batches.progress import PolicyProgress, of_policy
+from clawstream.training.batches.quarantine import TrainingQuarantine
 from clawstream.training.batches.retraining import Retraining
 from clawstream.training.batches.trainable import ModelLimits
 
@@ -42,7 +42,7 @@ GROUPS_TOPIC = "clawstream.groups.v1"
 CONTROL_TOPIC = "clawstream.control.v1"
 
 
-class TrainingLog(Groups, Protocol):
+class TrainingLog(ResettableLog, Protocol):
     """The part of a log that training needs."""
 
     async def append(self, events: Sequence[Event]) -> None: ...
@@ -60,13 +60,13 @@ class Following:
         self,
         settings: Settings,
         training_log: TrainingLog,
-        lived: Lived,
+        progress: PolicyProgress,
         retraining: Retraining | None,
         limits: ModelLimits,
     ) -> None:
         self._settings = settings
         self._log = training_log
-        self._lived = lived
+        self._progress = progress
         self._retraining = retraining
         self._limits = limits
         self._promoted: list[SamplesPromoted] = []
@@ -79,11 +79,11 @@ class Following:
         self._told: Counter[DropReason] = Counter()  # of the batcher's dropped samples
         self.reading: list[asyncio.Task[None]] = []
         self.keeping: list[asyncio.Task[None]] = []  # the note of the newest plan, while the next step is taken
-        self.quarantine = Quarantine(SAMPLES_TOPIC, training_log, on_change=self.arrived.set)
+        self.quarantine = TrainingQuarantine(SAMPLES_TOPIC, training_log, on_change=self.arrived.set)
         self._positions: dict[
             tuple[str, int], int
         ] = {}  # the next offset to read of each partition; empty: not known yet
-        self._ends: Mapping[Place, int] = {}  # of the log when reading began
+        self._ends: Mapping[PartitionId, int] = {}  # of the log when reading began
         self._bookmark = Bookmark(settings.policy.id, training_log)
 
     @property
@@ -118,7 +118,7 @@ class Following:
         if self._retraining is not None or replay is not None:
             these = replace(these, refreshes=False)  # engines serve the policy that live samples are of
         self.batcher = Batcher(
-            these, self._lived.plans, executed_version=executed_version, rejected=self._lived.rejected
+            these, self._progress.plans, executed_version=executed_version, rejected=self._progress.rejected
         )
         self._told.clear()
         self.all_read = False
@@ -157,7 +157,7 @@ class Following:
 
     def is_past(self, plan: BatchPlanned) -> bool:
         """Return whether all of the log is read where the plan's samples stood."""
-        ends = {Place(o.topic, o.partition): o.next_offset for o in plan.offsets if o.topic == self._topic}
+        ends = {PartitionId(o.topic, o.partition): o.next_offset for o in plan.offsets if o.topic == self._topic}
         return bool(ends) and all(
             self._positions.get(place, -1) >= min(end, self._ends.get(place, end)) for place, end in ends.items()
         )
@@ -176,8 +176,8 @@ class Following:
 
     async def _read(self, topics: Sequence[str], batcher: Batcher, executed_version: int) -> None:
         await self.quarantine.current()
-        stopped = await self._bookmark.stopped(topics, self._lived.plans, executed_version)
-        executed = resume_offsets(self._lived.plans, executed_version)
+        stopped = await self._bookmark.stopped(topics, self._progress.plans, executed_version)
+        executed = resume_offsets(self._progress.plans, executed_version)
         batcher.read_again({place: offset for place, offset in stopped.items() if offset < executed[place]})
         start = self._start(await self._log.begin_offsets(topics), stopped)
         self._ends = await self._log.end_offsets(topics)
@@ -192,7 +192,7 @@ class Following:
                     await self.quarantine.receive(record, batcher)
                 else:
                     settled += _settle(record, batcher)
-                self._positions[Place(record.topic, record.partition)] = record.offset + 1
+                self._positions[PartitionId(record.topic, record.partition)] = record.offset + 1
             await self._look_ahead(horizon, settled, batcher)
             await self.ask_anew()
             self.arrived.set()
@@ -205,7 +205,9 @@ class Following:
         if passed is not None:
             batcher.read_past(passed)
 
-    def _start(self, begins: Mapping[Place, int], executed: Mapping[Place, int]) -> dict[tuple[str, int], int]:
+    def _start(
+        self, begins: Mapping[PartitionId, int], executed: Mapping[PartitionId, int]
+    ) -> dict[tuple[str, int], int]:
         """Return where to read from, saying where that is not where the newest executed plan ends."""
         for place, begin in begins.items():
             if executed.get(place, begin) < begin:
@@ -242,12 +244,12 @@ def _settle(record: Arrived, batcher: Batcher) -> list[str]:
     return []
 
 
-def rules(settings: Settings, *, of: str, limits: ModelLimits) -> Rules:
+def rules(settings: Settings, *, of: str, limits: ModelLimits) -> BatchRules:
     """Return when a batch is made and of what, as the settings say; `of` names the policy that answered."""
     training = settings.training
     grouped = training.method == "stepwise"
     w_binary, w_opd = training.weights
-    return Rules(
+    return BatchRules(
         policy_id=of,
         batch_samples=training.batch_samples,
         max_wait_ms=round(training.max_wait_s * 1000),

@@ -22,7 +22,7 @@ class _Settled:
         return found if self.read_past or len(found) == len(self.steps) else None
 
 
-class Groups:
+class SettledGroups:
     """The settlements that were read, and which samples they name."""
 
     def __init__(self) -> None:

@@ -7,13 +7,13 @@ partitions as they are once the settlement is read.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from clawstream.stream.log import Place
+from clawstream.stream.log import PartitionId
 
 
 class Ends(Protocol):
     """The part of a log that this needs."""
 
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[Place, int]: ...
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]: ...
 
 
 class Horizon:
@@ -23,7 +23,9 @@ class Horizon:
         self._topics = topics
         self._log = log
         self._unsure: list[str] = []  # settled groups that no ends were asked for yet
-        self._ahead: tuple[Mapping[Place, int], list[str]] | None = None  # ends, and the groups settled before them
+        self._ahead: tuple[Mapping[PartitionId, int], list[str]] | None = (
+            None  # ends, and the groups settled before them
+        )
         self._begun = False
 
     async def passed(self, settled: Iterable[str], positions: Mapping[tuple[str, int], int]) -> list[str] | None:

@@ -20,7 +20,7 @@ from clawstream.events import (
     SampleAssembled,
     TopicOffset,
 )
-from clawstream.training.batches.grouping import Groups
+from clawstream.training.batches.grouping import SettledGroups
 from clawstream.training.batches.trainable import ModelLimits, flaw, hint_counts
 
 _Judge = tuple[str, str]  # and what it was asked with
@@ -62,7 +62,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class BatchRules:
     """When a batch is made, and of what."""
 
     policy_id: str
@@ -96,7 +96,7 @@ class Batcher:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: BatchRules,
         planned: Iterable[BatchPlanned] = (),
         *,
         executed_version: int = 0,
@@ -114,7 +114,7 @@ class Batcher:
         self._newest: dict[_Answer, _Revision] = {}  # of answers with feedback
         self._late: dict[str, Arrival] = {}  # to be answered anew, by turn
         self._asked: set[str] = set()  # turns whose prompts were to be answered anew
-        self._groups = Groups()
+        self._groups = SettledGroups()
         self._of_group: defaultdict[str | None, set[str]] = defaultdict(set)  # samples that wait
         self._is_current = False  # all is read that stood on the log when reading began
         self._chosen: dict[str, Arrival] = {}  # by the newest `due`, whose plan is on its way to the log

@@ -23,11 +23,11 @@ from clawstream.stream.log import Arrived
 from clawstream.stream.stage import Record
 from clawstream.training.batches.planning import first_plans, versions_behind
 from clawstream.training.models.checkpoints import Checkpoint
-from clawstream.training.step.trainer import Update
+from clawstream.training.step.trainer import StepSummary
 
 
 @dataclass(slots=True)
-class Lived:
+class PolicyProgress:
     """What the policy topic says of this policy so far."""
 
     plans: list[BatchPlanned] = field(default_factory=list)
@@ -112,8 +112,8 @@ def of_policy(records: Sequence[Arrived], policy_id: str) -> list[PolicyEvent]:
 
 
 def step_taken(
-    plan: BatchPlanned, samples: Sequence[SampleAssembled], update: Update, *, rejected: Collection[int], step_ms: int,
-    now_ms: int,
+    plan: BatchPlanned, samples: Sequence[SampleAssembled], update: StepSummary, *, rejected: Collection[int],
+    step_ms: int, now_ms: int,
 ) -> StepTaken:  # fmt: skip
     """Say what the plan's step did; `samples` are those of the plan that it was taken on.
 

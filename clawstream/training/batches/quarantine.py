@@ -1,7 +1,7 @@
 """Samples that can't be trained on: in their queue before anything moves past them, and trained on once asked.
 
-The one rule: a letter that is replayed stays to be replayed until the step on its sample is taken, so that a trainer
-that is killed in between finds in the queue what is left to do; the plans say what was done.
+The one rule: a dead letter that is replayed stays to be replayed until the step on its sample is taken, so that a
+trainer that is killed in between finds in the queue what is left to do; the plans say what was done.
 """
 
 import asyncio
@@ -13,9 +13,16 @@ from typing import Protocol
 
 from clawstream.errors import TryLater, UndecodableRecord, UnusableEvent
 from clawstream.events import SampleAssembled
-from clawstream.stream.dead_letters.queues import DeadLetters
-from clawstream.stream.dead_letters.records import EXPIRED, Fate, Letter, LetterId, Mark, letter_of
-from clawstream.stream.log import Arrived, Place, Raw, Undecodable
+from clawstream.stream.dead_letters.queues import DeadLetterReader
+from clawstream.stream.dead_letters.records import (
+    EXPIRED,
+    DeadLetter,
+    DeadLetterId,
+    DeadLetterMark,
+    Fate,
+    dead_letter_of,
+)
+from clawstream.stream.log import Arrived, PartitionId, Raw, Undecodable
 from clawstream.stream.runner.calling import wait_before
 from clawstream.stream.runner.failures import FailureRate, flooded
 from clawstream.training.batches.planning import Arrival, Batcher, DropReason
@@ -26,32 +33,32 @@ RETRY_S = 0.25
 log = logging.getLogger(__name__)
 
 
-class LetterLog(Protocol):
+class TrainerDeadLetterLog(Protocol):
     """What is needed of a log."""
 
-    async def set_aside(self, letter_id: LetterId, *, error: Exception, attempt: int = 1) -> None:
+    async def set_aside(self, dead_letter_id: DeadLetterId, *, error: Exception, attempt: int = 1) -> None:
         """Copy the record to its topic's dead-letter queue, acknowledged."""
 
-    async def mark(self, marks: Sequence[Mark]) -> None:
-        """Say what became of letters, in their queues, acknowledged."""
+    async def mark(self, marks: Sequence[DeadLetterMark]) -> None:
+        """Say what became of dead letters, in their queues, acknowledged."""
 
     def follow_raw(self, topics: Sequence[str], *, until_end: bool = False) -> AsyncGenerator[Sequence[Raw], None]:
         """Yield the bytes on the topics from their beginning, and what comes."""
 
-    def replay(self, ranges: Mapping[Place, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
+    def replay(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
         """Yield each partition's records from the first offset up to and without the second."""
 
 
-class Quarantine:
-    """The trainer's letters; `on_change` is called when there is something new to `rule` about."""
+class TrainingQuarantine:
+    """The trainer's dead letters; `on_change` is called when there is something new to `rule` about."""
 
-    def __init__(self, topic: str, to: LetterLog, *, on_change: Callable[[], None]) -> None:
+    def __init__(self, topic: str, to: TrainerDeadLetterLog, *, on_change: Callable[[], None]) -> None:
         self._log = to
-        self._dead = DeadLetters(GROUP, [topic], to, retry_s=RETRY_S, on_change=on_change)
+        self._dead = DeadLetterReader(GROUP, [topic], to, retry_s=RETRY_S, on_change=on_change)
         self._failures = FailureRate(time.monotonic)
-        self._asked_for: dict[LetterId, str] = {}  # letters whose samples the batcher has, which they are
-        self._lent: set[LetterId] = set()  # refused again, and given to the batcher where a plan names them
-        self._told: set[LetterId] = set()
+        self._asked_for: dict[DeadLetterId, str] = {}  # dead letters whose samples the batcher has, which they are
+        self._lent: set[DeadLetterId] = set()  # refused again, and given to the batcher where a plan names them
+        self._told: set[DeadLetterId] = set()
 
     async def follow(self) -> None:
         """Read the queue, and what comes, until cancelled."""
@@ -74,14 +81,14 @@ class Quarantine:
         """
         self._failures.read()
         error = _error(record, batcher)
-        letter = self._dead.letters.get(_letter_id(record))
-        if error is not None and letter is None:
+        dead_letter = self._dead.dead_letters.get(_letter_id(record))
+        if error is not None and dead_letter is None:
             await self._set_aside(record, error, attempt=1)
             self._refuse_a_flood()
         sample = _sample(record)
         if sample is None:
             return
-        waits = letter is not None and not letter.applied and error is None
+        waits = dead_letter is not None and not dead_letter.applied and error is None
         if not waits or batcher.wants(sample.sample_id):
             reason = batcher.receive(arrival(record, sample))
             if reason is DropReason.LATE:
@@ -94,35 +101,35 @@ class Quarantine:
         """
         if not self._dead.current.is_set():
             return
-        for letter in self._dead.letters:
-            if letter.id.topic != topic:
-                self._tell(letter, topic)
-            elif letter.fate is Fate.DISCARD:
-                await self._close(letter, Fate.DISCARDED, letter.because)
-            elif letter.fate is Fate.REPLAY:
-                await self._use(letter, batcher)
-            elif letter.waits and letter.attempt > 1 and letter.id not in self._lent:
-                record = await self._read(letter.id)
+        for dead_letter in self._dead.dead_letters:
+            if dead_letter.id.topic != topic:
+                self._tell(dead_letter, topic)
+            elif dead_letter.fate is Fate.DISCARD:
+                await self._close(dead_letter, Fate.DISCARDED, dead_letter.because)
+            elif dead_letter.fate is Fate.REPLAY:
+                await self._use(dead_letter, batcher)
+            elif dead_letter.waits and dead_letter.attempt > 1 and dead_letter.id not in self._lent:
+                record = await self._read(dead_letter.id)
                 if record is not None:
                     self._lend(record, batcher)
 
-    async def _use(self, letter: Letter, batcher: Batcher) -> None:
-        if letter.id not in self._asked_for:
-            record = await self._read(letter.id)
+    async def _use(self, dead_letter: DeadLetter, batcher: Batcher) -> None:
+        if dead_letter.id not in self._asked_for:
+            record = await self._read(dead_letter.id)
             if record is None:
-                await self._close(letter, Fate.DISCARDED, EXPIRED)
+                await self._close(dead_letter, Fate.DISCARDED, EXPIRED)
                 return
             sample, error = _sample(record), _error(record, batcher)
             if error is not None:
                 self._lend(record, batcher)
-                await self._set_aside(record, error, attempt=letter.attempt + 1)
+                await self._set_aside(record, error, attempt=dead_letter.attempt + 1)
                 return
             if sample is not None:
                 if batcher.receive(arrival(record, sample, again=True)) is DropReason.OTHER_POLICY:
                     return  # its own trainer closes it
-                self._asked_for[letter.id] = sample.sample_id
-        if not batcher.holds(self._asked_for.get(letter.id, "")):
-            await self._close(letter, Fate.REPLAYED, letter.because)
+                self._asked_for[dead_letter.id] = sample.sample_id
+        if not batcher.holds(self._asked_for.get(dead_letter.id, "")):
+            await self._close(dead_letter, Fate.REPLAYED, dead_letter.because)
 
     def _lend(self, record: Arrived, batcher: Batcher) -> None:
         """Let a plan that names a sample which is refused have it: its step is taken without."""
@@ -131,32 +138,36 @@ class Quarantine:
         if sample is not None and batcher.wants(sample.sample_id):
             batcher.receive(arrival(record, sample, again=True))
 
-    def _tell(self, letter: Letter, topic: str) -> None:
+    def _tell(self, dead_letter: DeadLetter, topic: str) -> None:
         """Say once that a ruling is not done now."""
-        if letter.fate in (Fate.REPLAY, Fate.DISCARD) and letter.id not in self._told:
-            self._told.add(letter.id)
+        if dead_letter.fate in (Fate.REPLAY, Fate.DISCARD) and dead_letter.id not in self._told:
+            self._told.add(dead_letter.id)
             why = f"only a trainer of these samples does it, and this one reads {topic}"
-            log.warning("record=%s-%s-%s fate=%s state=waiting reason=%r", *letter.id[1:], letter.fate.value, why)
+            log.warning(
+                "record=%s-%s-%s fate=%s state=waiting reason=%r", *dead_letter.id[1:], dead_letter.fate.value, why
+            )
 
-    async def _read(self, letter_id: LetterId) -> Arrived | None:
-        ranges = {letter_id.place: (letter_id.offset, letter_id.offset + 1)}
+    async def _read(self, dead_letter_id: DeadLetterId) -> Arrived | None:
+        ranges = {dead_letter_id.place: (dead_letter_id.offset, dead_letter_id.offset + 1)}
         async with aclosing(self._log.replay(ranges)) as there:
             async for records in there:
                 return records[0]
         return None
 
     async def _set_aside(self, record: Arrived, error: UnusableEvent, *, attempt: int) -> None:
-        letter = letter_of(_letter_id(record), record, error, attempt=attempt)
-        log.error("record=%s-%s-%s dead_letter=%r", *letter.id[1:], letter.error)
+        dead_letter = dead_letter_of(_letter_id(record), record, error, attempt=attempt)
+        log.error("record=%s-%s-%s dead_letter=%r", *dead_letter.id[1:], dead_letter.error)
         self._failures.set_aside()
-        await _until_done(lambda: self._log.set_aside(letter.id, error=error, attempt=attempt))
-        self._dead.letters.add(letter)  # and not before: whoever is cut off here is to set it aside again
+        await _until_done(lambda: self._log.set_aside(dead_letter.id, error=error, attempt=attempt))
+        self._dead.dead_letters.add(dead_letter)  # and not before: whoever is cut off here is to set it aside again
 
-    async def _close(self, letter: Letter, fate: Fate, because: str | None) -> None:
-        mark = Mark(id=letter.id, key=letter.key, attempt=letter.attempt, fate=fate, because=because)
+    async def _close(self, dead_letter: DeadLetter, fate: Fate, because: str | None) -> None:
+        mark = DeadLetterMark(
+            id=dead_letter.id, key=dead_letter.key, attempt=dead_letter.attempt, fate=fate, because=because
+        )
         await _until_done(lambda: self._log.mark([mark]))
-        self._dead.letters.mark(letter.id, letter.attempt, fate, because, None)
-        log.info("record=%s-%s-%s fate=%s", *letter.id[1:], fate.value)
+        self._dead.dead_letters.mark(dead_letter.id, dead_letter.attempt, fate, because, None)
+        log.info("record=%s-%s-%s fate=%s", *dead_letter.id[1:], fate.value)
 
     def _refuse_a_flood(self) -> None:
         flood = self._failures.too_many()
@@ -191,8 +202,8 @@ def _error(record: Arrived, batcher: Batcher) -> UnusableEvent | None:
     return None if found is None else UnusableEvent(f"no step can be taken on it: {found}")
 
 
-def _letter_id(record: Arrived) -> LetterId:
-    return LetterId(GROUP, record.topic, record.partition, record.offset)
+def _letter_id(record: Arrived) -> DeadLetterId:
+    return DeadLetterId(GROUP, record.topic, record.partition, record.offset)
 
 
 async def _until_done(work: Callable[[], Awaitable[None]]) -> None:

@@ -10,7 +10,7 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged
 from clawstream.events import SampleAssembled
 from clawstream.training.gate.probing import Probe
-from clawstream.training.gate.publishing import REJECTED_IN_A_ROW, Memory, one_sided
+from clawstream.training.gate.publishing import REJECTED_IN_A_ROW, GateMemory, one_sided
 from clawstream.training.models.model import Model
 from clawstream.training.step.batch_loss import Scored
 
@@ -19,7 +19,7 @@ class Gate:
     """What one step has to pass."""
 
     def __init__(
-        self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: Memory, *,
+        self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: GateMemory, *,
         scored: Scored, mine: Sequence[int], num_rejected: int,
     ) -> None:  # fmt: skip
         """Look at the policy before its step. Raises StepRefused where the rewards teach nothing.

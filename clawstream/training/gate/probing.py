@@ -15,10 +15,10 @@ from clawstream.training.gate.publishing import (
     KL_NATS,
     RECENT,
     WRITTEN_TOKENS,
-    Memory,
-    Seen,
+    AnswerLikelihood,
+    GateMemory,
     Way,
-    Written,
+    WrittenAnswer,
     astray,
     harm,
     is_near,
@@ -38,7 +38,7 @@ class Probe:
     """Some of a step's samples, and the canaries, as the policy saw them before the step."""
 
     def __init__(
-        self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: Memory, *,
+        self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: GateMemory, *,
         scored: Scored, mine: Sequence[int],
     ) -> None:  # fmt: skip
         """`scored` is of this process' samples, whose indices are `mine`."""
@@ -95,7 +95,7 @@ class Probe:
             return "the policy gives its next tokens no finite probabilities"
         return misspoken(
             [
-                Written(
+                WrittenAnswer(
                     token_ids=a.token_ids,
                     ended=None if self._stopped[place] else a.ended,
                     answered_tokens=len(q.response_ids),
@@ -104,20 +104,22 @@ class Probe:
             ]
         )
 
-    def _look(self, suffixes: Sequence[Suffix]) -> list[Seen]:
+    def _look(self, suffixes: Sequence[Suffix]) -> list[AnswerLikelihood]:
         mine = self._model.share([suffix.num_tokens for suffix in suffixes])
         glances = self._model.glance(
             [suffixes[place] for place in mine], budget_tokens=self._settings.micro_batch_tokens
         )
         seen = self._model.together(
             {
-                place: Seen(logps=tuple(glance.logp_T.tolist()), entropy_nats=float(glance.entropy_T.mean()))
+                place: AnswerLikelihood(
+                    logps=tuple(glance.logp_T.tolist()), entropy_nats=float(glance.entropy_T.mean())
+                )
                 for place, glance in zip(mine, glances, strict=True)
             }
         )
         return [seen[place] for place in range(len(suffixes))]
 
-    def _way(self, scored: Scored, index: int, seen: Seen) -> Way | None:
+    def _way(self, scored: Scored, index: int, seen: AnswerLikelihood) -> Way | None:
         """Return how strongly each token of a sample is to become likelier (below 0: less so); None: nothing says it.
 
         A hint says it token by token; without one that counts the reward says it of all.

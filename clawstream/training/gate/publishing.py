@@ -49,7 +49,7 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class JudgedReward:
     """The judge's part of a reward that came; feedback is not asked of anybody, so it can't be one-sided."""
 
     good: bool  # above 0
@@ -57,19 +57,19 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class GateMemory:
     """What goes from version to version: it stands in the checkpoint, and goes back with the weights."""
 
     canaries: tuple[Canary, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()  # the last ones, the newest last
+    verdicts: tuple[JudgedReward, ...] = ()  # the last ones, the newest last
     as_it_is: bool = False  # the judge says yes to everything, a person was told, and it is the judge that there is
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> "Memory":
+    def of(cls, plain: Mapping[str, Any]) -> "GateMemory":
         """Return the memory of which a checkpoint has these plain values; none: a new one."""
         parts = ("prompt_ids", "response_ids")
         canaries = [Canary(**c | {name: tuple(c[name]) for name in parts}) for c in plain.get("canaries", ())]
-        verdicts = [Verdict(good=good, hinted=hinted) for good, hinted in plain.get("verdicts", ())]
+        verdicts = [JudgedReward(good=good, hinted=hinted) for good, hinted in plain.get("verdicts", ())]
         return cls(canaries=tuple(canaries), verdicts=tuple(verdicts), as_it_is=plain.get("as_it_is", False))
 
     def plain(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Memory:
             "as_it_is": self.as_it_is,
         }
 
-    def after(self, samples: Sequence[SampleAssembled], *, as_it_is: bool = False) -> "Memory":
+    def after(self, samples: Sequence[SampleAssembled], *, as_it_is: bool = False) -> "GateMemory":
         """Return the memory once a step on these samples was kept.
 
         A judge that was taken `as_it_is` for it is from then on, until it says no once.
@@ -91,7 +91,7 @@ class Memory:
         ]
         canaries = (*self.canaries, *first)[:CANARIES]
         here = _verdicts(samples)
-        return Memory(
+        return GateMemory(
             canaries=canaries,
             verdicts=(*self.verdicts, *here)[-ALIKE_REWARDS:],
             as_it_is=(self.as_it_is or as_it_is) and all(verdict.good for verdict in here),
@@ -99,7 +99,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class AnswerLikelihood:
     """An answer as a policy sees it."""
 
     logps: tuple[float, ...]  # of its tokens, nats
@@ -110,7 +110,7 @@ Way = tuple[float, ...]  # how strongly each token of an answer is to become lik
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenAnswer:
     """A short answer by the policy after the step, to a prompt that people got an answer to."""
 
     token_ids: tuple[int, ...]  # without the one that ends it
@@ -123,7 +123,7 @@ def stopped(sample: SampleAssembled) -> bool:
     return sample.sampling is not None and bool(sample.sampling.stop or sample.sampling.shaping)
 
 
-def one_sided(samples: Sequence[SampleAssembled], memory: Memory) -> str | None:
+def one_sided(samples: Sequence[SampleAssembled], memory: GateMemory) -> str | None:
     """Return why rewards as these teach nothing, in words for a person; None: they do.
 
     A judge that says yes to everything is seen where it begins suddenly, where its hints say otherwise, and in the long
@@ -157,7 +157,7 @@ def one_sided(samples: Sequence[SampleAssembled], memory: Memory) -> str | None:
     return None
 
 
-def harm(before: Sequence[Seen], after: Sequence[Seen], *, kl_nats: float) -> str | None:
+def harm(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood], *, kl_nats: float) -> str | None:
     """Return what the step did to the policy that it may not, as these answers show; None: nothing.
 
     `kl_nats` bounds how far a step may move the policy, a token. The answers are the same ones in both.
@@ -171,7 +171,10 @@ def harm(before: Sequence[Seen], after: Sequence[Seen], *, kl_nats: float) -> st
 
 
 def astray(
-    before: Sequence[Seen], after: Sequence[Seen], ahead: Sequence[Seen], wanted: Sequence[Way | None]
+    before: Sequence[AnswerLikelihood],
+    after: Sequence[AnswerLikelihood],
+    ahead: Sequence[AnswerLikelihood],
+    wanted: Sequence[Way | None],
 ) -> str | None:
     """Return how the step leads away from what its own samples say; None: it is not certain that it does.
 
@@ -200,7 +203,7 @@ def astray(
     return None
 
 
-def is_near(before: Sequence[Seen], after: Sequence[Seen]) -> bool:
+def is_near(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood]) -> bool:
     """Return whether it is certain that few answers can be other ones than before the step.
 
     Of two distributions of whole answers the share that differs is at most sqrt(KL / 2), by Pinsker's inequality.
@@ -209,7 +212,7 @@ def is_near(before: Sequence[Seen], after: Sequence[Seen]) -> bool:
     return moved is not None and moved[2] < NEAR_NATS
 
 
-def misspoken(written: Sequence[Written]) -> str | None:
+def misspoken(written: Sequence[WrittenAnswer]) -> str | None:
     """Return what is wrong with most of the answers that were written after the step; None: nothing."""
     kinds = {
         "are empty": [not one.token_ids for one in written],
@@ -222,7 +225,7 @@ def misspoken(written: Sequence[Written]) -> str | None:
     return None
 
 
-def _entropy_gone(before: Sequence[Seen], after: Sequence[Seen]) -> str | None:
+def _entropy_gone(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood]) -> str | None:
     least = ENTROPY_NATS
     for what, sign in (("surer", -1), ("less sure", 1)):
         # Entropies a factor apart: the difference to the bound is beyond 0 with certainty.
@@ -241,10 +244,10 @@ def _entropy_gone(before: Sequence[Seen], after: Sequence[Seen]) -> str | None:
     return None
 
 
-def _verdicts(samples: Sequence[SampleAssembled]) -> tuple[Verdict, ...]:
+def _verdicts(samples: Sequence[SampleAssembled]) -> tuple[JudgedReward, ...]:
     """What the judge said, as far as it counts: where people overruled it, its word teaches nothing."""
     return tuple(
-        Verdict(good=s.reward > 0, hinted=s.hinted_prompt_ids is not None)
+        JudgedReward(good=s.reward > 0, hinted=s.hinted_prompt_ids is not None)
         for s in samples
         if s.reward is not None and _counts(s)
     )
@@ -254,7 +257,7 @@ def _counts(sample: SampleAssembled) -> bool:
     return sample.reward is not None and sample.reward * (sample.learned_reward or 0) > 0
 
 
-def _run(verdicts: Sequence[Verdict]) -> int:
+def _run(verdicts: Sequence[JudgedReward]) -> int:
     """Return how many at the end are good."""
     run = 0
     while run < len(verdicts) and verdicts[-1 - run].good:
@@ -270,11 +273,13 @@ def _chance_of_all(num: int, *, num_good: int, num_before: int) -> float:
     return chance
 
 
-def _both(before: Sequence[Seen], after: Sequence[Seen]) -> list[tuple[Seen, Seen]]:
+def _both(
+    before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood]
+) -> list[tuple[AnswerLikelihood, AnswerLikelihood]]:
     return list(zip(before, after, strict=True))
 
 
-def _is_finite(look: Seen) -> bool:
+def _is_finite(look: AnswerLikelihood) -> bool:
     return all(map(isfinite, look.logps)) and isfinite(look.entropy_nats)
 
 

@@ -20,7 +20,7 @@ from clawstream.training.step.microbatches import micro_batches
 _NO_TOKEN = -1  # is drawn where a probability is not finite
 
 
-class Answer(NamedTuple):
+class GeneratedAnswer(NamedTuple):
     """What was written."""
 
     token_ids: tuple[int, ...]  # without the one that ends it
@@ -30,14 +30,14 @@ class Answer(NamedTuple):
 @torch.no_grad()
 def write(
     model: Model, questions: Sequence[Suffix], *, limit_tokens: int, seed: int, budget_tokens: int = 16_384
-) -> list[Answer] | None:
+) -> list[GeneratedAnswer] | None:
     """Return an answer to each question's prompt, at its temperature; None: a probability was not finite.
 
     So many tokens are computed at once at most; they and the seed decide what is drawn.
     """
     lengths = [len(question.prompt_ids) + limit_tokens for question in questions]
     ends = _ends(model.folder)
-    found: dict[int, Answer] = {}
+    found: dict[int, GeneratedAnswer] = {}
     for number, group in enumerate(micro_batches(lengths, budget_tokens=budget_tokens)):
         rows = _write(model, [questions[i] for i in group], ends, limit_tokens=limit_tokens, seed=seed + number)
         if rows is None:
@@ -99,8 +99,8 @@ def _ends(folder: Path) -> list[int]:
     return list(named) if isinstance(named, (list, tuple)) else [named]
 
 
-def _answer(token_ids: list[int], ends: list[int]) -> Answer:
+def _answer(token_ids: list[int], ends: list[int]) -> GeneratedAnswer:
     for place, token in enumerate(token_ids):
         if token in ends:
-            return Answer(tuple(token_ids[:place]), ended=True)
-    return Answer(tuple(token_ids), ended=False if ends else None)
+            return GeneratedAnswer(tuple(token_ids[:place]), ended=True)
+    return GeneratedAnswer(tuple(token_ids), ended=False if ends else None)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional
 
-from clawstream.training.megatron.names import Place
+from clawstream.training.megatron.names import ParameterSource
 from clawstream.training.models.adapters import with_adapter
 from clawstream.training.models.unread import unread
 
@@ -30,8 +30,8 @@ class Adapter(nn.Module):
     """What is added to what a matrix gives; the few numbers between the factors are all that is exchanged for it."""
 
     def __init__(
-        self, weight_OC: Tensor, place: Place, group: dist.ProcessGroup, *, rank: int, scale: float, by_sequence: bool,
-        dtype: torch.dtype,
+        self, weight_OC: Tensor, place: ParameterSource, group: dist.ProcessGroup, *, rank: int, scale: float,
+        by_sequence: bool, dtype: torch.dtype,
     ) -> None:  # fmt: skip
         super().__init__()
         count = len(place.names)
@@ -66,12 +66,12 @@ class Adapter(nn.Module):
 
 
 def adapt(
-    stage: nn.Module, places: Mapping[str, Place], group: dist.ProcessGroup, *, rank: int, scale: float,
+    stage: nn.Module, places: Mapping[str, ParameterSource], group: dist.ProcessGroup, *, rank: int, scale: float,
     by_sequence: bool, dtype: torch.dtype,
-) -> dict[str, Place]:  # fmt: skip
+) -> dict[str, ParameterSource]:  # fmt: skip
     """Freeze the stage under adapters of its layers' matrices; return the place of each of their parameters."""
     stage.requires_grad_(False)
-    found: dict[str, Place] = {}
+    found: dict[str, ParameterSource] = {}
     for name, place in places.items():
         if not name.startswith("decoder.layers.") or place.axis is None:
             continue
@@ -90,7 +90,7 @@ def as_begun(folder: Path, rank: int, seed: int) -> PeftModel:
     return with_adapter(unread(folder), rank, seed)  # peft draws where the weights are: in main memory
 
 
-def _factors(place: Place, rank: int) -> dict[str, Place]:
+def _factors(place: ParameterSource, rank: int) -> dict[str, ParameterSource]:
     def named(letter: str) -> tuple[str, ...]:
         return tuple(name.replace(".weight", f".lora_{letter}.default.weight") for name in place.names)
 
@@ -101,7 +101,7 @@ def _factors(place: Place, rank: int) -> dict[str, Place]:
     return {"down": down, "up": replace(up, axis=None, indices=())}
 
 
-def _matrices(place: Place, rank: int) -> Tensor:
+def _matrices(place: ParameterSource, rank: int) -> Tensor:
     """Return [O, P] of which matrix, cut by row, each row of this process is: 1, of the others 0."""
     ends_P = torch.tensor(place.rows).cumsum(0)
     return functional.one_hot(torch.searchsorted(ends_P, place.indices[rank], right=True), len(ends_P)).float()

@@ -23,11 +23,11 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clawstream.training.megatron.reading import Reading
+from clawstream.training.megatron.reading import PiecewiseCache
 from clawstream.training.megatron.shape import Shape, Sizes
 
 
-class Column(ColumnParallelLinear):  # type: ignore[misc]
+class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
     """A matrix that is cut by row, multiplied as the configuration's `autocast_dtype`; so is its gradient.
 
     Torch's autocast is off: under it Megatron's backward pass exchanges gradients as what was not cast.
@@ -39,8 +39,8 @@ class Column(ColumnParallelLinear):  # type: ignore[misc]
         return product
 
 
-class Row(RowParallelLinear):  # type: ignore[misc]
-    """A matrix that is cut by column, multiplied as `Column` is; its parts are summed in float32.
+class RowLinear(RowParallelLinear):  # type: ignore[misc]
+    """A matrix that is cut by column, multiplied as `ColumnLinear` is; its parts are summed in float32.
 
     What goes from layer to layer takes over the precision of what is added to it.
     """
@@ -83,7 +83,7 @@ class Attention(nn.Module):
 
     def __init__(self, window: int | None) -> None:
         super().__init__()
-        self.reading: Reading | None = None
+        self.reading: PiecewiseCache | None = None
         self._window = window
 
     def forward(
@@ -113,7 +113,7 @@ class Rotary(nn.Module):
 
     def __init__(self, frequency_D: Tensor, tensor: int) -> None:
         super().__init__()
-        self.reading: Reading | None = None
+        self.reading: PiecewiseCache | None = None
         self.register_buffer("_frequency_D", frequency_D, persistent=False)
         self._tensor = tensor
 
@@ -133,7 +133,7 @@ class Rotary(nn.Module):
 
 
 @contextmanager
-def read_by(stage: nn.Module, reading: Reading) -> Iterator[None]:
+def read_by(stage: nn.Module, reading: PiecewiseCache) -> Iterator[None]:
     """Have the stage compute pieces of rows that go on."""
     parts = [part for part in stage.modules() if isinstance(part, (Attention, Rotary))]
     try:
@@ -222,16 +222,16 @@ def _block(shape: Shape, sizes: Sizes) -> TransformerBlockSubmodules:
                 module=SelfAttention,
                 params={"attn_mask_type": AttnMaskType.causal},
                 submodules=SelfAttentionSubmodules(
-                    linear_qkv=Column,
+                    linear_qkv=ColumnLinear,
                     core_attention=_Windowed(shape.windows),
-                    linear_proj=Row,
+                    linear_proj=RowLinear,
                     q_layernorm=head_norm,
                     k_layernorm=head_norm,
                 ),
             ),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=Norm,
-            mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=Column, linear_fc2=Row)),
+            mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)),
             mlp_bda=get_bias_dropout_add,
         ),
     )

@@ -26,8 +26,8 @@ from clawstream.training.megatron import vocabulary
 from clawstream.training.megatron.adapters import adapt, as_begun
 from clawstream.training.megatron.copies import part, spread
 from clawstream.training.megatron.layers import gpt, read_by
-from clawstream.training.megatron.names import Place, hugging_face_names, places
-from clawstream.training.megatron.reading import Reading
+from clawstream.training.megatron.names import ParameterSource, hugging_face_names, places
+from clawstream.training.megatron.reading import PiecewiseCache
 from clawstream.training.megatron.reducing import clip, reduce_gradients
 from clawstream.training.megatron.schedule import run
 from clawstream.training.megatron.shape import Shape, Sizes, configuration, frequencies, refuse_uneven, shape_of
@@ -63,7 +63,7 @@ class MegatronModel(Model):
         self._pipeline = parallel_state.get_pipeline_model_parallel_group()
         self._data = parallel_state.get_data_parallel_group()
         self._last = self._pipeline.rank() == self._pipeline.size() - 1
-        self._rows = vocabulary.Rows.of(self._tensor, shape.vocabulary)
+        self._rows = vocabulary.VocabularyRows.of(self._tensor, shape.vocabulary)
         self._places = _places(shape, sizes, self._pipeline.rank())
         self._adapter: PeftModel | None = None  # what its files say of it; its numbers are in `trained`
         self.trained = dict(stage.named_parameters())
@@ -151,7 +151,7 @@ class MegatronModel(Model):
     @contextmanager
     def reading(self, mask_BL: Tensor) -> Iterator[Read]:
         """Read rows piece by piece, none of it twice: what is read first has the mask's shape, and 0 where it pads."""
-        reading = Reading(mask_BL)
+        reading = PiecewiseCache(mask_BL)
 
         def read(ids_BL: Tensor) -> Tensor:
             last_BV = torch.empty((len(ids_BL), self._shape.vocabulary), device=self.device)
@@ -330,7 +330,7 @@ class MegatronModel(Model):
     ) -> dict[str, Tensor]:
         return collected(state, self._places, self._tensor, self._data, shapes=shapes)
 
-    def _held(self, place: Place, values: list[Tensor], kept: Callable[[Tensor], Tensor]) -> Tensor:
+    def _held(self, place: ParameterSource, values: list[Tensor], kept: Callable[[Tensor], Tensor]) -> Tensor:
         if values[0].ndim == 0:
             return values[0]
         return kept(place.part(torch.cat(values), self._tensor.rank())).to(self.device)
@@ -427,7 +427,7 @@ class MegatronModel(Model):
         dist.broadcast(values, dist.get_global_rank(self._pipeline, self._pipeline.size() - 1), group=self._pipeline)
 
 
-def _places(shape: Shape, sizes: Sizes, stage: int) -> dict[str, Place]:
+def _places(shape: Shape, sizes: Sizes, stage: int) -> dict[str, ParameterSource]:
     count = shape.num_layers // sizes.pipeline
     layers = range(stage * count, (stage + 1) * count)
     return places(shape, layers, first=stage == 0, last=stage == sizes.pipeline - 1, tensor=sizes.tensor)

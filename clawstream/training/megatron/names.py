@@ -15,7 +15,7 @@ from clawstream.training.megatron.shape import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ParameterSource:
     """Where a parameter of this stage comes from."""
 
     names: tuple[str, ...]  # Hugging Face's, joined along the first axis
@@ -53,9 +53,9 @@ class Place:
         return dict(zip(self.names, torch.split(joined, list(self.rows)), strict=True))
 
 
-def places(shape: Shape, layers: range, *, first: bool, last: bool, tensor: int) -> dict[str, Place]:
+def places(shape: Shape, layers: range, *, first: bool, last: bool, tensor: int) -> dict[str, ParameterSource]:
     """Return the place of each parameter of a stage that holds these layers."""
-    found: dict[str, Place] = {}
+    found: dict[str, ParameterSource] = {}
     vocabulary = _vocabulary(shape, tensor)
     if first:
         found["embedding.word_embeddings.weight"] = _of("model.embed_tokens.weight", shape.vocabulary, 0, vocabulary)
@@ -72,19 +72,19 @@ def places(shape: Shape, layers: range, *, first: bool, last: bool, tensor: int)
     return found
 
 
-def hugging_face_names(places_: Mapping[str, Place]) -> set[str]:
+def hugging_face_names(places_: Mapping[str, ParameterSource]) -> set[str]:
     """Return the Hugging Face tensors that a stage needs."""
     return {name for place in places_.values() for name in place.names}
 
 
-def _layer(shape: Shape, layer: int, tensor: int) -> Iterator[tuple[str, Place]]:
+def _layer(shape: Shape, layer: int, tensor: int) -> Iterator[tuple[str, ParameterSource]]:
     at = f"model.layers.{layer}."
     heads, groups = shape.num_heads * shape.head_width, shape.num_groups * shape.head_width
     yield "input_layernorm.weight", _of(f"{at}input_layernorm.weight", shape.width, None, ())
     yield "pre_mlp_layernorm.weight", _of(f"{at}post_attention_layernorm.weight", shape.width, None, ())
     yield (
         "self_attention.linear_qkv.weight",
-        Place(
+        ParameterSource(
             names=tuple(f"{at}self_attn.{name}_proj.weight" for name in "qkv"),
             rows=(heads, groups, groups),
             axis=0,
@@ -104,7 +104,7 @@ def _layer(shape: Shape, layer: int, tensor: int) -> Iterator[tuple[str, Place]]
     gates = _even(torch.arange(shape.inner_width), tensor)
     yield (
         "mlp.linear_fc1.weight",
-        Place(
+        ParameterSource(
             names=(f"{at}mlp.gate_proj.weight", f"{at}mlp.up_proj.weight"),
             rows=(shape.inner_width,) * 2,
             axis=0,
@@ -130,5 +130,7 @@ def _even(index: Tensor, tensor: int) -> tuple[Tensor, ...]:
     return tuple(index.chunk(tensor))
 
 
-def _of(name: str, rows: int, axis: int | None, indices: tuple[Tensor, ...], *, copied: bool = False) -> Place:
-    return Place(names=(name,), rows=(rows,), axis=axis, indices=indices, copied=copied)
+def _of(
+    name: str, rows: int, axis: int | None, indices: tuple[Tensor, ...], *, copied: bool = False
+) -> ParameterSource:
+    return ParameterSource(names=(name,), rows=(rows,), axis=axis, indices=indices, copied=copied)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class Reading:
+class PiecewiseCache:
     """Rows that are read piece by piece: their keys and values so far, of each layer here."""
 
     def __init__(self, mask_BL: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 
-class Rows(NamedTuple):
+class VocabularyRows(NamedTuple):
     """Which tokens' logits a process holds, and with whom it shares the vocabulary."""
 
     first: int
@@ -20,14 +20,14 @@ class Rows(NamedTuple):
     group: dist.ProcessGroup
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup, vocabulary: int) -> "Rows":
+    def of(cls, group: dist.ProcessGroup, vocabulary: int) -> "VocabularyRows":
         """Return this process' rows of a vocabulary that is padded to equal parts; padding is no token."""
         size = -(-vocabulary // group.size())
         first = size * group.rank()
         return cls(first, min(size, vocabulary - first), group)
 
 
-def logprobs(logits_NV: Tensor, ids_NE: Tensor, rows: Rows) -> Tensor:
+def logprobs(logits_NV: Tensor, ids_NE: Tensor, rows: VocabularyRows) -> Tensor:
     """Return the log-probs [N, E] of the ids, with their gradient."""
     here_NE = (ids_NE >= rows.first) & (ids_NE < rows.first + rows.size)
     found_NE = logits_NV.gather(1, (ids_NE - rows.first).clamp(0, rows.size - 1))
@@ -36,7 +36,7 @@ def logprobs(logits_NV: Tensor, ids_NE: Tensor, rows: Rows) -> Tensor:
 
 
 @torch.no_grad()
-def entropies(logits_NV: Tensor, rows: Rows) -> Tensor:
+def entropies(logits_NV: Tensor, rows: VocabularyRows) -> Tensor:
     """Return the entropy [N] at each place."""
     logp_NV = logits_NV - _normaliser(logits_NV, rows).unsqueeze(1)
     entropy_N = -(logp_NV.exp() * logp_NV).sum(1)
@@ -45,7 +45,7 @@ def entropies(logits_NV: Tensor, rows: Rows) -> Tensor:
 
 
 @torch.no_grad()
-def likeliest(logits_NV: Tensor, num_tokens: int, rows: Rows) -> Tensor:
+def likeliest(logits_NV: Tensor, num_tokens: int, rows: VocabularyRows) -> Tensor:
     """Return the ids [N, K] of the likeliest tokens of all processes."""
     mine = logits_NV.topk(min(num_tokens, rows.size))
     values_NK = logits_NV.new_full((len(logits_NV), num_tokens), -torch.inf)
@@ -59,14 +59,14 @@ def likeliest(logits_NV: Tensor, num_tokens: int, rows: Rows) -> Tensor:
     return torch.cat(ids, 1).gather(1, torch.cat(values, 1).topk(num_tokens).indices)
 
 
-def whole(logits_BV: Tensor, rows: Rows, vocabulary: int) -> Tensor:
+def whole(logits_BV: Tensor, rows: VocabularyRows, vocabulary: int) -> Tensor:
     """Return the logits of all processes' tokens, given those of the rows here with their padding."""
     parts = [torch.empty_like(logits_BV) for _ in range(rows.group.size())]
     dist.all_gather(parts, logits_BV.contiguous(), group=rows.group)
     return torch.cat(parts, 1)[:, :vocabulary]
 
 
-def _normaliser(logits_NV: Tensor, rows: Rows) -> Tensor:
+def _normaliser(logits_NV: Tensor, rows: VocabularyRows) -> Tensor:
     """Return the log of the sum [N] of all processes' exponentials."""
     largest_N = logits_NV.detach().amax(1)
     dist.all_reduce(largest_N, op=dist.ReduceOp.MAX, group=rows.group)
@@ -74,7 +74,7 @@ def _normaliser(logits_NV: Tensor, rows: Rows) -> Tensor:
     return total_N.log() + largest_N
 
 
-def _summed(values: Tensor, rows: Rows) -> Tensor:
+def _summed(values: Tensor, rows: VocabularyRows) -> Tensor:
     """Sum over processes; what comes out is the same in all of them, and so is its gradient."""
     summed: Tensor = reduce_from_tensor_model_parallel_region(values.contiguous(), group=rows.group)
     return summed

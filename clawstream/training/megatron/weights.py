@@ -14,7 +14,7 @@ from torch import distributed as dist
 from clawstream.errors import UnusableCheckpoint
 from clawstream.inference.models.model_folder import weight_files
 from clawstream.training.megatron.copies import together
-from clawstream.training.megatron.names import Place
+from clawstream.training.megatron.names import ParameterSource
 from clawstream.training.models.model import key, tensors_of
 
 
@@ -41,14 +41,14 @@ class Folder:
         return value
 
 
-def held(place: Place, rank: int, part: Sequence[int], folder: Folder) -> Tensor:
+def held(place: ParameterSource, rank: int, part: Sequence[int], folder: Folder) -> Tensor:
     """Return what a process holds, a part of this shape, of the folder's tensors."""
     values = [folder.read(name, shape) for name, shape in zip(place.names, place.shapes(part), strict=True)]
     return place.part(values[0] if len(values) == 1 else torch.cat(values), rank)
 
 
 def collected(
-    state: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Place], group: dist.ProcessGroup,
+    state: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, ParameterSource], group: dist.ProcessGroup,
     copies: dist.ProcessGroup, *, shapes: Mapping[str, torch.Size] | None = None,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return those Hugging Face tensors of every kind that this process of `group` is to write, in main memory.
@@ -73,7 +73,7 @@ def collected(
     return mine
 
 
-def _together(value: Tensor, place: Place, owner: int, group: dist.ProcessGroup) -> dict[str, Tensor]:
+def _together(value: Tensor, place: ParameterSource, owner: int, group: dist.ProcessGroup) -> dict[str, Tensor]:
     """Return the Hugging Face tensors on the process that is to have them; nothing on the others."""
     here = group.rank() == owner
     if value.ndim == 0 or place.axis is None:

@@ -26,7 +26,7 @@ LARGE_TOKENS = 1024  # of a block that needs a mask
 SMALL_TOKENS = 256  # subtrees side by side are one block up to here: to mask costs less than another call
 
 
-class Block(NamedTuple):
+class AttentionBlock(NamedTuple):
     """Tokens that attend at once, to blocks before them and to themselves."""
 
     start: int  # in the row
@@ -50,23 +50,23 @@ class Tree:
         ends = torch.tensor([s.subtree_end for s in pack.segments])
         self._seen_until_L = ends.repeat_interleave(torch.tensor([s.end - s.start for s in pack.segments])).to(device)
         self._small_tokens = small_tokens(device)
-        self._blocks: dict[int | None, list[Block]] = {}
+        self._blocks: dict[int | None, list[AttentionBlock]] = {}
 
-    def blocks(self, window_tokens: int | None) -> list[Block]:
+    def blocks(self, window_tokens: int | None) -> list[AttentionBlock]:
         """Return the blocks in the order of the row; in a window a token sees so many, itself included."""
         if window_tokens not in self._blocks:
             self._blocks[window_tokens] = self._cut(window_tokens)
         return self._blocks[window_tokens]
 
-    def _cut(self, window_tokens: int | None) -> list[Block]:
-        blocks: list[Block] = []
+    def _cut(self, window_tokens: int | None) -> list[AttentionBlock]:
+        blocks: list[AttentionBlock] = []
         seen_below: dict[int | None, tuple[int, ...]] = {None: ()}  # by segment
         for number, after, end in self._groups():
             segment = self._segments[number]
             start, seen = segment.start, seen_below[segment.parent]
             alone = after == number + 1
             if alone and not seen and (window_tokens is None or end - start <= window_tokens):
-                blocks.append(Block(start, end, (), None))
+                blocks.append(AttentionBlock(start, end, (), None))
                 seen += (len(blocks) - 1,)
             else:
                 for piece in pairwise((*range(start, end, LARGE_TOKENS), end)):
@@ -95,8 +95,8 @@ class Tree:
             number = after
 
     def _masked(
-        self, blocks: list[Block], start: int, end: int, seen: tuple[int, ...], window_tokens: int | None
-    ) -> Block:
+        self, blocks: list[AttentionBlock], start: int, end: int, seen: tuple[int, ...], window_tokens: int | None
+    ) -> AttentionBlock:
         if window_tokens is not None:
             oldest = min(self._positions[start:end]) - window_tokens
             seen = tuple(number for number in seen if self._positions[blocks[number].end - 1] > oldest)
@@ -107,7 +107,7 @@ class Tree:
         mask_QS = (key_S <= query_Q1) & (query_Q1 < self._seen_until_L[key_S])
         if window_tokens is not None:
             mask_QS &= self._position_L[query_Q1] - self._position_L[key_S] < window_tokens
-        return Block(start, end, seen, mask_QS)
+        return AttentionBlock(start, end, seen, mask_QS)
 
 
 def tree_attention(

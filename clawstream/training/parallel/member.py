@@ -8,7 +8,7 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled
 from clawstream.training.models.model import Model
-from clawstream.training.step.trainer import Trainer, Update, load_options
+from clawstream.training.step.trainer import StepSummary, Trainer, load_options
 
 
 def begin(state: dict[str, Any], base: Path, settings: TrainingSettings, device: str) -> None:
@@ -25,10 +25,10 @@ def update(
     state: dict[str, Any],
     samples: tuple[SampleAssembled, ...],
     options: Mapping[str, Any],
-) -> Update | StepRefused:
+) -> StepSummary | StepRefused:
     """Take the steps that make a version; all processes return the same, a refusal too: they are to go on after it."""
     try:
-        said: Update = state["trainer"].update(samples, **options)
+        said: StepSummary = state["trainer"].update(samples, **options)
     except StepRefused as why:
         return why
     return said

@@ -11,7 +11,7 @@ from clawstream.errors import ConfigError, StepRefused
 from clawstream.events import SampleAssembled
 from clawstream.training.models.base_folder import threads_for
 from clawstream.training.parallel.processes import Processes, Start
-from clawstream.training.step.trainer import Update
+from clawstream.training.step.trainer import StepSummary
 
 _MEMBER = "clawstream.training.parallel.member"
 
@@ -44,12 +44,12 @@ class Team:
         gated: bool = False,
         num_rejected: int = 0,
         advantages: Sequence[float] | None = None,
-    ) -> Update:
+    ) -> StepSummary:
         """Take the steps that make `version`, as `Trainer.update` does; after StepRefused the processes are there."""
         options = {
             "version": version, "seed": seed, "gated": gated, "num_rejected": num_rejected, "advantages": advantages,
         }  # fmt: skip
-        said: Update | StepRefused = self._processes.ask(f"{_MEMBER}:update", tuple(samples), options)[0]
+        said: StepSummary | StepRefused = self._processes.ask(f"{_MEMBER}:update", tuple(samples), options)[0]
         if isinstance(said, StepRefused):
             raise said
         return said

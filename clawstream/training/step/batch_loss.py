@@ -24,7 +24,14 @@ from clawstream.training.batches.trainable import hint_counts
 from clawstream.training.models.model import Look, Model, Top, Weights
 from clawstream.training.step.advantages import Signals, has_signal, token_advantages
 from clawstream.training.step.answers import Suffix
-from clawstream.training.step.losses import LogProbs, Objective, Tally, distillation_loss, divergence_where, policy_loss
+from clawstream.training.step.losses import (
+    LogProbs,
+    LossSums,
+    Objective,
+    distillation_loss,
+    divergence_where,
+    policy_loss,
+)
 
 TOPK_TOKENS = 50  # of the teacher, at each place; all others are one more
 
@@ -119,13 +126,13 @@ class BatchLoss:
         )
         return [top.own_T for top in tops], tops
 
-    def of(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, Tally, Tensor]:
+    def of(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums, Tensor]:
         """Return the sum to call backward on, its tally, and the gaps [N] of the hinted tokens that count."""
         if self._distils:
             return *self._distilled(scored, group), torch.empty(0)
         return self._advanced(scored, group)
 
-    def _advanced(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, Tally, Tensor]:
+    def _advanced(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums, Tensor]:
         look, top_teacher_BTK = self._look(scored, group)
         new_BT = look.logp_BT
         known, trained_BT = self._known(scored, group, look)
@@ -151,7 +158,7 @@ class BatchLoss:
         )
         return total, tally, gap_BT[trained_BT & hinted_B.unsqueeze(1) & gap_BT.isfinite()]
 
-    def _distilled(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, Tally]:
+    def _distilled(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums]:
         look, top_teacher_BTK = self._look(scored, group)
         known, trained_BT = self._known(scored, group, look)
         trained_BT &= torch.tensor([[i in scored.tops] for i in group], device=look.logp_BT.device)

@@ -53,7 +53,7 @@ class LogProbs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class LossSums:
     """What a part of a batch adds to the figures of the whole; parts are added up."""
 
     num_sequences: int = 0  # with at least one token kept
@@ -66,8 +66,8 @@ class Tally:
     behaviour_kl_sum: float = 0.0  # of tokens
     entropy_sum: float = 0.0  # of tokens
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(
+    def __add__(self, other: "LossSums") -> "LossSums":
+        return LossSums(
             num_sequences=self.num_sequences + other.num_sequences,
             num_tokens=self.num_tokens + other.num_tokens,
             num_tokens_dropped=self.num_tokens_dropped + other.num_tokens_dropped,
@@ -93,12 +93,12 @@ class LossFigures:
     entropy_nats: float | None  # of the policy in the first epoch, a token
 
 
-def figures(steps: Sequence[Tally], objective: Objective, *, epochs: int = 1) -> LossFigures:
+def figures(steps: Sequence[LossSums], objective: Objective, *, epochs: int = 1) -> LossFigures:
     """Return the means over all steps of an update, each with its parts added up.
 
     Tokens are counted in the first epoch, and entropy is of it: later ones are on answers that were already learned.
     """
-    whole, first = sum(steps, Tally()), sum(steps[: len(steps) // epochs], Tally())
+    whole, first = sum(steps, LossSums()), sum(steps[: len(steps) // epochs], LossSums())
     some = whole.num_tokens > 0
     return LossFigures(
         num_tokens=first.num_tokens,
@@ -114,7 +114,7 @@ def figures(steps: Sequence[Tally], objective: Objective, *, epochs: int = 1) ->
 def policy_loss(
     logp_new_BT: Tensor, known: LogProbs, advantage_BT: Tensor, trained_BT: Tensor, *, objective: Objective,
     beside_BT: Tensor | None = None,
-) -> tuple[Tensor, Tally]:  # fmt: skip
+) -> tuple[Tensor, LossSums]:  # fmt: skip
     """Return the sum to call backward on [], and its tally; divide the gradients by the whole batch's `num_sequences`.
 
     logp_new_BT   [B, T] float, of the weights being trained; carries the gradient
@@ -141,7 +141,7 @@ def policy_loss(
 def distillation_loss(
     logp_new_BT: Tensor, top_new_BTK: Tensor, top_teacher_BTK: Tensor, known: LogProbs, trained_BT: Tensor, *,
     objective: Objective, weight: float = 1.0,
-) -> tuple[Tensor, Tally]:  # fmt: skip
+) -> tuple[Tensor, LossSums]:  # fmt: skip
     """Return as `policy_loss` does, of `weight` times how far policy and teacher are apart at each token's place.
 
     Both are known by the log-probs [B, T, K] of the same K tokens, the teacher's likeliest; all others are one more
@@ -222,11 +222,11 @@ def _leash(new_BT: Tensor, ratio_BT: Tensor, known: LogProbs, kept_BT: Tensor, o
 def _summed(
     loss_BT: Tensor, kl_BT: Tensor, known: LogProbs, kept_BT: Tensor, trained_BT: Tensor, objective: Objective, *,
     ratio_BT: Tensor | None = None, clipped_BT: Tensor | None = None,
-) -> tuple[Tensor, Tally]:  # fmt: skip
+) -> tuple[Tensor, LossSums]:  # fmt: skip
     """Return the sum of loss and leash over the tokens kept, and the tally."""
     zero = loss_BT.new_zeros(())
     total = _sum(torch.where(kept_BT, loss_BT + objective.kl * kl_BT, zero), kept_BT)
-    return total, Tally(
+    return total, LossSums(
         num_sequences=int(kept_BT.any(1).sum()),
         num_tokens=int(kept_BT.sum()),
         num_tokens_dropped=int((trained_BT & ~kept_BT).sum()),

@@ -23,11 +23,11 @@ from clawstream.inference.models.bases import fingerprint
 from clawstream.inference.models.version_folder import STATE_FOLDER
 from clawstream.training.batches.trainable import hint_counts
 from clawstream.training.gate.gating import Gate, refused
-from clawstream.training.gate.publishing import Memory
+from clawstream.training.gate.publishing import GateMemory
 from clawstream.training.models.model import Model
 from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.step.batch_loss import BatchLoss, Scored
-from clawstream.training.step.losses import LossFigures, Tally, figures
+from clawstream.training.step.losses import LossFigures, LossSums, figures
 from clawstream.training.step.schedule import Schedule
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ EMA_DECAY = 0.99  # of the average that teaches, how much stays at each step: it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class StepSummary:
     """What one step did; None: there was nothing to average, or no token to train on and so no step."""
 
     num_samples: int
@@ -57,7 +57,7 @@ class Update:
 class _Taken(NamedTuple):
     """What the optimizer's steps of one update came to."""
 
-    tallies: list[Tally]
+    tallies: list[LossSums]
     gaps: list[Tensor]
     grad_norms: list[float]  # of those that were taken
 
@@ -68,7 +68,7 @@ class Trainer:
     # What goes on from version to version, beside the weights and the optimizer's moments.
     _ema: dict[str, Tensor] | None
     _schedule: Schedule
-    _memory: Memory
+    _memory: GateMemory
 
     def __init__(
         self, base: Path, settings: TrainingSettings, *, device: str = "cpu", model: Model | None = None,
@@ -93,7 +93,7 @@ class Trainer:
         gated: bool = False,
         num_rejected: int = 0,
         advantages: Sequence[float] | None = None,
-    ) -> Update:
+    ) -> StepSummary:
         """Take the steps that make `version`, on these samples in this order; `num_rejected` were just before it.
         With `advantages` each sample has its own, and its reward is only recorded.
 
@@ -109,7 +109,7 @@ class Trainer:
     def _update(
         self, samples: Sequence[SampleAssembled], *, version: int, seed: int, gated: bool, num_rejected: int,
         advantages: Sequence[float] | None,
-    ) -> Update:  # fmt: skip
+    ) -> StepSummary:  # fmt: skip
         torch.manual_seed(seed)
         settings = self._settings
         rewards = [s.learned_reward for s in samples if s.learned_reward is not None]
@@ -128,7 +128,7 @@ class Trainer:
             if gate is not None:
                 gate.let_out(version=version, seed=seed)
         self._memory = self._memory.after(samples, as_it_is=gate is not None and gate.as_it_is)
-        return Update(
+        return StepSummary(
             num_samples=len(samples),
             num_hinted=sum(hint_counts(s, by_engine=settings.by_engine) for s in samples),
             num_rewarded=len(rewards),
@@ -213,7 +213,7 @@ class Trainer:
             )
         self._model.restore(folder, state / "masters.safetensors" if any(state.glob("masters*")) else None)
         self._schedule = self._saved_schedule(state, facts.get("schedule", {}))
-        self._memory = Memory.of(facts.get("gate", {}))
+        self._memory = GateMemory.of(facts.get("gate", {}))
         for kind, values in self._model.load_moments(state).items():
             for name, value in values.items():
                 self._optimizer.state[self._model.moved[name]][kind] = value
@@ -224,7 +224,7 @@ class Trainer:
         """Have what goes on from version to version as it is at the policy's start, where the weights are."""
         self._ema = self._model.copy() if self._settings.teacher == "ema" else None
         self._schedule = Schedule()
-        self._memory = Memory()
+        self._memory = GateMemory()
 
     def _saved_schedule(self, state: Path, saved: dict[str, Any]) -> Schedule:
         if "num_updates" not in saved:
@@ -246,10 +246,10 @@ class Trainer:
             log.warning("version=%d learning_rate=anew reason=the score fell: people want something else", version)
         return self._schedule.learning_rate(peak=self._settings.learning_rate)
 
-    def _accumulate(self, scored: Scored) -> tuple[Tally, Tensor]:
+    def _accumulate(self, scored: Scored) -> tuple[LossSums, Tensor]:
         """Sum the gradients of this process' samples by pieces; return their tally and the gaps of hinted tokens."""
         self._forget_gradients()
-        tally, gaps = Tally(), [torch.empty(0)]
+        tally, gaps = LossSums(), [torch.empty(0)]
         groups = self._model.groups(scored.plain, budget_tokens=self._settings.micro_batch_tokens)
 
         def total_of(group: Sequence[int]) -> Tensor:
@@ -262,10 +262,10 @@ class Trainer:
         self._model.accumulate(groups, scored.plain, total_of)
         return self._summed(tally), torch.cat(gaps)
 
-    def _summed(self, tally: Tally) -> Tally:
+    def _summed(self, tally: LossSums) -> LossSums:
         """Return the tally over all processes."""
         sums = iter(self._model.sums([float(getattr(tally, field.name)) for field in fields(tally)]))
-        return Tally(**{field.name: type(getattr(tally, field.name))(next(sums)) for field in fields(tally)})
+        return LossSums(**{field.name: type(getattr(tally, field.name))(next(sums)) for field in fields(tally)})
 
     def _mean(self, parts: Sequence[Tensor]) -> float | None:
         total, count = self._model.sums([sum(float(part.sum()) for part in parts), float(sum(map(len, parts)))])

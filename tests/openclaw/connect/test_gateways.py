@@ -9,7 +9,7 @@ import pytest
 from clawstream.cli.openclaw.openclaw_config import too_few
 from clawstream.errors import ConfigError
 from tests.engine.tiny_model import make_tokenizer
-from tests.gateway.house import house, until
+from tests.gateway.running_gateway import running_gateway, until
 from tests.openclaw.connect.texts import Run
 
 
@@ -17,7 +17,7 @@ async def test_the_gateway_says_how_long_its_context_is_and_has_to_serve_the_mod
     run: Run, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_tokenizer(tmp_path / "model")
-    async with house(tmp_path / "model") as gateway:
+    async with running_gateway(tmp_path / "model") as gateway:
         await until(gateway.ready)
         connecting = await asyncio.to_thread(run, "connect", "--write", "--url", gateway.url)
         assert connecting.exit_code == 0
@@ -50,7 +50,7 @@ async def test_a_key_that_opens_nothing_changes_nothing(
 ) -> None:
     make_tokenizer(tmp_path / "model")
     (tmp_path / "clawstream.toml").write_text("[gateway]\nport = 1\n")
-    async with house(tmp_path / "model", api_key="right") as gateway:
+    async with running_gateway(tmp_path / "model", api_key="right") as gateway:
         refused = await asyncio.to_thread(run, "connect", "--write", "--url", gateway.url, *argv)
         assert isinstance(refused.exception, ConfigError)
         assert "HTTP 401" in str(refused.exception)
@@ -62,7 +62,7 @@ async def test_a_key_that_opens_nothing_changes_nothing(
 
 async def test_a_context_that_is_too_short_for_openclaw_is_said(run: Run, tmp_path: Path) -> None:
     make_tokenizer(tmp_path / "model")
-    async with house(tmp_path / "model") as gateway:
+    async with running_gateway(tmp_path / "model") as gateway:
         await until(gateway.ready)
         shown = await asyncio.to_thread(run, "connect", "--url", gateway.url)
     assert shown.exit_code == 0

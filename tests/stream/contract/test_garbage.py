@@ -47,8 +47,8 @@ async def test_what_others_write_stops_nothing(
     async with toys.running(queues.chain(), log):
         await toys.settled(log, "chain")
     assert (await queues.chained(log))["b"] == [0]
-    found = await rulings.letters(log)
+    found = await rulings.dead_letters(log)
     assert len(found) == num_letters
-    for letter in found:
-        shown = await rulings.shown(log, "/".join(map(str, letter.id)))
+    for dead_letter in found:
+        shown = await rulings.shown(log, "/".join(map(str, dead_letter.id)))
         assert shown["value_hex"] == b"junk".hex()

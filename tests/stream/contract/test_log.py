@@ -9,7 +9,7 @@ import pytest
 from clawstream.errors import UnusableEvent
 from clawstream.events import Event, PolicyPublished
 from clawstream.stream.codec.avro import codec
-from clawstream.stream.log import Arrived, Batch, Place, Put, Start
+from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, RecordBatch, Start
 from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from tests.stream import toys
@@ -98,7 +98,7 @@ async def test_an_event_that_can_not_be_written_takes_the_others_of_its_call_wit
 
 
 async def test_offsets_of_an_empty_topic_are_zero(log: AnyLog) -> None:
-    nothing = {Place(toys.TURNS, number): 0 for number in range(3)}
+    nothing = {PartitionId(toys.TURNS, number): 0 for number in range(3)}
     assert await log.end_offsets([toys.TURNS]) == await log.begin_offsets([toys.TURNS]) == nothing
 
 
@@ -109,25 +109,27 @@ async def test_a_group_that_never_read_has_no_lag(log: AnyLog) -> None:
 
 async def test_replay_reads_ranges_and_ends(log: AnyLog) -> None:
     await log.append([published(number) for number in range(10)])
-    found = [one async for one in log.replay({Place(POLICY, 0): (3, 6)})]
+    found = [one async for one in log.replay({PartitionId(POLICY, 0): (3, 6)})]
     assert [event_of(record) for records in found for record in records] == [published(n) for n in (3, 4, 5)]
-    raws = [raw async for some in log.replay_raw({Place(POLICY, 0): (3, 6)}) for raw in some]
+    raws = [raw async for some in log.replay_raw({PartitionId(POLICY, 0): (3, 6)}) for raw in some]
     assert [codec().decode(raw.value) for raw in raws] == [published(n) for n in (3, 4, 5)]
-    assert [raw async for some in log.replay_raw({Place(POLICY, 0): (3, 6)}, key=b"nobody") for raw in some] == []
+    assert [raw async for some in log.replay_raw({PartitionId(POLICY, 0): (3, 6)}, key=b"nobody") for raw in some] == []
 
 
 async def test_a_replay_that_keeps_no_chain_hashes_nothing(log: AnyLog) -> None:
     await log.append([published(0)])
     for digest in (True, False):
-        found = [one async for one in log.replay({Place(POLICY, 0): (0, 1)}, digest=digest)]
+        found = [one async for one in log.replay({PartitionId(POLICY, 0): (0, 1)}, digest=digest)]
         assert [isinstance(record, Record) and (record.digest is not None) for [record] in found] == [digest]
 
 
 async def test_records_that_were_put_stand_in_order_on_the_partitions_that_were_chosen(log: AnyLog) -> None:
     events = [toys.done("one key", number) for number in range(600)]
-    places = [Place(toys.EXCHANGES, number % 3) for number in range(600)]
+    places = [PartitionId(toys.EXCHANGES, number % 3) for number in range(600)]
     sealed = [log.seal(event) for event in events]
-    await log.put([Put(place, one.key, one.value, one.headers) for place, one in zip(places, sealed, strict=True)])
+    await log.put(
+        [PlacedRecord(place, one.key, one.value, one.headers) for place, one in zip(places, sealed, strict=True)]
+    )
     read = await toys.read(log, toys.EXCHANGES)
     for number in range(3):
         assert [record.event for record in read if record.partition == number] == events[number::3]
@@ -135,8 +137,8 @@ async def test_records_that_were_put_stand_in_order_on_the_partitions_that_were_
 
 async def test_many_who_put_on_one_partition_at_once_are_all_acknowledged(log: AnyLog) -> None:
     sealed = [log.seal(toys.done("one key", number)) for number in range(600)]
-    place = Place(toys.EXCHANGES, 0)
-    await asyncio.gather(*(log.put([Put(place, one.key, one.value, one.headers)]) for one in sealed))
+    place = PartitionId(toys.EXCHANGES, 0)
+    await asyncio.gather(*(log.put([PlacedRecord(place, one.key, one.value, one.headers)]) for one in sealed))
     assert len(await toys.read(log, toys.EXCHANGES)) == 600
 
 
@@ -145,7 +147,7 @@ async def test_offsets_are_told_of_a_time_of_either_end_and_of_what_was_said(log
     await asyncio.sleep(0.01)  # so that the broker's clock has another millisecond
     await log.append([published(2)])
     third = (await toys.read(log, POLICY))[2]
-    place = Place(POLICY, 0)
+    place = PartitionId(POLICY, 0)
     starts: list[tuple[Start, int]] = [
         ("earliest", 0),
         ("latest", 3),
@@ -162,10 +164,10 @@ async def test_offsets_are_told_of_a_time_of_either_end_and_of_what_was_said(log
 async def test_a_subscriber_reads_from_where_its_own_books_say(log: AnyLog) -> None:
     await log.append([published(number) for number in range(5)])
 
-    async def books(places: frozenset[Place]) -> Mapping[Place, int]:
+    async def books(places: frozenset[PartitionId]) -> Mapping[PartitionId, int]:
         return dict.fromkeys(places, 2)
 
-    seen: list[Batch] = []
+    seen: list[RecordBatch] = []
     async with asyncio.timeout(20):
         async for batch in log.subscribe([POLICY], "books", start=books):
             seen.append(batch)
@@ -177,7 +179,7 @@ async def test_a_subscriber_reads_from_where_its_own_books_say(log: AnyLog) -> N
 async def test_what_a_subscriber_took_is_noted_with_its_group(log: AnyLog) -> None:
     await log.append([published(0)])
 
-    async def books(places: frozenset[Place]) -> Mapping[Place, int]:
+    async def books(places: frozenset[PartitionId]) -> Mapping[PartitionId, int]:
         return dict.fromkeys(places, 0)
 
     async def take() -> None:
@@ -190,7 +192,7 @@ async def test_what_a_subscriber_took_is_noted_with_its_group(log: AnyLog) -> No
     await toys.settled(log, "notes")
     taking.cancel()
     await asyncio.wait([taking])
-    assert (await log.committed("notes", [POLICY]))[Place(POLICY, 0)].offset == 2
+    assert (await log.committed("notes", [POLICY]))[PartitionId(POLICY, 0)].offset == 2
 
 
 async def test_a_connection_that_stands_is_healthy(log: AnyLog) -> None:

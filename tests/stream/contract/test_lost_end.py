@@ -6,10 +6,10 @@ import json
 import pytest
 
 from clawstream.errors import LogContradicted, PartUnavailable
-from clawstream.stream.log import Commit, Place
+from clawstream.stream.log import Commit, PartitionId
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.hosting import run
-from clawstream.stream.runner.putting_back import put_back
+from clawstream.stream.runner.offset_reset import put_back
 from tests.stream import toys
 from tests.stream.contract.conftest import AnyLog
 
@@ -20,7 +20,7 @@ async def started(log: AnyLog) -> None:
         await run(toys.pairs(), log, stop=asyncio.Event(), pace=toys.HASTE)
 
 
-async def settled(log: AnyLog, sessions: str, numbers: range) -> dict[Place, Commit]:
+async def settled(log: AnyLog, sessions: str, numbers: range) -> dict[PartitionId, Commit]:
     """Write records of the sessions and let the stage read them."""
     await log.append([toys.done(session, number) for number in numbers for session in sessions])
     async with toys.running(toys.pairs(), log):
@@ -78,7 +78,7 @@ async def test_nobody_is_put_back_under_a_stage_that_runs(log: AnyLog) -> None:
 async def test_what_was_written_below_the_old_end_of_a_cut_log_is_read_once_the_log_is_trusted() -> None:
     log = MemoryLog(MemoryBroker(partitions=1))
     await settled(log, "a", range(5))
-    place = Place(toys.EXCHANGES, 0)
+    place = PartitionId(toys.EXCHANGES, 0)
     del log.broker._partitions[place][-2:]
     await log.append([toys.done("b", number) for number in range(3)])
     with pytest.raises(LogContradicted, match="has another record at 4"):

@@ -29,7 +29,7 @@ async def test_a_session_waits_behind_its_bad_record_and_others_go_on(log: AnyLo
     async with toys.running(queues.chain({("a", 2)}), log):
         await toys.settled(log, "chain")
     assert await queues.chained(log) == {"a": [0], "b": [0, 1, 2, 3]}
-    letters = await queues.letters(log)
+    letters = await queues.dead_letters(log)
     assert [(letter.key, letter.reason) for letter in letters] == [
         (b"a", Reason.UNUSABLE),
         (b"a", Reason.PARKED),
@@ -47,7 +47,7 @@ async def test_what_waits_goes_on_waiting_after_a_restart(log: AnyLog) -> None:
     async with toys.running(queues.chain(), log):
         await toys.settled(log, "chain")
     assert await queues.chained(log) == {}
-    assert [letter.id.offset for letter in await queues.letters(log)] == [1, 2, 3, 4, 5]
+    assert [letter.id.offset for letter in await queues.dead_letters(log)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -71,7 +71,7 @@ async def test_a_replayed_record_is_used_where_it_stood_and_what_waited_follows_
             await toys.until(queues.closed(log))
             await toys.settled(log, "chain")
     assert await queues.chained(log) == {"a": [0, 1, 2, 3, 4, 5], "b": [0, 1, 2, 3, 4]}
-    assert {letter.fate for letter in await queues.letters(log)} == {Fate.REPLAYED}
+    assert {letter.fate for letter in await queues.dead_letters(log)} == {Fate.REPLAYED}
     # And after that it is a session like any other.
     await log.append([toys.done("a", 7)])
     async with toys.running(queues.chain(), log):
@@ -87,7 +87,7 @@ async def test_a_discarded_record_is_left_out_and_what_waited_follows_in_order(l
         await queues.rule(log, Fate.DISCARD, "a test of ours")
         await toys.until(queues.closed(log))
     assert await queues.chained(log) == {"a": [0, 1, 3]}  # 1 and 3 meet
-    fates = {letter.id.offset: (letter.fate, letter.because) for letter in await queues.letters(log)}
+    fates = {letter.id.offset: (letter.fate, letter.because) for letter in await queues.dead_letters(log)}
     assert fates[2] == (Fate.DISCARDED, "a test of ours")
     assert {fates[3], fates[4]} == {(Fate.REPLAYED, None)}
     await log.append([toys.done("a", 5)])
@@ -145,7 +145,7 @@ async def test_a_replay_that_fails_again_leaves_the_session_waiting(log: AnyLog)
     await log.append([toys.done("a", number) for number in range(6)])
 
     async def second_attempt() -> bool:
-        return any(letter.attempt == 2 for letter in await queues.letters(log))
+        return any(letter.attempt == 2 for letter in await queues.dead_letters(log))
 
     async with toys.running(queues.chain(bad), log):
         await toys.settled(log, "chain")
@@ -156,7 +156,7 @@ async def test_a_replay_that_fails_again_leaves_the_session_waiting(log: AnyLog)
         await queues.rule(log, Fate.REPLAY)
 
         async def third_waits() -> bool:
-            return any(letter.id.offset == 3 and letter.attempt == 2 for letter in await queues.letters(log))
+            return any(letter.id.offset == 3 and letter.attempt == 2 for letter in await queues.dead_letters(log))
 
         await toys.until(third_waits)
         assert await queues.chained(log) == {"a": [0, 1]}
@@ -173,7 +173,7 @@ async def test_bytes_that_can_not_be_read_hold_up_the_session_of_their_key(log: 
     async with toys.running(queues.chain(), log):
         await toys.settled(log, "chain")
         assert await queues.chained(log) == {"b": [0]}
-        assert [letter.reason for letter in await queues.letters(log)] == [Reason.UNDECODABLE, Reason.PARKED]
+        assert [letter.reason for letter in await queues.dead_letters(log)] == [Reason.UNDECODABLE, Reason.PARKED]
         await queues.rule(log, Fate.DISCARD, "noise")
         await toys.until(queues.closed(log))
     assert await queues.chained(log) == {"a": [0], "b": [0]}
@@ -189,7 +189,7 @@ async def test_a_record_that_the_stage_breaks_on_is_set_aside_and_the_stage_goes
     async with toys.running(Stage(name="chain", reads=(toys.EXCHANGES,), step=step), log):
         await toys.settled(log, "chain")
     assert await toys.written(log, toys.TURNS) == toys.ids([toys.paired("b", 0)])
-    [letter] = await queues.letters(log)
+    [letter] = await queues.dead_letters(log)
     assert letter.reason is Reason.FAILED
     assert letter.error == "ZeroDivisionError: a"
 
@@ -259,4 +259,4 @@ async def test_a_flood_of_bad_records_stops_the_stage_and_a_few_do_not(log: AnyL
         async with toys.running(queues.chain(bad), log), asyncio.timeout(20):
             await asyncio.Event().wait()
     assert await log.lag("chain") == 0, "what was set aside is committed"
-    assert len(await queues.letters(log)) == 2 * FEWEST - 1
+    assert len(await queues.dead_letters(log)) == 2 * FEWEST - 1

@@ -8,8 +8,8 @@ import pytest
 
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.events import Event, SessionDone, SessionIdle, VoteStatus
-from clawstream.stream.log import Place, Undecodable
-from clawstream.stream.runner.hosting import Progress
+from clawstream.stream.log import PartitionId, Undecodable
+from clawstream.stream.runner.hosting import WorkerProgress
 from clawstream.stream.stage import Record, Stage, Step
 from tests.stream import toys
 from tests.stream.contract.conftest import AnyLog, Connect
@@ -105,7 +105,7 @@ async def test_nothing_is_committed_past_a_call_that_has_not_returned(log: AnyLo
         return await toys.answered(call)
 
     await log.append([toys.done("a", number) for number in range(5)])
-    [place] = {Place(one.topic, one.partition) for one in await toys.read(log, toys.EXCHANGES)}
+    [place] = {PartitionId(one.topic, one.partition) for one in await toys.read(log, toys.EXCHANGES)}
 
     async def four_voted_and_one_committed() -> bool:
         votes, committed = await toys.written(log, toys.VOTES), await log.committed("asks")
@@ -131,7 +131,7 @@ async def test_calls_that_wait_hold_up_neither_polling_nor_other_calls(log: AnyL
 
     stage = replace(toys.asks(perform), calls_at_once=4, in_flight=8)
     await log.append(some(range(5)))
-    progress: list[Progress] = []
+    progress: list[WorkerProgress] = []
     async with toys.running(stage, log, progress=progress):
         await toys.settled(log, "asks")
     assert at_once == [0, 4]
@@ -219,7 +219,7 @@ async def test_a_record_that_can_not_be_read_is_set_aside_byte_for_byte(log: Any
     await append_bytes(log, toys.EXCHANGES, b"a", b"\xc3\x01 nonsense", headers)
     await append_bytes(log, toys.EXCHANGES, b"a", None, [])
     await log.append([toys.done("a", 0), toys.done("a", 1)])
-    progress: list[Progress] = []
+    progress: list[WorkerProgress] = []
     async with toys.running(toys.pairs(), log, progress=progress):
         await toys.settled(log, "pairs")
     assert progress[-1].dead_letters == 2

@@ -10,7 +10,7 @@ import pytest
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
-from clawstream.training.gate.publishing import Seen
+from clawstream.training.gate.publishing import AnswerLikelihood
 from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.parallel.team import Team
 from clawstream.training.step.trainer import Trainer
@@ -57,7 +57,7 @@ def ending(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def flat(looks: Sequence[Seen]) -> list[float]:
+def flat(looks: Sequence[AnswerLikelihood]) -> list[float]:
     return [number for look in looks for number in (*look.logps, look.entropy_nats)]
 
 

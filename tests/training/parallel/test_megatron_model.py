@@ -9,7 +9,7 @@ import torch
 from clawstream.errors import ConfigError
 from clawstream.inference.models.model_folder import weight_files
 from clawstream.training.gate.writing import write
-from clawstream.training.megatron.reading import Reading
+from clawstream.training.megatron.reading import PiecewiseCache
 from clawstream.training.megatron.shape import Sizes
 from clawstream.training.models.model import Look, tensors_of
 from clawstream.training.models.torch_model import TorchModel
@@ -182,7 +182,7 @@ def test_an_adapter_begins_says_and_learns_as_pefts_does(
 
 
 def test_rows_without_padding_are_read_without_a_mask_and_layers_share_those_that_there_are() -> None:
-    reading = Reading(torch.ones(2, 5))
+    reading = PiecewiseCache(torch.ones(2, 5))
     with reading.piece(5):
         assert reading.seen(5, None) is None
         assert reading.seen(5, 5) is None

@@ -30,7 +30,7 @@ from clawstream.training.models.checkpoints import Checkpoint
 from clawstream.training.models.model import stored, tensors_of
 from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.parallel.team import Team
-from clawstream.training.step.trainer import Trainer, Update
+from clawstream.training.step.trainer import StepSummary, Trainer
 from clawstream.training.stepping import Stepper, refuse_what_cannot_be
 from tests.training import tiny
 from tests.training.parallel import families
@@ -89,7 +89,7 @@ def state(folder: Path) -> dict[str, torch.Tensor]:
 
 def step(
     trainer: Trainer | Team, folder: Path, samples: list[SampleAssembled], version: int, *, method: object = None
-) -> Update:
+) -> StepSummary:
     folder.mkdir()
     advantages = [number - 2.5 for number in range(len(samples))] if method == "stepwise" else None
     update = trainer.update(samples, version=version, seed=version, advantages=advantages)
@@ -97,7 +97,7 @@ def step(
     return update
 
 
-def same(one: Update, other: Update) -> None:
+def same(one: StepSummary, other: StepSummary) -> None:
     for found, expected in zip(values(one), values(other), strict=True):
         assert (found is None) == (expected is None)
         assert expected is None or found == pytest.approx(expected, abs=1e-4, rel=1e-4)
@@ -107,7 +107,7 @@ def running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def values(update: Update) -> list[object]:
+def values(update: StepSummary) -> list[object]:
     loss = update.loss
     return [
         loss.num_tokens, loss.num_tokens_dropped, loss.loss_nats, loss.kl_reference_nats, loss.behaviour_kl_nats,

@@ -35,7 +35,7 @@ class Full:
 
 
 @dataclass(slots=True, kw_only=True)
-class House:
+class InstallationUnderTest:
     """What there is, and what was done to it."""
 
     settings: Settings
@@ -60,7 +60,7 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def installed(plan: Plan, folder: Path) -> AsyncIterator[House]:
+async def installed(plan: Plan, folder: Path) -> AsyncIterator[InstallationUnderTest]:
     """Yield the installation; its processes are gone afterwards."""
     training = "train" in plan.stages
     async with asyncio.TaskGroup() as tasks:
@@ -88,7 +88,7 @@ async def installed(plan: Plan, folder: Path) -> AsyncIterator[House]:
             port = stack.enter_context(reserved()) if name.startswith("gateway") else 0
             parts[name] = _part(name, settings, disk, plan, port, kafka_proxy.leads)
         await stack.enter_async_context(_kept(parts.values()))
-        yield House(
+        yield InstallationUnderTest(
             settings=settings, broker=broker, kafka_proxy=kafka_proxy, database=postgres, judges=judges, parts=parts,
             disk=disk,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from clawstream.stream.log import Arrived, Commit, Place
+from clawstream.stream.log import Arrived, Commit, PartitionId
 from clawstream.stream.records import digest_in
 from clawstream.stream.runner.clock import LogClock
 from clawstream.stream.runner.dating import Dating, capped
@@ -27,33 +27,33 @@ C = TypeVar("C")
 
 
 @dataclass(slots=True, kw_only=True)
-class Errand:
+class PendingRecord:
     """What one record, or one tick, leads to; done when nothing of it is left."""
 
-    place: Place | None  # None: a tick
+    place: PartitionId | None  # None: a tick
     offset: int
     key: str = ""
     traceparent: str | None = None
     left: int = 0
     attempt: int = 1
-    story: Mapping[str, int] = field(default_factory=dict)
+    rebuild_offsets: Mapping[str, int] = field(default_factory=dict)
     released: asyncio.Event | None = None  # of a record that was set aside, and done, before
 
 
-class Share(Generic[S, C]):
+class PartitionState(Generic[S, C]):
     """One partition number of all topics of a stage, from when it is given to this worker until it is taken away."""
 
     def __init__(
         self,
         stage: Stage[S, C],
         number: int,
-        committed: Mapping[Place, Commit | None],
-        begins: Mapping[Place, int],
+        committed: Mapping[PartitionId, Commit | None],
+        begins: Mapping[PartitionId, int],
         *,
         machine_ms: Callable[[], int],
     ) -> None:
         self.number = number
-        self.places = tuple(Place(topic, number) for topic in stage.reads)
+        self.places = tuple(PartitionId(topic, number) for topic in stage.reads)
         self.live = False
         self.gone = False
         self.tasks: set[asyncio.Task[None]] = set()
@@ -67,7 +67,7 @@ class Share(Generic[S, C]):
         self._notes = {place: _note(committed[place], self.starts[place]) for place in self.places}
         self._last = {place: {self.starts[place] - 1: note.last} for place, note in self._notes.items()}
         self._marks = {place: Watermark(start) for place, start in self.starts.items()}
-        self._committed: dict[Place, tuple[int, int]] = {}  # offset, rebuild_from
+        self._committed: dict[PartitionId, tuple[int, int]] = {}  # offset, rebuild_from
         self._nothing_open = asyncio.Event()
         self._nothing_open.set()
 
@@ -76,8 +76,8 @@ class Share(Generic[S, C]):
         """How many records were read and are not done."""
         return sum(mark.num_open for mark in self._marks.values())
 
-    def to_rebuild(self) -> dict[Place, tuple[int, int]]:
-        """Return what is to be remembered before this share goes live: from the first offset up to the second."""
+    def to_rebuild(self) -> dict[PartitionId, tuple[int, int]]:
+        """Return what is to be remembered before this partition goes live: from the first offset up to the second."""
         ranges = {place: (self._notes[place].rebuild_from, self.starts[place]) for place in self.places}
         return {place: (first, end) for place, (first, end) in ranges.items() if first < end}
 
@@ -104,7 +104,7 @@ class Share(Generic[S, C]):
         self._expire(clock_ms)
         self.live = True
 
-    def read(self, place: Place, found: Arrived, at_s: float) -> Arrived:
+    def read(self, place: PartitionId, found: Arrived, at_s: float) -> Arrived:
         """Return the record that was read with the time that is believed; it is open until `done`."""
         record = self._dated(found) if isinstance(found, Record) else found
         self._marks[place].read(record.offset)
@@ -114,11 +114,11 @@ class Share(Generic[S, C]):
         self._nothing_open.clear()
         return record
 
-    def read_up_to(self, place: Place) -> int:
+    def read_up_to(self, place: PartitionId) -> int:
         """Return the offset of the partition's next record."""
         return self._marks[place].next_offset
 
-    def done(self, place: Place, offset: int) -> None:
+    def done(self, place: PartitionId, offset: int) -> None:
         """The record needs nothing more."""
         self._marks[place].done(offset)
         if not self.num_open:
@@ -128,15 +128,15 @@ class Share(Generic[S, C]):
         """Return when every record that was read is done."""
         await self._nothing_open.wait()
 
-    def clock_ms(self, caught_up: Callable[[Place], bool], at_s: float) -> int | None:
+    def clock_ms(self, caught_up: Callable[[PartitionId], bool], at_s: float) -> int | None:
         """Return the log's time; None: nothing says what time it is."""
         return self._clock.now_ms([place.topic for place in self.places if not caught_up(place)], at_s)
 
-    def commits(self, now_ms: int | None) -> dict[Place, Commit]:
+    def commits(self, now_ms: int | None) -> dict[PartitionId, Commit]:
         """Return what is to be committed: the partitions whose offset or note is not what the group has."""
         if now_ms is not None:
             self._expire(now_ms)
-        commits: dict[Place, Commit] = {}
+        commits: dict[PartitionId, Commit] = {}
         for place, mark in self._marks.items():
             offset = mark.committable
             note = Note(self.fold.rebuild_from(place.topic, offset), now_ms or 0, self._last_before(place, offset))
@@ -144,13 +144,13 @@ class Share(Generic[S, C]):
                 commits[place] = Commit(offset, note.written())
         return commits
 
-    def committed(self, commits: Mapping[Place, Commit]) -> None:
+    def committed(self, commits: Mapping[PartitionId, Commit]) -> None:
         """The group has these now."""
         for place, commit in commits.items():
             if place in self._marks:
                 self._committed[place] = (commit.offset, read_note(commit.note, commit.offset).rebuild_from)
 
-    def _last_before(self, place: Place, offset: int) -> str | None:
+    def _last_before(self, place: PartitionId, offset: int) -> str | None:
         """Return the digest of the last record that was read before `offset`; those before it are forgotten."""
         digests = self._last[place]
         before = max((at for at in digests if at < offset), default=None)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from clawstream.cli.told_versions import Told
+from clawstream.cli.version_news import VersionNews
 from clawstream.events import Event, PolicyRejected, StepTaken
 from tests.monitoring.said import activated, published, rejected
 from tests.projections.logs import example
@@ -14,7 +14,7 @@ REFUSED = example(
 
 
 def lines(*said: Event) -> list[str]:
-    told = Told("policy")
+    told = VersionNews("policy")
     return [line for event in said if (line := told.line(event)) is not None]
 
 

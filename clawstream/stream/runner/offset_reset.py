@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from clawstream.stream.ends import Contradiction, contradictions
-from clawstream.stream.log import Arrived, Commit, Log, Place, Start
+from clawstream.stream.log import Arrived, Commit, Log, PartitionId, Start
 from clawstream.stream.records import digest_in
 from clawstream.stream.runner.fold import CLOCK_SLACK_MS
 from clawstream.stream.runner.rebuild import Note, read_note
@@ -20,21 +20,21 @@ TRUST_LOG = (
 )
 
 
-class Groups(Log, Protocol):
+class ResettableLog(Log, Protocol):
     """A log whose groups can be told where they stand."""
 
-    async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[Place, Commit]:
+    async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[PartitionId, Commit]:
         """Return how far the group has come where it has read anything."""
 
-    async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[Place, int]:
+    async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[PartitionId, int]:
         """Return the first offset of each partition at `start`."""
 
-    async def put_back(self, group: str, commits: Mapping[Place, Commit]) -> None:
+    async def put_back(self, group: str, commits: Mapping[PartitionId, Commit]) -> None:
         """Let the group go on from these; raises PartUnavailable while somebody reads in it."""
 
 
 async def contradicted(
-    log: Log, committed: Mapping[Place, Commit | None], begins: Mapping[Place, int]
+    log: Log, committed: Mapping[PartitionId, Commit | None], begins: Mapping[PartitionId, int]
 ) -> list[Contradiction]:
     """Return the partitions that are not as they were when they were committed."""
     commits = {place: commit for place, commit in committed.items() if commit is not None and commit.offset > 0}
@@ -49,8 +49,8 @@ async def contradicted(
 
 
 async def last_records(
-    log: Log, offsets: Mapping[Place, int], begins: Mapping[Place, int], ends: Mapping[Place, int]
-) -> dict[Place, Arrived]:
+    log: Log, offsets: Mapping[PartitionId, int], begins: Mapping[PartitionId, int], ends: Mapping[PartitionId, int]
+) -> dict[PartitionId, Arrived]:
     """Return the record before each partition's offset, where the log still has one, with its digest."""
     at = {
         place: (offset - 1, offset)
@@ -60,10 +60,10 @@ async def last_records(
     if not at:
         return {}
     async with aclosing(log.replay(at)) as reading:
-        return {Place(one.topic, one.partition): one async for records in reading for one in records}
+        return {PartitionId(one.topic, one.partition): one async for records in reading for one in records}
 
 
-async def put_back(log: Groups, group: str) -> list[Contradiction]:
+async def put_back(log: ResettableLog, group: str) -> list[Contradiction]:
     """Let the group go on from where the log was cut; return the partitions of which that was done.
 
     Raises PartUnavailable while a member of the group reads.
@@ -72,7 +72,7 @@ async def put_back(log: Groups, group: str) -> list[Contradiction]:
     if not committed:
         return []
     wrong = await contradicted(log, committed, await log.begin_offsets(sorted({place.topic for place in committed})))
-    commits: dict[Place, Commit] = {}
+    commits: dict[PartitionId, Commit] = {}
     for one in wrong:
         note = read_note(committed[one.place].note, one.offset)
         found = await log.offsets_at([one.place.topic], max(0, note.clock_ms - CLOCK_SLACK_MS))

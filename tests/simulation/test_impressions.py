@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from clawstream.simulation.reactions import MANNERS, VAGUE, Impression, Task, ask, flip, impression, react, tasks
+from clawstream.simulation.reactions import MANNERS, VAGUE, Impression, PersonTask, ask, flip, impression, react, tasks
 
-STUDENT = Task(persona="student", question="27 + 48", answer="75")
+STUDENT = PersonTask(persona="student", question="27 + 48", answer="75")
 TEACHER = replace(STUDENT, persona="teacher")
 TA = replace(STUDENT, persona="ta")
 
@@ -48,7 +48,7 @@ def test_an_answer_strikes_a_student_by_its_look_then_its_number_then_its_steps(
         (replace(TA, question="20 + 41", answer="61"), "No carry: 0+1=1, 20+40=60, so 61", Impression.GOOD),
     ],
 )
-def test_an_answer_strikes_each_person_by_what_they_want(task: Task, answer: str, felt: Impression) -> None:
+def test_an_answer_strikes_each_person_by_what_they_want(task: PersonTask, answer: str, felt: Impression) -> None:
     assert impression(task, answer) is felt
 
 
@@ -62,7 +62,7 @@ def test_the_same_random_source_asks_and_reacts_in_the_same_words() -> None:
 
 
 @pytest.mark.parametrize("task", [STUDENT, TEACHER, TA])
-def test_about_the_stated_share_of_complaints_about_the_style_says_what_is_wanted(task: Task) -> None:
+def test_about_the_stated_share_of_complaints_about_the_style_says_what_is_wanted(task: PersonTask) -> None:
     rng = random.Random(3)
     said = [react(task, Impression.OFF_STYLE, rng, hint_share=0.5) for _ in range(2000)]
 

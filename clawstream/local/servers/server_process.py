@@ -21,7 +21,7 @@ die_with_parent = watcher.signal_at_parents_death(signal.SIGKILL)
 """A `preexec_fn` for a child that may be killed at any time: it ends with the thread that started it (Linux only)."""
 
 
-class Leash:
+class ServerProcess:
     """A running server that ends with this process.
 
     `keep_fd` is held open until the server is gone; a lock on it says that the server's folder is in use.
@@ -75,6 +75,6 @@ class Leash:
                 f"below process {self._watcher.pid}. Kill that one and its child. Log: {self.log}"
             ) from error
 
-    def last_words(self, num_lines: int = 15) -> str:
+    def log_tail(self, num_lines: int = 15) -> str:
         """The end of the server's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])

@@ -3,7 +3,7 @@
 from clawstream.events import Event, PolicyActivated, PolicyEvent, PolicyRejected, StepRejected, StepTaken
 
 
-class Told:
+class VersionNews:
     """The events of one policy as lines for whoever watches."""
 
     def __init__(self, policy_id: str) -> None:

@@ -118,7 +118,7 @@ SAMPLE: SampleAssembled = example(
     versions=(VersionSpan(policy_version=0, num_tokens=2),),
 )
 
-STORY: tuple[Event, ...] = (
+ONE_SESSION: tuple[Event, ...] = (
     *EXCHANGES,
     SessionDone(session_id=SESSION, after_exchange_id=SECOND),
     TurnPaired(session_id=SESSION, turn_id=FIRST, next_exchange_id=SECOND, next_state=(3,)),

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 
-class Detours:
+class SpooledSessions:
     """What waits in the spool, by key."""
 
     def __init__(self) -> None:

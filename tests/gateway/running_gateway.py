@@ -18,7 +18,7 @@ from clawstream.events import Event, ExchangeCompleted
 from clawstream.gateway.app import BOUNDS, GatewayLog, serve
 from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.outbox.spool_file import Fsync
-from clawstream.inference.engines.scripted import Answer, ScriptedBackend, serving
+from clawstream.inference.engines.scripted import ScriptedAnswer, ScriptedBackend, serving
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
@@ -60,7 +60,7 @@ class Response:
 
 
 @dataclass(slots=True, kw_only=True)
-class House:
+class RunningGateway:
     """A running gateway and what is behind it."""
 
     url: str
@@ -121,11 +121,11 @@ class House:
     def say(self, text: str) -> None:
         """From now on the engine answers this, and ends its message."""
         ids = (*self.renderer.encode(text), self.renderer.stop_token_ids[0])
-        self.engine.script = lambda _prompt: Answer(token_ids=ids)
+        self.engine.script = lambda _prompt: ScriptedAnswer(token_ids=ids)
 
 
 @asynccontextmanager
-async def house(
+async def running_gateway(
     folder: Path,
     *,
     log: AnyLog | None = None,
@@ -137,14 +137,14 @@ async def house(
     samples: SamplesSettings | None = None,
     context_length_tokens: int = 2048,
     **gateway: Any,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[RunningGateway]:
     """A gateway with these settings, answering `say`; `engine_urls` in place of the scripted engine.
 
     Without `data_dir` it has a folder of its own, which is gone afterwards.
     """
     renderer = PromptRenderer.load(folder, "qwen3")
     backend = ScriptedBackend(
-        script=lambda _prompt: Answer(token_ids=()),
+        script=lambda _prompt: ScriptedAnswer(token_ids=()),
         decode=renderer.decode,
         eos_token_ids=frozenset(renderer.stop_token_ids),
         context_length_tokens=context_length_tokens,
@@ -162,7 +162,7 @@ async def house(
             samples=samples or SamplesSettings(),
         )
         async with running(settings, log, fsync, bounds) as url:
-            found = House(
+            found = RunningGateway(
                 url=url,
                 client=client,
                 engine=backend,

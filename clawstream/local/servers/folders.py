@@ -33,7 +33,7 @@ def cache_folder() -> Path:
 def claimed(folder: Path, *, fresh: bool = False, within_s: float = CLAIM_WITHIN_S) -> Iterator[int]:
     """Have `folder` for one server, emptied if `fresh`; yield the descriptor of its lock.
 
-    The claim lasts while any process holds that descriptor: hand it to the server's leash before the block ends.
+    The claim lasts while any process holds that descriptor: hand it to the server's process before the block ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     foreign = next((entry.name for entry in folder.iterdir()), None)

@@ -19,31 +19,31 @@ from clawstream.config import LOOPBACK
 _JSON = "application/json"
 
 
-class Refused(NamedTuple):
+class Refusal(NamedTuple):
     """Why a request is not let in."""
 
     status: int
     message: str
 
 
-def refusal(method: str, headers: Mapping[str, str], came_in_by: str | None) -> Refused | None:
+def refusal(method: str, headers: Mapping[str, str], came_in_by: str | None) -> Refusal | None:
     """Return why the request is not let in; None: it is.
 
     `headers` are by lower-case name, and `came_in_by` is the address of ours that it came to.
     """
     origin, host = headers.get("origin"), headers.get("host", "")
     if origin is not None and _hostname(origin) not in LOOPBACK:
-        return Refused(403, f"Origin is {origin[:100]}; no page of another site may use this. Nothing was done.")
+        return Refusal(403, f"Origin is {origin[:100]}; no page of another site may use this. Nothing was done.")
     if "authorization" not in headers and came_in_by in LOOPBACK and not _means_an_address(_hostname(f"//{host}")):
-        return Refused(403, f"Host is {host[:100]}; expected localhost or an address, as this came in on {came_in_by}.")
+        return Refusal(403, f"Host is {host[:100]}; expected localhost or an address, as this came in on {came_in_by}.")
     kind = headers.get("content-type", "").split(";")[0].strip().lower()
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     if method not in ("GET", "HEAD") and has_body and kind != _JSON:
-        return Refused(415, f"Content-Type is {kind[:100] or 'missing'}; expected {_JSON}. Nothing was done.")
+        return Refusal(415, f"Content-Type is {kind[:100] or 'missing'}; expected {_JSON}. Nothing was done.")
     return None
 
 
-class Door:
+class OriginGuard:
     """An ASGI application behind the door; a refusal is SGLang's error object."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -63,7 +63,7 @@ class Door:
 
 
 @web.middleware
-async def at_the_door(
+async def guard_origin(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Let in what may come in to an aiohttp application."""
@@ -75,7 +75,7 @@ async def at_the_door(
     return web.Response(body=_body(refused), status=refused.status, content_type=_JSON)
 
 
-def _body(refused: Refused) -> bytes:
+def _body(refused: Refusal) -> bytes:
     return orjson.dumps({"error": {"message": refused.message}})
 
 

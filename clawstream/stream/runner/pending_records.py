@@ -1,0 +1,169 @@
+"""What follows from a step: events to write, calls to make, records to set aside.
+
+The one rule: a pending record ends exactly once, when all that it led to has ended; its record is done then and not
+before.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from clawstream.errors import ParkedRecord, TryLater, UnusableEvent
+from clawstream.events import Event
+from clawstream.stream.dead_letters.records import DeadLetterId
+from clawstream.stream.log import Log, Outgoing
+from clawstream.stream.runner.calling import StageCaller, wait_before
+from clawstream.stream.runner.failures import FailureRate
+from clawstream.stream.runner.partition_state import PartitionState, PendingRecord
+from clawstream.stream.runner.writing import EventWriter, WriteRequest
+from clawstream.stream.stage import Stage, Step
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S")
+C = TypeVar("C")
+
+
+@dataclass(slots=True)
+class WorkerCounts:
+    """What a worker has done since it began."""
+
+    records: int = 0
+    events: int = 0
+    calls: int = 0
+    retries: int = 0
+    dead_letters: int = 0
+    rebuilt_records: int = 0
+
+
+class PendingRecords(Generic[S, C]):
+    """Runs what steps lead to as tasks of `tasks`; `on_done` hears of each record that is done."""
+
+    def __init__(
+        self,
+        stage: Stage[S, C],
+        to: Log,
+        tasks: asyncio.TaskGroup,
+        *,
+        tally: WorkerCounts,
+        retry_s: float,
+        on_done: Callable[[], None],
+    ) -> None:
+        self._stage = stage
+        self._log = to
+        self._tasks = tasks
+        self._tally = tally
+        self._retry_s = retry_s
+        self._on_done = on_done
+        self.failures = FailureRate(asyncio.get_running_loop().time)
+        self._caller = StageCaller(stage, retry_s=retry_s, on_retry=self._retried)
+        self._writer = EventWriter(to, retry_s=retry_s)
+        self._writing = tasks.create_task(self._writer.run())
+
+    @property
+    def waits_for_peer(self) -> bool:
+        """Whether no call is made as the peer of all calls is away."""
+        return self._caller.waits_for_peer
+
+    def end(self) -> None:
+        """Write nothing more."""
+        self._writing.cancel()
+
+    def start(self, partition: PartitionState[S, C], work: Coroutine[None, None, None]) -> None:
+        """Run `work` until it ends, or until the partition goes to another worker."""
+        task = self._tasks.create_task(work)
+        partition.tasks.add(task)
+        task.add_done_callback(partition.tasks.discard)
+
+    def follow_up(self, partition: PartitionState[S, C], pending: PendingRecord, step: Step[S, C]) -> None:
+        """Write the step's events and make its calls."""
+        pending.left += 1
+        self._write(partition, pending, step.events)
+        for call in step.calls:
+            pending.left += 1
+            self.start(partition, self._call(partition, pending, call))
+        self._ended(partition, pending)
+
+    def set_aside(self, partition: PartitionState[S, C], pending: PendingRecord, error: Exception) -> None:
+        """Copy the pending record's record to the dead-letter queue."""
+        pending.left += 1
+        if not isinstance(error, ParkedRecord):
+            self.failures.set_aside()
+        self.start(partition, self._copy_to_dead_letters(partition, pending, error))
+
+    def _write(self, partition: PartitionState[S, C], pending: PendingRecord, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        pending.left += 1
+        self._writer.add(
+            WriteRequest(
+                outgoing=[Outgoing(event, pending.traceparent) for event in events],
+                written=lambda: self._written(partition, pending, len(events)),
+                refused=lambda error: self._refused(partition, pending, error),
+                wanted=lambda: not partition.gone,
+            )
+        )
+
+    async def _call(self, partition: PartitionState[S, C], pending: PendingRecord, call: C) -> None:
+        self._tally.calls += 1
+        try:
+            events = await self._caller.until_done(call)
+        except Exception as error:  # noqa: BLE001  # whatever a call breaks on, it must not stop all others
+            self._refused(partition, pending, error)
+            return
+        self._write(partition, pending, events)
+        self._ended(partition, pending)
+
+    def _retried(self, why: str) -> None:
+        self._tally.retries += 1
+        log.warning("stage=%s call=failed reason=%s", self._stage.name, why)
+
+    def _written(self, partition: PartitionState[S, C], pending: PendingRecord, num_events: int) -> None:
+        self._tally.events += num_events
+        self._ended(partition, pending)
+
+    def _refused(self, partition: PartitionState[S, C], pending: PendingRecord, error: Exception) -> None:
+        self.set_aside(partition, pending, error)
+        self._ended(partition, pending)
+
+    async def _copy_to_dead_letters(
+        self, partition: PartitionState[S, C], pending: PendingRecord, error: Exception
+    ) -> None:
+        if pending.place is None:
+            log.error("stage=%s partition=%d tick=unusable reason=%s", self._stage.name, partition.number, error)
+            return
+        where = f"{pending.place.topic}-{pending.place.partition}-{pending.offset}"
+        level = logging.WARNING if isinstance(error, ParkedRecord) else logging.ERROR
+        broke = None if isinstance(error, UnusableEvent) else error
+        log.log(level, "stage=%s record=%s dead_letter=%s", self._stage.name, where, error, exc_info=broke)
+        dead_letter_id = DeadLetterId(self._stage.name, *pending.place, pending.offset)
+        rebuild_offsets = pending.rebuild_offsets or partition.fold.rebuild_offsets(pending.key)
+        # One after the other: a parked record in the queue without the one that it waits behind would wait for nothing.
+        async with partition.copying:
+            await self._until_set_aside(dead_letter_id, error, attempt=pending.attempt, rebuild_offsets=rebuild_offsets)
+        self._tally.dead_letters += 1
+        self._ended(partition, pending)
+
+    async def _until_set_aside(
+        self, dead_letter_id: DeadLetterId, error: Exception, *, attempt: int, rebuild_offsets: Mapping[str, int]
+    ) -> None:
+        tries = 0
+        while True:
+            try:
+                await self._log.set_aside(dead_letter_id, error=error, attempt=attempt, rebuild_offsets=rebuild_offsets)
+            except TryLater as away:
+                log.warning("stage=%s record=%s dead_letter=failed reason=%s", self._stage.name, dead_letter_id, away)
+                await asyncio.sleep(wait_before(tries, self._retry_s))
+                tries += 1
+            else:
+                return
+
+    def _ended(self, partition: PartitionState[S, C], pending: PendingRecord) -> None:
+        pending.left -= 1
+        if pending.left == 0 and pending.released is not None:
+            pending.released.set()
+        elif pending.left == 0 and pending.place is not None:
+            partition.done(pending.place, pending.offset)
+            self._on_done()
