@@ -21,7 +21,7 @@ from clawstream.simulation.policy.base import base_policy
 from clawstream.training.step.trainer import Trainer
 from tests.bench.people import People
 from tests.bench.report import report
-from tests.training.planted import FAULTS, always_good
+from tests.parts.training.planted import FAULTS, always_good
 
 SETTINGS = TrainingSettings(learning_rate=2e-4)
 STEPS_A_RUN = 20  # of one policy; then another one begins anew

@@ -42,8 +42,8 @@ from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests import servers
 from tests.bench.report import report
-from tests.projections.logs import example
-from tests.projections.one_session import message
+from tests.parts.projections.one_session import message
+from tests.unit.projections.logs import example
 
 PROMPT_TOKENS, ANSWER_TOKENS = 100, 40
 VOTES = 3

@@ -31,7 +31,7 @@ from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId, PlacedRecord
 from clawstream.stream.topics import topic_of
 from tests.bench.report import report
-from tests.replay.making import DEMO, LONG, Maker, demo_model, long_model
+from tests.parts.replay.making import DEMO, LONG, Maker, demo_model, long_model
 
 WRITE_RECORDS = 2000
 _PREPARED = re.compile(r"workers=prepared cpu_s=([0-9.]+)")
@@ -122,7 +122,7 @@ def _run(settings: Path, name: str, workers: int, partitions: int) -> dict[str, 
     command = [sys.executable, "-m", "clawstream", "--config", str(settings), "replay", "start", "--name", name]
     command += ["--workers", str(workers), "--json"]
     if partitions != FULL:
-        command = [sys.executable, "-m", "tests.replay.program", str(settings), name, str(workers)]
+        command = [sys.executable, "-m", "tests.parts.replay.program", str(settings), name, str(workers)]
     began, cpu_s = time.perf_counter(), _cpu_s_of_children()
     done = subprocess.run(command, check=True, timeout=WITHIN_S, capture_output=True)
     found: dict[str, Any] = json.loads(done.stdout)

@@ -38,8 +38,8 @@ from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from tests.bench.report import report
-from tests.engine.tiny_model import make_model
-from tests.gateway.running_gateway import running
+from tests.parts.engine.tiny_model import make_model
+from tests.parts.gateway.running_gateway import running
 
 WITHIN_S = 400.0  # an engine starts in 5 s, and on a machine full of tests in minutes
 SAME_NATS = 0.01

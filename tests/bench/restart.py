@@ -40,7 +40,7 @@ from tests.bench.processes import usage
 from tests.bench.report import report
 from tests.bench.slot import Slot
 from tests.chaos.peers import engine
-from tests.engine.tiny_model import make_model
+from tests.parts.engine.tiny_model import make_model
 
 STAGES = ("gateway", "turns", "judging", "samples", "project", "train")
 SIGNALS = {"stopped": signal.SIGTERM, "killed": signal.SIGKILL}

@@ -25,9 +25,9 @@ from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.local.servers.ports import reserved
 from clawstream.weights.taking import swap as take_over
 from tests.bench.report import report
-from tests.engine.disjoint_models import make_disjoint_models
-from tests.engine.process import cpu_engine
-from tests.sglang.process import sglang_engine
+from tests.parts.engine.disjoint_models import make_disjoint_models
+from tests.parts.engine.process import cpu_engine
+from tests.parts.sglang.process import sglang_engine
 
 ANSWER_TOKENS = 200
 PROMPT_TOKENS = 32

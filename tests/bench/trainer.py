@@ -60,7 +60,7 @@ def trainer(
     """Loss-carrying tokens a second and peak memory of a step, against padded transformers and TRL."""
     if device != "cpu" or "tiny" in shapes:
         from tests.bench.trainer_mfu import utilization
-        from tests.training.parallel.cuda_on_cpu import cuda_on_cpu
+        from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu
 
         figures: dict[str, Any] = {}
         for figures in utilization(device, shapes.split(","), around=cuda_on_cpu):

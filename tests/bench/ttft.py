@@ -31,8 +31,8 @@ from clawstream.local.servers.ports import reserved
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.kafka import admin
 from tests.bench.report import report
-from tests.engine.process import cpu_engine
-from tests.engine.tiny_model import SPECIAL_TOKENS
+from tests.parts.engine.process import cpu_engine
+from tests.parts.engine.tiny_model import SPECIAL_TOKENS
 
 PROMPT_BYTES = 5_000
 WORDS = [

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tests.engine.tiny_model import SPECIAL_TOKENS
+from tests.parts.engine.tiny_model import SPECIAL_TOKENS
 
 VOCABULARY_TOKENS = 8_000
 # How Qwen splits a text before byte pairs are merged: the larger part of what tokenising costs.

@@ -107,7 +107,7 @@ async def _kept(parts: Iterable[Part]) -> AsyncIterator[None]:
 
 def _model(folder: Path, *, training: bool) -> Path:
     """Make the policy's folder; its weights are for the trainer alone, and torch takes seconds to import."""
-    from tests.engine.tiny_model import make_config, make_model
+    from tests.parts.engine.tiny_model import make_config, make_model
 
     make = make_model if training else make_config
     make(folder, context_length_tokens=_CONTEXT_TOKENS)

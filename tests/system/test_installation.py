@@ -20,7 +20,7 @@ from clawstream.local.supervisor import Part
 from clawstream.projections.look.sql import rows_of
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.stage import Record
-from tests.engine.tiny_model import make_model
+from tests.parts.engine.tiny_model import make_model
 
 pytestmark = pytest.mark.timeout(300)
 

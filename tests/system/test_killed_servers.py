@@ -15,7 +15,7 @@ import pytest
 
 from clawstream.config import load
 from clawstream.local.installation import Installation, installation
-from tests.engine.tiny_model import make_model
+from tests.parts.engine.tiny_model import make_model
 
 pytestmark = pytest.mark.timeout(400)
 SETTINGS = """
@@ -67,6 +67,7 @@ def _servers(folder: Path) -> list[psutil.Process]:
     return [server for server in servers if any(str(folder) in word for word in (server.cwd(), *server.cmdline()))]
 
 
+@pytest.mark.slow
 async def test_what_is_said_before_and_after_both_servers_were_killed_becomes_rows(tmp_path: Path) -> None:
     config, said = tmp_path / "clawstream.toml", list[str]()
     config.write_text(SETTINGS.format(folder=tmp_path / "data"))
@@ -105,6 +106,7 @@ def _fill(folder: Path) -> Path:
     return filler
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a disk")
 async def test_a_full_disk_ends_nothing_for_good_and_all_goes_on_when_there_is_room(
     tmp_path: Path, small_disk: Path

@@ -15,7 +15,7 @@ import pytest
 
 from clawstream.errors import PartUnavailable
 from clawstream.local.servers.ports import reserved
-from tests.engine.tiny_model import make_model
+from tests.parts.engine.tiny_model import make_model
 
 # SGLang's arguments, of which the CPU engine knows two; it has no GPU to be given and says which it was.
 SERVER = """#!{python}
@@ -67,6 +67,7 @@ def test_two_gpus_train_and_serve_and_it_is_said_that_none_judges(tmp_path: Path
     assert "no GPU of 2 is left for a judge (PRM_GPUS)" in shown.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_engines_and_everything_else_come_up_and_stop_together(tmp_path: Path) -> None:
     model = make_model(tmp_path / "policy", seed=0)

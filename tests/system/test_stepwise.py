@@ -16,7 +16,7 @@ from clawstream.events import BatchPlanned, GroupSettled, StepTaken
 from clawstream.local.installation import Installation, installation
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.stage import Record
-from tests.engine.tiny_model import make_model
+from tests.parts.engine.tiny_model import make_model
 from tests.system.test_installation import _database, _rows
 
 pytestmark = pytest.mark.timeout(300)
@@ -108,6 +108,7 @@ async def _whole_group_that_made_a_step(running: Installation) -> tuple[BatchPla
     raise AssertionError("the log ends")
 
 
+@pytest.mark.slow
 async def test_two_attempts_at_a_task_train_one_step_by_which_of_them_did_better(running: Installation) -> None:
     trying = asyncio.create_task(_try_again_and_again(running.addresses.gateway))
     plan, group = await _whole_group_that_made_a_step(running)

@@ -6,7 +6,7 @@ version that the engine is known to serve, so nothing older lies under it: nobod
 and an engine that came back with older weights has its cache emptied when it is brought up to date (weights/stage.py).
 What is left is a key that the engine has outlived and the gateway has not yet: an answer whose first token was sampled
 by other weights than its key names, and which found something cached, is thrown away before anything is shown, and
-asked again (`EngineAttempt.check`). tests/gateway/test_cache_keys.py tries all orders of events. Tokens are
+asked again (`EngineAttempt.check`). tests/unit/gateway/test_cache_keys.py tries all orders of events. Tokens are
 labelled by what the engine reports with them; under an adapter, whose weights stay what they are, by the adapter.
 """
 

@@ -1,0 +1,85 @@
+"""The trainer's arms, small: they compute one gradient; and the operations that a share of the peak is of."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from clawstream.training.models import tree_attention
+from clawstream.training.step import packing
+from tests.bench.trainer import _difference, _ratios
+from tests.bench.trainer_arm import _backward, _ours, _theirs
+from tests.bench.trainer_mfu import SIZES, operations, utilization
+from tests.bench.trainer_shapes import Shape, answers, build, sampled_gradient
+from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu
+
+SMALL = Shape(lengths_divided_by=50, width_divided_by=8)
+OURS_AND_THEIRS = ("logits_to_keep", "ours_head", "ours_packed", "ours_shared", "ours_recomputed")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    build(folder, SMALL)
+    return folder
+
+
+def gradient(arm: str, load: str, folder: Path) -> tuple[dict[str, torch.Tensor], int]:
+    """Return the gradient of a load by an arm, and how many tokens were computed."""
+    make = _ours if arm.startswith("ours") else _theirs
+    with pytest.MonkeyPatch.context() as patch:  # puts back what an arm that leaves an ingredient out has taken away
+        patch.setattr(tree_attention, "FAMILIES", tree_attention.FAMILIES)
+        patch.setattr(packing, "num_shared", packing.num_shared)
+        work = make(arm, folder, SMALL.budget_tokens)
+        _, num_tokens = _backward(work, answers(load, SMALL))
+    return sampled_gradient(work.parameters), num_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", ["sessions", "rendered_anew", "single"])
+def test_each_arm_computes_the_padded_arm_s_gradient(load: str, model: Path) -> None:
+    expected, _ = gradient("padded", load, model)
+    for arm in OURS_AND_THEIRS:
+        found, _ = gradient(arm, load, model)
+        assert _difference(found, expected) < 1e-3, arm
+
+
+def test_an_arm_computes_as_many_tokens_as_its_ingredients_leave(model: Path) -> None:
+    lengths = [60 + 8 * turn for turn in range(1, 11)]  # 3,000 and 200 + 200 by 50: what is there at a turn's end
+    computed = {arm: gradient(arm, "sessions", model)[1] for arm in ("padded", "ours_packed", "ours_shared")}
+    assert computed == {"padded": 10 * 140, "ours_packed": sum(lengths) - 10, "ours_shared": 140 - 1}
+
+
+def test_ratios_are_of_ours_to_theirs() -> None:
+    arms = {
+        "padded": {"tokens_per_cpu_s": 2.0, "computed_tokens": 900, "gradient_differs_by": 0.0},
+        "ours_packed": {"tokens_per_cpu_s": 4.0, "computed_tokens": 800, "gradient_differs_by": 3e-5},
+        "ours_shared": {"tokens_per_cpu_s": 16.0, "computed_tokens": 100, "gradient_differs_by": 1e-5},
+    }
+    assert _ratios(arms, "sessions") == {
+        "largest_gradient_difference": 3e-5,
+        "ratio_vs_padded": 8.0,
+        "token_ratio": 8.0,
+        "sharing_gives": 4.0,
+        "sharing_gives_of_token_ratio": 0.5,
+    }
+
+
+def test_operations_are_those_of_each_product_in_the_model() -> None:
+    size = SIZES["tiny"]
+    layer = 64 * (2 * 256 + 2 * 128 + 3 * 96)
+    head, length = 64 * 101, 29
+    seen = 3 * length * (length + 1) / 2
+    forward = 2 * (3 * length * 2 * layer + 30 * head) + 2 * 4 * 256 * seen
+    assert operations(size, adapter=False) == 3 * forward
+    assert operations(size, adapter=True) == 2 * forward + 2 * 4 * 256 * seen
+
+
+@pytest.mark.slow
+def test_a_shape_s_rate_is_measured_whole_and_by_an_adapter_and_by_megatron() -> None:
+    *_, found = utilization("cpu", ["tiny"], around=cuda_on_cpu)
+    rows = found["rows"]
+    assert [(row["trainer"], row["lora_rank"]) for row in rows] == [("torch", None), ("torch", 16), ("megatron", None)]
+    for row in rows:
+        assert row["mfu"] is None
+        assert row["tokens_per_s"] == pytest.approx(3 * row["loss_tokens_per_s"], rel=0.05)

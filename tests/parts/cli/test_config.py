@@ -1,0 +1,40 @@
+"""`clawstream config` explains each setting."""
+
+from collections.abc import Iterator
+
+import pytest
+from pydantic.fields import FieldInfo
+
+from clawstream.config import Section, Settings
+from tests.parts.cli.test_cli import run
+
+
+def every_setting() -> Iterator[tuple[str, FieldInfo]]:
+    """Each setting by its name in the file, sections left out."""
+    for name, field in Settings.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            assert section.__doc__, f"[{name}] has no words"
+            yield from ((f"{name}.{key}", inner) for key, inner in section.model_fields.items())
+        else:
+            yield name, field
+
+
+MOST = 80
+SETTINGS = dict(every_setting())
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_has_words_of_one_sentence(name: str) -> None:
+    words = SETTINGS[name].description
+    assert words, f"{name} has no words: give its Field a description"
+    assert ". " not in f"{words} ", f"{name} takes more than one sentence: {words}"
+
+
+def test_there_are_no_more_settings_than_somebody_reads() -> None:
+    assert len(SETTINGS) <= MOST, "derive it, or name a constant in the module that uses it"
+
+
+def test_every_setting_is_printed_with_its_words() -> None:
+    printed = run("config").stdout.splitlines()
+    assert {field.description for field in SETTINGS.values()} <= {line.rpartition(" # ")[2] for line in printed}

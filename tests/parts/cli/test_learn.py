@@ -1,0 +1,236 @@
+"""What `clawstream learn` refuses before it runs anything, and what it prints."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from clawstream.cli import app
+from clawstream.cli.learning.learn import _scored_by_default
+from clawstream.cli.learning.learn_tables import show, tables
+from clawstream.cli.learning.progress import shown
+from clawstream.errors import ConfigError, OperatorError, PartUnavailable
+from clawstream.locks import locked
+from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.learn.plot import _ceilings, _pieces, plot_curves
+from clawstream.simulation.learn.report import curves
+from clawstream.simulation.runs.run import RunProgress
+from tests.unit.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row, row
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--methods", "guessing"], "--methods guessing: 'guessing' is not a valid LearnMethod"),
+        (["--seeds", "one"], "--seeds one: invalid literal"),
+        (["--seeds", " ,"], "--seeds names nothing"),
+        (["--controls", "none"], "--controls none: 'none' is not a valid Control"),
+        (["--updates", "16", "--score-at", "17"], "--score-at 17: there are 16 updates"),
+        (["--teachers", "wise"], "--teachers wise: 'wise' is not a valid LearnTeacher"),
+        (["--teachers", "ema", "--methods", "binary"], "--teachers ema: hints teach nothing with --methods binary"),
+        (["--flip-after", "16"], "--flip-after 16: there are 16 updates. Nothing was run"),
+        (
+            ["--flip-after", "8", "--scenario", "student"],
+            "--flip-after 8: with --scenario student there is nobody to exchange wishes with. Nothing was run",
+        ),
+        (["--flip-after", "8", "--hurry"], "--flip-after 8: people who ask on all the time"),
+        (["--flip-after", "8", "--controls", "coin"], "--flip-after 8: --controls coin is held against its method"),
+        (["--json", "nowhere/learn.json"], "--json nowhere/learn.json: there is no folder"),
+        (["--folder", "runs", "--json", "runs/learn.json", "--methods", "guess"], "--methods guess"),
+        (["--plot", "nowhere/learn.png"], "--plot nowhere/learn.png: there is no folder"),
+        (["--before", "1", "--requests", "3"], "--before, --requests: no effect without --real"),
+        (["--real", "--methods", "opd", "--folder", "x"], "--methods, --folder: no effect with --real"),
+        (
+            ["--scenario", "tools", "--methods", "binary"],
+            "--methods binary: expected outcome, stepwise with --scenario",
+        ),
+        (["--scenario", "tools", "--base", "hard"], "--base hard: expected tools with --scenario tools"),
+        (["--base", "own"], "engine.model_path is not set"),
+        (
+            ["--scenario", "all", "--base", "tools"],
+            "--base tools: expected standard, hard, demo, own with --scenario all",
+        ),
+        (["--methods", "stepwise"], "--methods stepwise: expected binary, opd, combined, topk with --scenario all"),
+        (
+            ["--methods", "opd,topk", "--controls", "frozen,coin"],
+            "--controls coin: it changes nothing of --methods",
+        ),
+        (["--scenario", "tools", "--methods", "outcome", "--controls", "shuffled"], "expected one of stepwise"),
+        (["--scenario", "tools", "--hurry"], "--hurry: no effect with --scenario tools"),
+        (["--real", "--seeds", "1,2"], "--seeds 1,2: --real draws with one seed"),
+        (
+            ["--methods", "stepwise", "--scenario", "tools", "--answers-per-hint", "4"],
+            "--answers-per-hint 4: hints teach nothing with --methods stepwise. Nothing was run",
+        ),
+        (
+            ["--methods", "opd", "--w-topk", "1"],
+            "--w-topk 1: it adds to combined, and --methods are opd. Nothing was run",
+        ),
+        (
+            ["--updates", "16", "--flip-after", "8", "--answers-per-hint", "4"],
+            "--flip-after 8: with --answers-per-hint 4 a session gives several samples",
+        ),
+    ],
+)
+def test_an_option_that_makes_no_grid_is_named_before_anything_is_run(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
+    config = tmp_path / "clawstream.toml"
+    config.write_text(f"environment = false\ndata_dir = '{tmp_path}'\ncache_dir = '{tmp_path}'\n")
+
+    result = CliRunner().invoke(app, ["-c", str(config), "learn", *options])
+
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["clawstream.toml"]
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "options", "said"),
+    [
+        ("nowhere", "", [], "which is no folder"),
+        (".", '[weights]\nurl = "http://gpu:9000"\n', [], "weights.url says that the trainer is elsewhere"),
+        (".", "", ["--at-once", "2"], "serve one run's weights"),
+        (
+            ".",
+            '[judge]\nurl = "http://judge/v1"\n',
+            ["--methods", "binary", "--controls", "coin"],
+            "take judge.url out",
+        ),
+    ],
+)
+def test_what_can_not_be_done_with_an_own_policy_is_said_before_anything_is_run(
+    tmp_path: Path, model: str, more: str, options: list[str], said: str
+) -> None:
+    config = tmp_path / "clawstream.toml"
+    config.write_text(
+        f"environment = false\ndata_dir = '{tmp_path}'\n"
+        f"[engine]\nurls = ['http://gpu:30000']\nmodel_path = '{tmp_path / model}'\n{more}"
+    )
+
+    result = CliRunner().invoke(app, ["-c", str(config), "learn", "--base", "own", *options])
+
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["clawstream.toml"]
+
+
+def test_a_policy_that_is_served_elsewhere_is_not_started_here(tmp_path: Path) -> None:
+    config = tmp_path / "clawstream.toml"
+    config.write_text(f"environment = false\ndata_dir = '{tmp_path}'\n[engine]\nurls = ['http://gpu:30000']\n")
+
+    result = CliRunner().invoke(app, ["-c", str(config), "learn", "--real", "--seeds", "3"])
+
+    assert isinstance(result.exception, OperatorError)
+    assert "engine.urls names http://gpu:30000" in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["clawstream.toml"]
+
+
+def test_what_a_control_leaves_out_is_said(tmp_path: Path) -> None:
+    config = tmp_path / "clawstream.toml"
+    config.write_text(f"environment = false\ndata_dir = '{tmp_path}'\ncache_dir = '{tmp_path}'\n")
+    (tmp_path / "learn").mkdir()
+    options = ["--methods", "binary,opd,combined", "--controls", "shuffled,coin"]
+
+    with locked(tmp_path / "learn" / ".lock", within_s=0):  # so that nothing is run
+        result = CliRunner().invoke(app, ["-c", str(config), "learn", *options])
+
+    assert result.stderr.splitlines() == ["--controls coin changes nothing of opd: left out there"]
+
+
+def test_a_folder_that_is_in_use_is_not_written_to(tmp_path: Path) -> None:
+    config = tmp_path / "clawstream.toml"
+    config.write_text(f"environment = false\ndata_dir = '{tmp_path}'\ncache_dir = '{tmp_path}'\n")
+    folder = tmp_path / "learn"
+    folder.mkdir()
+
+    with locked(folder / ".lock", within_s=0):
+        result = CliRunner().invoke(app, ["-c", str(config), "learn"])
+
+    assert isinstance(result.exception, PartUnavailable)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+def test_the_tables_say_scores_shares_differences_controls_and_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(0.32, 0.5, method="binary"), row(0.32, 0.52, method="binary", seed=1), failed("binary", seed=2)]
+    rows += [row(0.5, 0.6), row(0.5, 0.8, seed=1), row(0.2, 0.25, control=Control.SHUFFLED)]
+
+    show(tables(rows, REFERENCE))
+
+    lines = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
+    assert "binary 2 (1 failed) 0.20 (0.16-0.24) 25% 0.32 (0.32-0.32) 40% 0.51 (0.38-0.64) 64% 4.5" in lines
+    assert "hint in the prompt 0.80 (0.76-0.84)" in lines
+    assert "combined above binary 16 +0.19 (-0.38, +0.76)" in lines
+    assert "combined, shuffled +0.05 +0.35 no" in lines
+    show(tables([row(0.5, 0.7), row(0.2, 0.25, control=Control.SHUFFLED), failed(seed=1)], REFERENCE))
+    assert "combined, shuffled +0.05 +0.45 unknown (1 of 2 seeds)" in " ".join(
+        capsys.readouterr().out.replace("│", " ").split()
+    )
+
+
+def test_of_long_runs_the_tables_say_what_is_wanted_and_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {16: 0.7, 24: 0.72, 32: 0.6, 40: 0.2, 56: 0.4}
+    rows = [long_row(scores, flip_after=32, at_flip=0.05), long_row(scores | {32: 0.7}, flip_after=32, seed=1)]
+
+    show(tables(rows, replace(REFERENCE, flipped=FLIPPED)))
+
+    said = " ".join(capsys.readouterr().out.replace("│", " ").replace("┃", " ").split())
+    assert "after 24 after 32 after 32, flipped after 40" in said
+    assert "the base, flipped 0.10 (0.06-0.14) hint in the prompt, flipped 0.50 (0.46-0.54)" in said
+    assert "combined seed 0 no (0.12) yes (0.12) yes (0.00) yes (1.00 to 1.00) yes (1.00 to 1.00) yes (0.80)" in said
+    assert "combined, runs 1 of 2 2 of 2 2 of 2 2 of 2 2 of 2 2 of 2" in said
+
+
+def test_what_held_is_counted_by_method_and_teacher_and_of_failed_runs_nothing_did(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scores = {16: 0.7, 24: 0.72}
+    rows = [long_row(scores), failed(seed=1), long_row(scores, teacher="ema"), failed("opd")]
+
+    show(tables(rows, REFERENCE))
+
+    said = " ".join(capsys.readouterr().out.replace("│", " ").replace("┃", " ").split())
+    assert "combined, runs (1 failed) 1 of 2 1 of 2" in said
+    assert "combined, ema teacher, runs 1 of 1 1 of 1" in said
+    assert "opd, runs (1 failed) 0 of 1 0 of 1" in said
+
+
+def test_what_nobody_knows_yet_is_not_counted_as_held_or_as_not(capsys: pytest.CaptureFixture[str]) -> None:
+    show(tables([long_row({16: 0.7, 24: 0.3}, flip_after=16, at_flip=0.1)], replace(REFERENCE, flipped=FLIPPED)))
+
+    assert "0 of 1 (1 unknown)" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_a_picture_of_a_flip_is_drawn_in_two_pieces(tmp_path: Path) -> None:
+    scores = {16: 0.7, 32: 0.7, 40: 0.2, 56: 0.4}
+    rows = [long_row(scores, flip_after=32, at_flip=0.05), long_row(scores, teacher="ema", flip_after=32, at_flip=0.1)]
+    (first, _) = curves(rows)
+
+    before, after = _pieces(first)
+    assert [point.update for point in before] == [0, 16, 32]
+    assert [(point.update, point.score.mean) for point in after] == [(32, 0.05), (40, 0.2), (56, 0.4)]
+    flipped = replace(REFERENCE, flipped=FLIPPED)
+    assert _ceilings(flipped, 0, 32, 56) == [(0.8, 0, 32), (0.5, 32, 56)]
+    assert _ceilings(REFERENCE, 0, 56, 56) == [(0.8, 0, 56)]
+    plot_curves(curves(rows), flipped, "flip", tmp_path / "flip.png")
+    assert (tmp_path / "flip.png").stat().st_size > 10_000
+
+
+def test_long_runs_are_scored_every_8th_update() -> None:
+    assert _scored_by_default(16) == [0, 8]
+    assert _scored_by_default(64) == [0, 8, 16, 24, 32, 40, 48, 56]
+
+
+@pytest.mark.parametrize("unit", ["updates", "rounds"])
+def test_who_has_no_terminal_is_told_in_what_a_run_counts(unit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with shown(Console(file=io.StringIO()), 4, unit) as tell:
+        tell("outcome seed 0", RunProgress(phase="agents try", update=1))
+
+    assert capsys.readouterr().err == f"outcome seed 0: agents try: 1/4 {unit}\n"
+
+
+def test_one_method_without_controls_has_one_table() -> None:
+    assert len(tables([row(0.3, 0.5)], REFERENCE)) == 1

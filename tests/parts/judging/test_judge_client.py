@@ -1,0 +1,170 @@
+"""The judge client over real HTTP: what arrived is a reply, what did not is asked again."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from aiohttp import web
+from pydantic import SecretStr
+
+from clawstream.config import JudgeSettings
+from clawstream.errors import ConfigError, TryLater
+from clawstream.events import Question, VoteCast, VoteStatus
+from clawstream.inference.judges.judge_client import JudgeClient, JudgeRefused, JudgeReply
+from clawstream.judging.asking import Ballot
+from clawstream.judging.prompts import Prompt
+from clawstream.judging.stage import judging_stage
+from tests.parts.judging.endpoint import Endpoint, completion, endpoint
+
+
+def settings(judge: Endpoint | None, **changes: Any) -> JudgeSettings:
+    return JudgeSettings(url=judge and judge.url, model="m", **changes)
+
+
+async def saying(content: str | None) -> web.StreamResponse:
+    return completion(content)
+
+
+async def ask(judge: Endpoint, **changes: Any) -> JudgeReply:
+    async with JudgeClient.open(settings(judge, **changes)) as client:
+        return await client.ask("system", "user", seed=7)
+
+
+def ballot(question: Question = Question.SCORE) -> Ballot:
+    prompt = Prompt(system="system", user="user")
+    return Ballot(session_id="s", turn_id="t", question=question, revision=0, number=1, prompt=prompt, seed=7)
+
+
+async def cast(judge: Endpoint) -> VoteCast:
+    async with JudgeClient.open(settings(judge)) as client:
+        stage = judging_stage(settings(judge), client)
+        assert stage.perform is not None
+        (vote,) = await stage.perform(ballot())
+    assert isinstance(vote, VoteCast)
+    return vote
+
+
+async def test_a_reply_is_its_text_and_the_endpoints_own_counts() -> None:
+    async with endpoint(lambda _: saying("\\boxed{1}")) as judge:
+        reply = await ask(judge, api_key=SecretStr("key"))
+    assert reply == JudgeReply(text="\\boxed{1}", prompt_tokens=11, completion_tokens=7)
+    assert judge.keys == ["Bearer key"]
+    assert judge.bodies == [
+        {
+            "model": "m",
+            "messages": [{"role": "system", "content": "system"}, {"role": "user", "content": "user"}],
+            "temperature": 0.6,
+            "max_tokens": 1024,
+            "seed": 7,
+        }
+    ]
+
+
+async def test_votes_share_connections() -> None:
+    async with endpoint(lambda _: saying("ok")) as judge, JudgeClient.open(settings(judge)) as client:
+        for _ in range(5):
+            await client.ask("system", "user", seed=1)
+    assert len(judge.peers) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 408, 429, 500, 502, 503])
+async def test_a_judge_that_can_not_answer_now_is_asked_again(status: int) -> None:
+    async def busy(_: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=status, text="not now", headers={"Retry-After": "3"})
+
+    async with endpoint(busy) as judge:
+        with pytest.raises(TryLater, match=f"status {status}, not now") as caught:
+            await ask(judge)
+    assert caught.value.retry_after_s == 3.0
+
+
+async def test_a_retry_after_may_be_a_date() -> None:
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+
+    async def busy(_: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=429, headers={"Retry-After": later})
+
+    async with endpoint(busy) as judge:
+        with pytest.raises(TryLater) as caught:
+            await ask(judge)
+    assert caught.value.retry_after_s is not None
+    assert 20 < caught.value.retry_after_s <= 30
+
+
+async def test_a_judge_that_is_not_there_is_asked_again() -> None:
+    async with endpoint(lambda _: saying("ok")) as judge:
+        pass
+    with pytest.raises(TryLater, match="no reply"):
+        await ask(judge)
+
+
+async def test_a_judge_that_takes_too_long_is_asked_again() -> None:
+    never = asyncio.Event()
+
+    async def silent(_: dict[str, Any]) -> web.StreamResponse:
+        await never.wait()
+        return completion("too late")
+
+    async with endpoint(silent) as judge:
+        async with JudgeClient.open(JudgeSettings(url=judge.url), call_timeout_s=0.2) as client:
+            with pytest.raises(TryLater, match="no reply"):
+                await client.ask("system", "user", seed=1)
+        never.set()
+
+
+async def test_a_request_that_the_judge_will_never_take_is_refused_and_a_failed_vote_at_once() -> None:
+    async def refuse(_: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "context too long"}}, status=400)
+
+    async with endpoint(refuse) as judge:
+        with pytest.raises(JudgeRefused, match="context too long"):
+            await ask(judge)
+        vote = await cast(judge)
+    assert (vote.status, vote.score, vote.text) == (VoteStatus.FAILED, None, None)
+    assert vote.error is not None
+    assert "context too long" in vote.error
+
+
+@pytest.mark.parametrize("content", [None, "", "I can not say", "\\boxed{7}"])
+async def test_a_reply_without_a_verdict_is_an_unreadable_vote(content: str | None) -> None:
+    async with endpoint(lambda _: saying(content)) as judge:
+        vote = await cast(judge)
+    assert (vote.status, vote.score, vote.text) == (VoteStatus.UNREADABLE, None, content or "")
+
+
+@pytest.mark.parametrize("body", ["<html>", "{}", '{"choices": []}', "[1]", '{"choices": [{"message": "x"}]}'])
+async def test_a_reply_that_is_no_completion_is_an_unreadable_vote(body: str) -> None:
+    async def odd(_: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(text=body)
+
+    async with endpoint(odd) as judge:
+        vote = await cast(judge)
+    assert (vote.status, vote.text, vote.prompt_tokens) == (VoteStatus.UNREADABLE, body, None)
+
+
+async def test_a_readable_vote_records_who_was_asked_and_what_was_said() -> None:
+    async with endpoint(lambda _: saying("fine \\boxed{1}")) as judge:
+        vote = await cast(judge)
+    assert (vote.status, vote.score, vote.text) == (VoteStatus.READABLE, 1, "fine \\boxed{1}")
+    assert vote.judge == f"m@{judge.url.removeprefix('http://').removesuffix('/v1')}"
+    assert (vote.turn_id, vote.ballot, vote.prompt_tokens, vote.completion_tokens) == ("t", 1, 11, 7)
+
+
+async def test_a_vote_that_never_came_is_failed_under_an_id_of_its_own() -> None:
+    async with endpoint(lambda _: saying("\\boxed{1}")) as judge:
+        came = await cast(judge)
+        async with JudgeClient.open(settings(judge)) as client:
+            stage = judging_stage(settings(judge), client)
+            assert stage.give_up is not None
+            (missed,) = stage.give_up(ballot(), "no reply for 600 s")
+    assert isinstance(missed, VoteCast)
+    assert (missed.status, missed.score, missed.error) == (VoteStatus.FAILED, None, "no reply for 600 s")
+    assert missed.event_id != came.event_id
+
+
+async def test_no_url_is_an_operators_error() -> None:
+    with pytest.raises(ConfigError, match=r"judge\.url is not set"):
+        async with JudgeClient.open(settings(None)):
+            pass

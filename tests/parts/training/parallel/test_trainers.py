@@ -1,0 +1,419 @@
+"""Whoever trains a batch takes the same step: one process, FSDP2, or Megatron-Core cut in any way.
+
+Over 400 lines: every trainer is held to the same step, and they share their processes, batches and settings.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
+
+from clawstream.config import TrainingSettings
+from clawstream.errors import ConfigError, PartUnavailable
+from clawstream.events import BatchPlanned, SampleAssembled, StepRejected
+from clawstream.inference.models.model_folder import weight_files
+from clawstream.inference.models.version_folder import STATE_FOLDER
+from clawstream.training.models.base_folder import limits_of
+from clawstream.training.models.checkpoints import Checkpoint
+from clawstream.training.models.model import stored, tensors_of
+from clawstream.training.parallel.processes import Processes, Start
+from clawstream.training.parallel.team import Team
+from clawstream.training.step.trainer import StepSummary, Trainer
+from clawstream.training.stepping import Stepper, refuse_what_cannot_be
+from tests.parts.training import tiny
+from tests.parts.training.parallel import families
+from tests.parts.training.parallel.conftest import Teams, two_processes
+
+pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
+
+ADAPTER_FILE = "adapter_model.safetensors"
+WAITING = "tests.parts.training.parallel.waiting"
+FSDP = {"trainer": "fsdp", "processes": 2}
+TENSOR = {"trainer": "megatron", "processes": 2, "tensor_parallel": 2}
+PIPELINE = {"trainer": "megatron", "processes": 2, "pipeline_parallel": 2}
+ADAPTER = {"lora_rank": 4}
+DATA = {"trainer": "megatron", "processes": 2}
+CUTS = [
+    pytest.param(FSDP, id="fsdp"),
+    pytest.param(TENSOR, id="tensor"),
+    pytest.param(PIPELINE, id="pipeline"),
+    pytest.param(DATA, id="data"),
+]
+METHODS: list[dict[str, object]] = [
+    {"method": "combined"},
+    {"method": "binary"},
+    {"method": "opd", "teacher": "ema"},
+    {"method": "topk"},
+    {"method": "stepwise"},
+    {"method": "combined", "epochs": 2},
+    {"method": "combined", "w_topk": 0.5},
+    {"method": "combined", "loss": "cispo", "epochs": 2},  # losses differ where a batch has several steps
+    {"method": "binary", "loss": "importance_sampling", "epochs": 2},
+]
+MIXED = [
+    tiny.sample(
+        f"s{i}", reward=(1, -1, None)[i % 3], hinted=i % 3 == 2 or i % 2 == 0, prompt_tokens=3 + 2 * i,
+        response_tokens=3 + i, temperature=(1.0, 0.8)[i % 2],
+    )
+    for i in range(7)
+]  # fmt: skip
+
+
+def settings_of(changes: dict[str, object]) -> TrainingSettings:
+    return TrainingSettings(learning_rate=1e-3, micro_batch_tokens=64, **changes)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """What engines are given: a model, or an adapter."""
+    adapter = folder / ADAPTER_FILE
+    return {name: read() for name, read in tensors_of([adapter] if adapter.exists() else weight_files(folder))}
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    """What a trainer goes on from, beside those."""
+    stems = ("optimizer", "masters", "ema")
+    return {f"{stem}/{name}": read() for stem in stems for name, read in stored(folder / STATE_FOLDER, stem)}
+
+
+def step(
+    trainer: Trainer | Team, folder: Path, samples: list[SampleAssembled], version: int, *, method: object = None
+) -> StepSummary:
+    folder.mkdir()
+    advantages = [number - 2.5 for number in range(len(samples))] if method == "stepwise" else None
+    update = trainer.update(samples, version=version, seed=version, advantages=advantages)
+    trainer.save(folder)
+    return update
+
+
+def same(one: StepSummary, other: StepSummary) -> None:
+    for found, expected in zip(values(one), values(other), strict=True):
+        assert (found is None) == (expected is None)
+        assert expected is None or found == pytest.approx(expected, abs=1e-4, rel=1e-4)
+
+
+def running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def values(update: StepSummary) -> list[object]:
+    loss = update.loss
+    return [
+        loss.num_tokens, loss.num_tokens_dropped, loss.loss_nats, loss.kl_reference_nats, loss.behaviour_kl_nats,
+        loss.entropy_nats, loss.clipped_share, update.mean_gap_nats, update.grad_norm, update.learning_rate,
+        update.num_samples, update.num_hinted, update.num_rewarded, update.weights_changed_share,
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: "-".join(map(str, method.values())))
+def test_the_same_batch_gives_the_same_loss_and_the_same_weights(
+    base: Path, teams: Teams, tmp_path: Path, method: dict[str, object], cut: dict[str, object]
+) -> None:
+    alone = Trainer(base, settings_of(method))
+    team = teams(base, settings_of(method | cut))
+
+    for version in (1, 2):
+        expected = step(alone, tmp_path / f"alone{version}", MIXED, version, method=method["method"])
+        same(step(team, tmp_path / f"team{version}", MIXED, version, method=method["method"]), expected)
+
+    before, after, found = (weights(folder) for folder in (base, tmp_path / "alone2", tmp_path / "team2"))
+    assert found.keys() == after.keys()
+    for name, value in after.items():
+        torch.testing.assert_close(found[name], value, atol=1e-4, rtol=0)
+    assert max(float((after[name] - before[name]).abs().max()) for name in after) > 1e-3
+
+
+@pytest.mark.slow
+def test_shares_leave_a_process_without_samples_and_the_step_is_the_same(
+    base: Path, teams: Teams, tmp_path: Path
+) -> None:
+    for number, cut in enumerate((FSDP, DATA)):
+        alone = Trainer(base, settings_of({}))
+        expected = step(alone, tmp_path / f"alone{number}", MIXED[:1], 1)
+        same(step(teams(base, settings_of(cut)), tmp_path / f"team{number}", MIXED[:1], 1), expected)
+        after, found = (weights(tmp_path / f"{who}{number}") for who in ("alone", "team"))
+        for name, value in after.items():
+            torch.testing.assert_close(found[name], value, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora_rank", [None, 4], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("cut", CUTS)
+def test_any_trainer_goes_on_from_what_any_other_wrote(
+    bfloat16_base: Path, teams: Teams, tmp_path: Path, cut: dict[str, object], lora_rank: int | None
+) -> None:
+    """Rounded weights, float32 masters, moments and the teacher that follows: two processes, then one, and back."""
+    both: dict[str, object] = {"teacher": "ema", "lora_rank": lora_rank}
+    first = Trainer(bfloat16_base, settings_of(both))
+    step(first, tmp_path / "one", MIXED, 1)
+    team = teams(bfloat16_base, settings_of(both | cut))
+    team.restore(tmp_path / "one")
+    second = step(team, tmp_path / "two", MIXED, 2)
+    same(second, step(first, tmp_path / "two-alone", MIXED, 2))
+    found, expected_state = (state(tmp_path / folder) for folder in ("two", "two-alone"))
+    assert found.keys() == expected_state.keys()
+    for name, value in expected_state.items():
+        atol = 1e-3 * float(value.abs().max()) if name.startswith("optimizer/") else 1e-4  # squared gradients are tiny
+        torch.testing.assert_close(found[name], value, atol=atol, rtol=0)
+    alone = Trainer(bfloat16_base, settings_of(both))
+    alone.restore(tmp_path / "two")
+
+    third = step(alone, tmp_path / "three", MIXED, 3)
+
+    same(third, step(first, tmp_path / "three-alone", MIXED, 3))
+    after = weights(tmp_path / "three")
+    atol, rtol = (2e-3, 8e-3) if lora_rank is None else (1e-4, 0.0)  # a bfloat16 apart; adapters are not rounded
+    for name, value in weights(tmp_path / "three-alone").items():
+        torch.testing.assert_close(after[name].float(), value.float(), atol=atol, rtol=rtol)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: "-".join(map(str, method.values())))
+def test_an_adapter_cut_over_processes_learns_what_a_whole_one_does(
+    base: Path, teams: Teams, tmp_path: Path, method: dict[str, object], cut: dict[str, object]
+) -> None:
+    lora = method | ADAPTER
+    alone = Trainer(base, settings_of(lora))
+    step(alone, tmp_path / "alone1", MIXED, 1, method=method["method"])  # before it half of an adapter has no gradient
+    team = teams(base, settings_of(lora | cut))
+    team.restore(tmp_path / "alone1")
+
+    expected = step(alone, tmp_path / "alone2", MIXED, 2, method=method["method"])
+    same(step(team, tmp_path / "team2", MIXED, 2, method=method["method"]), expected)
+
+    before, after, found = (weights(tmp_path / folder) for folder in ("alone1", "alone2", "team2"))
+    assert found.keys() == after.keys()
+    for name, value in after.items():
+        torch.testing.assert_close(found[name], value, atol=1e-4, rtol=0)
+    assert all(float((after[name] - before[name]).abs().max()) > 2e-4 for name in after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", [pytest.param(FSDP, id="fsdp"), pytest.param(TENSOR, id="tensor")])
+def test_a_killed_process_is_named_and_a_resumed_run_has_the_same_numbers(
+    base: Path, teams: Teams, tmp_path: Path, cut: dict[str, object]
+) -> None:
+    settings = settings_of(cut)
+    with closing(Team(base, settings, device="cpu", processes=two_processes())) as team:
+        step(team, tmp_path / "one", MIXED, 1)
+        os.kill(team.pids[1], signal.SIGKILL)
+        pids = team.pids
+        named = rf"process 1 of the trainer's 2 \(pid {pids[1]}\) ended with status -9"
+        with pytest.raises(PartUnavailable, match=named):
+            team.update(MIXED, version=2, seed=2)
+        assert not any(map(running, pids))
+
+    whole = Trainer(base, settings_of({}))
+    step(whole, tmp_path / "whole1", MIXED, 1)
+    expected = step(whole, tmp_path / "whole2", MIXED, 2)
+    resumed = teams(base, settings)
+    resumed.restore(tmp_path / "one")
+    same(step(resumed, tmp_path / "two", MIXED, 2), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param(FSDP, id="fsdp"),
+        pytest.param(TENSOR, id="tensor"),
+        pytest.param(TENSOR | ADAPTER, id="tensor-adapter"),
+    ],
+)
+def test_trainers_that_went_on_and_that_were_started_again_write_the_same_bytes(
+    bfloat16_base: Path, teams: Teams, tmp_path: Path, cut: dict[str, object]
+) -> None:
+    settings = settings_of(cut | {"teacher": "ema"})
+    team = teams(bfloat16_base, settings)
+    for version in (1, 2):
+        step(team, tmp_path / f"went-on-{version}", MIXED, version)
+    again = teams(bfloat16_base, settings)
+    again.restore(tmp_path / "went-on-1")
+    step(again, tmp_path / "again", MIXED, 2)
+
+    def files(folder: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    assert files(tmp_path / "again") == files(tmp_path / "went-on-2")
+
+
+PARENT = """
+import time
+from clawstream.training.parallel.processes import Processes, Start
+def work(state):
+    print("at work", flush=True)
+    time.sleep(300)
+if __name__ == "__main__":
+    processes = Processes(2, Start(backend="gloo", threads=1))
+    print(*processes.pids, flush=True)
+    processes.ask("parent:work")
+"""
+
+
+@pytest.mark.slow
+def test_processes_end_with_the_one_that_started_them_however_it_ends(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert parent.stdout.readline() == "at work\n"
+        assert all(map(running, pids))
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while any(map(running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(running, pids))
+
+
+async def test_a_plan_of_a_trainer_that_this_machine_can_not_have_is_executed_by_the_one_it_has(
+    base: Path, tmp_path: Path
+) -> None:
+    planned = settings_of(FSDP | {"processes": 2})
+    plan = BatchPlanned(
+        policy_id="policy", policy_version=1, parent_version=0, sample_ids=tuple(s.sample_id for s in MIXED),
+        offsets=(), seed=1, settings=planned.model_dump_json().encode(), planned_at_ms=0, replay=None,
+    )  # fmt: skip
+    with ThreadPoolExecutor(1) as thread:
+        stepper = Stepper(base, tmp_path / "versions", thread, limits_of(base), machine=settings_of({}))
+        checkpoint = await stepper.execute(plan, tuple(MIXED), parent=None, said=None)
+        stepper.close()
+    assert isinstance(checkpoint, Checkpoint)
+    assert stepper._team is None
+
+
+@pytest.mark.slow
+async def test_a_policy_is_trained_by_several_processes_through_a_rejected_step_and_they_end_with_it(
+    base: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(FSDP)
+    alone = Trainer(base, settings_of({}))
+    expected = step(alone, tmp_path / "alone", MIXED, 2)
+    one_sided = tuple(tiny.sample(f"yes{i}", reward=1, hinted=True) for i in range(16))
+
+    def plan(version: int, samples: Sequence[SampleAssembled]) -> BatchPlanned:
+        return BatchPlanned(
+            policy_id="policy", policy_version=version, parent_version=0,
+            sample_ids=tuple(s.sample_id for s in samples), offsets=(), seed=version,
+            settings=settings.model_dump_json().encode(), planned_at_ms=0, replay=None,
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(1) as thread:
+        stepper = Stepper(base, tmp_path / "versions", thread, limits_of(base))
+        rejected = await stepper.execute(plan(1, one_sided), one_sided, parent=None, said=None)
+        assert isinstance(rejected, StepRejected)
+        assert "judge says yes to everything" in rejected.reason
+        team = stepper._team
+        assert team is not None
+        pids = team.pids
+        checkpoint = await stepper.execute(plan(2, MIXED), tuple(MIXED), parent=None, said=None)
+        assert isinstance(checkpoint, Checkpoint)
+        assert stepper._team is team  # a refusal ends no process
+        stepper.close()
+
+    assert checkpoint.step.loss_nats == pytest.approx(expected.loss.loss_nats, abs=1e-4)
+    found, after = weights(checkpoint.path), weights(tmp_path / "alone")
+    for name, value in after.items():
+        torch.testing.assert_close(found[name], value, atol=1e-4, rtol=0)
+    assert len(pids) == 2
+    assert not any(map(running, pids))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"processes": 2}, "trainer = 'torch' is one process, not 2"),
+        ({"trainer": "fsdp", "processes": 2, "tensor_parallel": 2}, "tensor_parallel and pipeline_parallel"),
+        ({"trainer": "megatron", "processes": 3, "tensor_parallel": 2}, "processes = 3 is no multiple"),
+    ],
+)
+def test_settings_that_no_trainer_can_follow_are_refused(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        settings_of(changes)
+
+
+def test_a_trainer_that_cannot_compute_here_is_refused_before_it_starts(base: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a GPU for each of its processes"):
+        refuse_what_cannot_be(base, settings_of(TENSOR))
+    refuse_what_cannot_be(base, settings_of(FSDP))
+
+
+def test_a_model_that_a_trainer_can_not_cut_is_refused_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stretched = Qwen3Config(
+        **families.COMMON, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+    )
+    stretched.save_pretrained(tmp_path / "yarn")
+    monkeypatch.setattr("clawstream.training.stepping.device_of", lambda *_: "cuda")  # there is none here
+    with pytest.raises(ConfigError, match="rope_type = 'yarn', where the Megatron trainer needs one of"):
+        refuse_what_cannot_be(tmp_path / "yarn", settings_of(TENSOR))
+
+    other = GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    GPT2LMHeadModel(other).save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(ConfigError, match=r"GPT2LMHeadModel has no decoder\.layers"):
+        refuse_what_cannot_be(tmp_path / "gpt2", settings_of(FSDP))
+
+    families.build(tmp_path / "renamed", "qwen3")
+    file = tmp_path / "renamed" / "model.safetensors"
+    save_file({f"language.{name}": value for name, value in load_file(file).items()}, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"its files have no tensor model\.embed_tokens\.weight"):
+        refuse_what_cannot_be(tmp_path / "renamed", settings_of(FSDP))
+
+
+@pytest.mark.parametrize("changes", [{}, FSDP | ADAPTER, TENSOR], ids=["torch", "fsdp", "megatron"])
+def test_a_base_whose_files_hold_quantized_weights_is_refused_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
+) -> None:
+    """In eight bits with scales beside them, as Qwen3-8B-FP8 is."""
+    monkeypatch.setattr("clawstream.training.stepping.device_of", lambda *_: "cpu")
+    base = families.build(tmp_path, "qwen3")
+    refuse_what_cannot_be(base, settings_of(changes))
+
+    whole = load_file(base / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    eight_bits = {name: whole[name].to(torch.float8_e4m3fn), f"{name}_scale_inv": torch.ones(1, 1)}
+    save_file(whole | eight_bits, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=f"{name} is stored as F8_E4M3, expected"):
+        refuse_what_cannot_be(base, settings_of(changes))
+
+    save_file(whole, base / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(ConfigError, match=r"config\.json has a quantization_config, quant_method = 'fp8'"):
+        refuse_what_cannot_be(base, settings_of(changes))
+
+
+@pytest.mark.slow
+def test_processes_that_are_stuck_are_ended_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes(3, Start(backend="gloo", threads=1))
+    processes.ask(f"{WAITING}:nothing")
+    pids = processes.pids
+    for _, connection in processes._members:
+        connection.send((f"{WAITING}:sleep", (60.0,)))
+    monkeypatch.setattr("clawstream.training.parallel.processes.JOIN_S", 1.5)
+
+    started_s = time.monotonic()
+    processes.close()
+
+    assert time.monotonic() - started_s < 3.0
+    assert not any(map(running, pids))
+
+
+@pytest.mark.slow
+def test_processes_find_each_other_on_this_machine_alone(two: Processes) -> None:
+    assert {name for names in two.ask(f"{WAITING}:interfaces") for name in names} == {"lo"}

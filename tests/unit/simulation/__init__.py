@@ -1,0 +1,1 @@
+"""Tests of the simulated people, their judge and the policy they talk to."""
