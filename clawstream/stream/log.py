@@ -1,6 +1,6 @@
 """What a log is: the surface that stages, gateway, projector and trainer use, on Kafka and in memory alike.
 
-The one rule: both logs pass the tests in tests/stream/contract, so what holds on one holds on the other.
+The one rule: both logs pass the tests in tests/parts/stream/contract, so what holds on one holds on the other.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
