@@ -1,9 +1,10 @@
 """What the description says in words alone, for schemathesis: bodies are made to hold to it, whatever else they break.
 
 They ask for the model that is served, one grammar at most, tokens that there are, and for likeliest tokens beside
-log-probs alone; the size of a group and the index of a step come with the group's name, and that beside one answer
-alone; no call is forced, which needs tools and a family with a form for it; and for /v1/messages, results come before
-text and the last message is no answer. Reasoning for /v1/responses is not encrypted by another model.
+log-probs alone. The size of a group and the index of a step come with the group's name, and that beside one answer
+alone. No call is forced, which needs tools and a family with a form for it, and no tools are allowed by name. For
+/v1/messages, results come before text and the last message is no answer. Reasoning for /v1/responses is not encrypted
+by another model.
 """
 
 from typing import Any
@@ -40,7 +41,7 @@ def _choice(body: dict[str, Any]) -> dict[str, Any]:
     """A choice that forces no call, in the place of one that does."""
     found = body.get("tool_choice")
     named = found.get("type") if isinstance(found, dict) else None
-    if found == "required" or named in ("function", "custom"):
+    if found == "required" or named in ("function", "custom", "allowed_tools"):
         return {"tool_choice": "auto"}
     if isinstance(found, dict) and named in ("any", "tool"):
         return {"tool_choice": {**found, "type": "auto"}}
@@ -53,8 +54,8 @@ def _shaping(body: dict[str, Any]) -> dict[str, Any]:
     """
     grammars = [
         name
-        for name in ("response_format", "text", "json_schema", "regex", "ebnf")
-        if isinstance(body.get(name), _GRAMMARS)
+        for name in ("response_format", "text", "output_config", "json_schema", "regex", "ebnf")
+        if isinstance(body.get(name), _GRAMMARS) and (name != "output_config" or "format" in body[name])
     ]
     kept = {key: value for key, value in body.items() if key not in grammars[1:]}
     if type(kept.get("min_tokens")) in (int, float) and kept["min_tokens"] > 0:
