@@ -1,4 +1,4 @@
-"""What is said. Depends on nothing; every other part speaks in these values.
+"""The events that the parts write to the log and read from it. This package depends on no other part.
 
 One file per topic family. A field added here is added to the event's next schema in schemas/, in the same order.
 """

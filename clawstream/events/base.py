@@ -1,7 +1,7 @@
-"""What every event is: an immutable fact with an id that follows from what it says happened.
+"""The base of every event: an immutable fact whose id is derived from what happened.
 
-`event_id` is a uuid5 over the event's type and the fields named in IDENTITY, so writing a fact again is writing the
-same event; of two records with one id the first in the partition counts. Fields are plain values: token ids and
+`event_id` is a uuid5 over the event's type and the fields named in IDENTITY, so a fact written twice is the
+same event; of two records with one id, the first in the partition counts. Fields are plain values: token ids and
 log-probs are tuples here and packed little-endian bytes on the wire (`Packed`).
 """
 
@@ -31,13 +31,13 @@ Mask = Annotated[tuple[int, ...], Packed.INT8]  # 1: the token is trained, 0: it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A fact; subclasses say which, and which of their fields make it that fact and no other."""
+    """A fact. A subclass says what happened, and in IDENTITY which of its fields identify it."""
 
     IDENTITY: ClassVar[tuple[str, ...]] = ()
 
     @property
     def event_id(self) -> str:
-        """The uuid5 of what happened: equal for two events exactly when they say that the same thing happened."""
+        """The uuid5 of type and IDENTITY fields: two events share it exactly when they state the same fact."""
         return derived_id(type(self).__name__, *(getattr(self, name) for name in self.IDENTITY))
 
     @property
@@ -73,7 +73,7 @@ class PolicyEvent(Event):
 def derived_id(kind: str, *parts: object) -> str:
     """Return a uuid5 of `kind` and `parts`; None and "" give different ids."""
     name = "\x1f".join([kind, *map(repr, parts)]).encode()
-    # As uuid.uuid5 does it, in a third of its time: every record that is read has its id made.
+    # Same as uuid.uuid5, in a third of its time: an id is computed for every record that is read.
     number = bytearray(sha1(_NAMESPACE + name, usedforsecurity=False).digest()[:16])
     number[6] = number[6] & 0x0F | 0x50
     number[8] = number[8] & 0x3F | 0x80

@@ -1,4 +1,4 @@
-"""What people have the installation do: replays of the log, and which samples a policy is trained on."""
+"""What operators order: replays of the log, the samples a policy is trained on, rollbacks and pinned versions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from clawstream.events.samples import OffDistribution, RewardWeights
 class VotesFrom(StrEnum):
     """Where a replay has its votes from."""
 
-    LOG = "log"  # as they were cast: facts, aggregated again
+    LOG = "log"  # the recorded votes are aggregated again
     NEW = "new"  # a judge is asked
 
 
@@ -42,21 +42,21 @@ class ReplayEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayStarted(ReplayEvent):
-    """What a replay reads and how it judges. All of its output follows from this, the log and, with new votes, them."""
+    """What a replay reads and how it judges. This event, the log and any new votes determine all of its output."""
 
     votes_from: VotesFrom
-    judge: str | None  # who is asked, or whose votes count alone; None: everybody's votes on the log
-    prompt_version: str | None  # what the judge is asked with; None: votes are not asked for
+    judge: str | None  # who is asked, or the only judge whose votes count; None: all votes on the log count
+    prompt_version: str | None  # of the judge's prompts; None: no votes are asked for
     session_id: str | None  # None: all
     num_votes: int  # per question and turn
     quorum: int
     ranges: tuple[OffsetRange, ...]
     started_at_ms: int  # since the epoch, UTC
-    off_distribution: OffDistribution | None = None  # None: such answers are samples like any others
-    reward_weights: RewardWeights | None = None  # None: it began when feedback did not count yet
-    hint_quorum: int | None = None  # None: it began when any vote's hint counted
+    off_distribution: OffDistribution | None = None  # None: off-distribution answers are samples
+    reward_weights: RewardWeights | None = None  # None: it began before feedback counted
+    hint_quorum: int | None = None  # None: it began when one vote's hint was enough
     teacher: str | None = None  # the engine whose recorded scores weigh hints; None: the trainer's own do
-    heuristic_function: str | None = None  # that scores turns beside what is on the log; None: none does
+    heuristic_function: str | None = None  # scores turns besides the log's scores; None: none is used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +70,10 @@ class ReplayEnded(ReplayEvent):
     num_samples: int
     num_refused: int
     num_calls: int  # to the judge, by the run that ended it
-    num_unusable: int  # records, passed over
+    num_unusable: int  # records that were skipped
     samples_sha256: str  # over the sha256 of each sample's bytes, in the order of the samples' ids
     ended_at_ms: int  # since the epoch, UTC
-    num_votes_cast: int | None  # by the judge, over all of its runs; None: it ended before these were counted
+    num_votes_cast: int | None  # by the judge, over all of its runs; None: it ended before votes were counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class SamplesPromoted(PolicyEvent):
 
     number: int  # 1, 2, .. for each policy
     replay: str | None  # whose samples; None: the live ones
-    undoes: int | None  # the number of what was rolled back; None: this is no rollback
+    undoes: int | None  # the number of the promotion rolled back; None: this is no rollback
     promoted_at_ms: int  # since the epoch, UTC
 
 
@@ -101,7 +101,7 @@ class RollbackAsked(PolicyEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPinned(PolicyEvent):
-    """A version's weights are kept for a rollback, however many come after it; or, not `pinned`, they need not be."""
+    """A version's weights are kept for a rollback, however many versions follow; not `pinned`: no longer."""
 
     IDENTITY: ClassVar = ("policy_id", "number")
 
@@ -121,9 +121,9 @@ def pinned(events: Iterable[VersionPinned]) -> frozenset[int]:
 
 
 def promotions(events: Iterable[SamplesPromoted]) -> list[SamplesPromoted]:
-    """Return what is promoted for a policy, the newest last, and without what was rolled back.
+    """Return the promotions in force for a policy, the newest last.
 
-    Of two with one number the first counts. Of an empty list, and of a policy without any, the live samples are used.
+    Of two events with one number the first counts. Where none is in force, the live samples are used.
     """
     first: dict[int, SamplesPromoted] = {}
     for event in events:

@@ -43,12 +43,12 @@ class VersionSpan:
     num_tokens: int
 
 
-GREEDY_BELOW = 1e-6  # of the temperature: the likeliest token is drawn, and its log-prob is that at 1
+GREEDY_BELOW = 1e-6  # below this temperature the likeliest token is drawn; its log-prob is that of temperature 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBias:
-    """`bias` is added to the token's logit, wherever it stands."""
+    """`bias` is added to the token's logit at every position."""
 
     token_id: int
     bias: float
@@ -56,13 +56,13 @@ class TokenBias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """What makes the distribution another than the policy's own, by SGLang's names; of the grammars at most one."""
+    """What changes the distribution from the policy's own, under SGLang's names; at most one grammar is set."""
 
-    frequency_penalty: float = 0.0  # off a token's logit for each time that it stands in the answer
-    presence_penalty: float = 0.0  # off it once, if it stands there
-    repetition_penalty: float = 1.0  # divides it then, or multiplies it where it is below 0
-    min_p: float = 0.0  # of the likeliest token's probability: less likely ones are not drawn
-    min_new_tokens: int = 0  # before these no token may end the answer
+    frequency_penalty: float = 0.0  # subtracted from a token's logit per occurrence in the answer
+    presence_penalty: float = 0.0  # subtracted once if the token occurs in the answer
+    repetition_penalty: float = 1.0  # divides that token's logit, or multiplies it if negative
+    min_p: float = 0.0  # a token below this share of the likeliest one's probability is not drawn
+    min_new_tokens: int = 0  # the answer can't end before it has so many tokens
     logit_bias: tuple[TokenBias, ...] = ()
     json_schema: str | None = None
     regex: str | None = None
@@ -84,23 +84,23 @@ class Sampling:
     max_tokens: int
     seed: int | None  # None: the engine's choice
     stop: tuple[str, ...]
-    shaping: Shaping | None = None  # None: nothing does
+    shaping: Shaping | None = None  # None: the distribution is the policy's own
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it is always the likeliest token: the same weights give the same answer again."""
+        """Whether the likeliest token is always drawn, so that the same weights repeat the same answer."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
     @property
     def of_the_policy(self) -> bool:
-        """Whether every token had the probability that the log-probs say, so that they weigh it as it was drawn."""
+        """Whether each token was drawn with the probability that its log-prob states, so that training may weigh by it."""
         whole = self.top_p >= 1 and (self.top_k is None or self.top_k < 1)
         return self.temperature >= GREEDY_BELOW and whole and self.shaping is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDelta:
-    """A request, less what its parent's request already holds.
+    """A request without what its parent's request already holds.
 
     The whole request's messages are the parent's first `kept_messages`, then `messages`; its prompt is the parent's
     first `kept_tokens` prompt tokens, then `token_ids`; its options are `options`, or the parent's where that is None.
@@ -137,7 +137,7 @@ class ExchangeCompleted(SessionEvent):
     output_logprobs: LogProbs  # one per output id, at the sampling temperature
     finish_reason: FinishReason
     cached_tokens: int | None  # prompt tokens that the engine had cached; None: not reported
-    num_spliced: int | None  # answers of the history that stand in the prompt as they were sampled; None: not said
+    num_spliced: int | None  # earlier answers that the prompt repeats as sampled tokens; None: not recorded
     trace_id: str | None  # of the request's traceparent
     received_at_ms: int  # since the epoch, UTC; so are the next two
     first_token_at_ms: int | None  # None: the answer has no tokens
@@ -145,12 +145,12 @@ class ExchangeCompleted(SessionEvent):
     group_id: str | None = None  # the task that the session, or this choice alone, is an attempt at; None: not said
     group_size: int | None = None  # attempts at it; None: not said
     step_index: int | None = None  # of this turn in its attempt; None: its number among the session's turns
-    choice_of: str | None = None  # the first exchange of a request with several answers; None: it has this one
+    choice_of: str | None = None  # the first exchange of a request with several answers; None: it has only this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeFailed(SessionEvent):
-    """A request that was accepted and whose answer the client did not get to its end."""
+    """An accepted request whose answer the client did not get to its end."""
 
     IDENTITY: ClassVar = ("exchange_id",)
 
@@ -168,16 +168,16 @@ class ExchangeFailed(SessionEvent):
     received_at_ms: int
     finished_at_ms: int
     message: bytes | None = (
-        None  # of the answer what was sent to a client that went away, as JSON; None: nothing, or one of several
+        None  # what a client that went away had been sent, as JSON; None: nothing, or one of several answers
     )
-    num_sent_tokens: int | None = None  # of output_ids: those that it was sent; None: not said, as are the next three
+    num_sent_tokens: int | None = None  # how many output_ids it was sent; None, here and in the next three: not recorded
     output_logprobs: LogProbs | None = None  # one per output id, at the sampling temperature
     versions: tuple[VersionSpan, ...] | None = None  # in output order; None also where weights changed meanwhile
     sampling: Sampling | None = None
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether it is an answer of which its client got a part, so that a person may react to it."""
+        """Whether the client got a part of the answer, to which a person may react."""
         return self.message is not None and self.turn_type is TurnType.MAIN
 
 

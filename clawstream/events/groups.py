@@ -1,7 +1,7 @@
-"""Groups: several attempts at one task, by the same policy, which are judged by each other.
+"""Groups: several attempts at one task by the same policy, each rewarded relative to the others.
 
-An attempt is a session's turns under one group id, a trajectory; its steps are compared with those of the other
-attempts that have the same index.
+An attempt, or trajectory, is a session's turns under one group id. Each step is compared with the steps of the same
+index in the other attempts.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from clawstream.events.base import Event, derived_id
 class StepDropReason(StrEnum):
     """Why a step of an ended trajectory is not trained on."""
 
-    NO_SAMPLE = "no_sample"  # it was refused, or nobody saw it delivered
-    NO_REWARD = "no_reward"  # neither it nor its attempt was judged by anything that counts
-    CONSTANT = "constant"  # all attempts have the same reward there, which says nothing
+    NO_SAMPLE = "no_sample"  # its sample was refused, or its answer was never seen delivered
+    NO_REWARD = "no_reward"  # no source that counts scored the step or its attempt
+    CONSTANT = "constant"  # all attempts have the same reward at this index
     LATE = "late"  # its group was settled without it
 
 
@@ -34,23 +34,23 @@ class GroupEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryStep:
-    """A turn of an attempt, and what was said of it alone."""
+    """A turn of an attempt, with the scores of that turn alone."""
 
     turn_id: str
     step_index: int
     sample_id: str | None  # None: no sample came of it
-    judge_reward: int | None  # -1 or 1; None, here and below: that source says nothing
+    judge_reward: int | None  # -1 or 1; None, here and below: that source gave no score
     person_reward: float | None
     heuristic_reward: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryEnded(GroupEvent):
-    """An attempt is over, as is all judging of it; feedback that comes later makes another revision."""
+    """An attempt and all judging of it are over; later feedback makes another revision."""
 
     session_id: str
     trajectory_id: str  # its first turn
-    revision: int  # how many facts it rests on: of two the one with more is newer
+    revision: int  # the number of facts it rests on; the higher one is newer
     ended_at_ms: int  # when the broker appended that the session is settled after its last turn
     group_size: int | None  # attempts at the task, as its client said; None: not said
     outcome: float | None  # the newest score that an environment gave one of its turns; None: it gave none
@@ -58,14 +58,14 @@ class TrajectoryEnded(GroupEvent):
 
     @property
     def event_id(self) -> str:
-        """One per content: a sample's id says what was known of its step."""
+        """One per content: each sample id stands for all that was known of its step."""
         samples = [step.sample_id for step in self.steps]
         return derived_id("TrajectoryEnded", self.group_id, self.trajectory_id, self.revision, self.outcome, *samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupWaited(GroupEvent):
-    """`wait_s` passed since the first attempt ended, by the ends of attempts: the others are not waited for."""
+    """`wait_s` passed since the first attempt ended, on the clock of attempts' ends; the others are not waited for."""
 
     IDENTITY: ClassVar = ("group_id",)
 
@@ -79,8 +79,8 @@ class StepAdvantage:
     turn_id: str
     sample_id: str
     step_index: int
-    reward: float  # its own and its attempt's outcome, weighed
-    advantage: float  # the reward against those of the other attempts at this index
+    reward: float  # weighted sum of the step's scores and its attempt's outcome
+    advantage: float  # the reward relative to the other attempts at this index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,19 +95,19 @@ class StepDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettled(GroupEvent):
-    """The advantages of a group; every step of its trajectories stands here once."""
+    """The advantages of a group; every step of its trajectories is listed once."""
 
     IDENTITY: ClassVar = ("group_id",)
 
     trajectories: tuple[str, ...]  # ids of the TrajectoryEnded that it rests on
-    complete: bool  # False: not all attempts had ended, with an outcome, when the wait was over
+    complete: bool  # False: the wait ended before all attempts had ended with an outcome
     advantages: tuple[StepAdvantage, ...]
     dropped: tuple[StepDropped, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryLate(GroupEvent):
-    """A trajectory, or what became known of one, came after its group was settled, and changes nothing there."""
+    """A trajectory, or a newer revision of one, came after its group was settled and does not change the group."""
 
     IDENTITY: ClassVar = ("group_id", "trajectory")
 

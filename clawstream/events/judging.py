@@ -1,6 +1,6 @@
-"""Votes, verdicts, hints and teachers' scores: what models said of a turn, and what that comes to.
+"""Votes, verdicts, hints, teachers' scores and feedback: what models and people said of a turn.
 
-A turn is asked about in revisions: 0 is the ordinary look, 1 the floor's look at a session that gave no sample.
+Revision 0 of a turn is the ordinary look; revision 1 is the floor's second look, at a session that gave no sample.
 """
 
 import struct
@@ -23,7 +23,7 @@ class VoteStatus(StrEnum):
     """What came of one question to one judge."""
 
     READABLE = "readable"
-    UNREADABLE = "unreadable"  # a reply arrived and has no verdict that can be read
+    UNREADABLE = "unreadable"  # a reply arrived without a readable verdict
     FAILED = "failed"  # no reply arrived before the deadline
 
 
@@ -50,7 +50,7 @@ class TeacherStatus(StrEnum):
 
     SCORED = "scored"
     REFUSED = "refused"  # an engine will not score it, however often it is asked: it is too long, for example
-    FAILED = "failed"  # before the deadline no teacher answered, or no engine whose weights kept one version
+    FAILED = "failed"  # no teacher answered before the deadline, or no policy engine kept one version meanwhile
 
 
 class FeedbackSource(StrEnum):
@@ -72,7 +72,7 @@ class VoteCast(SessionEvent):
     revision: int
     ballot: int  # 0 ..< votes asked of this judge
     status: VoteStatus
-    score: int | None  # None unless readable, which is not a 0
+    score: int | None  # None: not readable, which is not a score of 0
     hint: str | None  # None unless the question was for a hint and the vote gives one
     text: str | None  # the judge's reply; None: none came
     error: str | None  # why none came, or why one that came was not read
@@ -91,7 +91,7 @@ class VoteCast(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictReached(SessionEvent):
-    """What the votes on a turn come to."""
+    """The outcome of the votes on a turn."""
 
     IDENTITY: ClassVar = ("turn_id", "judge", "prompt_version", "revision")
 
@@ -124,7 +124,7 @@ class HintFound(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintAbsent(SessionEvent):
-    """No hint can be had from this turn's next state, and why."""
+    """This turn's next state gave no hint, and why."""
 
     IDENTITY: ClassVar = ("turn_id", "judge", "prompt_version", "revision")
 
@@ -133,19 +133,19 @@ class HintAbsent(SessionEvent):
     prompt_version: str
     revision: int
     reason: HintAbsence
-    num_offered: int | None  # None: in older records, that was not said
+    num_offered: int | None  # None: an older record, which did not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherScored(SessionEvent):
-    """What two engines make of a hinted turn's answer, token by token, or the fact that they do not say.
+    """Two engines' log-probs of a hinted turn's answer, token by token, or why there are none.
 
-    The teacher sees the hint, the student, the policy, does not; both are engines' scores at temperature 1, so that
-    their difference is one of opinion and not of arithmetic.
+    The teacher's prompt has the hint; the student's, which is the policy's own, has not. Engines compute both at
+    temperature 1, so the difference comes from hint and weights, not from arithmetic.
     """
 
     turn_id: str
-    judge: str  # whose hint it is, as are the next two
+    judge: str  # this and the next two name the hint
     prompt_version: str
     revision: int
     teacher: str  # model and endpoint, "qwen3-32b@teacher.internal:30000"
@@ -154,14 +154,14 @@ class TeacherScored(SessionEvent):
     status: TeacherStatus
     teacher_logprobs: LogProbs | None  # one per response id; None unless scored
     student_logprobs: LogProbs | None
-    student_version: int | None  # of the policy, whose weights made all of them
+    student_version: int | None  # the policy version that computed all student log-probs
     error: str | None  # None exactly when scored
     latency_ms: int
     scored_at_ms: int  # since the epoch, UTC
 
     @property
     def scoring_id(self) -> str:
-        """What was to be scored, by whom; whatever came of it."""
+        """The id of the question: what was to be scored and by whom, whatever the outcome."""
         asked = (self.turn_id, self.judge, self.prompt_version, self.revision)
         return scoring_id_of(*asked, teacher=self.teacher, scored_sha256=self.scored_sha256)
 
@@ -181,7 +181,7 @@ def scoring_id_of(
 
 
 def sha256_of(*token_ids: TokenIds) -> str:
-    """Return the hash of sequences of token ids, each cut off from the next."""
+    """Return the hash of sequences of token ids; it differs if they are divided otherwise."""
     digest = sha256()
     for ids in token_ids:
         digest.update(struct.pack(f"<q{len(ids)}i", len(ids), *ids))

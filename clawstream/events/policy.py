@@ -1,10 +1,9 @@
 """The life of a policy: batches planned, steps taken or rejected, versions published and taken over by engines.
 
-Version 0 is the base; the n-th plan names version n. A number is given once: that of a rejected step is never
-published, no later plan has it, and the next version's parent is the one before it. So of each plan the log says one of
-two things in the end, StepTaken with PolicyPublished, or StepRejected, and its samples are used up by either. How many
-versions old a sample is counts those that were published since; steps on record from before that was so counted the
-numbers of rejected steps too.
+Version 0 is the base; the n-th plan names version n. A number is used once: that of a rejected step is never published
+or planned again, and the next version's parent is the version before the rejected one. So each plan ends in StepTaken
+with PolicyPublished, or in StepRejected; both use up its samples. A sample's age in versions counts published versions
+alone; older StepTaken records count rejected ones too.
 """
 
 from dataclasses import dataclass
@@ -15,14 +14,14 @@ from clawstream.events.base import PolicyEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseNamed(PolicyEvent):
-    """A part found no base named, and names its own; of each hash the first on the log counts, and no other is taken.
+    """A part that found no base named names its own. The first of each hash on the log counts; no other is accepted.
 
-    A part that has no weights to look at names the tokenizer alone.
+    A part that has no weights at hand names the tokenizer alone.
     """
 
     IDENTITY: ClassVar = ("policy_id", "path", "model_sha256", "tokenizer_sha256", "named_at_ms")
 
-    path: str  # where it lay
+    path: str  # of the base's folder at that time
     model_sha256: str | None  # of its weights and config.json; None: no weights were there
     tokenizer_sha256: str | None  # of its vocabulary's files; None: there were none
     named_at_ms: int  # since the epoch, UTC
@@ -39,13 +38,13 @@ class TopicOffset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTurn:
-    """The turn that a planned sample is of, and who judged it; no other revision of it is ever planned."""
+    """The turn of a planned sample, and who judged it; no other revision of that turn is ever planned."""
 
-    turn_id: str  # or the id of an answer given anew, which stands for itself
+    turn_id: str  # or the id of a refreshed answer, which counts as a turn of its own
     judge: str
     prompt_version: str
-    revision: int | None = None  # that is planned, and how much feedback it knows; None: not said
-    num_feedback: int | None = None  # None: none, too
+    revision: int | None = None  # of the planned sample; None: not recorded
+    num_feedback: int | None = None  # that the sample knows; None: none, or not recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +61,9 @@ class BatchPlanned(PolicyEvent):
     settings: bytes  # the training settings, as JSON
     planned_at_ms: int  # since the epoch, UTC
     replay: str | None = None  # whose samples they are; None: the live ones
-    rollback: int | None = None  # the number of the rollback that it carries out, without a sample; None: it is none
+    rollback: int | None = None  # the number of the rollback that it carries out, without samples; None: no rollback
     turns: tuple[PlannedTurn, ...] | None = None  # of the samples, in their order; None: not said
-    advantages: tuple[float, ...] | None = None  # of the samples, in their order; None: they follow from their rewards
+    advantages: tuple[float, ...] | None = None  # of the samples, in their order; None: computed from the rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,7 @@ class StepTaken(PolicyEvent):
     num_hinted: int
     num_rewarded: int
     num_tokens: int  # trained
-    num_tokens_dropped: int  # a log-prob was missing or not finite
+    num_tokens_dropped: int  # not trained: a log-prob was missing or not finite
     loss_nats: float | None  # None: no token could be trained on, so the weights stayed
     kl_reference_nats: float | None  # None: nothing was trained on, or no reference was asked for
     mean_gap_nats: float | None  # teacher - old; None: no hint counts by it
@@ -86,19 +85,19 @@ class StepTaken(PolicyEvent):
     clipped_share: float | None  # None: nothing can be clipped, as with one step a batch
     grad_norm: float | None  # before clipping; None: nothing was trained on
     learning_rate: float
-    mean_versions_behind: float  # published after the samples' newest sampling version, up to the parent
+    mean_versions_behind: float  # versions published after the samples' newest sampling version, up to the parent
     max_versions_behind: int
     step_ms: int
     taken_at_ms: int
-    entropy_nats: float | None = None  # of the policy at the tokens trained on, a token; None: none was, or not said
-    behaviour_kl_nats: float | None = None  # sampled - old, a token: how far the engine's policy was from the trainer's
+    entropy_nats: float | None = None  # the policy's mean over trained tokens; None: none was, or not recorded
+    behaviour_kl_nats: float | None = None  # sampled - old, per token: how far the engine's policy was from the trainer's
     mean_response_tokens: float | None = None  # of the answers trained on
     weights_changed_share: float | None = None  # of the published numbers; None: no step was taken, or not said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRejected(PolicyEvent):
-    """What a plan's step came to would do harm: there is no such version, and the policy is as it was before."""
+    """A plan's step would have harmed the policy: its version does not exist, and the policy is unchanged."""
 
     IDENTITY: ClassVar = ("policy_id", "policy_version")
 
@@ -140,7 +139,7 @@ class PolicyActivated(PolicyEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRejected(PolicyEvent):
-    """An engine did not take this version over; it serves what it served."""
+    """An engine did not take this version over, and keeps serving what it served."""
 
     IDENTITY: ClassVar = ("policy_id", "policy_version", "engine", "rejected_at_ms")
 

@@ -1,4 +1,4 @@
-"""Answers given anew: the policy of today answers a prompt of the past, and nobody sees it but the trainer."""
+"""Refreshed answers: the policy of today answers a recorded prompt again, for the trainer alone."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,14 +6,14 @@ from typing import ClassVar
 from clawstream.events.base import LogProbs, SessionEvent, TokenIds
 from clawstream.events.exchanges import FinishReason, Sampling, VersionSpan
 
-FOR_A_LATE_SAMPLE = 0  # the number of the answer given where a sample came too late; further answers count from 1
+FOR_A_LATE_SAMPLE = 0  # the number of the answer that stands in for a late sample's; further ones count from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefreshAsked(SessionEvent):
-    """A sample of the turn came too late to be trained on: its prompt is to be answered anew, once.
+    """A sample of the turn came too late to be trained on: its prompt is to be answered again, once.
 
-    It holds what an engine needs: by now nobody may know the turn any more.
+    The event holds all that an engine needs, since every stage may have forgotten the turn by now.
     """
 
     IDENTITY: ClassVar = ("turn_id",)
@@ -28,9 +28,9 @@ class RefreshAsked(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRefreshed(SessionEvent):
-    """What the policy answered to the prompt of exchange `turn_id`, or why it did not: once for each number.
+    """The policy's new answer to the prompt of exchange `turn_id`, or why there is none; one event for each number.
 
-    Whose hint scores it is not said: all of the turn's do.
+    The event names no hint: all hints of the turn score the answer.
     """
 
     IDENTITY: ClassVar = ("turn_id", "number")

@@ -18,12 +18,12 @@ class RefusalReason(StrEnum):
     TRUNCATED = "truncated"  # the answer ran into max_tokens
     LOOPING = "looping"  # the answer ends in the same tokens over and over
     MISALIGNED = "misaligned"  # token ids and log-probs differ in number, or every log-prob is missing
-    INTERRUPTED = "interrupted"  # its client left; such answers are not to be trained on, or no version is known
+    INTERRUPTED = "interrupted"  # its client left; the settings exclude such answers, or no version is known
     OFF_DISTRIBUTION = "off_distribution"  # sampled greedily, from the likeliest tokens alone, or shaped
     PROMPT_UNKNOWN = "prompt_unknown"  # an exchange that the prompt refers to is not known any more
     HINT_UNRENDERABLE = "hint_unrenderable"  # the hinted prompt can't be rendered or is too long
     HINT_UNSCORED = "hint_unscored"  # an engine is the teacher, and it or the policy's engine gave no scores
-    ANSWER_UNKNOWN = "answer_unknown"  # there is feedback on it, and no such answer in the session
+    ANSWER_UNKNOWN = "answer_unknown"  # the feedback names an answer that is not in the session
 
 
 class OffDistribution(StrEnum):
@@ -31,15 +31,15 @@ class OffDistribution(StrEnum):
 
     REFUSE = "refuse"
     HINT_ONLY = "hint_only"  # a sample without its reward
-    GATEWAY_OVERRIDE = "gateway_override"  # refused; the gateway lets none come about
+    GATEWAY_OVERRIDE = "gateway_override"  # refused; the gateway changes the sampling so that none comes about
 
 
-NOBODY = "nobody"  # in a judge's place, where none is asked: the answer has no next state, there is feedback alone
+NOBODY = "nobody"  # the judge's name in a sample that no judge was asked about, as one of feedback alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardWeights:
-    """How much each source counts in a reward; 0: it is recorded alone."""
+    """The weight of each source in a reward; 0: its scores are recorded and do not count."""
 
     judge: float = 1.0
     person: float = 1.0
@@ -51,12 +51,12 @@ class RewardWeights:
 class SampleAssembled(SessionEvent):
     """One trainable turn: tokens exactly as sampled, and the reward, the hinted prompt, or both.
 
-    Neither is there where feedback took back what a revision before it said. Of a turn the newest revision holds: the
-    look at it that came last, and of one look the sample that knows most of the turn's feedback.
+    Both are absent where feedback took back what an earlier revision said. The newest revision of a turn is in force:
+    that of the last look, and within one look the sample that knows the most feedback.
 
     The model is trained on `response_ids` after `prompt_ids`; its teacher is the model that sees `hinted_prompt_ids`
-    instead. `sample_id` is the event's id. Where the turn's prompt was answered anew there is a sample of that answer
-    too, with the hint alone: what was said of the turn's own answer is no reward of it.
+    instead. `sample_id` is the event's id. A refreshed answer to the turn's prompt has a sample of its own, with
+    the hint alone: scores of the turn's own answer are no reward for it.
     """
 
     turn_id: str
@@ -79,28 +79,28 @@ class SampleAssembled(SessionEvent):
     person_reward: float | None = None  # the newest score by this source; None: it gave none
     environment_reward: float | None = None
     heuristic_reward: float | None = None
-    num_feedback: int | None = None  # how often by then feedback gave a source another score; None: never
+    num_feedback: int | None = None  # how often feedback had changed a source's score; None: never
     teacher: str | None = None  # the engine whose scores these are; None: the trainer is to score by its own weights
     teacher_logprobs: LogProbs | None = None  # of the response after the hinted prompt, at temperature 1
     student_logprobs: LogProbs | None = None  # by the policy's engine after the prompt, at temperature 1
     student_version: int | None = None  # of the policy that made those; None exactly when the other three are
     group_id: str | None = None  # the task that its session is an attempt at; None: of no group
     step_index: int | None = None  # of this turn in its attempt; None exactly when `group_id` is
-    refreshed_id: str | None = None  # the answer given anew that it is of; None: it is of the turn's own
+    refreshed_id: str | None = None  # the refreshed answer that it is of; None: it is of the turn's own
 
     @property
     def learned_reward(self) -> float | None:
-        """What is trained on; None: the parts say nothing, or outweigh each other."""
+        """The reward to train on; None: the parts give none, or cancel each other."""
         return self.total_reward or None
 
     @property
     def answer_id(self) -> str:
-        """What names the answer: of its revisions one is trained on at most."""
+        """The id of the answer; at most one of its samples is trained on."""
         return self.turn_id if self.refreshed_id is None else self.refreshed_id
 
     @property
     def event_id(self) -> str:
-        """One per answer, look and feedback known, by its number and scores; without any as before there was any."""
+        """One per answer, look and known feedback (its number and scores); `id_without_feedback` where there is none."""
         heard = (self.num_feedback, self.person_reward, self.environment_reward, self.heuristic_reward)
         return derived_id("SampleAssembled", *self._look, *([] if self.num_feedback is None else heard))
 
@@ -121,7 +121,7 @@ class SampleAssembled(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRefused(SessionEvent):
-    """No sample comes of this turn, of an answer given anew in it, or of this session where `turn_id` is None."""
+    """There is no sample of this turn, of a refreshed answer in it, or, where `turn_id` is None, of this session."""
 
     IDENTITY: ClassVar = ("session_id", "answer_id", "judge", "prompt_version", "revision")
 
@@ -130,9 +130,9 @@ class SampleRefused(SessionEvent):
     prompt_version: str | None
     revision: int
     reason: RefusalReason
-    refreshed_id: str | None = None  # of the answer given anew; None: it is of the turn's own, or the session
+    refreshed_id: str | None = None  # of the refreshed answer; None: it is of the turn's own, or the session
 
     @property
     def answer_id(self) -> str | None:
-        """What names the answer."""
+        """The id of the answer."""
         return self.turn_id if self.refreshed_id is None else self.refreshed_id

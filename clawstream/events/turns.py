@@ -13,15 +13,15 @@ class OrphanReason(StrEnum):
     EDITED = "edited"  # the history holds another assistant message in its place
     COMPACTED = "compacted"  # the history is shorter than it was and our answer is not in it
     REGENERATED = "regenerated"  # another answer to the same request was echoed: it was asked again, or had several
-    RESET = "reset"  # the history begins anew
+    RESET = "reset"  # the history starts over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPaired(SessionEvent):
     """The answer of exchange `turn_id` came back in the history of `next_exchange_id`: it was delivered.
 
-    An interrupted one was delivered in part, and the history goes on after what it was an answer to; it may show what
-    the client got, or leave it out.
+    An interrupted answer was delivered in part: the history goes on after the messages it answered, with or without
+    that part.
     The next state is the messages at `next_state` in that request: one reply of the user, or the results of all
     parallel tool calls; a client's own blocks are left out.
     """
@@ -31,7 +31,7 @@ class TurnPaired(SessionEvent):
     turn_id: str
     next_exchange_id: str
     next_state: tuple[int, ...]  # indices into the whole request's messages, ascending, not empty
-    interrupted: bool | None = False  # None: not said, as no such answer was paired then
+    interrupted: bool | None = False  # None: an older record; no interrupted answer was paired then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

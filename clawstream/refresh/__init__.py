@@ -1,6 +1,6 @@
-"""Refresh: prompts of the past -> answers of the policy of now.
+"""Refresh: recorded prompts -> answers of the policy of today.
 
-A stage of its own, beside samples: it alone asks the engines, so that no sample waits while they are away; and where
-neither `late = "refresh"` nor several answers a hint are wanted it need not run. What the answers are worth is said
-where samples are made, from the log.
+A stage apart from samples asks the engines, so that no sample waits while they are away. It need not run where neither
+`late = "refresh"` nor several answers a hint are wanted. The samples stage reads its answers from the log and makes
+samples of them.
 """

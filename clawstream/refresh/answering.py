@@ -1,8 +1,8 @@
-"""Has the policy of now answer prompts of the past: over the engines that serve people, one attempt at a time.
+"""Has the policy of today answer recorded prompts, on the engines that serve people, one attempt at a time.
 
-The one rule: an answer is on record with the weights that sampled it, or it is asked for again. Answers to one prompt
-share what is cached of it with each other and with people's: the key names the weights that the engine said it serves,
-as the gateway's does, and what others sampled after reading a cache under it is thrown away.
+The one rule: an answer is recorded with the weights that sampled it, or asked for again. Requests with one prompt share
+its prefix cache with each other and with people's requests: the cache key names the weights that the engine says it
+serves, as the gateway's does. An answer that other weights sampled after reading that cache is thrown away.
 """
 
 import itertools
@@ -35,7 +35,7 @@ class Reader(Protocol):
 
 
 class Refresher:
-    """Answers by the engines of one policy, all of them alike: each attempt goes to the next."""
+    """Has the engines of one policy answer: each attempt goes to the next engine."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class Refresher:
         self._now_ms = now_ms
 
     async def answer(self, ask: RefreshRequest) -> Sequence[Event]:
-        """Return the answer. Raises TryLater where there is none yet, or nobody knows what sampled it.
+        """Return the answer. Raises TryLater where there is none yet, or it is unknown which weights sampled it.
 
-        NotYet, where an engine that answers is not to be taken for away.
+        Raises NotYet instead where the engine does answer, so that it is not taken for away.
         """
         engine = next(self._engines)
         now = await served(engine, self._policy_id)
@@ -92,7 +92,7 @@ class Refresher:
         logprobs = [value for chunk in chunks for value in chunk.logprobs_nats]
         pinned = None if now.adapter is None else now.version
         sampled = behaviour(chunks[-1].weight_versions, logprobs, pinned)
-        # Without the request's tools a call stands in the text as it was sampled: nobody is to carry it out.
+        # Parsed without the request's tools: a call stays text as sampled, since nobody is to carry it out.
         parsed = self._reader.parse(output_ids, ask.prompt_ids, {})
         return replace(
             self._event(ask, error=None),

@@ -1,7 +1,7 @@
-"""Which prompts are answered anew, and how often. Pure.
+"""Which prompts are answered again, and how often. Pure.
 
-The one rule: an answer is asked for once for its turn and its number, whoever's hint it is to be scored by and however
-often a person changes his mind; one that is on the log is not asked for again.
+The one rule: an answer is asked for once per turn and number, whichever hint scores it and however often feedback
+changes; an answer that is on the log is not asked for again.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ NOTHING: Known = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefreshRequest:
-    """A prompt to be answered anew."""
+    """A prompt to be answered again."""
 
     session_id: str
     turn_id: str
@@ -37,7 +37,7 @@ class RefreshRequest:
 
     @property
     def seeded(self) -> Sampling:
-        """The sampling with a seed of its own: with another's it would be that one's answer."""
+        """The sampling with a seed of this turn and number: another answer's seed would repeat that answer."""
         return replace(self.sampling, seed=int(derived_id("seed", self.turn_id, self.number)[:7], 16))
 
 
@@ -51,7 +51,7 @@ class RefreshResult(NamedTuple):
 def observe(known: Known, event: Event, at_ms: int, *, policy_id: str, answers_per_hint: int) -> RefreshResult:
     """Return what follows from one more record of a session; `at_ms` is when the broker appended it.
 
-    Of other policies nothing is asked: their engines are not ours.
+    Events of other policies ask for nothing: their engines are not ours.
     """
     match event:
         case AnswerRefreshed():

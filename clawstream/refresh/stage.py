@@ -1,7 +1,7 @@
-"""The refresh stage: samples with hints, and what came too late -> answers given anew.
+"""The refresh stage: samples with hints, and samples that came too late -> refreshed answers.
 
-The one rule: each ask ends in exactly one fact, an answer or why there is none; while no engine answers at all, they
-wait for one.
+The one rule: each request ends in exactly one fact, an answer or why there is none. While no engine answers at all,
+requests wait for one.
 """
 
 import time
@@ -14,13 +14,13 @@ from clawstream.refresh.asking import NOTHING, Known, RefreshRequest, observe
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
 
 READS = ("clawstream.samples.v1", "clawstream.answers.v1")
-ASKED_AT_ONCE = 8  # most of an engine is for people
+ASKED_AT_ONCE = 8  # most of an engine's room is for people
 ANSWERED_WITHIN_S = 600.0
 GIVEN_UP_AFTER_S = 3600.0
 
 
 class Policy(Protocol):
-    """Who answers."""
+    """What answers the prompts."""
 
     async def answer(self, ask: RefreshRequest) -> Sequence[Event]:
         """Return the answer; raises TryLater."""
@@ -37,9 +37,9 @@ def refresh_stage(
     heard_ms: int = DAY_MS,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Stage[Known, RefreshRequest]:
-    """Return the stage that has `policy` answer anew.
+    """Return the stage that has `policy` answer again.
 
-    What follows from samples older than `heard_ms` is given up unasked: nobody would know the turn any more. So the
+    Requests from samples older than `heard_ms` are given up unasked, as every stage has forgotten their turns. So the
     first start on a long log does not ask about all of it.
     """
 

@@ -1,9 +1,9 @@
 """Find an answer in the history of a later request. Pure.
 
-The one rule: an echo stands where the answer was given, after what is left of the messages that it answered; the same
-words elsewhere in a history prove nothing. System messages, what a client writes itself, and what it asks for itself
-with the answers to that have no place in that count: clients rewrite and drop them from request to request. They also
-join messages of one role, drop the last before an answer, and put a summary in the place of the first.
+The one rule: an echo stands where the answer was given, behind what the history keeps of the messages that it answered;
+the same words elsewhere prove nothing. System messages, a client's own blocks, and its housekeeping questions with
+their answers are ignored, since clients rewrite and drop them. Clients also join messages of one role, drop the last
+message before an answer, and put a summary in the place of the first ones.
 """
 
 import re
@@ -33,16 +33,16 @@ from clawstream.conversation.standing import (
 )
 from clawstream.events import OrphanReason
 
-_NOTE = re.compile(r"\s*(?:\n|[\[(])")  # how a client's own words begin that it puts behind a part
+_NOTE = re.compile(r"\s*(?:\n|[\[(])")  # how a note begins that a client appends to a part of an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """What followed the answer begins behind `index`, where it stands, or where it was cut off and is left out."""
+    """The answer is the message at `index`, or was cut off behind it and left out; what followed comes next."""
 
     index: int
-    exact: bool = True  # all that was asked stands before it, and nothing else
-    joined: bool = False  # it begins in that very message, behind what was asked
+    exact: bool = True  # exactly what was asked precedes the answer
+    joined: bool = False  # what followed begins within that message, behind the question
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Missing:
 
 
 def look(asked: Sequence[bytes] | None, answer: bytes, history: Sequence[bytes]) -> Echo | Displaced | Missing | None:
-    """Return where `history` has the answer to `asked`; None where it shows nothing, as the same was asked again.
+    """Return where `history` has the answer to `asked`; None: the same was asked again, which shows nothing.
 
-    `asked` is None where the answered request is not known: then only the one message that says the same is an echo.
+    `asked` is None where the answered request is unknown; then a message is an echo only if no other says the same.
     """
     given = parse(answer)
     if asked is None:
@@ -130,10 +130,10 @@ def _is_summarised(history: Sequence[bytes]) -> bool:
 
 
 def _in_changed(before: Sequence[Said], given: Message, now: Sequence[Said], *, summarised: bool) -> int | None:
-    """Return where the answer stands in a history that is not what was asked and more; its end where nothing is new.
+    """Return the answer's place in `now`, which does not begin with `before`; len(now) where nothing is new.
 
-    Three changes keep the proof: the last message asked was rewritten where it stood, as by clients that add context to
-    a request only; messages before the answer were dropped, all of them only where a summary stands for them; or the
+    Three changes still prove an echo: the last message asked was rewritten in its place, as by clients that add context
+    to one request only; messages before the answer were dropped, all of them only where a summary replaces them; or the
     beginning was cut and the answer still follows the message that it answered.
     """
     rewritten = _behind_rewritten(before, now)
@@ -149,7 +149,7 @@ def _in_changed(before: Sequence[Said], given: Message, now: Sequence[Said], *, 
 
 
 def _following(before: Sequence[Said], given: Message, now: Sequence[Said]) -> list[int]:
-    """Return where the answer, or one that says the same, follows the last that was asked."""
+    """Return the places at which the answer, or an equal one, directly follows the last message asked."""
     return [
         number + 1
         for number, (asked, echo) in enumerate(pairwise(now))
@@ -158,7 +158,7 @@ def _following(before: Sequence[Said], given: Message, now: Sequence[Said]) -> l
 
 
 def _behind_rewritten(before: Sequence[Said], now: Sequence[Said]) -> int | None:
-    """Return what follows the message that stands where the last that was asked stood."""
+    """Return the place behind the message that replaced the last one asked; None where no message did."""
     last = next((number for number, one in enumerate(before) if one.index == before[-1].index), None)
     if last is None or last >= len(now) or num_same(before, now) < last:
         return None
@@ -166,7 +166,7 @@ def _behind_rewritten(before: Sequence[Said], now: Sequence[Said]) -> int | None
 
 
 def _is_echo(given: Message, found: Message, before: Sequence[Said]) -> bool:
-    """Return whether it is the answer, or the answer joined to the one before, as what stood between was dropped."""
+    """Return whether `found` is the answer, alone or joined to the answer before it, what stood between being dropped."""
     if same_answer(given, found):
         return True
     earlier = next((one.message for one in reversed(before) if role_of(one.message) == "assistant"), None)
@@ -177,9 +177,9 @@ def _is_echo(given: Message, found: Message, before: Sequence[Said]) -> bool:
 
 
 def _is_part(given: Message, found: Message) -> bool:
-    """Return whether it may be what the client kept of the answer: fewer words, or a note of its own behind them.
+    """Return whether `found` may be what the client kept of the answer: its beginning, or all of it with a note.
 
-    Words that merely go on are another model's answer, and calls that the client did not get are none of ours.
+    Text that goes on without such a note is another model's answer, as is one with more calls than the client got.
     """
     kept, got = text_of(found).strip(), text_of(given).strip()
     if not (kept and got) or len(tool_calls_of(found)) > len(tool_calls_of(given)):

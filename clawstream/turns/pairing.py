@@ -1,8 +1,8 @@
 """Pair each answer with what happened next in its session. Pure.
 
-The one rule: an answer counts as delivered when a later request's history echoes it, and never otherwise, be that
-request answered or not: what came next ends where that request ended. Until then it is pending; a history that has
-something else in its place makes it an orphan.
+The one rule: an answer counts as delivered only when the history of a later request echoes it, whether that request was
+answered or not; what came next ends where that request ends. Until then the answer is pending. A history with something
+else in its place makes it an orphan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ from clawstream.events import (
 )
 from clawstream.turns.echo import Displaced, Echo, Missing, look, look_behind, next_state, stands_at
 
-MAX_PENDING = 32  # only asking the same again and again gets there; the oldest answer is then given up
-MAX_ALIKE = 32  # a history that changed is looked through for so many of the newest answers that said the same
+MAX_PENDING = 32  # reached only by asking the same again and again; the oldest answer is then given up
+MAX_ALIKE = 32  # how many of the newest equal answers are compared with a changed history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Pending:
     answer: bytes
     finished_at_ms: int
     interrupted: bool = False  # the client got no more of it than `answer`
-    choice_of: str | None = None  # answers of one request have it in common; None: its request has no other
+    choice_of: str | None = None  # shared by the answers of one request; None: the request has no other
 
 
 class PairingState(NamedTuple):
@@ -50,7 +50,7 @@ class PairingState(NamedTuple):
     newest_at_ms: int  # when the broker appended it
     requests: Mapping[str, RequestDelta] = MappingProxyType({})  # without tokens
     pending: tuple[Pending, ...] = ()  # in answer order
-    paired: Mapping[str, bytes] = MappingProxyType({})  # answers by turn: an echo of theirs is nobody else's
+    paired: Mapping[str, bytes] = MappingProxyType({})  # answers by turn; their echoes prove no other answer
     answered: bool = False  # a main answer was seen
     idle_after: str | None = None  # the exchange after which the session was said to be idle
 
@@ -60,9 +60,9 @@ def observe(
 ) -> tuple[PairingState, list[Event]]:
     """Return the session with `arrived` in it, and the fate of each pending answer that `arrived` shows.
 
-    An exchange seen before changes nothing. A side turn is remembered only as a parent of later requests, and so is a
-    failed one, once it has shown what its history shows, unless its client got a part of the answer. A main request
-    that rests on an unknown one shows nothing, and its answer is pending like any other.
+    An exchange seen before changes nothing. A side turn is remembered only as a parent of later requests. So is a
+    failed exchange, once its history was read, unless its client got a part of the answer. A main request whose parent
+    is unknown shows nothing; its own answer is pending like any other.
     """
     if session is not None and arrived.exchange_id in session.requests:
         return session, []
@@ -90,7 +90,7 @@ def observe(
 
 
 def _pending(arrived: ExchangeCompleted | ExchangeFailed, asked: tuple[bytes, ...] | None) -> Pending | None:
-    """Return what there is to be reacted to, if anything; a part needs a request that is known."""
+    """Return the answer that awaits its echo, if any; a partial answer needs a known request."""
     if isinstance(arrived, ExchangeCompleted):
         return Pending(
             turn_id=arrived.exchange_id,
@@ -105,7 +105,7 @@ def _pending(arrived: ExchangeCompleted | ExchangeFailed, asked: tuple[bytes, ..
         turn_id=arrived.exchange_id,
         asked=asked,
         answer=arrived.message,
-        finished_at_ms=arrived.received_at_ms,  # a client that went away may ask before that is noticed
+        finished_at_ms=arrived.received_at_ms,  # a client may ask again before its leaving is noticed
         interrupted=True,
     )
 
@@ -145,14 +145,14 @@ def _fates(
                 )
             continue
         reason = OrphanReason.REGENERATED if item.choice_of in chosen else _reason(finding, number, claims)
-        # A request on its way before the answer was complete can't hold it, and shows nothing.
+        # A request that was sent before the answer was complete can't echo it, and shows nothing.
         if reason is not None and arrived.received_at_ms >= item.finished_at_ms:
             fates[item.turn_id] = _orphan(item, arrived, reason)
     return fates
 
 
 def _finding(session: PairingState, item: Pending, messages: Sequence[bytes]) -> Echo | Displaced | Missing | None:
-    """Return what the request shows of the answer; where another's echo stands in full, it shows that alone."""
+    """Return what the request shows of `item`; a message that is another answer's exact echo shows only that one."""
     if item.interrupted and item.asked is not None:
         return look_behind(item.asked, item.answer, messages)
     found = look(item.asked, item.answer, messages)
@@ -183,7 +183,7 @@ def _orphan(item: Pending, arrived: ExchangeCompleted | ExchangeFailed, reason: 
 
 
 def _claims(findings: Sequence[Echo | Displaced | Missing | None]) -> dict[int, int]:
-    """Return which pending answer each echo proves: of those that say the same the newest that fits in full, if any."""
+    """Return the pending answer that each echo proves: of equal answers the newest exact match, else the newest."""
     claims: dict[int, int] = {}
     for exact in (False, True):
         for number, finding in enumerate(findings):

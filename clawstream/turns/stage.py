@@ -1,6 +1,6 @@
 """The turns stage: exchanges -> turns, and the idle mark that the log keeps of a silent session.
 
-The one rule: what the log says ends a session, a record or its own clock; never this machine's.
+The one rule: a record on the log or the log's own clock ends a session, never this machine's clock.
 """
 
 from clawstream.events import (
