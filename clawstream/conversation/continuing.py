@@ -1,11 +1,11 @@
-"""A prompt that goes on from what the model sampled: answers of ours stand in it as they were sampled. Pure.
+"""Prompts that continue sampled tokens: the policy's earlier answers stand in them as they were sampled. Pure.
 
-The prompt is the template's rendering of all before the first such answer, then, for each, the ids that were sampled
-and what the template writes between it and the next. For a client that only adds to its history that is the previous
-prompt, what was sampled, and what is new.
+A prompt is the template's rendering of all messages before the first such answer; then, for each such answer, its
+sampled ids and the template's text up to the next one. For a client that only adds to its history, that is the previous
+prompt, the sampled answer, and the new messages.
 
-The one rule: equal requests after equal answers are equal token ids. The gateway renders a prompt once; who has the
-log gets the same ids again, whatever of the session was still in memory when the request came.
+The one rule: equal requests after equal answers give equal token ids. So whoever reads the log gets the gateway's ids
+again, whatever the gateway still had in memory when the request came.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from clawstream.conversation.messages import Message, normal_call_id
 from clawstream.errors import UnrenderableRequest
 from clawstream.events import TokenIds
 
-_SHAPING = ("tools", "tool_choice")  # of the options; chat_template_kwargs shape what stands before each answer
+_SHAPING = ("tools", "tool_choice")  # options; chat_template_kwargs shape the text before each answer
 
 
 class Renderer(Protocol):
@@ -43,21 +43,21 @@ class Renderer(Protocol):
         between: Sequence[Message],
         options: Mapping[str, Any],
     ) -> TokenIds | None:
-        """What follows `prompt_ids`: `output_ids`, then `between`, and the question for an answer; None: it can't."""
+        """The ids behind `prompt_ids`: `output_ids`, `between`, and the cue for an answer; None: it can't go on."""
 
 
 class PromptOrigin(StrEnum):
     """How a prompt was made."""
 
     CONTINUED = "continued"  # every answer in the history stands in it as sampled
-    SPLICED = "spliced"  # some do, behind a history that is rendered
-    RENDERED = "rendered"  # there was no answer, or none of this session is known
+    SPLICED = "spliced"  # the last ones do, behind a rendered history
+    RENDERED = "rendered"  # the history has no answer, or no answer of this session is known
     FALLBACK = "fallback"  # answers of this session are known, and none could be used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked: each message parsed and as JSON, and the body without them."""
+    """A request: each message parsed and as JSON, and the body without messages."""
 
     messages: Sequence[Message]
     raw: Sequence[bytes]
@@ -65,7 +65,7 @@ class Request:
 
 
 class _Step(NamedTuple):
-    """An answer, and the digest of how it was echoed, what stands between it and the next, and what asks for that."""
+    """An answer, and the digest of its echoed call ids, the messages up to the next answer, and the next's template."""
 
     answer: ShownAnswer
     digest: bytes
@@ -73,7 +73,7 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continued:
-    """A prompt, and what it is made of: `ends` are its token counts after its beginning and after each step."""
+    """A prompt and its parts; `ends` are its token counts after its beginning and after each step."""
 
     token_ids: TokenIds
     num_spliced: int
@@ -91,10 +91,10 @@ def continue_prompt(
     *,
     context_length_tokens: int | None = None,
 ) -> Continued:
-    """Return the prompt of `request` with its `echoes` as sampled, as many of the last as the template allows.
+    """Return the prompt of `request`, in which as many of the last `echoes` as the template allows stand as sampled.
 
-    What `known` prompts begin with alike is taken from them. A prompt that leaves no room in the context is made by
-    the template alone. Raises UnrenderableRequest.
+    A beginning shared with a `known` prompt is taken from it. A prompt that would fill the context is rendered by the
+    template alone. Raises UnrenderableRequest.
     """
     used = echoes.found if renderer.bridges else ()
     while used:
@@ -112,7 +112,7 @@ def continue_prompt(
 
 
 def num_new_bytes(request: Request, echoes: Echoes, known: Sequence[Continued]) -> int:
-    """Return how many bytes of messages no known prompt holds, so that they have to be rendered."""
+    """Return how many bytes of messages are in no known prompt and have to be rendered."""
     beginning, *rest = _parts(request, echoes.found)
     begun, num_steps = _longest_begun(*_plan(request, echoes.found), known)
     new = sum(len(raw) for _, _, *between in rest[num_steps:] for raw in between)
@@ -122,7 +122,7 @@ def num_new_bytes(request: Request, echoes: Echoes, known: Sequence[Continued]) 
 def _splice(
     renderer: Renderer, request: Request, used: Sequence[EchoedAnswer], known: Sequence[Continued], made: PromptOrigin
 ) -> Continued | int:
-    """Return the prompt, or the number of the last echo that the template can't go on from."""
+    """Return the prompt, or the number in `used` of the last echo that the template can't go on from."""
     beginning, steps = _plan(request, used)
     begun, num_steps = _longest_begun(beginning, steps, known)
     if begun is None:
@@ -140,7 +140,7 @@ def _splice(
     for number in range(num_steps, len(steps)):
         bridge = _bridge(renderer, request, used, number, ids)
         if bridge is None:
-            impossible = number  # there may be later ones, and the prompt so far ends like any other
+            impossible = number  # go on: a later one may fail too, and the last failure counts
         else:
             ids += bridge
             ends.append(len(ids))
@@ -152,7 +152,7 @@ def _splice(
 
 
 def _begin(renderer: Renderer, request: Request, used: Sequence[EchoedAnswer]) -> TokenIds:
-    """All before the first echo, and what asked for that answer."""
+    """The prompt up to the first echo, with the cue that asked for that answer."""
     if not used:
         return renderer.prompt_ids(request.messages, request.options)
     first = used[0]
@@ -162,7 +162,7 @@ def _begin(renderer: Renderer, request: Request, used: Sequence[EchoedAnswer]) -
 def _bridge(
     renderer: Renderer, request: Request, used: Sequence[EchoedAnswer], number: int, prompt_ids: Sequence[int]
 ) -> TokenIds | None:
-    """What follows the prompt so far: the answer as sampled, and all up to what asks for the next."""
+    """The ids behind the prompt so far: the answer as sampled, and all up to the cue for the next answer."""
     at, answer = used[number]
     options, end = request.options, len(request.messages)
     if number + 1 < len(used):
@@ -172,13 +172,13 @@ def _bridge(
 
 
 def _plan(request: Request, used: Sequence[EchoedAnswer]) -> tuple[bytes, tuple[_Step, ...]]:
-    """Return what the prompt rests on, such that equal values are equal prompts."""
+    """Return the digests that identify the prompt: equal values mean equal prompts."""
     beginning, *rest = map(_digest, _parts(request, used))
     return beginning, tuple(_Step(echo.answer, digest) for echo, digest in zip(used, rest, strict=True))
 
 
 def _parts(request: Request, used: Sequence[EchoedAnswer]) -> list[tuple[bytes, ...]]:
-    """Return what the beginning and each step rest on, besides the answers themselves."""
+    """Return the inputs of the beginning and of each step, apart from the answers themselves."""
     templates = [_json(echo.answer.template) for echo in used]
     templates.append(_json(request.options.get("chat_template_kwargs")))
     starts = [*(echo.at for echo in used), len(request.raw)]
@@ -196,7 +196,7 @@ def _call_ids(echo: Message) -> bytes:
 
 
 def _digest(parts: Sequence[bytes]) -> bytes:
-    """Not the messages themselves: a session is remembered for a day, and one message may be 8 MB."""
+    """Hash the parts: a session is remembered for a day, and one message may be 8 MB."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
         found.update(len(part).to_bytes(8, "big"))
@@ -207,7 +207,7 @@ def _digest(parts: Sequence[bytes]) -> bytes:
 def _longest_begun(
     beginning: bytes, steps: tuple[_Step, ...], known: Sequence[Continued]
 ) -> tuple[Continued | None, int]:
-    """Return the known prompt that begins like this one for longest, and how many steps they share."""
+    """Return the known prompt with the longest common beginning, and how many steps it shares."""
     longest: tuple[Continued | None, int] = (None, 0)
     for prompt in known:
         if prompt.beginning == beginning:
@@ -220,7 +220,7 @@ def _longest_begun(
 
 
 def _under_sampled_ids(echo: Message, answer: Message, between: Sequence[Message]) -> list[Message]:
-    """Return `between` with its results under the ids that the model gave its calls, where the client rewrote them."""
+    """Return `between` with tool results under the call ids that the model sampled, where the client rewrote them."""
     given = {
         normal_call_id(str(echoed.get("id", ""))): str(call.get("id", ""))
         for echoed, call in zip(echo.get("tool_calls") or (), answer.get("tool_calls") or (), strict=False)
@@ -234,7 +234,7 @@ def _under_sampled_ids(echo: Message, answer: Message, between: Sequence[Message
 
 
 def _asking(options: Mapping[str, Any], template: Any) -> Mapping[str, Any]:
-    """Return the options with another request's chat_template_kwargs."""
+    """Return the options with `template` as chat_template_kwargs."""
     others = {key: value for key, value in options.items() if key != "chat_template_kwargs"}
     return others if template is None else {**others, "chat_template_kwargs": template}
 

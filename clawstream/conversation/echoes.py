@@ -1,7 +1,7 @@
-"""Which answers of a history are ours, so that they can stand in a prompt as they were sampled. Pure.
+"""Which answers of a history the policy gave, so that they can stand in a prompt as they were sampled. Pure.
 
-The one rule: an answer is recognised by what it says and by what it answers, as clients rewrite the rest. What stands
-before an answer that is not ours may be anything, so nothing is looked for there.
+The one rule: an answer is recognised by its text and calls and by the message before it, since clients rewrite the
+rest. Answers before one that the policy did not give are not looked for, since that part may be anything.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -18,13 +18,13 @@ class ShownAnswer:
 
     message: Message
     output_ids: TokenIds  # the stop token included
-    follows: Hashable  # what the last message that it answers says
-    template: Any  # the chat_template_kwargs that it was asked with
+    follows: Hashable  # the content of the last message that it answers
+    template: Any  # the chat_template_kwargs of its request
     said: Hashable
 
 
 class EchoedAnswer(NamedTuple):
-    """An answer of ours in a history, and where."""
+    """An answer of the policy in a history, and its index."""
 
     at: int
     answer: ShownAnswer
@@ -32,7 +32,7 @@ class EchoedAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Echoes:
-    """The answers that can stand as sampled: all from the last that can't on."""
+    """The answers that can stand as sampled: all behind the last one that can't."""
 
     found: tuple[EchoedAnswer, ...]
     unbroken: bool  # no other answer is in the history
@@ -42,7 +42,7 @@ class Echoes:
 def answered(
     newest_first: Iterable[Message], options: Mapping[str, Any], message: Message, output_ids: TokenIds
 ) -> ShownAnswer:
-    """Return the answer `message` to the messages of a request, of which no more are taken than are needed."""
+    """Return the answer `message` to a request; of its messages no more are taken than needed."""
     return ShownAnswer(
         message=message,
         output_ids=output_ids,
@@ -55,8 +55,8 @@ def answered(
 def find_echoes(messages: Sequence[Message], answers: Sequence[ShownAnswer]) -> Echoes:
     """Return where the session's `answers`, oldest first, stand in a history.
 
-    Of answers that say the same the one counts that answered the message before it, else the newest; each counts once,
-    and in the order in which they were given. An answer with no other message after it can't be gone on from.
+    Of equal answers, the one given to the preceding message counts, else the newest. Each answer counts once, in the
+    order in which they were given. An answer that is not followed by a message of another role can't be continued.
     """
     numbers: dict[Hashable, list[int]] = {}
     for number, answer in enumerate(answers):
@@ -84,7 +84,7 @@ def find_echoes(messages: Sequence[Message], answers: Sequence[ShownAnswer]) -> 
 
 
 def _last_said(newest_first: Iterable[Message]) -> Hashable:
-    """Return what the newest message says that is no system prompt and no client's own block."""
+    """Return the content of the newest message that is neither a system prompt nor a client's own block."""
     for message in newest_first:
         if role_of(message) != "system" and not is_ephemeral(message):
             return meaning(message)
@@ -92,5 +92,5 @@ def _last_said(newest_first: Iterable[Message]) -> Hashable:
 
 
 def _is_between(messages: Sequence[Message], index: int) -> bool:
-    """Whether there is something before, and something after it that is no answer."""
+    """Whether a message stands before the index, and one that is no answer directly behind it."""
     return 0 < index < len(messages) - 1 and role_of(messages[index + 1]) != "assistant"

@@ -1,8 +1,7 @@
 """Which turn of a session without a sample gets a second look, and when that is known. Pure.
 
-The one rule: a session is judged by the turns that stood on the topic when it was said to be settled, so that the same
-turn is chosen whatever else has arrived by then. What is written again of a life that is over, as by a stage that was
-killed, is nothing to the session's next life.
+The one rule: only the turns that preceded `TurnsSettled` on the topic count, so the same turn is chosen whatever else
+has arrived. Facts of a past life that a killed stage writes again don't count in the session's next life.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +14,9 @@ from clawstream.events.judging import HintAbsent, HintFound, TeacherScored, Verd
 from clawstream.events.turns import TurnPaired, TurnsSettled
 
 Hint = HintFound | HintAbsent
-Over = Mapping[str, None]  # ids of a session's turns, and of exchanges that it was settled after, the oldest first
+Over = Mapping[str, None]  # ids of past lives' turns, and of exchanges they were settled after, the oldest first
 
-REMEMBERED_OVER = 1024  # ids; a stage writes again what it had not committed, and that is as much at most
+REMEMBERED_OVER = 1024  # ids; a restarted stage writes at most so many uncommitted facts again
 
 
 class SettledTurns(NamedTuple):
@@ -40,20 +39,20 @@ class SecondLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondLooks:
-    """The second looks due, in order, and whether nothing more is to be waited for."""
+    """The second looks due, in order, and whether all facts for them are known."""
 
     due: tuple[SecondLook, ...]
     settled: bool
 
 
 def buried(over: Over, marks: Iterable[SettledTurns], turn_ids: Iterable[str]) -> Over:
-    """Return what is over once the life with these marks and turns is; the newest `REMEMBERED_OVER` of it."""
+    """Return `over` with the ids of a life that just ended; the newest `REMEMBERED_OVER` of them."""
     ids = [*over, *turn_ids, *(mark.settled.after_exchange_id for mark in marks)]
     return MappingProxyType(dict.fromkeys(list(dict.fromkeys(ids))[-REMEMBERED_OVER:]))
 
 
 def is_over(over: Over, event: Event) -> bool:
-    """Return whether the event is of a life that is over, and so was read before."""
+    """Return whether the event belongs to a past life of the session, and so was read before."""
     match event:
         case TurnsSettled():
             return event.after_exchange_id in over
@@ -63,12 +62,12 @@ def is_over(over: Over, event: Event) -> bool:
 
 
 def gives_sample(verdict: VerdictReached, hint: Hint) -> bool:
-    """Return whether what judges said of a turn is something to learn from."""
+    """Return whether verdict or hint is something to learn from."""
     return isinstance(hint, HintFound) or verdict.score in (-1, 1)
 
 
 def marked(marks: tuple[SettledTurns, ...], settled: TurnsSettled, num_turns: int) -> tuple[SettledTurns, ...]:
-    """Return the marks with a new one; themselves where it is known."""
+    """Return the marks with `settled` added; the same tuple where it is known."""
     if any(mark.settled == settled for mark in marks):
         return marks
     start = max((mark.num_turns for mark in marks if mark.settled.done), default=0)
@@ -85,8 +84,8 @@ def second_looks(
     """Return the second looks that a session is due.
 
     `turns` are its paired turns in topic order; `verdicts` and `hints` are of revision 0, `looks` of revision 1.
-    A session gets another look at each mark while nothing of it gave a sample, and no turn is looked at twice. An
-    interrupted answer is nothing to go by: whether there is a sample of it is for the settings to say.
+    At each mark a session without a sample gets one more look, but no turn gets two. Interrupted answers don't count
+    here, since the settings decide whether they have samples.
     """
     due: dict[str, SecondLook] = {}
     served: set[int] = set()

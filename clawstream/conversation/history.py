@@ -1,6 +1,6 @@
 """Whole requests from exchanges that hold only what is new. Pure.
 
-`shorten` is what the gateway writes, `whole` what every reader gets back: for any request and any parent
+The gateway writes what `shorten` returns, and every reader gets the request back by `whole`: for any request and parent
 `whole(parent, shorten(request, parent)) == request`, byte for byte.
 """
 
@@ -13,7 +13,7 @@ from clawstream.events.base import TokenIds
 from clawstream.events.exchanges import ExchangeCompleted, RequestDelta
 
 _T = TypeVar("_T")
-WHOLE_EVERY = 32  # so that no chain of parents is longer
+WHOLE_EVERY = 32  # the longest chain of parents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Parent:
 
 
 def shorten(request: WholeRequest, parent: Parent | None) -> RequestDelta:
-    """Return `request` less what `parent` holds; whole where there is no parent or the chain would grow too long."""
+    """Return `request` without what `parent` holds; whole where there is no parent or the chain would be too long."""
     if parent is None or parent.request.num_parents + 1 >= WHOLE_EVERY:
         return RequestDelta(
             parent_exchange_id=None,
@@ -114,7 +114,7 @@ def rebuild(exchange_id: str, deltas: Mapping[str, RequestDelta]) -> WholeReques
 
 
 def _joined(deltas: Sequence[RequestDelta], exchange_id: str) -> WholeRequest:
-    """Return the request of the first of `deltas`, of which each rests on the next; nothing is copied that is cut."""
+    """Return the request of the first of `deltas`; each delta's parent is the next. Cut parts are not copied."""
     root = deltas[-1]
     if root.parent_exchange_id is not None or root.options is None or root.kept_messages or root.kept_tokens:
         raise UnusableExchange("a request without a parent keeps nothing and has options; this one does not")
@@ -147,7 +147,7 @@ def _joined(deltas: Sequence[RequestDelta], exchange_id: str) -> WholeRequest:
 
 
 def _in_order(newest_first: Sequence[tuple[_T, ...]]) -> tuple[_T, ...]:
-    """Return the parts as one, the last first."""
+    """Return the parts joined, the last one first."""
     found: list[_T] = []
     for part in reversed(newest_first):
         found += part

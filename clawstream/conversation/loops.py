@@ -1,4 +1,4 @@
-"""Answers that say one thing over and over: samples made of them are refused, policies that give them too. Pure."""
+"""Recognises answers that repeat themselves: samples of them, and policies that give them, are refused. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 LONGEST_CYCLE_TOKENS = 64
 LOOP_TIMES = 4
 LOOP_TOKENS = 64
-LOOP_SHARE = 0.5  # of the answer: a table's rule is none
+LOOP_SHARE = 0.5  # of the answer; less, such as a table's rule, is no loop
 
 
 def loops(token_ids: Sequence[int]) -> bool:

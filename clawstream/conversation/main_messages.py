@@ -1,8 +1,7 @@
 """Which messages of a request are the conversation, and which the client's own. Pure.
 
-A client asks the model for things of its own between two messages of a person's, such as a heartbeat: neither those
-questions nor the answers to them belong to the conversation, nor do system messages and what the client writes for one
-request alone.
+Between two messages of a person a client asks the model for things of its own, such as a heartbeat. Those questions and
+their answers are no part of the conversation, nor are system messages and a client's blocks for one request alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ def main_messages(messages: Sequence[bytes], start: int = 0) -> Iterator[tuple[i
 
 
 def answer_before(messages: Sequence[bytes], index: int) -> int:
-    """Return where the answer stands to which the message at `index` is a reaction.
+    """Return the index of the answer that the message at `index` reacts to.
 
     Raises UnusableExchange at a message that is none, ValueError where the conversation has no answer before it.
     """
@@ -36,7 +35,7 @@ def answer_before(messages: Sequence[bytes], index: int) -> int:
 
 
 def _belongs(message: Message) -> bool:
-    """Return whether it is part of the conversation, or a question of the client's own; an instruction is neither."""
+    """Return whether the message is of the conversation or the client's own question; an instruction is neither."""
     if role_of(message) == "system" or is_ephemeral(message):
         return False
     if role_of(message) != "user" or is_housekeeping(message):
@@ -46,7 +45,7 @@ def _belongs(message: Message) -> bool:
 
 
 def _is_aside(before: Sequence[bytes]) -> bool:
-    """Return whether what follows `before` answers what the client asked for itself."""
+    """Return whether the message behind `before` answers a question of the client's own."""
     for raw in reversed(before):
         message = parse(raw)
         if role_of(message) == "user" and _belongs(message):

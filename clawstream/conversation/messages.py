@@ -1,7 +1,7 @@
-"""What messages say, whoever wrote them down: text, tool calls, and a client's own blocks. Pure.
+"""The content of messages in comparable form: text, tool calls, and a client's own blocks. Pure.
 
-The one rule: an answer is recognised by what it says. Clients rewrite ids of tool calls, leave reasoning out and send
-text as parts, so bytes are never compared here.
+The one rule: an answer is recognised by its content, never by its bytes. Clients rewrite ids of tool calls, leave
+reasoning out and send text as parts.
 """
 
 import json
@@ -24,7 +24,7 @@ from clawstream.errors import UnusableExchange
 
 Message = Mapping[str, Any]
 
-_REMEMBERED_BYTES = 4096  # larger messages are parsed each time, so that what is remembered stays some megabytes
+_REMEMBERED_BYTES = 4096  # larger messages are parsed each time, so that the cache stays at some megabytes
 
 _BLOCK_BEGINS = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _BLOCK_ENDS = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
@@ -33,7 +33,7 @@ _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparableCall:
-    """A call as it compares: the id without what clients rewrite, the arguments as canonical JSON."""
+    """A tool call in comparable form: its id without what clients rewrite, its arguments as canonical JSON."""
 
     call_id: str
     name: str
@@ -41,10 +41,10 @@ class ComparableCall:
 
 
 def parse(raw: bytes, what: str = "a message") -> Message:
-    """Return the message that `raw` is the JSON of; lone surrogates survive. It is shared, and nobody changes it.
+    """Return the message whose JSON is `raw`; lone surrogates survive. It is shared: never change it.
 
-    Raises UnusableExchange, which calls it `what`, when it is none: the gateway lets none through, so the record is
-    damaged.
+    Raises UnusableExchange, whose text names it by `what`, for anything but a message; the gateway records no such
+    thing, so the record is damaged.
     """
     return _parsed_before(raw, what) if len(raw) <= _REMEMBERED_BYTES else _parsed(raw, what)
 
@@ -104,7 +104,7 @@ def parts_of(message: Message) -> tuple[str, ...]:
 
 
 def is_summary(message: Message) -> bool:
-    """Return whether the message begins with what stands for a history that its client compacted."""
+    """Return whether the message begins with the summary of a history that its client compacted."""
     told = (piece for piece in written_in(message) if piece.author is not Author.CLIENT)
     return role_of(message) == "user" and any(is_summary_part(piece.text) for piece in islice(told, 1))
 
@@ -112,22 +112,22 @@ def is_summary(message: Message) -> bool:
 def is_housekeeping(message: Message) -> bool:
     """Return whether a client wrote this user's message itself: a heartbeat, a memory flush, a reminder.
 
-    OpenClaw joins messages that no answer stands between; the last part is then what is asked.
+    OpenClaw joins messages with no answer between them; the last part then is the question.
     """
     asked = [part for part in parts_of(message) if not is_frame(part)]
     return role_of(message) == "user" and bool(asked) and is_housekeeping_part(asked[-1])
 
 
 def written_in(message: Message) -> tuple[MessagePiece, ...]:
-    """Return who wrote what in a user's message, frames aside."""
+    """Return the pieces of a user's message with their authors, without frames."""
     return tuple(piece for part in parts_of(message) if (piece := written(part)) is not None)
 
 
 def said_in(message: Message) -> tuple[Hashable, ...]:
-    """Return what a message says, so that equal values say the same however a client joined a user's messages.
+    """Return comparable values of a message's content, equal however a client joined a user's messages.
 
-    Of a user's message that is each line that the person wrote: reports and instructions of a client come and go. It
-    is nothing where a client wrote all of it.
+    A user's message gives one value for each line that the person wrote, as a client's reports and instructions come
+    and go; a message that a client wrote gives none.
     """
     if role_of(message) != "user" or not any(map(str.strip, parts_of(message))):
         return (meaning(message),)
@@ -141,7 +141,7 @@ def lines_of(message: Message) -> tuple[str, ...]:
 
 
 def _spoken(message: Message) -> str:
-    """Return a person's own words, one part below the other."""
+    """Return the person's words, one part below the other."""
     return "\n".join(piece.text for piece in written_in(message) if piece.author is Author.PERSON)
 
 
@@ -154,7 +154,7 @@ def tool_calls_of(message: Message) -> tuple[ComparableCall, ...]:
 
 
 def normal_call_id(call_id: str) -> str:
-    """Return a tool call's id as clients that rewrite it agree on: `call_1` and `call1` are one."""
+    """Return a tool call's id in the form that clients' rewriting leaves equal: `call_1` and `call1` are one."""
     return _NOT_IN_IDS.sub("", call_id)
 
 
@@ -193,7 +193,7 @@ def _tool_call(call: Mapping[str, Any]) -> ComparableCall:
 
 
 def _canonical(arguments: object) -> str:
-    """Return arguments that mean the same as the same text; what is not JSON stays as it is."""
+    """Return equal text for arguments that mean the same; text that is not JSON stays as it is."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

@@ -1,7 +1,7 @@
-"""What of a request still stands in a later one's history, and where that goes on. Pure.
+"""How much of a request still stands in a later request's history, and where the history goes on. Pure.
 
-The one rule: what is compared is what belongs to the conversation, and of a user's message each line that the person
-wrote. Clients join messages of one role, drop some, and put a summary in the place of the first.
+The one rule: only messages of the conversation are compared, and of a user's message each line that the person wrote.
+Clients join messages of one role, drop some, and put a summary in the place of the first ones.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -13,7 +13,7 @@ from clawstream.conversation.messages import Message, lines_of, parse, role_of, 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What belongs to the conversation: a message, or a line of a person's, and the message's index in the request."""
+    """A unit of the conversation: a message, or a person's line of one, with the message's index in the request."""
 
     index: int
     message: Message
@@ -24,26 +24,26 @@ class Said:
 class Continued:
     """How a history goes on behind what was asked before."""
 
-    last: int  # the message in it that was asked last
-    found: Said | None  # what is new; None: nothing is
-    num_lines: int  # of that message's lines: were asked before, as the client joined both
-    exact: bool  # all that was asked stands before it, and nothing else
+    last: int  # index of the last message in it that was asked
+    found: Said | None  # the first new unit; None: nothing is new
+    num_lines: int  # of `found`'s message, lines that were asked before: the client joined both
+    exact: bool  # exactly what was asked precedes `found`
 
 
 def said(messages: Sequence[bytes], start: int = 0) -> list[Said]:
-    """Return what is said from `start` on."""
+    """Return the units of the conversation from message `start` on."""
     return list(each_said(messages, start))
 
 
 def each_said(messages: Sequence[bytes], start: int) -> Iterator[Said]:
-    """Yield what is said from `start` on."""
+    """Yield the units of the conversation from message `start` on."""
     for index, message in main_messages(messages, start):
         for meaning in said_in(message):
             yield Said(index, message, meaning)
 
 
 def num_equal(left: Sequence[bytes], right: Sequence[bytes]) -> int:
-    """Return how many messages both begin with."""
+    """Return how many leading messages are equal."""
     for number, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return number
@@ -51,7 +51,7 @@ def num_equal(left: Sequence[bytes], right: Sequence[bytes]) -> int:
 
 
 def num_same(left: Sequence[Said], right: Sequence[Said]) -> int:
-    """Return with how much that means the same both begin."""
+    """Return how many leading units have the same meaning."""
     for number, (one, other) in enumerate(zip(left, right, strict=False)):
         if one.meaning != other.meaning:
             return number
@@ -59,14 +59,14 @@ def num_same(left: Sequence[Said], right: Sequence[Said]) -> int:
 
 
 def starts_with(now: Sequence[Said], before: Sequence[Said]) -> bool:
-    """Return whether all that was said before stands first."""
+    """Return whether `now` begins with all of `before`."""
     return len(before) <= len(now) and num_same(now, before) == len(before)
 
 
 def left_of(before: Sequence[Said], now: Sequence[Said]) -> tuple[int, int]:
-    """Return how much of `now`, from its beginning, is what dropping messages leaves of `before`, and how far it gets.
+    """Return how many leading units of `now` are left of `before` after dropping some, and how far into `before`.
 
-    It gets no further than need be: what stands there can't be anything earlier.
+    Each unit is matched as early in `before` as possible.
     """
     reached = 0
     for number, one in enumerate(now):
@@ -80,7 +80,7 @@ def left_of(before: Sequence[Said], now: Sequence[Said]) -> tuple[int, int]:
 def continued(asked: Sequence[bytes], history: Sequence[bytes]) -> Continued | None:
     """Return how `history` goes on behind what was `asked`; None where the last that a person asked can't be found.
 
-    What stood before and behind that may have been dropped, or summed up.
+    Messages before and behind that one may have been dropped, or replaced by a summary.
     """
     same = num_equal(asked, history)
     before, now = said(asked, same), said(history, same)
@@ -100,7 +100,7 @@ def continued(asked: Sequence[bytes], history: Sequence[bytes]) -> Continued | N
 def reaction(asked: Sequence[bytes], history: Sequence[bytes], next_state: Sequence[int]) -> tuple[Message, ...]:
     """Return the messages that followed an answer to `asked` that was cut off.
 
-    Where the client joined the first to the question, the lines of the question are left out.
+    Where the client joined the first of them to the question, the question's lines are left out.
     """
     first, *more = (parse(history[index]) for index in next_state)
     going_on = continued(asked, history)
@@ -110,7 +110,7 @@ def reaction(asked: Sequence[bytes], history: Sequence[bytes], next_state: Seque
 
 
 def _without(message: Message, num_lines: int) -> Message:
-    """Return a user's message from behind its first lines on."""
+    """Return a user's message without its first `num_lines` lines."""
     content = message["content"]
     kept: list[object] = []
     for part in [content] if isinstance(content, str) else content:

@@ -43,7 +43,7 @@ class VersionSpan:
     num_tokens: int
 
 
-GREEDY_BELOW = 1e-6  # below this temperature the likeliest token is drawn; its log-prob is that of temperature 1
+GREEDY_BELOW = 1e-6  # at temperatures below this the likeliest token is drawn, its log-prob being that of 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Sampling:
 
     @property
     def of_the_policy(self) -> bool:
-        """Whether each token was drawn with the probability that its log-prob states, so that training may weigh by it."""
+        """Whether each token was drawn with the probability that its log-prob states, by which training weighs it."""
         whole = self.top_p >= 1 and (self.top_k is None or self.top_k < 1)
         return self.temperature >= GREEDY_BELOW and whole and self.shaping is None
 
@@ -170,7 +170,7 @@ class ExchangeFailed(SessionEvent):
     message: bytes | None = (
         None  # what a client that went away had been sent, as JSON; None: nothing, or one of several answers
     )
-    num_sent_tokens: int | None = None  # how many output_ids it was sent; None, here and in the next three: not recorded
+    num_sent_tokens: int | None = None  # so many output_ids were sent; None, here and in the next three: not said
     output_logprobs: LogProbs | None = None  # one per output id, at the sampling temperature
     versions: tuple[VersionSpan, ...] | None = None  # in output order; None also where weights changed meanwhile
     sampling: Sampling | None = None

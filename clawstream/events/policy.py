@@ -90,7 +90,7 @@ class StepTaken(PolicyEvent):
     step_ms: int
     taken_at_ms: int
     entropy_nats: float | None = None  # the policy's mean over trained tokens; None: none was, or not recorded
-    behaviour_kl_nats: float | None = None  # sampled - old, per token: how far the engine's policy was from the trainer's
+    behaviour_kl_nats: float | None = None  # sampled - old, a token: how far the engine's policy was from the trainer's
     mean_response_tokens: float | None = None  # of the answers trained on
     weights_changed_share: float | None = None  # of the published numbers; None: no step was taken, or not said
 

@@ -34,7 +34,7 @@ class OffDistribution(StrEnum):
     GATEWAY_OVERRIDE = "gateway_override"  # refused; the gateway changes the sampling so that none comes about
 
 
-NOBODY = "nobody"  # the judge's name in a sample that no judge was asked about, as one of feedback alone
+NOBODY = "nobody"  # a sample's `judge` where no judge was asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class SampleAssembled(SessionEvent):
 
     @property
     def event_id(self) -> str:
-        """One per answer, look and known feedback (its number and scores); `id_without_feedback` where there is none."""
+        """One per answer, look and known feedback (its number and scores); `id_without_feedback` if there is none."""
         heard = (self.num_feedback, self.person_reward, self.environment_reward, self.heuristic_reward)
         return derived_id("SampleAssembled", *self._look, *([] if self.num_feedback is None else heard))
 

@@ -1,6 +1,6 @@
-"""Groups: the steps of several attempts at one task -> what each was worth among them.
+"""Groups: the steps of several attempts at one task -> the advantage of each step.
 
-A stage of its own, after samples: it is keyed by the group and not by the session, it rests on samples as they stand on
-the log, and where no trainer asks for groups it need not run. One fold per session finds attempts that have ended, one
-per group settles; the second reads what the first wrote, so that a replay of it has the same input.
+This stage comes after samples: it is keyed by group, reads samples from the log, and need not run where no trainer asks
+for groups. One fold per session finds attempts that have ended; one per group settles the group. The second reads the
+first one's events from the log, so that a replay has the same input.
 """

@@ -1,9 +1,9 @@
-"""What each step of a group's attempts was worth among them. Pure.
+"""The advantage of each step of a group's attempts. Pure.
 
-The one rule: a group is settled once, by what stands on its topic before the attempt that completes it or the end of
-the wait; each step of an attempt is then settled or dropped, and what comes later is late. A step's reward is what was
-said of it and its attempt's outcome, weighed and summed; its advantage is how many standard deviations that is above
-the mean of all attempts at the same index, and the reward itself where there is no other attempt.
+The one rule: a group is settled once, when its last attempt ends or the wait is over, by the records before that on its
+topic. Each step is then settled or dropped; later records are late. A step's reward is the weighted sum of its scores
+and its attempt's outcome. Its advantage is how many standard deviations the reward is above the mean of all attempts at
+the same index, or the reward itself where there is no other attempt.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -24,7 +24,7 @@ from clawstream.events import (
     TrajectoryStep,
 )
 
-SAME = 1e-6  # rewards whose standard deviation is not above this are one
+SAME = 1e-6  # rewards with no larger standard deviation count as equal
 
 
 class GroupState(NamedTuple):
@@ -35,12 +35,12 @@ class GroupState(NamedTuple):
     ended: Mapping[str, TrajectoryEnded] = MappingProxyType({})  # the newest revision of each; empty once settled
     waited: bool = False
     settled: bool = False
-    heard: frozenset[str] = frozenset()  # ids of the TrajectoryEnded it was settled by, or that were late
+    heard: frozenset[str] = frozenset()  # ids of the TrajectoryEnded that it was settled with, or that were late
     steps: frozenset[tuple[str, str | None]] = frozenset()  # turns and samples that were settled or dropped
 
 
 class SettlingResult(NamedTuple):
-    """The group after a record, and what to write."""
+    """The group after a record, and the events to write."""
 
     group: GroupState | None
     events: list[Event]
@@ -58,16 +58,16 @@ def observe(group: GroupState | None, event: Event, weights: RewardWeights) -> S
 
 
 def wait(group: GroupState, now_ms: int, wait_s: float) -> SettlingResult:
-    """Say once that the attempts which have not ended are waited for no longer; `now_ms` is by the ends of attempts."""
+    """Say once that unfinished attempts are no longer waited for; `now_ms` is the clock of attempts' ends."""
     if group.settled or group.waited or now_ms - group.first_at_ms < wait_s * 1000:
         return SettlingResult(group, [])
     return SettlingResult(group._replace(waited=True), [GroupWaited(group_id=group.group_id, wait_s=wait_s)])
 
 
 def advantages_of(rewards: Collection[float]) -> list[float] | None:
-    """Return how many standard deviations (of all, not of a sample) each is above the mean; None: they are one.
+    """Return how many (population) standard deviations each is above the mean; None: all are equal.
 
-    One alone is returned as it is.
+    A single reward is returned as it is.
     """
     if len(rewards) == 1:
         return list(rewards)
@@ -77,7 +77,7 @@ def advantages_of(rewards: Collection[float]) -> list[float] | None:
 
 
 def reward_of(step: TrajectoryStep, outcome: float | None, weights: RewardWeights) -> float | None:
-    """Return the weighted sum of what was said; None: nothing that counts. A score of 0 is said."""
+    """Return the weighted sum of the scores and the outcome; None: none that counts. A score of 0 counts."""
     said = (
         (weights.judge, step.judge_reward),
         (weights.person, step.person_reward),

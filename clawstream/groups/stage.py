@@ -1,7 +1,7 @@
 """The two folds of the groups stage: samples -> trajectories that ended, and those -> advantages.
 
-The one rule: what the log says ends a wait, a record or the clock of the attempts' own ends, which stands still while
-this stage, or one before it, does: no attempt pays for what was not running.
+The one rule: a record, or the clock of attempts' ends (`ended_at_ms`), ends a wait. That clock stands still while this
+stage or one before it does, so no attempt is late because a stage was down.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ READS = ("clawstream.exchanges.v1", "clawstream.turns.v1", "clawstream.samples.v
 def groups_stages(weights: RewardWeights, *, wait_s: float, retain_ms: int = DAY_MS) -> Sequence[Stage[Any, Any]]:
     """Return the fold by session and the fold by group, each with a consumer group of its own.
 
-    A session is known until it was silent for `retain_ms`, and a group for a day longer, so that it is not begun anew.
+    A session is known until it was silent for `retain_ms`, and a group for a day longer, so that it is not begun again.
     """
 
     def by_session(attempts: TrajectoryState | None, record: Record) -> Step[TrajectoryState, None]:

@@ -1,8 +1,8 @@
-"""When an attempt has ended, and what is known of its steps then: facts from four topics, in any order. Pure.
+"""When an attempt has ended, and what is then known of its steps: facts from four topics, in any order. Pure.
 
-An attempt is a session, or one of the several answers of a request, which are a group of their own. The one rule: it
-ends where the session is said to be settled, and each of its turns that judges were to see has a sample or a refusal by
-then. What becomes known later makes a newer revision.
+An attempt is a session, or one of several answers to a request, which form a group of their own. The one rule: an
+attempt has ended once its session is settled and each turn that judges were to see has a sample or a refusal. Facts
+that come later make a newer revision.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ _V = TypeVar("_V")
 
 
 class MainAnswer(NamedTuple):
-    """A main answer, and what its client said of it."""
+    """A main answer, and the group, size and step that its client gave."""
 
     group_id: str | None
     group_size: int | None
@@ -42,12 +42,12 @@ class MainAnswer(NamedTuple):
 
 
 class SampledTurn(NamedTuple):
-    """The sample of a turn that holds; the order is that in which revisions come to be."""
+    """The sample of a turn that is in force; the order of fields is that of revisions."""
 
     judged: bool
     revision: int
     num_feedback: int
-    judge: str  # of two judges' samples one counts, whichever was read first
+    judge: str  # so that of two judges' samples the same one counts, whichever was read first
     prompt_version: str
     sample_id: str
     judge_reward: int | None
@@ -58,8 +58,8 @@ class SampledTurn(NamedTuple):
 class SettledExchange(NamedTuple):
     """The session is settled up to an exchange."""
 
-    done: bool  # and its life is over
-    at_ms: int  # when the broker appended the first word of it
+    done: bool  # the client said that the session is done
+    at_ms: int  # when the broker appended the first such event
 
 
 class TrajectoryState(NamedTuple):
@@ -76,7 +76,7 @@ class TrajectoryState(NamedTuple):
 
 
 class TrajectoryResult(NamedTuple):
-    """The session after a record, and what to write."""
+    """The session after a record, and the events to write."""
 
     attempts: TrajectoryState
     events: list[Event]
@@ -85,7 +85,7 @@ class TrajectoryResult(NamedTuple):
 def observe(attempts: TrajectoryState | None, event: Event, at_ms: int) -> TrajectoryResult:
     """Return what follows from one more record of a session; `at_ms` is when the broker appended it.
 
-    Raises UnusableEvent for a score that is none.
+    Raises UnusableEvent for an invalid score.
     """
     before = attempts or TrajectoryState()
     after = _learn(before, event, at_ms)
@@ -186,7 +186,7 @@ def _lives(attempts: TrajectoryState) -> Iterator[dict[str, MainAnswer]]:
 
 
 def _is_concluded(attempts: TrajectoryState, turn_id: str) -> bool:
-    """Return whether nothing is to come but further feedback."""
+    """Return whether nothing but further feedback is to come for the turn."""
     awaited = turn_id in attempts.paired or turn_id in attempts.outcomes
     return not awaited or turn_id in attempts.samples or turn_id in attempts.refused
 

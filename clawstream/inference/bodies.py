@@ -1,6 +1,6 @@
-"""What a peer answers, read up to a limit of bytes, before and after decompression.
+"""Reads a peer's response up to a limit of bytes, before and after decompression.
 
-The one rule: a peer decides neither how much memory its answer takes, nor where else our request goes.
+The one rule: a peer decides neither how much memory its response takes, nor where else our request goes.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ _ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
 
 
 class RequestArguments(TypedDict):
-    """How every peer is asked, as arguments of aiohttp's."""
+    """The aiohttp arguments of every request to a peer."""
 
     allow_redirects: bool
     auto_decompress: bool
 
 
-# What a redirect is given is the request: a conversation, and the key in its headers.
+# A redirect would send the request elsewhere: a conversation, and the key in its headers.
 ASKING: RequestArguments = {"allow_redirects": False, "auto_decompress": False}
 PLAIN = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
 class Body(NamedTuple):
-    """What arrived of a body; `wrong` says why that is not all of it, or not what was sent."""
+    """The part of a body that arrived; `wrong` says why it is incomplete or not as sent."""
 
     content: bytes
     wrong: str | None = None
@@ -37,8 +37,8 @@ class Body(NamedTuple):
 async def read_body(response: aiohttp.ClientResponse, *, most_bytes: int, until: float | None = None) -> Body:
     """Return the body, of which no more than `most_bytes` are held.
 
-    Past `until`, of the event loop's clock, it is what arrived; raises TimeoutError where that is nothing but blanks,
-    and aiohttp.ClientError where the connection is lost.
+    At `until`, on the event loop's clock, returns what arrived by then. Raises TimeoutError where that is blank, and
+    aiohttp.ClientError where the connection is lost.
     """
     found = bytearray()
     try:
@@ -55,7 +55,7 @@ async def read_body(response: aiohttp.ClientResponse, *, most_bytes: int, until:
 
 
 async def read_error(response: aiohttp.ClientResponse, *, until: float | None = None) -> bytes:
-    """Return the beginning of what a peer says of a refusal; its status counts whatever comes of its words."""
+    """Return the beginning of a refusal's body; failing to read it changes nothing, as the status counts."""
     if 300 <= response.status < 400:
         where = response.headers.get("Location", "nowhere")[:SHOWN_CHARACTERS]
         return f"it redirects to {where}, and redirects are not followed: name the address itself".encode()

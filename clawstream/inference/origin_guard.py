@@ -1,8 +1,8 @@
-"""The door of every part that listens beside the gateway: no page of another site, whoever reads it, gets an answer.
+"""Guards every part that listens beside the gateway: no web page of another site gets an answer.
 
-The one rule: a browser sends what a page asks without asking anybody, as long as it looks like a form; so a body has
-to say that it is JSON, a page has to be of this machine (Origin), and what comes in by the loopback address has to
-mean this machine (Host), since a page can give its own name that address. Who shows a key is no page.
+A browser sends a page's request unasked as long as it looks like a form. So a body has to be declared as JSON, and a
+page has to come from this machine (Origin). A request by the loopback address has to name this machine (Host), since a
+page can point its own name at that address. A request that shows a key comes from no page.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,7 +29,7 @@ class Refusal(NamedTuple):
 def refusal(method: str, headers: Mapping[str, str], came_in_by: str | None) -> Refusal | None:
     """Return why the request is not let in; None: it is.
 
-    `headers` are by lower-case name, and `came_in_by` is the address of ours that it came to.
+    `headers` are by lower-case name; `came_in_by` is the local address that the request came to.
     """
     origin, host = headers.get("origin"), headers.get("host", "")
     if origin is not None and _hostname(origin) not in LOOPBACK:
@@ -87,7 +87,7 @@ def _hostname(url: str) -> str | None:
 
 
 def _means_an_address(name: str | None) -> bool:
-    """Whether the name is an address, or one that no page can have."""
+    """Whether the name is an address, or a name that no page can have."""
     if name is None or name == "localhost" or name.endswith(".localhost"):
         return name is not None
     try:

@@ -1,10 +1,9 @@
-"""Asks two engines what they make of one answer: the teacher, who sees the hint, and the policy, who does not.
+"""Has two engines score one answer: the teacher, who sees the hint, and the policy, who does not.
 
-The one rule: both numbers of a token are engines' scores of input tokens, at temperature 1, and the policy's come from
-weights that had one known version from before the question until after the answer; else there are none. What the
-trainer computes differs from what an engine does by kernels and precision, by as much as a hint may say of a token, so
-a teacher's score is never held against it. The version may be newer than the one that sampled the answer, never older:
-the gap is to say what the policy has still to learn, and what it has learned since is no part of that.
+The one rule: both numbers of a token are engines' scores of input tokens at temperature 1, and the policy's weights
+keep one known version throughout the call; else there are no scores. A teacher's score is never compared with the
+trainer's numbers: their kernels and precision differ by as much as a hint may say of a token. The policy's version may
+be newer than the one that sampled the answer, never older: the gap is what the policy has yet to learn.
 """
 
 import asyncio
@@ -27,13 +26,13 @@ from clawstream.inference.models.vocabulary import difference, largest_token_id,
 log = logging.getLogger(__name__)
 
 CALLS_AT_ONCE = 8  # each is a prompt that the teacher reads whole
-CALL_TIMEOUT_S = 120.0  # for its score and the policy's engine's
+CALL_TIMEOUT_S = 120.0  # for the teacher's score and the policy's
 DEADLINE_S = 600.0  # a hint that was not scored by then is not learned from
 _TRIED_EVERY_S = 5.0
 
 
 class ScoringEngine(Protocol):
-    """What is asked of an engine here."""
+    """The methods of an engine that are used here."""
 
     @property
     def url(self) -> str: ...
@@ -56,7 +55,7 @@ class TeacherClient:
         self._strange: str | None = None
 
     async def known(self, check: Callable[[], Awaitable[None]]) -> None:
-        """Score nothing until `check` has returned, which is tried until it does not raise TryLater."""
+        """Score nothing until `check` has returned; it is called again as long as it raises TryLater."""
         self._strange = "its vocabulary is not checked yet"
         while self._strange is not None:
             try:
@@ -69,7 +68,7 @@ class TeacherClient:
                 self._strange = None
 
     async def score(self, wanted: ScoreRequest) -> Scores:
-        """Return both scores. Raises TryLater where none came, EngineRefused where an engine never will score it."""
+        """Return both scores. Raises TryLater if one is missing, EngineRefused if an engine never will score it."""
         if self._strange is not None:
             raise NotYet(f"teacher {self._teacher.url} is not asked: {self._strange}")
         version, student = await self._student_score(next(self._students), wanted)
@@ -113,9 +112,9 @@ def teacher_name(model: str, url: str) -> str:
 
 @asynccontextmanager
 async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterator[TeacherClient]:
-    """A teacher that lives as long as the block; `added_ids` prompts may hold beside ours.
+    """A teacher that lives as long as the block; prompts may hold `added_ids` besides the policy's own ids.
 
-    It scores once its vocabulary is checked. Ends the block with ConfigError for another one, whenever that is found.
+    It scores once its vocabulary is checked. The block ends with ConfigError once another vocabulary is found.
     """
     teacher, engine = settings.teacher, settings.engine
     assert teacher.url is not None, "settings with an engine for a teacher name it"
@@ -137,9 +136,9 @@ async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterato
 async def refuse_another_vocabulary(teacher: ScoringEngine, policy: Path, added_ids: Iterable[int]) -> None:
     """Raise ConfigError where the teacher gives tokens other ids than the policy in the folder.
 
-    What it makes of a text of the policy's own tokens decides, else the tokenizer.json of its folder where that can be
-    read here: a folder of that name on this machine may hold another model. Where neither can be had that is said, and
-    the teacher believed: ids that a model does not know end SGLang (0.5.23).
+    The check asks the teacher for the ids of a text of the policy's own tokens, else reads the tokenizer.json of the
+    teacher's folder if it is here, second because a folder of that name here may hold another model. If neither can be
+    had, a warning says so and the teacher is trusted. Ids that a model does not know end SGLang (0.5.23).
     """
     ours, theirs = vocabulary(policy), Path((await teacher.server_info()).model_path)
     wrong = too_small_for(largest_token_id(policy, added_ids), theirs)

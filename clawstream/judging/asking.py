@@ -1,9 +1,9 @@
-"""What is to be asked about each turn, and when the votes come to something. Pure.
+"""Which questions are asked about each turn, and when the votes are concluded. Pure.
 
-The one rule: every step taken here rests on facts of one kind, that arrive in any order, and is taken by the record
-that completes them. So whatever is cut off is done again by the same record after a restart, and nothing is done
-silently while a session is rebuilt. Ballots rest on a turn and the request that shows it; a verdict on its votes; the
-floor on the verdicts and hints that were read back, and on the mark that the turns are settled.
+The one rule: a step is taken by the record that completes its facts, in whatever order they arrive. So after a restart
+the same record takes an interrupted step again, and rebuilding a session skips none. A ballot needs a turn and the
+request that shows it; a verdict needs its votes; the floor needs the verdicts and hints that were read back, and the
+mark that the turns are settled.
 """
 
 from collections.abc import Iterable
@@ -56,7 +56,7 @@ class Judging:
 
 
 class _TurnToAsk(NamedTuple):
-    """A turn to ask about, in a revision, in view of the session up to another turn."""
+    """A turn to ask about, its revision, and the last turn of the session that the judge is shown."""
 
     turn: TurnPaired
     revision: int
@@ -84,13 +84,13 @@ def observe(session: JudgingState | None, event: Event, judging: Judging) -> Jud
             cast, event, num_votes=judging.num_votes, quorum=judging.quorum, hint_quorum=judging.hint_quorum
         )
     ballots: list[Ballot] = []
-    if not isinstance(event, VoteCast):  # no look rests on a vote
+    if not isinstance(event, VoteCast):  # no look depends on a vote
         after, ballots = _ask(after, judging)
     return JudgingResult(_rest(after), events, ballots)
 
 
 def _ask(session: JudgingState, judging: Judging) -> tuple[JudgingState, list[Ballot]]:
-    """Return the session with every look taken that can be, and the ballots for them."""
+    """Return the session with every possible look taken, and the ballots of these looks."""
     ballots: list[Ballot] = []
     for look in _looks(session):
         needed = [look.turn.next_exchange_id, look.in_view_of.next_exchange_id]
@@ -121,7 +121,7 @@ def _second_looks(session: JudgingState) -> SecondLooks:
 
 
 def _ballots(session: JudgingState, look: _TurnToAsk, judging: Judging) -> Iterable[Ballot]:
-    """Return the ballots of `look` whose votes are not known."""
+    """Return the ballots of `look` that have no vote yet."""
     turn_id = look.turn.turn_id
     for question, prompt in _questions(session, look):
         cast = session.votes.get(VoteKey(turn_id, question, look.revision), {})
@@ -154,9 +154,9 @@ def _messages(session: JudgingState, exchange_id: str) -> tuple[Message, ...]:
 
 
 def _case(session: JudgingState, turn: TurnPaired) -> Case:
-    """Return the turn as the request that shows it tells it: what came before the echo, the echo, and what followed.
+    """Return the turn as `next_exchange_id`'s request shows it: what came before the echo, the echo, what followed.
 
-    Of an interrupted answer that request may show nothing: it is told as the client got it.
+    That request may leave an interrupted answer out; the case then has the part that the client got.
     """
     raw = rebuild(turn.next_exchange_id, session.requests).messages
     messages = tuple(map(parse, raw))
@@ -178,7 +178,7 @@ def _seed(turn_id: str, question: Question, revision: int, number: int) -> int:
 
 
 def _rest(session: JudgingState) -> JudgingState:
-    """Return what is still needed of a session: once it is done and judged, its ids and what is of a later life."""
+    """Return the state still needed: of a session that is done and judged, its ids and the facts of its next life."""
     newest = session.marks[-1] if session.marks else None
     if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
         return session

@@ -1,7 +1,7 @@
-"""What the votes on a turn come to, whoever cast them. Pure.
+"""The conclusion of the votes on a turn, whoever cast them. Pure.
 
-The one rule: the vote that makes the ballots of a question complete concludes it, and no other; so the same votes come
-to the same, in any order and however often they are read.
+The one rule: only the vote that completes a question's ballots concludes the question. So the same votes give the same
+conclusion, in any order and however often they are read.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from clawstream.judging.votes import outcome, tally
 
 
 class JudgeVoteKey(NamedTuple):
-    """What one judge's votes are collected under."""
+    """The key of one judge's votes on one question."""
 
     judge: str
     prompt_version: str
@@ -35,14 +35,14 @@ Cast = Mapping[JudgeVoteKey, Mapping[int, VoteCast]]  # of a session, by ballot
 
 
 class CountedVotes(NamedTuple):
-    """A session's votes after one more, and what they come to."""
+    """A session's votes after one more, and their conclusions."""
 
     cast: Cast
     events: list[Event]
 
 
 def count(cast: Cast, vote: VoteCast, *, num_votes: int, quorum: int, hint_quorum: int) -> CountedVotes:
-    """Return the votes with `vote` among them; of two on one ballot the first counts."""
+    """Return the votes with `vote` added, and any conclusion; of two votes on one ballot the first counts."""
     asked = JudgeVoteKey(vote.judge, vote.prompt_version, vote.turn_id, vote.question, vote.revision)
     known = cast.get(asked, {})
     if vote.ballot in known:
@@ -55,7 +55,7 @@ def count(cast: Cast, vote: VoteCast, *, num_votes: int, quorum: int, hint_quoru
 def conclusions(
     cast: Mapping[int, VoteCast], vote: VoteCast, *, num_votes: int, quorum: int, hint_quorum: int
 ) -> list[Event]:
-    """Return what the votes on a question come to if `vote`, one of them, was the last."""
+    """Return the conclusion of the votes on a question if `vote` was the last one missing."""
     if vote.ballot >= num_votes or len(cast) < num_votes or any(number not in cast for number in range(num_votes)):
         return []
     votes = [cast[number] for number in range(num_votes)]

@@ -1,8 +1,7 @@
-"""What a function of the user's own makes of a finished turn. Pure, as far as that function is.
+"""Scores finished turns by a function that the user wrote. Pure, as far as that function is.
 
-The one rule: a turn is due at the record that completes it, once its pairing and the request that shows it are both
-known, and what a function makes of it changes nothing that is known: where it breaks, or says what is no score, that
-turn has none, never a 0, and the others theirs.
+A turn is due at the record that completes it: when its pairing and the request that shows it are both known. Where the
+function raises or returns no score, that turn has none, never a 0; other turns keep theirs.
 """
 
 import copy
@@ -33,7 +32,7 @@ from clawstream.events import (
 class FinishedTurn:
     """A finished turn; messages are as the client sent them, in OpenAI's form."""
 
-    messages: tuple[Message, ...]  # what the answer was given to, the oldest first
+    messages: tuple[Message, ...]  # those the answer replies to, the oldest first
     answer: Message
     tool_calls: tuple[ComparableCall, ...]  # of the answer
     next_state: tuple[Message, ...]  # what followed: a reply of the user, or the results of the calls; not empty
@@ -41,7 +40,7 @@ class FinishedTurn:
 
 
 class Heuristic(NamedTuple):
-    """A function from a turn to -1 to 1, or None where it has no opinion; its name stands for it on the log."""
+    """A function that scores a turn from -1 to 1, None for no opinion; the log has its name."""
 
     name: str
     score: Callable[[FinishedTurn], float | None]
@@ -59,7 +58,7 @@ class Watched(NamedTuple):
     """What is known of a session."""
 
     requests: Mapping[str, Shown] = MappingProxyType({})  # the newest last
-    waiting: Mapping[str, TurnPaired] = MappingProxyType({})  # for the request that shows them
+    waiting: Mapping[str, TurnPaired] = MappingProxyType({})  # turns whose next request is not known yet
 
 
 class DueTurn(NamedTuple):
@@ -80,7 +79,7 @@ class HeuristicsResult(NamedTuple):
 
 
 def observe(session: Watched | None, event: Event) -> HeuristicsResult:
-    """Return what follows from one more record of a session. Raises UnusableExchange where a request can't be made."""
+    """Return what one more record completes. Raises UnusableExchange for a request that can't be rebuilt."""
     known = session or Watched()
     match event:
         case ExchangeCompleted() | ExchangeFailed():
@@ -90,7 +89,7 @@ def observe(session: Watched | None, event: Event) -> HeuristicsResult:
         case TurnPaired():
             known = known._replace(waiting=MappingProxyType({**known.waiting, event.turn_id: event}))
         case TurnsSettled() if event.done and not known.waiting and event.after_exchange_id == _newest(known):
-            return HeuristicsResult(None, [])  # what comes next is a session of its own, and whole
+            return HeuristicsResult(None, [])  # the next record begins a session that refers to nothing before it
         case _:
             return HeuristicsResult(session, [])
     complete = [turn for turn in known.waiting.values() if _is_known(turn, known.requests)]
@@ -116,7 +115,7 @@ def _is_known(turn: TurnPaired, requests: Mapping[str, Shown]) -> bool:
 
 
 def feedback(due: DueTurn, heuristic: Heuristic) -> FeedbackGiven | None:
-    """Return what `heuristic` makes of a turn; None: it has no opinion. Raises UnusableEvent where it is at fault."""
+    """Return the feedback of `heuristic` on a turn; None: no opinion. Raises UnusableEvent where the function fails."""
     turn = due.paired
     score = _score(heuristic, turn.turn_id, _turn(due))
     if score is None:

@@ -1,7 +1,7 @@
 """The heuristics stage: turns -> feedback by a function that an installed package brings.
 
-The one rule: the function is an entry point of the group `clawstream.heuristics`, and its name there is what the log
-knows it by: a function that says something else from now on takes another name.
+The function is an entry point of the group `clawstream.heuristics`, and the log records it by its name there. The one
+rule: a function that scores differently from now on takes another name.
 """
 
 import time
@@ -45,8 +45,8 @@ def heuristics_stage(
 ) -> Stage[Watched, DueTurn]:
     """Return the stage that has each finished turn scored by `heuristic`.
 
-    Turns that are older than `heard_ms` have no score: feedback on them would not be heard any more. So the first start
-    on a long log does not score all of it. A turn whose function breaks has the record set aside that completed it.
+    Turns older than `heard_ms` are not scored, since feedback on them is ignored; so the first start on a long log does
+    not score all of it. Where the function breaks on a turn, the record that completed the turn is set aside.
     """
 
     def step(session: Watched | None, record: Record) -> Step[Watched, DueTurn]:

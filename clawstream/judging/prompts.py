@@ -1,7 +1,7 @@
-"""What the judges are asked, word for word. Pure.
+"""The judges' prompts, word for word. Pure.
 
 The one rule: whatever changes a prompt changes PROMPT_VERSION, which every vote records. Text of the conversation is
-cut to a budget and can't speak for us: what looks like a verdict or closes a section of ours is defused.
+cut to a budget, and whatever in it looks like a verdict or closes a section of the prompt is defused.
 """
 
 import re
@@ -15,7 +15,7 @@ PROMPT_VERSION = "2026-11-c"
 SECTION_TOKENS = 2000  # of request, answer and next state each: a judge of a context of 8,192 tokens has room
 CHARACTERS_PER_TOKEN = 3  # an estimate that needs no tokenizer; most text has more
 
-_HEAD_SHARE = 0.3  # of what is kept of a text that is too long; how it ends says more
+_HEAD_SHARE = 0.3  # of the kept part of a long text; its end says more
 _SECTIONS = "session|request|answer|next_state"
 _OUR_TAGS = re.compile(rf"<(?=\s*/?\s*(?:{_SECTIONS})\b)", re.IGNORECASE)
 _BOX = re.compile(r"\\\s*boxed", re.IGNORECASE)
@@ -34,7 +34,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A turn as it is put to the judges: what came before the answer, the answer, and what came of it."""
+    """A turn as judges are shown it: the messages before the answer, the answer, and its next state."""
 
     request: tuple[Message, ...]
     answer: Message
@@ -109,23 +109,23 @@ _HINT_TASK = "Does the next state show how this answer should have been differen
 
 
 def score_prompt(case: Case, section_tokens: int = SECTION_TOKENS) -> Prompt:
-    """Return the question whether the answer was good."""
+    """Return the prompt that asks whether the answer was good."""
     return Prompt(system=SCORE_SYSTEM, user=f"{_sections(case, section_tokens)}\n\n{_SCORE_TASK}")
 
 
 def hint_prompt(case: Case, section_tokens: int = SECTION_TOKENS) -> Prompt:
-    """Return the question what would have made the answer better."""
+    """Return the prompt that asks what would have made the answer better."""
     return Prompt(system=HINT_SYSTEM, user=f"{_sections(case, section_tokens)}\n\n{_HINT_TASK}")
 
 
 def floor_prompt(case: Case, session: Sequence[Message], section_tokens: int = SECTION_TOKENS) -> Prompt:
-    """Return the question whether the answer was good, with the whole session in view."""
+    """Return the prompt that asks whether the answer was good, and shows the whole session."""
     whole = _section("session", _transcript(session), section_tokens)
     return Prompt(system=FLOOR_SYSTEM, user=f"{whole}\n\n{_sections(case, section_tokens)}\n\n{_SCORE_TASK}")
 
 
 def cut(text: str, max_tokens: int) -> str:
-    """Return `text` within a budget of tokens; from the middle of a longer one characters are left out, and counted."""
+    """Return `text` within a budget of tokens; a longer one loses its middle, and says how many characters."""
     max_characters = max_tokens * CHARACTERS_PER_TOKEN
     if len(text) <= max_characters:
         return text
@@ -162,7 +162,7 @@ def _transcript(messages: Sequence[Message]) -> str:
 
 
 def _pieces(message: Message) -> list[tuple[str, str]]:
-    """Return what a message says, with the role it came from; what its client wrote for itself is left out."""
+    """Return each piece of a message with its role; what the client wrote for itself is left out."""
     written = written_in(message) if role_of(message) == "user" else ()
     if not written:
         return [(_role(message), _spoken(message))]

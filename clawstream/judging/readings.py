@@ -1,6 +1,6 @@
-"""What a judge's reply says. Pure.
+"""Reads a judge's reply. Pure.
 
-The one rule: only the last box counts, after any thinking; a reply without one that the question allows is unreadable,
+The one rule: only the last box after any thinking counts. A reply without a box that the question allows is unreadable,
 which is not a score of 0.
 """
 
@@ -34,7 +34,7 @@ def read(question: Question, text: str) -> VoteReading | None:
 
 
 def _after_thinking(text: str) -> str:
-    """Return what follows the thinking; "" where the thinking never ended, as what it weighs is no verdict."""
+    """Return the text after the thinking; "" where the thinking never ended, since it holds no verdict."""
     _, ended, after = text.rpartition("</think>")
     if ended:
         return after

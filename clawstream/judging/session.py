@@ -1,6 +1,6 @@
 """What judging knows of a session: facts from five topics, in any order. Pure.
 
-The one rule: of two facts with one identity the first counts, so reading a record again is no news.
+The one rule: of two facts with one identity the first counts, so reading a record again changes nothing.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _V = TypeVar("_V")
 
 
 class VoteKey(NamedTuple):
-    """What the votes of one question on one turn are collected under."""
+    """The key of the votes on one question about one turn."""
 
     turn_id: str
     question: Question
@@ -51,7 +51,7 @@ class JudgingState:
 
 
 def learn(session: JudgingState, event: Event, *, judge: str, prompt_version: str) -> JudgingState:
-    """Return the session with the fact in it; itself where that is no news, or of another judge."""
+    """Return the session with the fact in it; the same object where it is known already or of another judge."""
     if is_over(session.over, event):
         return session
     match event:

@@ -1,7 +1,7 @@
 """The judging stage: turns -> votes, verdicts, hints.
 
-The one rule: a ballot ends in exactly one kind of vote. What arrived is readable or unreadable, what did not is asked
-again until the deadline, and only then recorded as failed.
+The one rule: a ballot ends in exactly one kind of vote. A reply that arrived is readable or unreadable. A missing reply
+is asked for again until the deadline, and only then recorded as failed.
 """
 
 import time
@@ -29,7 +29,7 @@ READS = (
 
 
 class Judge(Protocol):
-    """Who is asked."""
+    """The judge model that is asked."""
 
     name: str
 
@@ -46,7 +46,7 @@ def judging_stage(
 ) -> Stage[JudgingState, Ballot]:
     """Return the stage that puts turns to `judge` and concludes from its votes.
 
-    `heard` is told of each request why no reply came; None: one came.
+    `heard` is told after each request why no reply came; None: one came.
     """
     judging = Judging(
         judge=judge.name,
@@ -73,9 +73,9 @@ def judging_stage(
 
 
 def aggregation(settings: JudgeSettings, only: str | None = None) -> Stage[Cast, None]:
-    """Return the stage that says what the votes on the log come to, or those of the judge `only`; it asks nobody.
+    """Return the stage that concludes from the votes on the log, or from those of the judge `only`; it asks nobody.
 
-    Each judge is counted for itself. The other topics keep a session's votes from being forgotten, as they do live.
+    Each judge's votes are counted apart. It reads the other topics so that votes are kept as long as they are live.
     """
 
     def step(cast: Cast | None, record: Record) -> Step[Cast, None]:

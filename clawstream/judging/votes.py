@@ -1,4 +1,4 @@
-"""What the votes on an answer come to. Pure.
+"""Counts the votes on an answer. Pure.
 
 The one rule: only readable votes count for a score, and a score needs a quorum of them; without it there is none.
 """
@@ -11,7 +11,7 @@ from clawstream.events import VerdictStatus, VoteCast, VoteStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteTally:
-    """Votes by what they say."""
+    """How many votes there are of each kind."""
 
     num_positive: int
     num_neutral: int
@@ -22,14 +22,14 @@ class VoteTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteOutcome:
-    """What a tally comes to; `score` is None below the quorum."""
+    """The outcome of a tally; `score` is None below the quorum."""
 
     status: VerdictStatus
     score: int | None
 
 
 def tally(votes: Sequence[VoteCast]) -> VoteTally:
-    """Return how many votes say what."""
+    """Return how many votes there are of each kind."""
     scores = [vote.score for vote in votes if vote.status is VoteStatus.READABLE]
     statuses = [vote.status for vote in votes]
     return VoteTally(

@@ -1,8 +1,8 @@
-"""The grammar under which an answer is calls, as a family's template has them, or JSON by a schema, or either. Pure.
+"""The grammars that force an answer to be tool calls in a family's format, JSON by a schema, or either. Pure.
 
-The one rule: calls that follow the grammar are found by the family's parser as calls of the functions that were
-offered. A grammar is of text, and a model may spell a mark that is a token in letters: whoever reads such calls encodes
-their text anew.
+The one rule: the family's parser finds calls that follow the grammar as calls of the offered functions. A grammar
+matches text, so a model may spell a mark in letters instead of sampling its token: whoever reads such calls encodes
+their text again.
 """
 
 # ruff: noqa: RUF001 - DeepSeek's marks
@@ -19,15 +19,15 @@ from clawstream.rendering.json_rules import JsonRules, fields_of, literal, resol
 
 
 def _spelled(said: str) -> str:
-    """Return what matches this text letter by letter: llguidance takes the longest literal that a text begins."""
+    """Return the EBNF of this text letter by letter: llguidance takes the longest literal that a text begins."""
     return " ".join(map(literal, said))
 
 
 def _all_but(*names: str) -> str:
-    """Return what matches text without the end marks of these names, `</name>`; their first letters differ."""
+    """Return the EBNF of text without the end marks `</name>` of these names; their first letters differ."""
 
     def no_mark(letters: str) -> str:
-        """What does not complete a mark of which `letters` are to come; another may begin behind it."""
+        """Return the EBNF of text that does not complete a mark whose `letters` are missing; another may follow."""
         found = f"[^<{letters[-1]}]"
         for letter in reversed(letters[:-1]):
             found = f"[^<{letter}] | {literal(letter)} ({found})"
@@ -45,15 +45,15 @@ def _all_but(*names: str) -> str:
     return f'([^<] | ({begun})* "<" ([^</] | "/" ([^<{firsts}] | {others})))* ({begun})*'
 
 
-_THOUGHT = f'{_all_but("think")} {_spelled("</think>")} "\\n"*'  # the rest of one that the prompt opened
+_THOUGHT = f'{_all_but("think")} {_spelled("</think>")} "\\n"*'  # the rest of a thought that the prompt opened
 _BARE = _all_but("parameter", "function", "tool_call", "arg_value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """How a family writes calls; `ends` is the mark after which one is over, None: the answer ends there by itself.
+    """How a family writes calls; `ends` is the mark that ends a call, None: the answer ends there by itself.
 
-    `begins` is what no JSON but a call of `NAME` begins with.
+    `begins` is how a call of `NAME` begins, and no other JSON does.
     """
 
     call: Callable[[JsonRules, Mapping[str, Any]], str]
@@ -70,7 +70,7 @@ def offers_tools(options: Mapping[str, Any]) -> bool:
 
 
 def functions_to_call(options: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the functions of which one has to be called; none where the model may answer as it likes."""
+    """Return the functions of which one must be called; empty where the model may answer as it likes."""
     choice = options.get("tool_choice")
     if choice in (None, "auto", "none"):
         return ()
@@ -86,7 +86,7 @@ def wants_one_call(options: Mapping[str, Any]) -> bool:
 
 
 def schema_to_follow(options: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the JSON schema of what is answered where no tool is called; None: any text may be."""
+    """Return the JSON schema of an answer that calls no tool; None: any text will do."""
     shape = options.get("response_format")
     wanted = shape.get("type") if isinstance(shape, Mapping) else None
     if wanted == "json_object":
@@ -97,7 +97,7 @@ def schema_to_follow(options: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def answer_grammar(form: str | None, options: Mapping[str, Any], *, thinks: bool) -> str:
-    """Return the EBNF of an answer that makes a call, or is JSON by a schema where it does not have to make one.
+    """Return the EBNF of an answer that makes a call or, where none is required, may be JSON by a schema.
 
     `thinks` says that the prompt has opened a thought, which comes first. Raises ValueError where no grammar writes
     calls of that `form`.
@@ -134,7 +134,7 @@ def _grammar(family: _Form | None, options: Mapping[str, Any], *, thinks: bool) 
 
 
 def makes_calls(form: str | None, options: Mapping[str, Any], said: str) -> bool:
-    """Whether what was said under the grammar, behind a thought, is calls; if not, it is JSON."""
+    """Whether `said`, an answer under the grammar without its thought, is calls; if not, it is JSON."""
     family = _FORMS.get(form or "")
     if family is None or not offers_tools(options):
         return False
@@ -143,7 +143,7 @@ def makes_calls(form: str | None, options: Mapping[str, Any], said: str) -> bool
 
 
 def call_ends(form: str | None) -> str | None:
-    """Return the mark after which a call is over; "" where an answer has one call anyway; None: there is none."""
+    """Return the mark that ends a call; "" where an answer has one call anyway; None: there is no mark."""
     family = _FORMS.get(form or "")
     if family is None:
         return "" if form == "gpt-oss" else None
@@ -151,7 +151,7 @@ def call_ends(form: str | None) -> str | None:
 
 
 def _as_json(key: str, begin: str = "", end: str = "") -> Callable[[JsonRules, Mapping[str, Any]], str]:
-    """Return what writes name and arguments as one object; `key` is what holds the arguments."""
+    """Return the writer of a call as one object of name and arguments; `key` holds the arguments."""
 
     def call(rules: JsonRules, function: Mapping[str, Any]) -> str:
         named = f'{begin}{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "{key}": '
@@ -168,7 +168,7 @@ def _deepseek(rules: JsonRules, function: Mapping[str, Any]) -> str:
 def _as_fields(
     begin: tuple[str, str], end: str, field: tuple[str, str, str]
 ) -> Callable[[JsonRules, Mapping[str, Any]], str]:
-    """Return what writes each argument between marks; `field` is before a name, behind it, and behind the value."""
+    """Return the writer of calls with arguments between marks; `field`: before and behind a name, behind a value."""
 
     def call(rules: JsonRules, function: Mapping[str, Any]) -> str:
         schema = _schema(function)
@@ -183,7 +183,7 @@ def _as_fields(
 
 
 def _bare(rules: JsonRules, schema: object, root: Mapping[str, Any]) -> str:
-    """Return what matches a value as it stands between marks: text without quotes, all else as JSON."""
+    """Return the EBNF of a value between marks: text without quotes, all else as JSON."""
     if not isinstance(schema, Mapping) or schema.get("type") not in ("string", ["string"]):
         return rules.value(schema, root)
     words = [schema["const"]] if "const" in schema else schema.get("enum")

@@ -1,10 +1,10 @@
-"""A tokenizer that remembers what it has encoded: each request of a conversation repeats all messages before it.
+"""A tokenizer that caches what it encodes, since each request of a conversation repeats all earlier messages.
 
-The one rule: ids are those of the tokenizer underneath. It has no character offsets, which only training masks need,
+The one rule: ids are those of the tokenizer underneath. It gives no character offsets, which only training masks need,
 so renderers skip the work of attributing tokens to messages.
 
-A template's code goes over each id of a prompt several times, and looks at none that a text is encoded as. So a long
-text goes through it as one id, a LongText, and its ids take that place afterwards (`spread`).
+A template's code walks over each id of a prompt several times, but never looks at the ids of plain text. So a long text
+passes through it as one id, a LongText, and `spread` puts its ids in that place afterwards.
 """
 
 import threading
@@ -14,24 +14,24 @@ from typing import Any
 
 MAX_TOKENS = 2_000_000  # remembered; a token takes 8 bytes here
 LONG_TOKENS = 64
-_NO_TOKEN = -1  # what a long text is equal to; templates compare ids with those of their marks
+_NO_TOKEN = -1  # the int value of a LongText, which equals no mark's id
 
 
 class LongText(int):
-    """The ids of a text, in the place of one id."""
+    """A text's ids, passed as one id."""
 
     ids: Sequence[int]
 
     @classmethod
     def of(cls, ids: Sequence[int]) -> "LongText":
-        """Return what stands for `ids`."""
+        """Return a LongText for `ids`."""
         found = cls(_NO_TOKEN)
         found.ids = ids
         return found
 
 
 def spread(ids: Sequence[int]) -> tuple[int, ...]:
-    """Return the ids, and those of each LongText in its place."""
+    """Return the ids with each LongText replaced by its own ids."""
     found: list[int] = []
     start = 0
     for _ in range(ids.count(_NO_TOKEN)):
@@ -46,7 +46,7 @@ def spread(ids: Sequence[int]) -> tuple[int, ...]:
 
 
 class RememberingTokenizer:
-    """What renderers ask of a tokenizer, and no more; safe to use from several threads."""
+    """The tokenizer methods that renderers use, and no others; safe to use from several threads."""
 
     def __init__(self, tokenizer: Any, *, max_tokens: int = MAX_TOKENS) -> None:
         self._tokenizer = tokenizer

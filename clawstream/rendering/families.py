@@ -15,7 +15,7 @@ from clawstream.rendering import mistral
 
 LOG = logging.getLogger(__name__)
 
-# What a config.json calls the architecture, where that decides the template; checked against the template itself.
+# Families by the architecture in config.json, where that decides the template; checked against the template itself.
 _FAMILIES: Mapping[str, str] = {
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3",

@@ -20,7 +20,7 @@ _FOLDER_SETTING = "TIKTOKEN_ENCODINGS_BASE"
 def use_vocabulary_of(tokenizer: Any) -> None:
     """Have every GPT-OSS renderer made from now on encode with the vocabulary of `tokenizer`.
 
-    Raises ValueError where that is not GPT-OSS's.
+    Raises ValueError where that vocabulary is not GPT-OSS's.
     """
     before = os.environ.get(_FOLDER_SETTING)
     with tempfile.TemporaryDirectory() as folder:

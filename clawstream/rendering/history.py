@@ -1,7 +1,7 @@
 """A client's messages as a family's template takes them: text, system messages where they may stand, whole calls. Pure.
 
-The one rule: what a template can't take is put otherwise, never refused, and alike whether a prompt is rendered or goes
-on from sampled tokens. What it can take is asked of the template itself: checkpoints of one family differ.
+The one rule: messages that a template can't take are rewritten, never refused, and in the same way for rendered prompts
+and for those that go on from sampled tokens. The template itself is probed, as checkpoints of one family differ.
 """
 
 import json
@@ -17,16 +17,16 @@ _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "para
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateCapabilities:
-    """What a template takes of messages that are each plain text."""
+    """Which sequences of plain text messages a template takes."""
 
     later_system: bool  # behind another message
-    joined: frozenset[str]  # roles of which two in a row are one message
+    joined: frozenset[str]  # roles of which two in a row have to be joined
 
 
 def probed(text_of_prompt: Callable[[Sequence[Message], Sequence[Any] | None], str | None]) -> TemplateCapabilities:
-    """Return what a template takes; it is asked for prompts of messages and tools, and gives None for what it refuses.
+    """Return what a template takes; `text_of_prompt` renders messages and tools, and gives None where it refuses.
 
-    A template that takes a message shows it, and where it stands.
+    A template takes a message if its prompt shows the message, in its place.
     """
 
     def takes(*roles: str, tools: Sequence[Any] | None = None) -> bool:
@@ -47,7 +47,7 @@ def probed(text_of_prompt: Callable[[Sequence[Message], Sequence[Any] | None], s
 
 
 def placed(messages: Sequence[Message], takes: TemplateCapabilities) -> list[Message]:
-    """Return the messages, with those joined that must be, and system messages as a user's where none may stand."""
+    """Return the messages, joined where they must be, with misplaced system messages as a user's."""
     found: list[Message] = []
     for message in messages:
         before = found[-1]["role"] if found else "system"
@@ -81,7 +81,7 @@ def _shown_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _printable_json(text: str) -> str:
-    """The JSON as it is written, unless it escapes what can't be printed."""
+    """The JSON unchanged, unless it escapes unprintable characters."""
     if "\\u" not in text:
         return text
     try:

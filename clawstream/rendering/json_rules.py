@@ -1,8 +1,8 @@
 """A JSON schema as rules of a grammar, in the EBNF that SGLang reads. Pure.
 
-What a schema says of types, fields, their order, enums, unions and references is kept; of strings' patterns, numbers'
-limits and the like nothing is, so that what follows the rules may still be wrong by the schema, as a model's JSON may
-always be. JSON is written as Python writes it; the spaces after `,` and `:` may be left out.
+The rules keep a schema's types, fields, their order, enums, unions and references. They drop strings' patterns,
+numbers' limits and the like, so JSON that follows the rules may still violate the schema. JSON is written as Python
+writes it; the spaces after `,` and `:` may be left out.
 """
 
 import json
@@ -27,12 +27,12 @@ _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def literal(said: str) -> str:
-    """Return what matches this text and no other."""
+    """Return the EBNF of exactly this text."""
     return f'"{"".join(_ESCAPES.get(letter, letter) for letter in said)}"'
 
 
 class JsonRules:
-    """Rules that grow as schemas are asked for; a `root` is what references point into, and outlives the rules."""
+    """Rules that grow with each schema asked for; references point into a `root`, which must outlive the rules."""
 
     def __init__(self) -> None:
         self._rules = dict(_BASE)
@@ -42,7 +42,7 @@ class JsonRules:
         return "\n".join(f"{name} ::= {expression}" for name, expression in self._rules.items())
 
     def value(self, schema: object, root: Mapping[str, Any]) -> str:
-        """Return the name of what matches JSON of this schema."""
+        """Return the name of the rule for JSON of this schema."""
         if not isinstance(schema, Mapping) or not schema:
             return _ANY
         known = json.dumps(schema), id(root)
@@ -53,7 +53,7 @@ class JsonRules:
         return self._names[known]
 
     def add(self, name: str, expression: str) -> str:
-        """Return the name, under which the expression stands from now on."""
+        """Add the rule, and return its name."""
         self._rules[name] = expression
         return name
 
@@ -88,7 +88,7 @@ class JsonRules:
         if fields is None:
             pair = f"text {_COLON} {self.value(schema.get('additionalProperties'), root)}"
             return f'"{{" ({pair} ({_COMMA} {pair})*)? "}}"'
-        # From the last to the first: what may follow at the beginning, and behind another field.
+        # From the last field to the first: the rest as the first field, and as one behind another field.
         first, later = '""', '""'
         for number, (key, part, required) in reversed([*enumerate(fields)]):
             pair = f"{literal(json.dumps(key, ensure_ascii=False))} {_COLON} {self.value(part, root)}"
@@ -108,7 +108,7 @@ def fields_of(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
 
 
 def resolved(schema: object, root: Mapping[str, Any]) -> object:
-    """Return what a schema's reference points at, the schema itself where it has none; {} where nothing is there."""
+    """Return the target of a schema's reference, or the schema itself without one; {} where the target is missing."""
     for _ in range(16):
         if not isinstance(schema, Mapping) or "$ref" not in schema:
             return schema

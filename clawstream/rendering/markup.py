@@ -1,7 +1,7 @@
 """Text that looks like a template's marks stays text: nobody ends a turn, or opens one, by writing its mark.
 
-The one rule: a mark gets into a prompt by the template alone. Marks that templates themselves write as text (those of
-thinking and of tool calls) can't be told apart from a user's and stay marks, as in the families' own templates.
+The one rule: only the template puts a mark into a prompt. Marks that templates themselves write as text (those of
+thinking and of tool calls) can't be told from a user's text and stay marks, as in the families' own templates.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 from clawstream.rendering.encoding import LONG_TOKENS, LongText
 
-# What the families' templates put into the text that they encode, in headers and around tool calls.
+# Marks that the families' templates write as text, in headers and around tool calls.
 WRITTEN_AS_TEXT = frozenset(
     {
         *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
@@ -21,9 +21,9 @@ WRITTEN_AS_TEXT = frozenset(
 
 
 class PlainText:
-    """A tokenizer whose `encode` knows none of the marks that templates set by id; else the one underneath.
+    """The tokenizer underneath, except that `encode` treats marks that templates set by id as letters.
 
-    A text without such a mark has the ids that it always had.
+    A text without such a mark keeps its ids.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -40,14 +40,14 @@ class PlainText:
         assert not add_special_tokens  # templates write their own
         if not any(mark in text for mark in self._marks):
             return self._ids(text)
-        # Cut behind its first letter, a mark is none; the tokenizer can't be told to leave marks alone but for all.
+        # A mark that is cut behind its first letter is plain text; the tokenizer itself can ignore all marks or none.
         cuts = [0, *(found.start() + 1 for found in self._mark.finditer(text)), len(text)]
         return list(chain.from_iterable(self._ids(text[start:end]) for start, end in pairwise(cuts)))
 
     def _ids(self, text: str) -> list[int]:
         if self._fast is None:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
-        # A third less work: no offsets are counted.
+        # Without offsets, which is a third less work.
         return list(self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, token_ids: Sequence[int], **options: Any) -> str:
@@ -59,7 +59,7 @@ class PlainText:
         return self._tokenizer.convert_tokens_to_ids(tokens)
 
 
-# What the families' templates write before an answer. Renderers that go on from sampled tokens look for its ids.
+# Headers that the families' templates write before an answer; renderers that go on from sampled tokens look for them.
 ANSWER_HEADERS = frozenset(
     {
         *("<|im_start|>assistant\n", "<\uff5cAssistant\uff5c>", "<|im_assistant|>assistant<|im_middle|>", "]~b]ai\n"),
@@ -69,10 +69,10 @@ ANSWER_HEADERS = frozenset(
 
 
 class TemplateTokenizer:
-    """What one renderer asks of a tokenizer: until `seal`, `marked` encodes, then `plain`.
+    """The tokenizer of one renderer: `marked` encodes until `seal`, then `plain` does.
 
-    Some renderers find their marks' ids by encoding them when they are made. `always_marked` are whole texts that
-    `marked` encodes for ever; nobody else may write them. Sealed, it gives a long text's ids as one LongText.
+    Some renderers, when they are made, encode marks to learn their ids. `marked` always encodes the whole texts in
+    `always_marked`, which only templates may write. Once sealed, a long text's ids are one LongText.
     """
 
     def __init__(self, marked: Any, plain: Any, always_marked: frozenset[str] = frozenset()) -> None:
@@ -85,7 +85,7 @@ class TemplateTokenizer:
         self.eos_token_id: int | None = marked.eos_token_id
 
     def seal(self) -> None:
-        """From now on text has no marks."""
+        """From now on marks in text are letters."""
         self._encoder = self._plain
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

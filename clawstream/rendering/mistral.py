@@ -22,7 +22,7 @@ _DECODER = json.JSONDecoder()
 
 
 class MistralToolParser:
-    """Finds the calls after each mark; what is no call is a call that failed, so that its text is not lost."""
+    """Finds the calls after each mark; other text becomes a failed call, so that it is not lost."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -41,7 +41,7 @@ class MistralToolParser:
 
 
 def _listed(text: str) -> Iterator[ParsedToolCall]:
-    """The calls of a JSON list, as far as it goes."""
+    """The calls of a JSON list, up to where the JSON breaks."""
     at = text.index("[") + 1
     while not text.startswith("]", at := _end_of(_BETWEEN, text, at)):
         try:
@@ -82,7 +82,7 @@ def _failed(text: str) -> ParsedToolCall:
 
 def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
     found = pattern.match(text, at)
-    assert found is not None  # it matches nothing, too
+    assert found is not None  # the pattern matches the empty text too
     return found.end()
 
 

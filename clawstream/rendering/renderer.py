@@ -1,8 +1,8 @@
 """Chat messages to prompt tokens, and sampled tokens back to a message, by the model family's own template.
 
-The one rule: whoever needs a prompt of the policy renders it here (the gateway what it serves, the samples their hinted
-prompts), so equal messages and options are equal token ids everywhere. Nothing is fetched: tokenizer and template lie
-in the model's folder.
+The one rule: every prompt of the policy is rendered here, the gateway's as well as the hinted ones of samples, so equal
+messages and options give equal token ids everywhere. Nothing is fetched: tokenizer and template lie in the model's
+folder.
 """
 
 import json
@@ -36,16 +36,16 @@ from clawstream.rendering.template_options import template_options, template_var
 from clawstream.rendering.tokenizer import load_tokenizer
 from clawstream.rendering.tool_history import fitted
 
-# Families whose code asks a tokenizer for ids and text and for nothing else, and sets its marks by id. For the others
-# the tokenizer itself encodes, and a user's marks are marks (but for gpt-oss, whose own encoder takes them apart).
+# Families whose code asks a tokenizer for ids and text alone, and sets its marks by id. For the others the tokenizer
+# itself encodes, and marks in a user's text act as marks (except for gpt-oss, whose own encoder splits them).
 _REMEMBERED = frozenset(
     {"qwen3", "qwen3.5", "llama-3", "glm-4.5", "glm-5", "glm-5.1", "deepseek-v3", "deepseek-r1", "kimi-k2"}
 )
-HALF_CHARACTER = "\ufffd"  # what bytes are shown as that are no character, or not yet
+HALF_CHARACTER = "\ufffd"  # how bytes are shown that form no character, or none yet
 _THINKING_MARKS = ("<think>", "</think>")
 _THOUGHTS = ("<think>", "[THINK]", "<seed:think>", "◁think▷")
 _LLAMA_MARKS = ("<|python_tag|>", "<|start_header_id|>", "<|end_header_id|>")
-_HARMONY_DATE = "2025-08-05"  # GPT-OSS's own day: with today's a prompt would have other ids tomorrow
+_HARMONY_DATE = "2025-08-05"  # GPT-OSS's release; today's date would change a prompt's ids each day
 _PROMPT_TAIL_TOKENS = 256  # enough to hold any family's generation prompt
 _MAX_VARIANTS = 32
 _REFUSALS = (ValueError, TypeError, KeyError, AttributeError, TemplateError)
@@ -62,7 +62,7 @@ class CalledTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedAnswer:
-    """What sampled tokens say. `unfinished` is tool markup that is no call, so far."""
+    """The parsed answer. `unfinished` is tool markup that is no complete call so far."""
 
     content: str
     reasoning: str
@@ -72,9 +72,9 @@ class ParsedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """A family's template under one set of options: what `writer` encodes has no marks of its own, `reader` knows all.
+    """A family's template under one set of options: `writer` encodes text without marks, `reader` knows all marks.
 
-    `bridger` writes as `writer` does and leaves reasoning in a history; None: the template can't, or is told not to.
+    `bridger` writes like `writer` but keeps a history's reasoning; None: the template can't, or the options forbid it.
     """
 
     writer: Any
@@ -108,14 +108,14 @@ class PromptRenderer:
         marks = tokenizer.get_added_vocab()
         self.stop_token_ids: tuple[int, ...] = tuple(self._template.reader.get_stop_token_ids())
         self.marker_ids: frozenset[int] = frozenset(marks.values())
-        # Marks that are several tokens here: they come in parts.
+        # Marks that are several tokens in this vocabulary, so that they come in parts.
         self.text_marks: tuple[str, ...] = tuple(mark for mark in _THINKING_MARKS if mark not in marks)
         self.bare_tool_calls: bool = config.name == "llama-3"  # nothing but JSON tells a call from an answer
-        # No part of an answer: the reader would take what follows a header for all of it.
+        # Left out of an answer: the reader would take the text behind a header for the whole answer.
         self._passed_over = {marks.get(mark) for mark in _LLAMA_MARKS} if self.bare_tool_calls else set()
         self.listed_tool_calls: bool = getattr(config, "tool_parser", None) == mistral.NAME  # no mark closes them
         self._call_form = "qwen3" if getattr(config, "tool_parser", None) == "qwen3" else config.name
-        # Read as the template's, where the message that holds nothing else is text.
+        # Always encoded as headers, so a history with a message that is exactly one of these can't be bridged.
         self._headers = {header.strip() for header in ANSWER_HEADERS if any(mark in header for mark in marks)}
         self._takes = probed(self._text_of_prompt)
 
@@ -177,10 +177,10 @@ class PromptRenderer:
         return spread(ids)
 
     def grammar(self, options: Mapping[str, Any], prompt_ids: Sequence[int]) -> str | None:
-        """Return the EBNF of calls, or of what is thought or called before JSON; None: the answer follows no such.
+        """Return the EBNF of calls, or of JSON with a thought or calls; None: the answer needs no grammar of ours.
 
-        JSON alone needs none: the engine follows a schema itself. Raises UnrenderableRequest for a family whose calls
-        no grammar writes.
+        JSON alone needs none, since the engine follows a schema itself. Raises UnrenderableRequest for a family whose
+        calls no grammar writes.
         """
         if not self.follows_grammar(options, prompt_ids):
             return None
@@ -200,7 +200,7 @@ class PromptRenderer:
         return self.decode(prompt_ids[-_PROMPT_TAIL_TOKENS:]).rstrip().endswith(_THINKING_MARKS[0])
 
     def stop_ids(self, options: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the tokens that end an answer: the model's own, and a call's last where it may have no other call.
+        """Return the tokens that end an answer: the model's own, and a call's end mark where one call is the most.
 
         Raises UnrenderableRequest for a family that marks no call's end.
         """
@@ -215,7 +215,7 @@ class PromptRenderer:
 
     @property
     def thinks(self) -> bool:
-        """Whether the model's answers may begin with what it thought, as its own template shows them."""
+        """Whether the model's answers may begin with reasoning, as its own template shows."""
         if getattr(self._config, "enable_thinking", None) is False:
             return False
         return self.family == "gpt-oss" or any(mark in self._template_text for mark in _THOUGHTS)
@@ -258,7 +258,7 @@ class PromptRenderer:
 
         A tool call that can't be read, or that is cut short by the end, is content: nothing sampled vanishes.
         """
-        if self.follows_grammar(options, prompt_ids):  # which lets a model spell marks in letters
+        if self.follows_grammar(options, prompt_ids):  # under a grammar a model may spell marks in letters
             answered = None if functions_to_call(options) else self._json(output_ids, prompt_ids, options)
             if answered is not None:
                 return answered
@@ -283,7 +283,7 @@ class PromptRenderer:
     def _json(
         self, output_ids: Sequence[int], prompt_ids: Sequence[int], options: Mapping[str, Any]
     ) -> ParsedAnswer | None:
-        """Return what was answered by a schema, in which marks are text; None: calls were made."""
+        """Return an answer that is JSON by a schema, in which marks are text; None: the answer made calls."""
         said = self.decode([token for token in output_ids if token not in self.stop_token_ids])
         thought, _, rest = said.partition(_THINKING_MARKS[1]) if self._opens_thought(prompt_ids) else ("", "", said)
         if makes_calls(self._call_form, options, rest):
@@ -295,7 +295,7 @@ class PromptRenderer:
         return str(self._text_of(list(token_ids), skip_special_tokens=False)) if token_ids else ""
 
     def piece(self, token_id: int) -> str | None:
-        """Return what a plain token adds to any text; None where that depends on the tokens beside it."""
+        """Return the text of a plain token; None where it depends on the neighbouring tokens."""
         if token_id not in self._pieces:
             text = self.decode((token_id,)) if self._bytes_add_up else HALF_CHARACTER
             self._pieces[token_id] = None if HALF_CHARACTER in text else text
@@ -367,7 +367,7 @@ def _tools(options: Mapping[str, Any]) -> list[Any] | None:
 
 def _called(call: Any) -> CalledTool | None:
     """The call, if it can be made: with a name, and arguments that are an object in JSON."""
-    # A value that is not JSON is text where a family writes values bare; elsewhere there are then no arguments at all.
+    # Where a family writes values bare, a value that is not JSON is text; elsewhere the call then has no arguments.
     if call.status not in (ToolCallParseStatus.OK, ToolCallParseStatus.INVALID_JSON):
         return None
     given = {} if call.arguments is None and call.status is ToolCallParseStatus.OK else call.arguments

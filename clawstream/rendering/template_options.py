@@ -1,8 +1,8 @@
-"""What of a request's chat_template_kwargs may reach a chat template. Pure.
+"""Which of a request's chat_template_kwargs may reach a chat template. Pure.
 
-The one rule: a template is the model's own, and a request sets variables that it names, never what renders it. Behind
-`apply_chat_template` stand arguments that bring another template, pad a prompt to any length or pass options to the
-tokenizer; so a name is let through because the template asks for it, not because nobody thought to forbid it.
+The one rule: a request sets only variables that the model's own template names. `apply_chat_template` also takes
+arguments that replace the template, pad a prompt to any length or pass options to the tokenizer. So names are allowed
+by the template, not forbidden by a list.
 """
 
 import inspect
@@ -28,7 +28,7 @@ _MAX_NUMBER = 2**20
 
 
 class _Generation(Extension):
-    """Transformers' block that marks what an assistant said; its body is all there is to it."""
+    """Transformers' block that marks an assistant's text; it renders as its body."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
@@ -43,10 +43,10 @@ class _Generation(Extension):
 def template_variables(
     template: str | Mapping[str, str] | None, special_tokens: Iterable[str], apply: Callable[..., Any]
 ) -> frozenset[str]:
-    """Return the names that a request may set: those the template looks up and whoever renders it does not give.
+    """Return the names that a request may set: those that the template looks up and its renderer does not provide.
 
-    `apply` is what renders it: its arguments, and the tokenizer's special tokens, are none of a client's. A template
-    that can't be read has no variables.
+    `apply` renders the template; its arguments and the tokenizer's special tokens are not for a client to set. A
+    template that can't be read has no variables.
     """
     environment = ImmutableSandboxedEnvironment(extensions=[_Generation, "jinja2.ext.loopcontrols"])
     texts = template.values() if isinstance(template, Mapping) else [] if template is None else [template]
@@ -62,9 +62,9 @@ def template_variables(
 
 
 def template_options(asked: object, variables: frozenset[str] | None) -> Mapping[str, Any]:
-    """Return what of `asked` reaches the template, `variables` being those it names; None: the family checks names.
+    """Return the part of `asked` that reaches the template; `variables` are its names, None: the family checks names.
 
-    A switch for thinking goes to no template that has none, since clients send it whatever the model is. Raises
+    A switch for thinking is dropped for a template without one, since clients send it to every model. Raises
     UnrenderableRequest for any other name, and for values that are not plain or too large.
     """
     if asked is None:
@@ -89,7 +89,7 @@ def template_options(asked: object, variables: frozenset[str] | None) -> Mapping
 
 
 def _problem(value: object) -> str | None:
-    """Why a template is not given the value; None: it is."""
+    """Why a template may not get the value; None: it may."""
     match value:
         case None | bool():
             return None

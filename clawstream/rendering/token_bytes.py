@@ -1,4 +1,4 @@
-"""The bytes that a vocabulary's tokens stand for. To decode one alone does not tell: it may be half a character."""
+"""The bytes of a vocabulary's tokens, which decoding one token can't give: a token may be half a character."""
 
 import json
 from functools import cache
@@ -12,7 +12,7 @@ _WORD_BEGINS = "\u2581"  # in vocabularies of sentencepiece
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
-    """Return each token's bytes, by id; None for special tokens and ids of no token, which are no text."""
+    """Return each token's bytes, by id; None for special tokens and for ids without a token."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()
     kinds = _kinds(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder is not None else set()
@@ -36,7 +36,7 @@ def _bytes_of(token: str, kinds: set[str]) -> bytes | None:
 
 
 def _kinds(decoder: dict[str, Any]) -> set[str]:
-    """Return what a decoder is made of."""
+    """Return the types of a decoder's parts."""
     return {str(decoder["type"])}.union(*(_kinds(part) for part in decoder.get("decoders", ())))
 
 

@@ -1,6 +1,6 @@
 """The tokenizer in a model's folder. Some folders bring theirs as Python code, which is run only where it is trusted.
 
-The one rule: nobody is asked on a terminal; the settings say it, or it is an error.
+The one rule: the settings decide whether to trust it, never a question on the terminal; without a word it is an error.
 """
 
 import json
@@ -12,14 +12,14 @@ from transformers import AutoTokenizer
 
 from clawstream.errors import ConfigError
 
-# What a folder's own code raises where it fits neither its files nor this version of transformers.
+# Errors of a folder's own code that does not fit its files or this version of transformers.
 _UNLOADABLE = (OSError, ValueError, ImportError, AttributeError, TypeError, KeyError)
 
 
 def load_tokenizer(folder: Path, *, trust_code: bool) -> Any:
     """Return the tokenizer; `trust_code` runs the folder's Python code if it needs any. Raises ConfigError."""
     if trust_code:
-        # Kimi K2's warns of every text that it encodes.
+        # Kimi K2's tokenizer logs a warning for every text that it encodes.
         logging.getLogger("transformers_modules").setLevel(logging.ERROR)
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_code)

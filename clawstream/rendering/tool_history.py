@@ -1,7 +1,7 @@
-"""The tool calls and results of a history as a family's template wants them, whatever clients made of their ids. Pure.
+"""Gives tool calls and results of a history ids in the form that a family's template wants. Pure.
 
 The one rule: a call and its results get the same id, and equal histories get equal ids. Ids that are in the family's
-own form already, as sampled, stay.
+form already, as sampled ones are, stay.
 """
 
 import hashlib
@@ -60,5 +60,5 @@ _FORMS: Mapping[str, _Form] = {
     "mistral": _nine_letters,
     "kimi-k2": _numbered,
     "kimi-k2.5": _numbered,
-    "gpt-oss": _as_given,  # a result says what it is of by the tool's name alone
+    "gpt-oss": _as_given,  # a result names its call by the tool's name alone
 }

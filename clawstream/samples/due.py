@@ -1,7 +1,7 @@
-"""Which samples the newest fact of a session may complete, or ask for again. Pure.
+"""Which samples the newest fact of a session may complete, or make due again. Pure.
 
-A verdict is due once its answer, its hint and itself are known; an answer without a verdict once feedback on it is
-known and no verdict is to come. Either is due again with feedback that its newest sample does not know.
+A verdict's sample is due once the verdict, its answer and its hint (or `HintAbsent`) are known. An answer without a
+verdict is due once there is feedback on it and no verdict is to come. Either is due again with newer feedback.
 """
 
 from collections.abc import Iterable
@@ -35,14 +35,14 @@ from clawstream.samples.session import (
 
 
 class Due(NamedTuple):
-    """What a sample is to be made for."""
+    """A sample to be made."""
 
     key: VerdictKey
-    given: AnswerRefreshed | None = None  # the answer given anew that it is of; None: it is of the turn's own
+    given: AnswerRefreshed | None = None  # the refreshed answer that it is of; None: it is of the turn's own
 
 
 def due(session: JoiningState, event: Event, *, judged: bool, grouped: bool) -> list[Due]:
-    """Return what is to be joined now that `event` is known: for the first time, or with feedback that is new."""
+    """Return the samples to be joined now that `event` is known: for the first time, or with new feedback."""
     keys = [key for key in _completed(session, event) if is_ready(session, key)]
     keys += _of_feedback_alone(session, event, judged=judged)
     if grouped and not judged:
@@ -56,7 +56,7 @@ def due(session: JoiningState, event: Event, *, judged: bool, grouped: bool) -> 
 
 
 def _completed(session: JoiningState, event: Event) -> list[VerdictKey]:
-    """Return the verdicts that `event`, the newest, may be the last fact for."""
+    """Return the keys of the verdicts that `event`, the newest fact, may complete."""
     match event:
         case VerdictReached() | HintFound() | HintAbsent() | TeacherScored():
             return [judged_of(event)]
@@ -68,7 +68,7 @@ def _completed(session: JoiningState, event: Event) -> list[VerdictKey]:
 
 
 def _newest(keys: Iterable[VerdictKey]) -> list[VerdictKey]:
-    """Return of each judge the key of its last look."""
+    """Return the key of each judge's last look."""
     newest: dict[tuple[str, str], VerdictKey] = {}
     for key in sorted(keys, key=lambda key: key.revision):
         newest[key.judge, key.prompt_version] = key
@@ -76,7 +76,7 @@ def _newest(keys: Iterable[VerdictKey]) -> list[VerdictKey]:
 
 
 def _of_feedback_alone(session: JoiningState, event: Event, *, judged: bool) -> list[VerdictKey]:
-    """Return the answers with feedback that `event` may have shown never to be judged; all of them, if none is."""
+    """Return the answers with new feedback that `event` shows to get no verdict; without judges, all with feedback."""
     match event:
         case FeedbackGiven() | TurnOrphaned():
             turn_ids = [event.turn_id]
@@ -94,7 +94,7 @@ def _of_feedback_alone(session: JoiningState, event: Event, *, judged: bool) -> 
 
 
 def _of_a_group(session: JoiningState, event: Event) -> list[VerdictKey]:
-    """Return the answer that `event` shows to be a step of an attempt at a task: the outcome is all that is to come."""
+    """Return the answer that `event` shows to be a step of an attempt; its sample need not wait for a verdict."""
     match event:
         case TurnPaired():
             turn_id = event.turn_id

@@ -1,7 +1,7 @@
 """What is kept of a session that is over. Pure.
 
-The one rule: nothing is let go that a sample may still need, and what is written again of a life that is over is
-nothing to the session's next one.
+The one rule: facts that a sample may still need are kept. A fact of a past life that is written again does not count in
+the session's next life.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,9 +25,9 @@ _V = TypeVar("_V")
 
 
 def rest(session: JoiningState) -> JoiningState:
-    """Return what is still needed of a session: once it is done and joined, what is of a later life.
+    """Return the state still needed: of a session that is done and joined, the facts of its next life.
 
-    Beside it stand its ids, so that what is written again is no news, and its last lives, as feedback may still come.
+    Its ids are kept too, so that facts written again are recognised, and its last lives, for feedback still to come.
     """
     newest = session.marks[-1] if session.marks else None
     if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
@@ -65,7 +65,7 @@ def rest(session: JoiningState) -> JoiningState:
 
 
 def _life(session: JoiningState, exchange_ids: set[str]) -> JoiningState:
-    """Return the session as far as it is about these exchanges."""
+    """Return the session reduced to the facts about these exchanges."""
 
     def of_it(key: VerdictKey) -> bool:
         return key.turn_id in exchange_ids
@@ -91,7 +91,7 @@ def _only(known: Mapping[_K, _V], wanted: Callable[[_K], bool]) -> Mapping[_K, _
 
 
 def _all_joined(session: JoiningState) -> bool:
-    """Return whether every judge that has spoken has spoken of every turn, and the floor has had its say."""
+    """Return whether every judge with a verdict has one on every turn, and the floor's second looks are done."""
     judges = {(key.judge, key.prompt_version) for key in session.verdicts}
     if session.turns and not judges:
         return False
@@ -107,5 +107,5 @@ def _judge_is_done(session: JoiningState, judge: str, prompt_version: str) -> bo
     looks = second_looks(list(session.turns.values()), session.marks, of(FIRST_LOOK), hints, of(FLOOR_LOOK))
     turns = [VerdictKey(judge, prompt_version, FIRST_LOOK, turn_id) for turn_id in session.turns]
     again = [VerdictKey(judge, prompt_version, FLOOR_LOOK, look.turn_id) for look in looks.due]
-    # A score that is still to come finds its answer in the life that is over.
+    # A teacher's score that is still to come finds its answer in `past`.
     return looks.settled and all(is_ready(session, key) for key in [*turns, *again])

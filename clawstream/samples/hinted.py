@@ -1,7 +1,7 @@
 """The prompt with the hint in it, as the teacher sees it. Pure.
 
-The one rule: it differs from the prompt that was asked by the hint alone, so it is made as that was, of the same
-answers as they were sampled; where that does not give the prompt that was asked, there is none.
+The one rule: the hinted prompt differs from the recorded prompt by the hint alone. So it is made the same way, from the
+same sampled answers; where that way does not reproduce the recorded prompt, there is no hinted prompt.
 """
 
 import contextlib
@@ -38,18 +38,18 @@ def with_hint(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:
 
 
 class Hinted(NamedTuple):
-    """The prompt with the hint in it, None where it would differ from the prompt that was asked by more."""
+    """The prompt with the hint in it; None where it would differ from the recorded prompt by more than the hint."""
 
     token_ids: TokenIds | None
-    recalled: RecalledPrompts  # for the session's next
+    recalled: RecalledPrompts  # for the session's next hinted prompt
 
 
 def hinted_prompt(
     session: JoiningState, answer: CandidateAnswer, asked: WholeRequest, hint: str, renderer: Renderer
 ) -> Hinted:
-    """Return the prompt of `answer` with `hint` in it, as far as it can be made."""
+    """Return the prompt of `answer` with `hint` in it, if it can be made."""
     recalled = session.recalled
-    if answer.exchange.num_spliced:  # None: it was asked by a gateway that spliced none
+    if answer.exchange.num_spliced:  # None: recorded by a gateway that spliced no answers
         recalled = recalled._replace(given=_given_before(session, answer))
     messages = tuple(map(parse, asked.messages))
     request = Request(messages=messages, raw=asked.messages, options=parse(asked.options))
@@ -58,7 +58,7 @@ def hinted_prompt(
         again = continue_prompt(renderer, request, echoes, recalled.prompts)
         if again.token_ids != asked.token_ids:
             return Hinted(None, recalled)
-        again = replace(again, token_ids=asked.token_ids)  # equal; those are kept, and the next compares the sooner
+        again = replace(again, token_ids=asked.token_ids)  # equal; keeping one object makes later comparisons quick
         recalled = recalled._replace(prompts=(again,))
         with_it = with_hint(messages, hint)
         raw = [known if new is old else dump(new) for known, old, new in zip_longest(asked.messages, messages, with_it)]
@@ -69,7 +69,7 @@ def hinted_prompt(
 
 
 def _echoes(answer: CandidateAnswer, messages: Sequence[Message], recalled: RecalledPrompts) -> Echoes:
-    """Return the answers that stand in the prompt as sampled: those of its era that were given before."""
+    """Return the earlier answers of the same era that stand in the prompt as sampled."""
     num_spliced = answer.exchange.num_spliced
     if not num_spliced:
         return find_echoes(messages, ())
@@ -78,7 +78,7 @@ def _echoes(answer: CandidateAnswer, messages: Sequence[Message], recalled: Reca
 
 
 def _given_before(session: JoiningState, answer: CandidateAnswer) -> Mapping[str, ShownAnswer]:
-    """Return what was answered before `answer` in its era, in order, by exchange."""
+    """Return the answers given before `answer` in its era, in order, by exchange."""
     deltas: dict[str, RequestDelta] = {}
     given: dict[str, ShownAnswer] = {}
     for exchange_id, asked in session.requests.items():

@@ -1,6 +1,6 @@
-"""An answer that its client left, as far as it was sent it. Pure.
+"""The part of an interrupted answer that its client was sent. Pure.
 
-The one rule: what nobody was shown is no part of it, so nothing of that is judged or trained on.
+The one rule: tokens that the client was not sent are no part of the answer, so they are neither judged nor trained on.
 """
 
 from dataclasses import replace
@@ -9,7 +9,7 @@ from clawstream.events import ExchangeCompleted, ExchangeFailed, FinishReason
 
 
 def as_far_as_sent(failed: ExchangeFailed) -> ExchangeCompleted | None:
-    """Return the answer as if it had ended where the client left; None where none was sent, or nobody said how.
+    """Return the answer as if it had ended where the client left; None: nothing was sent, or the record lacks tokens.
 
     It has no stop token, as it did not end by itself, and no versions where they are not known.
     """
@@ -30,7 +30,7 @@ def as_far_as_sent(failed: ExchangeFailed) -> ExchangeCompleted | None:
         retry_count=None,
         sampling=failed.sampling,
         policy_id=failed.policy_id,
-        versions=tuple(replace(span, num_tokens=num_sent) for span in failed.versions or ()),  # one, if it is known
+        versions=tuple(replace(span, num_tokens=num_sent) for span in failed.versions or ()),  # one, if any
         message=failed.message,
         output_ids=failed.output_ids[:num_sent],
         output_logprobs=failed.output_logprobs[:num_sent],

@@ -1,10 +1,9 @@
-"""Join an answer with what judges and people said of it to a sample, or say why there is none. Pure.
+"""Join an answer with what judges and people said of it into a sample, or say why there is none. Pure.
 
-The one rule: a sample rests on its answer, its verdict, its hint (with what a teacher makes of it, where an engine is
-one) and the feedback that it counts, and on nothing else; whichever comes last writes it, so the same facts give the
-same bytes in any order. A score of 0, or none, is nothing to train on, but a step of a group has a sample all the same:
-its attempt has an outcome. Feedback that comes later makes the next revision, of all that is known by then; an answer
-without a next state has a sample of feedback alone.
+The one rule: a sample depends only on its answer, its verdict, its hint (with the teacher's scores, where an engine is
+the teacher) and the feedback that it counts. The last of these facts writes it, so the same facts give the same bytes
+in any order. A score of 0 or none is nothing to train on; a step of a group has a sample even so, as its attempt has an
+outcome. Later feedback makes the next revision. An answer without a next state has a sample of feedback alone.
 """
 
 from collections.abc import Sequence
@@ -52,18 +51,18 @@ from clawstream.samples.teaching import Scoring
 
 
 class TeacherRule(NamedTuple):
-    """An engine that is the teacher, by its name; without `waits` what it said before is all that it will say."""
+    """The engine that is the teacher, by its name; without `waits` only scores that are on the log already count."""
 
     teacher: str
     waits: bool = True
 
 
 class SampleRules(NamedTuple):
-    """How samples are made; `off_distribution` None: such answers are like any others.
+    """How samples are made; `off_distribution` None: answers off the policy's distribution are like any others.
 
-    Where nothing is `judged`, feedback waits for no judge. `asks` None: the trainer is the teacher. `grouped`: steps of
-    groups are trained on by their attempts' outcomes, and have samples whatever is said of them alone. `interrupted`:
-    of answers that their clients left, what was sent by then is trained on.
+    `judged` False: feedback waits for no judge. `asks` None: the trainer is the teacher. `grouped`: steps of groups are
+    trained on by their attempts' outcomes, and have samples even without a score of their own. `interrupted`: the sent
+    part of an answer that its client left is trained on.
     """
 
     renderer: Renderer
@@ -86,7 +85,7 @@ class JoiningResult(NamedTuple):
 def observe(session: JoiningState | None, event: Event, rules: SampleRules, *, forgets: bool = True) -> JoiningResult:
     """Return what follows from one more record of a session, of any topic that joining reads.
 
-    A session that is done and joined is then put away, where `forgets` says so: feedback alone is still heard.
+    With `forgets`, a session that is done and joined is then put away: only feedback still counts for it.
     """
     whole = session if session is not None else JoiningState()
     number = next((number for number, life in enumerate(whole.past) if is_of_the_past(life, event)), None)
@@ -101,7 +100,7 @@ def observe(session: JoiningState | None, event: Event, rules: SampleRules, *, f
         after = after._replace(recalled=joined.recalled)
         if isinstance(joined.outcome, Scoring):
             asked = joined.outcome.id in after.scores.get(sought.key.turn_id, {})
-            # Where it was asked under settings of before a restart, or was not, nobody asks any more: feedback does.
+            # A scoring lost at a restart, or asked under other settings, is asked again only when feedback comes.
             if isinstance(event, FeedbackGiven) or not asked:
                 calls.append(joined.outcome)
                 after = with_score(after, sought.key.turn_id, joined.outcome.id, None)
@@ -116,7 +115,7 @@ def observe(session: JoiningState | None, event: Event, rules: SampleRules, *, f
 
 
 def _refuse_unknown(session: JoiningState, event: Event) -> tuple[JoiningState, list[Event]]:
-    """Return the refusals of a session that settled without a next state, and of feedback on answers nobody knows."""
+    """Return the refusals of a session that settled without a next state, and of feedback on unknown answers."""
     match event:
         case TurnsSettled() if session.marks[-1].start == len(session.turns):
             return session, [_refused(event.session_id, None, RefusalReason.NO_NEXT_STATE)]
@@ -127,7 +126,7 @@ def _refuse_unknown(session: JoiningState, event: Event) -> tuple[JoiningState, 
 
 
 def _news(session: JoiningState, sought: Due, outcome: SampleAssembled | RefusalReason) -> list[Event]:
-    """Return what to write: a sample each time, a refusal once."""
+    """Return the events to write: a sample each time, a refusal once."""
     if not isinstance(outcome, RefusalReason):
         return [outcome]
     if sought.given is None and sought.key in session.joined:
@@ -137,7 +136,7 @@ def _news(session: JoiningState, sought: Due, outcome: SampleAssembled | Refusal
 
 
 def _written(session: JoiningState, sought: Due) -> JoiningState:
-    """Return the session with `sought` written for, as far as its feedback is known."""
+    """Return the session that remembers `sought` as written, with the feedback known by now."""
     key, given = sought
     if given is not None:
         return session._replace(scored_anew=session.scored_anew | {(key, given.event_id)})
@@ -146,22 +145,22 @@ def _written(session: JoiningState, sought: Due) -> JoiningState:
 
 
 class _Joined(NamedTuple):
-    outcome: SampleAssembled | RefusalReason | Scoring  # the last: it waits for what comes of that
+    outcome: SampleAssembled | RefusalReason | Scoring  # Scoring: the sample waits for its result
     recalled: RecalledPrompts
 
 
 class _SampleSignals(NamedTuple):
-    """What a sample is to say beside its tokens."""
+    """What a sample says besides its tokens."""
 
     hint: str | None
     parts: Parts
     num_feedback: int
     total: float | None
-    without_hint: bool  # whether it says anything then
+    without_hint: bool  # whether the sample is of use without its hint
 
 
 def _join(session: JoiningState, sought: Due, rules: SampleRules) -> _Joined:
-    """Return the sample, why there is none, or what a teacher is to be asked first."""
+    """Return the sample, the reason why there is none, or the scoring that a teacher is asked for first."""
     answer = session.answers[sought.key.turn_id]
     if sought.given is not None:
         answer = answered_anew(answer, sought.given)
@@ -195,7 +194,7 @@ def _join(session: JoiningState, sought: Due, rules: SampleRules) -> _Joined:
 def _said(
     session: JoiningState, sought: Due, answer: CandidateAnswer, rules: SampleRules
 ) -> _SampleSignals | RefusalReason:
-    """Return what the verdict, the hint and feedback say of the answer; of one given anew the hint alone says any."""
+    """Return what verdict, hint and feedback say of the answer; for a refreshed answer only the hint counts."""
     key, of_its_own = sought.key, sought.given is None
     found, verdict = session.hints.get(key), session.verdicts.get(key) if of_its_own else None
     hint = found.hint if isinstance(found, HintFound) else None
@@ -203,7 +202,7 @@ def _said(
     opinions = opinions_of(session, key.turn_id) if of_its_own else Opinions()
     without_hint = judged is not None or bool(opinions.num_changes)
     floor = key.revision == FLOOR_LOOK
-    by_outcome = rules.grouped and answer.exchange.group_id is not None  # its attempt's may be all of its reward
+    by_outcome = rules.grouped and answer.exchange.group_id is not None  # the attempt's outcome may be its only reward
     if hint is None and not without_hint and (floor or not by_outcome):
         return RefusalReason.FLOOR_UNDECIDED if floor else RefusalReason.NO_SIGNAL
     if answer.interrupted and not (rules.interrupted and answer.exchange.versions):
@@ -213,7 +212,7 @@ def _said(
         return _SampleSignals(hint, parts, opinions.num_changes, reward_of(parts, rules.weights), without_hint)
     if hint is None or rules.off_distribution is not OffDistribution.HINT_ONLY:
         return RefusalReason.OFF_DISTRIBUTION
-    # A reward would weigh tokens by a probability that they were not drawn with.
+    # A reward would weigh tokens by probabilities with which they were not drawn.
     return _SampleSignals(hint, parts._replace(judge=None), opinions.num_changes, None, without_hint=False)
 
 
@@ -280,7 +279,7 @@ def _step_index(answer: CandidateAnswer) -> int | None:
 
 
 def _request(session: JoiningState, answer: CandidateAnswer) -> WholeRequest | None:
-    """Return the whole request; one that rests on another era's is not known, however long we remember that one."""
+    """Return the whole request; None where it refers to another era's request, even if that one is remembered."""
     deltas = {id_: asked.delta for id_, asked in session.requests.items() if asked.era == answer.era}
     try:
         return rebuild(answer.exchange.exchange_id, deltas)

@@ -1,7 +1,7 @@
 """Which tokens of an answer are trained on, and which answers are not trained on at all. Pure.
 
-The one rule: a token without the log-prob of the policy that sampled it is not trained on; a missing value is never
-taken for a number.
+The one rule: a token without the log-prob of the policy that sampled it is not trained on; no number stands in for a
+missing one.
 """
 
 import math

@@ -1,8 +1,7 @@
-"""Which answers given anew a hint scores. Pure.
+"""Which refreshed answers a hint scores. Pure.
 
-The one rule: such an answer rests on the recorded prompt alone, and its sample on it and the hint; what was said of the
-turn's own answer says nothing of this one. Of two answers of one number the first on the log counts, so the same log
-gives the same samples, whenever it is read.
+The one rule: a refreshed answer's sample depends on that answer and the hint alone, never on scores of the turn's own
+answer. Of two answers with one number the first on the log counts, so the same log always gives the same samples.
 """
 
 from dataclasses import replace
@@ -18,7 +17,7 @@ from clawstream.samples.session import CandidateAnswer, JoiningState, VerdictKey
 
 
 def made_whole(session: JoiningState, event: Event) -> list[tuple[VerdictKey, AnswerRefreshed]]:
-    """Return the hints and the answers given anew that `event`, the newest fact, may have brought together."""
+    """Return the pairs of hint and refreshed answer that `event`, the newest fact, may have completed."""
     match event:
         case AnswerRefreshed() | HintFound() | TeacherScored():
             turn_id = event.turn_id

@@ -1,8 +1,7 @@
-"""What was said of an answer outside the conversation, and the reward that all of it comes to. Pure.
+"""Feedback on an answer, and the reward that verdict and feedback add up to. Pure.
 
-The one rule: of each source the newest score counts, by the order on the topic, and what was not said is absent, never
-a 0. How often a score changed names what a sample knows, so the same feedback makes the same sample whatever was read
-between.
+The one rule: each source's newest score by topic order counts, and a missing score is absent, never 0. The number of
+changes of score identifies what a sample knows, so the same feedback makes the same sample whatever was read between.
 """
 
 from collections.abc import Mapping
@@ -13,19 +12,19 @@ from typing import NamedTuple
 from clawstream.errors import UnusableEvent
 from clawstream.events import FeedbackGiven, FeedbackSource, RewardWeights
 
-REMEMBERED_IDS = 256  # of a turn: what is written again is written soon
+REMEMBERED_IDS = 256  # of a turn; a repeated record comes soon
 
 
 class Opinions(NamedTuple):
     """What was said of one answer."""
 
-    num_changes: int = 0  # how often a source got another score; what samples say as `num_feedback`
+    num_changes: int = 0  # how often a source's score changed; `num_feedback` of samples
     scores: Mapping[FeedbackSource, float] = MappingProxyType({})
     ids: tuple[str, ...] = ()  # of the feedback, the newest last
 
 
 class Parts(NamedTuple):
-    """A reward's parts; None: that source said nothing."""
+    """A reward's parts; None: that source gave no score."""
 
     judge: int | None
     person: float | None
@@ -34,9 +33,9 @@ class Parts(NamedTuple):
 
 
 def heard(opinions: Opinions, given: FeedbackGiven) -> Opinions:
-    """Return the opinions with `given` among them; themselves where it was read before.
+    """Return the opinions with `given` among them; the same object where it was read before.
 
-    Words alone, or the score that stands already, change nothing. Raises UnusableEvent for a score that is none.
+    Words alone, or a score equal to the source's newest, change no score. Raises UnusableEvent for an invalid score.
     """
     if given.score is not None and not (isfinite(given.score) and abs(given.score) <= 1):
         raise UnusableEvent(
@@ -62,7 +61,7 @@ def parts_of(judged: int | None, opinions: Opinions) -> Parts:
 def reward_of(parts: Parts, weights: RewardWeights) -> float | None:
     """Return the weighted sum of the parts that are there, from -1 to 1.
 
-    None: nobody says anything that counts; a score of 0 says nothing, but parts that outweigh each other do.
+    None: no part that counts is there or other than 0. Parts that cancel each other give 0, not None.
     """
     weighed = (weights.judge, weights.person, weights.environment, weights.heuristic)
     said = [weight * part for weight, part in zip(weighed, parts, strict=True) if part is not None]

@@ -1,6 +1,6 @@
 """What joining knows of a session: facts from six topics, in any order. Pure.
 
-The one rule: of two facts with one identity the first counts, so reading a record again is no news.
+The one rule: of two facts with one identity the first counts, so reading a record again changes nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ _V = TypeVar("_V")
 
 FIRST_LOOK = 0
 FLOOR_LOOK = 1
-MAX_UNPLACED = 1024  # turns with feedback, or answered anew, that are not known; their exchanges are behind, or nowhere
+MAX_UNPLACED = 1024  # unknown turns with feedback or refreshed answers; their exchanges come later or never
 PAST_LIVES = 16
 
 
@@ -56,23 +56,23 @@ class RecordedRequest(NamedTuple):
 
 
 class CandidateAnswer(NamedTuple):
-    """An answer that may become a sample, and how many other requests were answered before it in its era."""
+    """An answer that may become a sample, and how many requests were answered before it in its era."""
 
     exchange: ExchangeCompleted
     era: int
     num_earlier_turns: int
-    interrupted: bool = False  # it is what the client got
+    interrupted: bool = False  # it is only the part that the client got
 
 
 class RecalledPrompts(NamedTuple):
-    """What hinted prompts were made of, for the next to go on from; it would be made again, and be the same."""
+    """What hinted prompts were made from, kept for the next one; a cache, which could be computed again."""
 
     given: Mapping[str, ShownAnswer] = MappingProxyType({})  # by the exchange that answered
-    prompts: tuple[Continued, ...] = ()  # the newest that was rendered again, if any
+    prompts: tuple[Continued, ...] = ()  # the newest one rendered here, if any
 
 
 class VerdictKey(NamedTuple):
-    """What verdicts and hints are collected under, and samples are made of."""
+    """The key of verdicts and hints, and of the samples made from them."""
 
     judge: str  # NOBODY where none is asked
     prompt_version: str
@@ -81,7 +81,7 @@ class VerdictKey(NamedTuple):
 
 
 class JoiningState(NamedTuple):
-    """All of it; nothing in here depends on how the topics interleave, but for `recalled`."""
+    """All that joining knows; only `recalled` depends on how the topics interleave."""
 
     era: int = 0
     ended_after: frozenset[str] = frozenset()  # the exchanges after which an era ended
@@ -96,22 +96,22 @@ class JoiningState(NamedTuple):
     feedback: Mapping[str, Opinions] = MappingProxyType({})  # by turn, also of answers that are not known yet
     lost: tuple[str, ...] = ()  # turns whose feedback the newest fact pushed out
     refreshed: Mapping[str, Mapping[int, AnswerRefreshed]] = MappingProxyType({})  # by turn and number
-    scored_anew: frozenset[tuple[VerdictKey, str]] = frozenset()  # hints and answers given anew that were written for
+    scored_anew: frozenset[tuple[VerdictKey, str]] = frozenset()  # pairs of hint and refreshed answer that were written
     joined: Mapping[VerdictKey, int] = MappingProxyType(
         {}
-    )  # written for, and how much feedback the newest sample knows
+    )  # keys that were written, and how much feedback the newest sample knows
     recalled: RecalledPrompts = RecalledPrompts()
     over: Over = MappingProxyType({})
     past: tuple["JoiningState", ...] = ()  # lives that are over, the newest last: feedback may still come
 
 
 def opinions_of(session: JoiningState, turn_id: str) -> Opinions:
-    """Return what was said of a turn outside the conversation."""
+    """Return the feedback on a turn."""
     return session.feedback.get(turn_id, Opinions())
 
 
 def is_ready(session: JoiningState, key: VerdictKey) -> bool:
-    """Return whether all is known that a sample of the verdict rests on, but for what a teacher makes of its hint."""
+    """Return whether all facts of the verdict's sample are known, apart from a teacher's scores."""
     hinted = key.revision == FLOOR_LOOK or key in session.hints
     return hinted and key in session.verdicts and key.turn_id in session.answers
 
@@ -130,7 +130,7 @@ def never_judged(session: JoiningState, turn_ids: Iterable[str]) -> list[str]:
 
 
 def learn(session: JoiningState, event: Event) -> JoiningState:
-    """Return the session with the fact in it; itself where that is no news."""
+    """Return the session with the fact in it; the same object where it is known already."""
     if is_over(session.over, event):
         return session
     match event:
@@ -139,7 +139,7 @@ def learn(session: JoiningState, event: Event) -> JoiningState:
         case SessionDone():
             if not session.requests:
                 return session
-            # A gateway that was just started knows no newest one; what stands before it on the topic is what ended.
+            # A gateway that just started names no exchange; the newest one before this event on the topic is meant.
             newest = event.after_exchange_id or tuple(session.requests)[-1]
             if newest in session.ended_after:
                 return session
@@ -171,7 +171,7 @@ def learn(session: JoiningState, event: Event) -> JoiningState:
 
 
 def with_score(session: JoiningState, turn_id: str, scoring_id: str, scored: TeacherScored | None) -> JoiningState:
-    """Return the session with what came of a scoring; None: it was asked for."""
+    """Return the session with the result of a scoring; None: it was asked for."""
     of_turn = MappingProxyType({**session.scores.get(turn_id, {}), scoring_id: scored})
     return session._replace(scores=MappingProxyType({**session.scores, turn_id: of_turn}))
 
@@ -230,7 +230,7 @@ def is_of_the_past(life: JoiningState, event: Event) -> bool:
 
 
 def judged_of(event: VerdictReached | HintFound | HintAbsent | TeacherScored) -> VerdictKey:
-    """Return what the verdict, the hint or what a teacher makes of it is collected under."""
+    """Return the key of a verdict, a hint or a teacher's scores."""
     return VerdictKey(event.judge, event.prompt_version, event.revision, event.turn_id)
 
 

@@ -1,8 +1,8 @@
-"""The samples stage: answers, verdicts, hints and feedback -> samples; and what a teacher makes of a hint.
+"""The samples stage: answers, verdicts, hints and feedback -> samples; and a teacher's scores of hinted answers.
 
-The one rule: hinted prompts are made by the code that made the prompt, so the two differ by the hint alone. Where an
-engine is the teacher it is asked here, as nobody else has that prompt, and a scoring ends in exactly one fact: what did
-not arrive is asked again until the deadline, and only then recorded as failed.
+Hinted prompts are made by the code that made the prompt, so the two differ by the hint alone. Where an engine is the
+teacher, this stage asks it, since only this stage has the hinted prompt. A scoring ends in exactly one fact: a missing
+score is asked for again until the deadline, and only then recorded as failed.
 """
 
 import time
@@ -29,7 +29,7 @@ READS = (
 
 
 class ScoringTeacher(Protocol):
-    """Who is asked."""
+    """The teacher, and the policy's engines beside it."""
 
     async def score(self, wanted: ScoreRequest) -> Scores:
         """Return both scores; raises TryLater or EngineRefused."""
@@ -38,8 +38,8 @@ class ScoringTeacher(Protocol):
 def samples_stage(rules: SampleRules, *, forgets: bool = True, retain_ms: int = DAY_MS) -> Stage[JoiningState, Scoring]:
     """Return the stage that joins what a trainer needs.
 
-    It puts a session away that is done once every judge that has spoken is done with it, unless told not to; feedback
-    on any is heard until the session was silent for `retain_ms`. Its calls are made by `asking_stage`.
+    With `forgets`, it puts a done session away once every judge with a verdict has finished it. Feedback counts until
+    the session was silent for `retain_ms`. `asking_stage` makes the calls of this stage.
     """
 
     def step(session: JoiningState | None, record: Record) -> Step[JoiningState, Scoring]:
@@ -65,12 +65,12 @@ def asking_stage(
         calls_at_once=CALLS_AT_ONCE,
         call_timeout_s=call_timeout_s,
         deadline_s=deadline_s,
-        waits_for_peer=False,  # what has no hint waits for no teacher
+        waits_for_peer=False,  # samples without a hint don't wait for the teacher
     )
 
 
 class _TeacherCaller:
-    """Turns scorings into facts."""
+    """Turns scorings into `TeacherScored` events."""
 
     def __init__(self, teacher: ScoringTeacher, now_ms: Callable[[], int], deadline_s: float) -> None:
         self._teacher = teacher

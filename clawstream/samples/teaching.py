@@ -1,7 +1,7 @@
-"""What is to be asked of a teacher about a hinted answer, and what is said of it. Pure.
+"""The question to a teacher about a hinted answer, and the event of its result. Pure.
 
-The samples stage asks, as it alone knows the prompt with the hint in it. A call rests on an answer, its verdict and its
-hint, facts that arrive in any order, and is made by the record that completes them.
+The samples stage asks, since it alone knows the prompt with the hint in it. A call needs an answer, its verdict and its
+hint, in any order of arrival; the record that completes them makes the call.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Scoring:
         student_version: int | None = None,
         error: str | None = None,
     ) -> TeacherScored:
-        """Return the event that tells what came of it."""
+        """Return the event of the result."""
         return TeacherScored(
             session_id=self.session_id,
             turn_id=self.key.turn_id,
@@ -55,7 +55,7 @@ class Scoring:
 
     @property
     def id(self) -> str:
-        """What its events have as `scoring_id`."""
+        """The `scoring_id` of its events."""
         key = self.key
         asked = (key.turn_id, key.judge, key.prompt_version, key.revision)
         return scoring_id_of(*asked, teacher=self.teacher, scored_sha256=self._scored_sha256)

@@ -166,7 +166,7 @@ def _behind_rewritten(before: Sequence[Said], now: Sequence[Said]) -> int | None
 
 
 def _is_echo(given: Message, found: Message, before: Sequence[Said]) -> bool:
-    """Return whether `found` is the answer, alone or joined to the answer before it, what stood between being dropped."""
+    """Return whether `found` is the answer, or the answer joined to the one before it, the rest between dropped."""
     if same_answer(given, found):
         return True
     earlier = next((one.message for one in reversed(before) if role_of(one.message) == "assistant"), None)

@@ -1,7 +1,7 @@
-"""What versions of a policy are called where engines serve them: weights, adapters, cache keys. Pure.
+"""The names of policy versions on engines: weights, adapters, cache keys. Pure.
 
-The one rule: the name of an adapter ends with its policy version, so what an engine has loaded says which versions it
-serves, whoever asks and whatever they missed.
+The one rule: an adapter's name ends with its policy version, so the names that an engine has loaded tell anybody which
+versions it serves.
 """
 
 import re
@@ -29,7 +29,7 @@ def policy_version(name: str | None) -> int:
 
 
 def cache_key(policy_id: str, weights: int, tenant: str | None = None) -> str:
-    """Return the key under which requests of a tenant to these weights may share what is cached of their prompts."""
+    """Return the key under which a tenant's requests to these weights share cached prompts."""
     return f"{policy_id}:{weights}" if tenant is None else f"{policy_id}:{weights}:{tenant}"
 
 

@@ -22,11 +22,11 @@ class Behaviour:
 def behaviour(
     engine_spans: Sequence[EngineSpan], logprobs_nats: Sequence[float | None], adapter_version: int | None = None
 ) -> Behaviour:
-    """Return what sampled the tokens; an engine names the weights even where an adapter lies on them.
+    """Return which versions sampled the tokens; an engine names the weights even under an adapter.
 
-    Where those weights change below an adapter, the rest is no version's: it bears the name of the new weights, and
-    no log-probs. Raises TryLater where the engine's spans don't cover the tokens, or go back to older weights: a
-    rollback has a number of its own.
+    Where those weights change below an adapter, the tokens from there on belong to no version: they bear the name of
+    the new weights, and no log-probs. Raises TryLater where the engine's spans don't cover the tokens, or go back to
+    older weights: a rollback has a number of its own.
     """
     spans = [span for span in engine_spans if span.num_tokens]
     if sum(span.num_tokens for span in spans) != len(logprobs_nats):

@@ -1,8 +1,8 @@
 """SGLang's native HTTP dialect (0.5.23) as values: what a /generate body means and how an answer is written.
 
-Pure, and shared by the client and by every server of ours, so there is one place that knows the wire.
-Streams are incremental (`--incremental-streaming-output`): a chunk carries only what is new. The file is long because
-it has all of that wire: each field is written here and read here, side by side.
+Pure. The client and our own servers share it, so the wire format is in one place. Streams are incremental
+(`--incremental-streaming-output`): a chunk carries only what is new. The file is long because each field of the wire is
+written and read here, side by side.
 """
 
 import math
@@ -66,7 +66,7 @@ Logprob: TypeAlias = tuple[float | None, int, None]
 
 @dataclass(slots=True, kw_only=True)
 class TokenDelta:
-    """What a server has to tell about one request since it last did; grows until it is sent."""
+    """The news of one request that a server has not sent yet; grows until it is sent."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -81,7 +81,7 @@ class TokenDelta:
     weight_versions: Sequence[WeightsSpan] = ()
 
     def absorb(self, newer: "TokenDelta") -> None:
-        """This delta says what both said, in order."""
+        """Append the newer delta to this one."""
         self.token_ids += newer.token_ids
         self.logprobs += newer.logprobs
         if newer.top_logprobs is not None:
@@ -341,7 +341,7 @@ def read_chunk(element: Mapping[str, Any]) -> Chunk:
 def _top(
     written: Sequence[Sequence[Sequence[Any]] | None], num_tokens: int
 ) -> tuple[tuple[tuple[float, int], ...], ...]:
-    """Return the likeliest tokens at each place; nothing where they are not those of the chunk's tokens."""
+    """Return the likeliest tokens at each place; empty where their number is not that of the chunk's tokens."""
     if len(written) != num_tokens:
         return ()
     return tuple(tuple((float(entry[0]), int(entry[1])) for entry in one or ()) for one in written)
@@ -359,7 +359,7 @@ def _spans(written: Iterable[Mapping[str, Any]]) -> tuple[WeightsSpan, ...]:
 
 
 def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
-    """Chunks that came together as few that say the same: one for each weight version among them."""
+    """Join chunks that came together into one for each weight version among them."""
     found = list(chunks)
     if len(found) == 1:
         return found

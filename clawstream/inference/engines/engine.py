@@ -1,4 +1,4 @@
-"""How a model is asked: the values that go in and come out, and the protocol that every engine client keeps.
+"""Requests to a model and its answers as values, and the protocol of every engine client.
 
 An engine gives no number that it did not compute: a log-prob it left out is None, never 0.
 Log-probs are nats at the sampling temperature, after penalties and before top-p, top-k and min-p (temperature 0 counts
@@ -58,7 +58,7 @@ class SamplingParams:
 
 
 def as_recorded(recorded: Recorded, stop_token_ids: tuple[int, ...]) -> SamplingParams:
-    """Return how an engine is asked to sample as the log says, all of it; `stop_token_ids` are the model's own."""
+    """Return the parameters of a recorded `Sampling`, all of it; `stop_token_ids` are the model's own."""
     return SamplingParams(
         max_new_tokens=recorded.max_tokens,
         temperature=recorded.temperature,
@@ -118,7 +118,7 @@ class ServerInfo:
 
 
 class Scores(NamedTuple):
-    """What a teacher, who sees a hint, and the policy, who does not, make of each token of an answer, in nats."""
+    """Log-probs (nats) of an answer's tokens: the teacher's, who sees the hint, and the policy's, who does not."""
 
     teacher_logprobs: tuple[float, ...]
     student_logprobs: tuple[float, ...]
@@ -171,4 +171,4 @@ class Engine(Protocol):
         """Whether the engine answers and can generate."""
 
     async def server_info(self) -> ServerInfo:
-        """What it serves at this moment."""
+        """What the engine serves at this moment."""

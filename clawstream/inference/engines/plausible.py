@@ -1,6 +1,6 @@
-"""What an answer of an engine may hold, given what was asked of it. Pure.
+"""Checks that an engine's answer is possible for its request. Pure.
 
-The one rule: what no engine can have computed is not passed on, so it is neither shown nor on the log.
+The one rule: a value that no engine can have computed is not passed on, so it is neither shown nor recorded.
 """
 
 from typing import NoReturn
@@ -9,7 +9,7 @@ from clawstream.inference.engines.engine import Chunk, GenerateRequest
 
 MOST_TOKEN_IDS = 2**31  # what the log can hold
 MOST_NAME_CHARACTERS = 200
-_ROUNDING_NATS = 1e-3  # that a log-prob of a certain token may lie above 0
+_ROUNDING_NATS = 1e-3  # how far above 0 rounding may put the log-prob of a certain token
 _LEAST_NATS = -3.4e38  # what the log can hold
 
 
@@ -24,13 +24,13 @@ class Plausible:
         self.num_tokens = 0
 
     def take(self, chunk: Chunk) -> None:
-        """Take the next chunk; raises ValueError where it can't be."""
+        """Take the next chunk; raises ValueError where it is impossible."""
         limit = self._num_token_ids
         for token in chunk.token_ids:
             if type(token) is not int or not 0 <= token < limit:
                 _wrong("token id", token, f"an integer from 0 to {limit - 1}")
         for value in chunk.logprobs_nats:
-            # Spelled out for the usual one: this is done for every token that anybody is sent.
+            # The usual case is spelled out, since this runs for every token.
             if value is not None and not (type(value) is float and _LEAST_NATS <= value <= 0.0):
                 check_logprob(value)
         self.num_tokens += len(chunk.token_ids)
@@ -38,7 +38,7 @@ class Plausible:
             raise ValueError(f"{self.num_tokens} tokens, expected at most the {self._most_tokens} that were asked for")
         read_version(chunk.weight_version)
         _check_count("prompt_tokens", chunk.prompt_tokens, self._prompt_tokens)
-        # A request that made room for others finds its own tokens cached when it goes on.
+        # A request that was retracted for others finds its own tokens cached when it goes on.
         _check_count("cached_tokens", chunk.cached_tokens, self._prompt_tokens + self._most_tokens)
         if chunk.finish is not None:
             self._check_end(chunk)
@@ -52,7 +52,7 @@ class Plausible:
 
 
 def check_logprob(value: object) -> None:
-    """Raise ValueError where the value is no logarithm of a probability."""
+    """Raise ValueError where the value is no log-prob."""
     if type(value) is not float and type(value) is not int:
         _wrong("log-prob", value, "a number")
     if not _LEAST_NATS <= value <= _ROUNDING_NATS:

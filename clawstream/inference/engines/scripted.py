@@ -18,9 +18,9 @@ from clawstream.inference.engines.service import AppServer, CommandResult, Conne
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedAnswer:
-    """What the script says to a prompt; without log-probs they come from `token_logprob`.
+    """The script's answer to a prompt; without log-probs of its own it has those of `token_logprob`.
 
-    After `stall_after_tokens` it says no more, and its client has to go.
+    After `stall_after_tokens` it sends nothing more, until its client leaves.
     """
 
     token_ids: Sequence[int]
@@ -205,7 +205,7 @@ class _Speech:
             raise ConnectionDropped
         pair = next(self._rest, None)
         if pair is None:
-            # A script that has no more to say ends as a model does that samples its last token.
+            # A script without further tokens ends like a model that samples its stop token.
             return self._delta(None, {"type": "stop", "matched": None})
         self._said.append(pair[0])
         return self._delta(pair, self._finish(pair[0]))
@@ -286,7 +286,7 @@ class _Speech:
 @asynccontextmanager
 async def serving(backend: ScriptedBackend, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
     """The backend behind a real port on this event loop; yields its URL."""
-    # Named TCP, or asyncio leaves Nagle's algorithm on and a small chunk waits 40 ms for an acknowledgement.
+    # TCP is named, else asyncio leaves Nagle's algorithm on and a small chunk waits 40 ms for an acknowledgement.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))

@@ -1,4 +1,4 @@
-"""What an engine samples with now: asked of it before a request whose tokens or scores are to bear a version."""
+"""Asks an engine what it samples with now, before a request whose tokens or scores are to bear a version."""
 
 from typing import NamedTuple, Protocol
 
@@ -6,11 +6,11 @@ from clawstream.inference.engines.adapters import adapter_version, policy_versio
 
 
 class Served(NamedTuple):
-    """What answers a request for the newest version."""
+    """The weights or adapter that answer a request for the newest version."""
 
     weights: int
     version: int
-    adapter: str | None  # that has the version; None: the weights do
+    adapter: str | None  # the one that has the version; None: the weights have it
 
 
 class VersionedEngine(Protocol):

@@ -44,7 +44,7 @@ _NOT_OURS = (401, 403, 404, 405)  # no key, no right, no such route: no fault of
 def engine_session(settings: EngineSettings | TeacherSettings) -> aiohttp.ClientSession:
     """Return the pool for a process's engines, as many connections as there are requests; each shows the engines' key.
 
-    SGLang closes a connection that was idle for 5 s, so it is closed here sooner than a request could be lost on it.
+    SGLang closes a connection that was idle for 5 s; the pool closes it sooner, so that no request is lost on it.
     """
     key = settings.api_key
     headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
@@ -55,8 +55,8 @@ def engine_session(settings: EngineSettings | TeacherSettings) -> aiohttp.Client
 class SglangEngine:
     """One engine at `url`. `silence_s` bounds the wait between two tokens, so it must exceed the longest pause.
 
-    `load_s` bounds what takes as long as files take to be read, or requests to end: weights and adapters. An answer
-    with an id that is not below `num_token_ids` is none.
+    `load_s` bounds calls that wait for files to be read or requests to end: weights and adapters. An answer with an id
+    that is not below `num_token_ids` is refused as impossible.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SglangEngine:
                         sampled_at_s = clock()
                     yield chunk
                     if chunk.finish is not None:
-                        # What follows is [DONE]; reading it hands the connection back to the pool, still open.
+                        # Only [DONE] follows; reading it returns the connection to the pool, still open.
                         with suppress(TimeoutError, aiohttp.ClientError):
                             await read_body(response, most_bytes=_FRAME_BYTES, until=clock() + _REFUSAL_BODY_S)
                         return
@@ -201,7 +201,7 @@ class SglangEngine:
         return ServerInfo(model_path=path, context_length_tokens=longest, weight_version=version)
 
     async def token_ids(self, text: str) -> tuple[int, ...] | None:
-        """What its tokenizer makes of a text, nothing added; None where it has no route that says it."""
+        """The engine's token ids of a text, nothing added; None where the engine has no such route."""
         body = {"prompt": text, "add_special_tokens": False}
         async with self._asking("POST", "/tokenize", body, self._control_timeout) as response:
             if response.status in (404, 405):
@@ -259,7 +259,7 @@ class SglangEngine:
         return _object(raw)
 
     async def _events(self, response: aiohttp.ClientResponse, most_tokens: int) -> AsyncIterator[list[bytes]]:
-        """The data of server-sent events, as soon as the last byte of one is here: all that are; stops at [DONE]."""
+        """The data of server-sent events: all that are complete, as soon as they are; stops at [DONE]."""
         most_bytes = _FRAME_BYTES + _STREAM_BYTES_PER_TOKEN * most_tokens
         most_event_bytes = _FRAME_BYTES + _EVENT_BYTES_PER_TOKEN * most_tokens
         rest, num_bytes = b"", 0

@@ -1,7 +1,7 @@
 """How a judge is asked: any OpenAI-compatible /chat/completions, over one pooled session.
 
-The one rule: what arrived is a reply, however odd; what did not is TryLater, and asked again. Only a judge that will
-never take this request has refused it. A reply past its limit of bytes or time has arrived, and says nothing.
+The one rule: whatever arrived is a reply, however odd; a missing reply is TryLater, and asked for again. JudgeRefused
+is for a judge that will never take this request. A reply past its limit of bytes or time counts as an unusable reply.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from clawstream.inference.bodies import ASKING, PLAIN, parsed, read_body, read_e
 CALLS_AT_ONCE = 64  # to the endpoint, by each judging process; servers queue what is more
 CALL_TIMEOUT_S = 60.0  # for one vote of 1,024 tokens; then it is asked for again until DEADLINE_S
 DEADLINE_S = (
-    600.0  # after which a vote that did not arrive is recorded as failed: a server that starts again is back by then
+    600.0  # after which a vote that did not arrive is recorded as failed; a server that restarts is back by then
 )
 TEMPERATURE = 0.6  # votes of one case differ, and few are unreadable
 _CONNECT_S = 10.0
 _LONGEST_WAIT_S = 3600.0  # that a judge may ask for
-_SHARE_OF_TIME = 0.9  # of a call's, after which a reply that has begun is taken as it is
+_SHARE_OF_TIME = 0.9  # of a call's time; a reply that has begun by then is taken as it is
 _FRAME_BYTES, _TOKEN_BYTES = 64 * 2**10, 64  # a token has up to 12 characters, thought and said, escaped
 _MOST_BYTES = 2 * 2**20  # a vote is one record, and a byte that is no UTF-8 is recorded as three
-_KEPT_CHARACTERS = 2000  # of a reply that is not used
+_KEPT_CHARACTERS = 2000  # kept of an unusable reply
 _MOST_TOKENS = 2**31 - 1
 _PASSING = (401, 403, 408, 425, 429)  # a bad key is an operator's to mend while the votes wait
 
@@ -42,9 +42,9 @@ class JudgeRefused(ClawstreamError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeReply:
-    """What arrived; counts are the endpoint's own, None where it gives none.
+    """A judge's reply; counts are the endpoint's own, None where it gives none.
 
-    `unusable` says why the text is no whole reply, but a beginning at most.
+    `unusable` says why the text is no whole reply.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""A test vote: one small request as a judge gets it, before any turn is put to it."""
+"""A test vote: one small request to a judge, before any turn is put to it."""
 
 import asyncio
 from typing import Any

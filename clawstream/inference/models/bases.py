@@ -33,7 +33,7 @@ class Base:
 
 
 def base_in(folder: Path, cache_dir: Path) -> Base:
-    """Return what the folder holds; a file that was hashed before is hashed again only where its size or time differ.
+    """Return the folder's hashes; a file is hashed again only where its size or time of change differs.
 
     Raises ConfigError where the folder can't be read.
     """
@@ -67,10 +67,10 @@ def fingerprint(folder: Path, digest: Digest = sha256_of_file) -> str:
 def to_name(
     policy_id: str, base: Base, events: Sequence[PolicyEvent], *, checkpoints_dir: Path, now_ms: int
 ) -> BaseNamed | None:
-    """Return what the log of a policy still has to say of `base`; None: it says it already.
+    """Return the event that names `base` on the log of a policy; None: the log names it already.
 
-    `events` are those of the policy. Raises OtherBase where they name another one, or, where they name none, where
-    their version 0 or the newest checkpoint in `checkpoints_dir` was made of another one.
+    `events` are those of the policy. Raises OtherBase where they name another base; where they name none, if version 0
+    or the newest checkpoint in `checkpoints_dir` was made of another.
     """
     refuse_other(policy_id, base, events)
     model, tokenizer = _named(events)
@@ -100,7 +100,7 @@ def refuse_other(policy_id: str, base: Base, events: Sequence[PolicyEvent]) -> N
 
 
 def _named(events: Sequence[PolicyEvent]) -> tuple[BaseNamed | None, BaseNamed | None]:
-    """Return what first named the model, and what first named the tokenizer."""
+    """Return the first event that named the model, and the first that named the tokenizer."""
     said = [event for event in events if isinstance(event, BaseNamed)]
     return (
         next((one for one in said if one.model_sha256 is not None), None),
@@ -109,7 +109,7 @@ def _named(events: Sequence[PolicyEvent]) -> tuple[BaseNamed | None, BaseNamed |
 
 
 def _refuse_other_than_before(policy_id: str, base: Base, events: Sequence[PolicyEvent], checkpoints_dir: Path) -> None:
-    """Refuse what is provably not what the policy began with, of a policy from before bases were named."""
+    """Raise OtherBase where a policy from before bases were named provably began with another base."""
     for state in sorted(checkpoints_dir.glob(f"v*/{STATE_FOLDER}/state.json"), reverse=True)[:1]:
         with suppress(OSError, ValueError, KeyError, TypeError):
             began = json.loads(state.read_bytes())["base_sha256"]
@@ -141,7 +141,7 @@ def _of_all(folder: Path, paths: Sequence[Path], digest: Digest) -> str:
 
 
 def _remembered(folder: Path) -> Digest:
-    """Return what hashes a file once for each size and time of change that it has; what can't be kept is not."""
+    """Return a hash function that caches by a file's size and time of change, if the cache can be written."""
 
     def digest(path: Path) -> str:
         facts = path.stat()

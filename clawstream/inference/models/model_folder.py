@@ -1,7 +1,7 @@
 """What a model's folder says of the model, without loading it: its configuration, its weight files, their tensors.
 
-Nothing is claimed of a folder that can't be seen from here: an engine may run on another machine, or name its model by
-a hub's id.
+A folder that can't be seen from here is no error: an engine may run on another machine, or name its model by a hub's
+id.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""What a version of a policy is as a folder, for the trainer that writes it and for whoever takes it over elsewhere.
+"""The folder of a policy version, which the trainer writes and others take over elsewhere.
 
-The manifest names every file with its size and sha256; the policy topic names the manifest's sha256. So whoever has the
-log can tell a version's bytes from any others, wherever it got them.
+The manifest names every file with its size and sha256; the policy topic names the manifest's sha256. So a reader of the
+log can check a version's bytes, wherever they came from.
 """
 
 import json
@@ -24,7 +24,7 @@ class File:
 
     @property
     def is_for_engines(self) -> bool:
-        """Whether it is more than what the trainer resumes from."""
+        """Whether engines need the file; the others are state that the trainer resumes from."""
         return PurePosixPath(self.name).parts[0] != STATE_FOLDER
 
 
@@ -34,7 +34,7 @@ def version_name(version: int) -> str:
 
 
 def files_of(manifest: bytes) -> Sequence[File]:
-    """Return the files that the manifest names. Raises ValueError where it is none, or names one outside its folder."""
+    """Return the files that the manifest names. Raises ValueError for no manifest, or a file outside its folder."""
     try:
         files = [File(**file) for file in json.loads(manifest)["files"]]
     except (KeyError, TypeError) as error:

@@ -14,9 +14,9 @@ _SPREAD = 2000
 
 
 def largest_token_id(folder: Path, added: Iterable[int]) -> int:
-    """Return the largest id that the tokenizer in `folder` can give, `added` among them, which were added to it later.
+    """Return the largest id that the tokenizer in `folder` can give, including `added`, ids added to it later.
 
-    Where it has no tokenizer.json, only those are known.
+    Without a tokenizer.json only `added` are known.
     """
     file = folder / "tokenizer.json"
     known = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True).values() if file.is_file() else ()
