@@ -1,7 +1,7 @@
 """The gateway as a process: what it listens on, what it watches, and how it stops.
 
-The one rule: once it has read what the log knows of its sessions, it serves and says on /readyz what is missing; a part
-that is away is a 503 that names it, never a process that ends.
+The one rule: once the gateway has read its sessions from the log, it serves, and /readyz says what is missing. A part
+that is away leads to a 503 that names it, never to the end of the process.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from clawstream.rendering.renderer import PromptRenderer
 
 LOG = logging.getLogger(__name__)
 _BACKLOG = 4096
-_UNREAD_BYTES = 128 * 1024  # of one client's, in the kernel, which would let it grow to 4 MiB
+_UNREAD_BYTES = 128 * 1024  # that one client has not read, in the kernel, which would let them grow to 4 MiB
 _LOOK_AGAIN_S = 0.1
 BOUNDS = Bounds()
 DRAIN_S = 30.0  # how long running answers may go on after the signal to stop
@@ -68,9 +68,9 @@ async def serve(
     fsync: Fsync = os.fsync,
     bounds: Bounds = BOUNDS,
 ) -> None:
-    """Serve until `stop` is set and the answers under way are over, for at most 30 s; `started` gets the address.
+    """Serve until `stop` is set, then finish the answers under way within 30 s; `started` gets the address.
 
-    `fsync` is what the spool relies on.
+    The spool uses `fsync`.
     """
     policy = settings.policy
     renderer = PromptRenderer.of(policy, settings.engine.base_policy)
@@ -146,7 +146,7 @@ async def _done_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> 
 
 @asynccontextmanager
 async def _owners(settings: Settings, cluster_id: str | None) -> AsyncIterator[Owners]:
-    """Have the owners of this log's sessions; all that is known is kept afterwards."""
+    """Yield the owners of this log's sessions; all that is known is in their file afterwards."""
     of_cluster = "" if cluster_id is None else f".{quote(cluster_id, safe='')}"
     with Owners.opened(settings.data_dir / OWNERS, f"{settings.kafka.prefix}sessions{of_cluster}", epoch_ms) as owners:
         yield owners
@@ -154,7 +154,7 @@ async def _owners(settings: Settings, cluster_id: str | None) -> AsyncIterator[O
 
 @asynccontextmanager
 async def _spool(settings: Settings, fsync: Fsync) -> AsyncIterator[Spool]:
-    """Have this gateway's spool, once the gateway that stopped last has finished its answers."""
+    """Yield this gateway's spool, once a gateway that is stopping has let go of it."""
     name = settings.kafka.instance or f"{settings.gateway.host.replace(':', '_')}-{settings.gateway.port}"
     clock = asyncio.get_running_loop()
     deadline = clock.time() + DRAIN_S
@@ -217,7 +217,7 @@ def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)  # its connections have it too
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)  # its connections inherit it
     try:
         listener.bind((host, port))
     except OSError as error:

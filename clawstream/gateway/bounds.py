@@ -1,4 +1,4 @@
-"""How long the gateway waits for others, and how much it takes from them."""
+"""The bounds on how long the gateway waits for others, and how much it takes from them."""
 
 from dataclasses import dataclass
 

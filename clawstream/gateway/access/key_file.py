@@ -20,7 +20,7 @@ _KEY_BYTES = 32
 
 
 def add_key(path: Path, name: str, allowance: Allowance) -> str:
-    """The file has a key `name` more; return the key, which is kept nowhere. Raises ConfigError."""
+    """Add a key `name` to the file and return the key, of which only a hash is kept. Raises ConfigError."""
     shown = PREFIX + secrets.token_urlsafe(_KEY_BYTES)
     key = Key(name=name, sha256=sha256(shown), created_at=_now(), allowance=allowance)
     with _changing(path):
@@ -29,19 +29,19 @@ def add_key(path: Path, name: str, allowance: Allowance) -> str:
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """The key `name` opens nothing any more. Raises ConfigError."""
+    """Revoke the key `name`. Raises ConfigError."""
     with _changing(path):
         _write(path, read_keys(path).without(name, revoked_at=_now()))
 
 
 def open_door(path: Path) -> None:
-    """Programs of this machine need no key any more, until one is added. Raises ConfigError while one is in force."""
+    """Let this machine's programs in without a key until one is added. Raises ConfigError while one is in force."""
     with _changing(path):
         _write(path, read_keys(path).opened())
 
 
 def read_keys(path: Path) -> KeyRing:
-    """Return what the file says; none there: no keys. Raises ConfigError."""
+    """Return the keys in the file; a missing file has none. Raises ConfigError."""
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -54,9 +54,9 @@ def read_keys(path: Path) -> KeyRing:
 
 
 class WatchedKeys:
-    """The keys in force, looked at again every 2 s at most.
+    """The keys in force; the file is looked at again every 2 s at most.
 
-    A file that can't be read is a warning and the last keys stay; one that is gone means that no key of it is in force.
+    Where the file can't be read, a warning is logged and the last keys stay in force. Where it is gone, none is.
     """
 
     def __init__(self, path: Path, *, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -71,9 +71,9 @@ class WatchedKeys:
 
     @property
     def in_use(self) -> bool:
-        """Whether the file has had keys since the start: then nobody gets in without one, even if all are gone.
+        """Whether the file has had keys since the start: then everybody needs a key, even if all are gone.
 
-        Only the word of a person who opens the door changes that (`open_door`).
+        Only a person's `open_door` changes that.
         """
         self.ring()
         return self._in_use
@@ -112,7 +112,7 @@ class WatchedKeys:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[None]:
-    """Nobody else changes the file for the length of the block."""
+    """Keep others from changing the file during the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (path.parent / f".{path.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

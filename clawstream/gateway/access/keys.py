@@ -1,7 +1,7 @@
-"""The keys by which clients ask: who has which, and what each may do. Pure.
+"""Clients' keys: who has which, and what each may do. Pure.
 
-The one rule: a key is shown once, to the person who made it. What is kept is its SHA-256, which is enough for 256
-random bits: nobody can try them all, so a slow hash or a salt would cost every request and protect nothing.
+The one rule: a key is shown once, to the person who made it; only its SHA-256 is kept. That is enough for 256 random
+bits: nobody can try them all, so a slow hash or a salt would cost every request and protect nothing.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """All keys there ever were; frozen, a change gives another ring."""
+    """All keys ever made; immutable: a change returns another ring."""
 
     keys: tuple[Key, ...] = ()
     open: bool = False  # a person said that programs of this machine need no key any more
@@ -132,7 +132,7 @@ class _KeyFile(BaseModel):
 
 
 def read_ring(text: str, where: str) -> KeyRing:
-    """Return the ring that a file says. Raises ConfigError, without a word of what the file holds."""
+    """Return the ring in a file's text. Raises ConfigError, which quotes nothing of the file."""
     try:
         written = _KeyFile.model_validate_json(text)
     except ValidationError as error:

@@ -1,7 +1,7 @@
-"""How much may be asked: by one key, by the minute and at once, and by all together. Pure; time is an argument.
+"""The limits on requests: of one key, by the minute and at once, and of all keys together. Pure; time is an argument.
 
-The one rule: what is let in is let out again exactly once, so that after everybody has left nothing is in flight. A
-request is in flight once its body is whole: one that is still on its way keeps nobody else out but its own key.
+The one rule: every request that enters leaves exactly once, so that nothing is in flight after all have left. A request
+is in flight once its body is whole; until then it counts against its own key alone.
 """
 
 import math
@@ -12,14 +12,14 @@ from clawstream.gateway.access.keys import Allowance, Caller
 from clawstream.gateway.requests.refusal import BadRequest
 
 AGAIN_AFTER_S = 1
-_SHARES = 4  # of the gateway's room; one key has one, unless it is the only key
-_ARRIVING = 4  # bodies on their way and requests in flight, for each of the latter that there may be
+_SHARES = 4  # the gateway's room in parts; a key has one part, or all if it is the only key
+_ARRIVING = 4  # requests here, arriving bodies included, for each that may be in flight
 _MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Requests that may be made now, refilled steadily; a minute's worth at most."""
+    """A token bucket of requests that may be made now; it refills steadily and holds a minute's worth at most."""
 
     tokens: float
     at_s: float
@@ -32,7 +32,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """How far a key is from its limit by the minute, as OpenAI's headers say it."""
+    """How far a key is from its limit by the minute, as in OpenAI's headers."""
 
     per_minute: int
     remaining: int
@@ -48,7 +48,7 @@ class Rate:
 
 
 class Limits:
-    """What is here and in flight, and what each key has asked lately."""
+    """The requests that are here and in flight, and each key's recent rate."""
 
     def __init__(self, defaults: Allowance, max_in_flight: int) -> None:
         self._defaults = defaults
@@ -58,10 +58,10 @@ class Limits:
         self._buckets: dict[str | None, Bucket] = {}
 
     def enter(self, caller: Caller, now_s: float, *, num_keys: int = 1) -> Rate | None:
-        """The request is here, and counts against its key; return the key's rate, None where it has no limit.
+        """Count the request against its key; return the key's rate, None where it has no limit.
 
-        Of several keys each has a share of the gateway's room, where nothing else is said. Raises TooMuch, and then it
-        is not here.
+        Each of several keys has a share of the gateway's room, unless its allowance says otherwise. Raises TooMuch,
+        and then the request is not counted.
         """
         if self._here.total() >= self._max_in_flight * _ARRIVING:
             raise self._full()
@@ -72,14 +72,14 @@ class Limits:
         return rate
 
     def begin(self) -> None:
-        """A request that `enter` let in has its body, and is in flight. Raises TooMuch, and then it is not."""
+        """Count a request that `enter` let in as in flight, its body being whole. Raises TooMuch, and then it is not."""
         self._check_room(1)
         self.in_flight += 1
 
     def grow(self, caller: Caller, num_more: int, *, num_keys: int = 1) -> None:
-        """A request that is in flight has so many more answers, each of which counts as a request.
+        """Count `num_more` answers of a request in flight, each as one request more.
 
-        Raises TooMuch, or BadRequest where there is never room for so many, and then it has not.
+        Raises TooMuch, or BadRequest where there is never room for so many, and then counts none.
         """
         share = self._at_once(caller, num_keys)
         most = self._max_in_flight if share is None else min(share, self._max_in_flight)
@@ -95,7 +95,7 @@ class Limits:
         self.in_flight += num_more
 
     def leave(self, caller: Caller, *, begun: bool, num_more: int = 0) -> None:
-        """The request that `enter` let in is over; `begun`: it was in flight, and had `num_more` answers besides."""
+        """End a request that `enter` let in; `begun`: it was in flight, with `num_more` answers besides the first."""
         assert self._here[caller.name] > num_more
         self._here[caller.name] -= 1 + num_more
         self.in_flight -= begun + num_more

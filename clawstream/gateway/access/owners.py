@@ -1,12 +1,12 @@
-"""Whose a session is: the key's that was first answered in it, for ever.
+"""Which key owns a session: the first one that was answered in it, for ever.
 
-The one rule: who is not known to be the owner is not taken for one. The log says who was answered, and keeps it for
-ever; a file beside the spool has it by session (16 bytes of a hash, a number for the key), so that a look-up takes
-microseconds and no memory, whatever there were of sessions. A file that is lost or damaged is made anew from the log;
-until that is done, a session that is not in it is nobody's to go on with (`whole`).
+The one rule: a key that is not known to be the owner is not taken for one. The log has every answer and its key. A file
+beside the spool has the owner by session (16 bytes of a hash, a number for the key), so that a look-up takes
+microseconds and no memory, however many sessions there were. A lost or damaged file is rebuilt from the log; until that
+is done (`whole`), nobody can go on with a session that is not in the file.
 
-A request that was refused owns nothing. One that is under way holds its session against other keys until it is over,
-and owns it once a token of its answer is on the log.
+A refused request owns nothing. A request under way holds its session against other keys until it is over, and owns it
+once a token of its answer is on the log.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from clawstream.events import Event, ExchangeCompleted, ExchangeFailed
 LOG = logging.getLogger(__name__)
 FOLDER = "owners"
 KEEP_EVERY_S = 1.0
-_NOTE_EVERY_MS = 60_000  # how far the log was read, where nobody new was answered
+_NOTE_EVERY_MS = 60_000  # how often the file notes how far the log was read, without a new owner
 _CLOCKS_DIFFER_MS = 3_600_000  # at most, the broker's and ours
 _HASH_BYTES = 16
-_KEPT = 10_000  # sessions whose next answer is not written again
-_AS_BYTES = ("utf-8", "surrogatepass")  # whatever a record says, it is kept
+_KEPT = 10_000  # newest sessions, of which further answers are not written again
+_AS_BYTES = ("utf-8", "surrogatepass")  # so that any name in a record can be kept
 _VERSION = 1
 _SCHEMA = (
     "CREATE TABLE keys (id INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE)",
@@ -47,7 +47,7 @@ _OWNER = "SELECT name FROM owners JOIN keys ON id = key_id WHERE session = ?"
 
 
 class SessionClaim(NamedTuple):
-    """A key was answered in a session."""
+    """The fact that a key was answered in a session."""
 
     session: bytes  # hashed
     key_name: str
@@ -55,7 +55,7 @@ class SessionClaim(NamedTuple):
 
 
 def claim_of(event: Event) -> SessionClaim | None:
-    """Return what the event says of its session's owner; None: nothing, since nobody was answered or had a key."""
+    """Return the event's claim to its session; None: nobody was answered, or without a key."""
     if not isinstance(event, ExchangeCompleted | ExchangeFailed) or event.key_name is None:
         return None
     if isinstance(event, ExchangeFailed) and not event.output_ids:
@@ -64,7 +64,7 @@ def claim_of(event: Event) -> SessionClaim | None:
 
 
 class Owners:
-    """One log's owners, in a file; `run` has to run for it to be kept."""
+    """One log's owners, in a file, which is written as long as `run` runs."""
 
     def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
         self._path = path
@@ -73,7 +73,7 @@ class Owners:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="owners")
         self._fresh: dict[bytes, SessionClaim] = {}  # not in the file yet, the earliest of each session
         self._keeping: Mapping[bytes, SessionClaim] = {}  # on their way into it
-        self._kept: dict[bytes, int] = {}  # of the newest of those in it, since when at the latest, in ms
+        self._kept: dict[bytes, int] = {}  # newest sessions in the file: the time in ms by which each was owned
         self._under_way: dict[str, dict[str | None, int]] = {}
         self._failing = False
         self._noted_at_ms = 0
@@ -83,7 +83,7 @@ class Owners:
     @classmethod
     @contextmanager
     def opened(cls, folder: Path, name: str, now_ms: Callable[[], int]) -> "Iterator[Owners]":
-        """Yield the owners of the log `name`; all are in the file afterwards. Raises PartUnavailable."""
+        """Yield the owners of the log `name`; the file has them all afterwards. Raises PartUnavailable."""
         owners = cls(folder / f"{name}.sqlite", now_ms)
         try:
             yield owners
@@ -120,13 +120,13 @@ class Owners:
         try:
             return self.owner_of(session_id) in (None, key_name)
         except TryLater:
-            if key_name is None:  # without keys there is nobody to tell from another
+            if key_name is None:  # without keys nobody can be told apart
                 return True
             raise
 
     @contextmanager
     def holding(self, session_id: str, key_name: str | None) -> Iterator[None]:
-        """For the length of the block no other key can begin the session."""
+        """Keep other keys from beginning the session during the block."""
         holders = self._under_way.setdefault(session_id, {})
         holders[key_name] = holders.get(key_name, 0) + 1
         try:
@@ -139,25 +139,25 @@ class Owners:
                 self._under_way.pop(session_id, None)
 
     def learn(self, events: Iterable[Event]) -> None:
-        """Take in what events that are on the log say, in any order: who was answered first is the owner."""
+        """Learn the owners from events on the log, in any order: the key that was answered first is the owner."""
         for claim in map(claim_of, events):
             if claim is None or self._is_known(claim):
                 continue
             self._fresh[claim.session] = claim
 
     async def take(self, claims: Iterable[SessionClaim]) -> None:
-        """Return once these are in the file, in any order. Raises TryLater where it takes nothing."""
+        """Return once the claims, in any order, are in the file. Raises TryLater where it can't be written."""
         await asyncio.wrap_future(self._writer.submit(self._write, list(claims), None))
 
     async def run(self) -> None:
-        """Keep what comes, until cancelled. A disk that takes nothing is said once and tried again."""
+        """Write new claims to the file, until cancelled. A write that fails is logged once and tried again."""
         while True:
             await asyncio.sleep(KEEP_EVERY_S)
             if self._fresh or self._now_ms() - self._noted_at_ms >= _NOTE_EVERY_MS:
                 await self._keep()
 
     def close(self) -> None:
-        """All that came is in the file, if its disk takes it; what is not is on the log."""
+        """Write all claims to the file, if the disk takes them; the log has the others."""
         try:
             self._writer.submit(self._write, self._gathered(), self._whole_to_ms()).result()
         except TryLater as error:
@@ -194,7 +194,7 @@ class Owners:
         return self._now_ms() - _CLOCKS_DIFFER_MS if self.whole else None
 
     def _write(self, claims: list[SessionClaim], read_to_ms: int | None) -> None:
-        """Put these into the file, and how far it has the log. In the writer's thread; raises TryLater."""
+        """Write the claims, and how far the file has the log. In the writer's thread; raises TryLater."""
         try:
             with self._writing as file:
                 names = {(claim.key_name.encode(*_AS_BYTES),) for claim in claims}
@@ -212,7 +212,7 @@ class Owners:
 
 
 def hashed(session_id: str) -> bytes:
-    """Return what the file knows a session by."""
+    """Return the session's key in the file."""
     return hashlib.blake2b(session_id.encode(*_AS_BYTES), digest_size=_HASH_BYTES).digest()
 
 
@@ -241,7 +241,7 @@ def _connected(path: Path) -> sqlite3.Connection:
     file = sqlite3.connect(path, check_same_thread=False)
     try:
         file.execute("PRAGMA journal_mode = WAL")
-        # Power that fails takes the newest commits, so no claim before what `log` says was read; those are read again.
+        # A power failure loses only the newest commits, claims and `read_to_ms` alike; the log is then read again.
         file.execute("PRAGMA synchronous = NORMAL")
         (found,) = file.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":

@@ -1,4 +1,4 @@
-"""The door of every route that answers: who asks, and whether there is room. What goes in comes out again.
+"""Guards every route that answers: checks who asks, and whether there is room.
 
 The one rule: a request without a key in force, or beyond a limit, is refused before its body is read.
 """
@@ -24,7 +24,7 @@ Refuse = Callable[[Send, BadRequest], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """One for all routes."""
+    """The guard of all routes."""
 
     keys: WatchedKeys
     default_key: Key | None
@@ -73,7 +73,7 @@ class Guard:
         return caller
 
     def guarding(self, endpoint: ASGIApp, refuse: Refuse) -> ASGIApp:
-        """Return `endpoint` behind the door; what is not let in is told so by `refuse`."""
+        """Return `endpoint` behind the guard, which refuses requests by `refuse`."""
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             try:
@@ -124,10 +124,10 @@ class Guard:
 
 
 def foreign_page(headers: Mapping[str, str]) -> BadRequest | None:
-    """Return the refusal (403) of what a page of another site asks, whose reader did not mean it; None: it is none.
+    """Return the refusal (403) of a request by a web page of another site; None: it comes from no such page.
 
-    A page that gave its own name this machine's address is of no other site to a browser, and may say anything but
-    Host. So what else the request says, a key too, counts for nothing.
+    A page whose own name points at this machine's address is no other site to a browser, and may set any header but
+    Host. So only Host counts, not even a key.
     """
     said = {name: headers[name] for name in ("origin", "host") if name in headers}
     refused = refusal("GET", {"host": "localhost"} | said, "127.0.0.1")  # no browser leaves Host out

@@ -1,7 +1,7 @@
 """From an HTTP request to an exchange that can be answered, or to a refusal, before anything is generated.
 
-The one rule: what is certain to fail (a key, a body, a model, a prompt too long, an engine known to be away, Kafka away
-and its spool full) is refused here, with nothing started and nothing recorded.
+The one rule: a request that is certain to fail (a key, a body, a model, a prompt too long, an engine known to be away,
+Kafka away and its spool full) is refused here, with nothing started and nothing recorded.
 """
 
 import re
@@ -41,8 +41,8 @@ from clawstream.gateway.sessions.prompting import PromptMaker
 from clawstream.gateway.sessions.sampled_answers import KnownSession, SampledAnswers
 from clawstream.rendering.renderer import PromptRenderer
 
-CALLER = "clawstream.caller"  # where in the scope the guard says who asks
-GROW = "clawstream.grow"  # and what lets in so many more answers to the request
+CALLER = "clawstream.caller"  # the scope's key for the `Caller`, which the guard sets
+GROW = "clawstream.grow"  # and for the function that lets in more answers to the request
 RETRY_AFTER_S = 2
 MAX_RECORDED_BYTES = 8 * 2**20  # what a record of the log holds
 _OWN_BYTES = 4096  # of a record, for its names, times and ids
@@ -51,7 +51,7 @@ _MAX_TOKEN_BYTES = 64  # on average; a text has 2 to 6 bytes a token
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-# A body, whether a header ends the session, and what finds an earlier answer.
+# Its arguments: the body, whether a header ends the session, and the look-up of an earlier answer.
 Read = Callable[[Mapping[str, Any], bool, Recall], ChatRequest]
 
 
@@ -62,7 +62,7 @@ class Exchange:
     accepted: Accepted
     chat: ChatRequest
     whole: WholeRequest
-    policy_version: int  # that its engine was known to serve when it came
+    policy_version: int  # the version that its engine was known to serve on arrival
     session_done: bool
     traceparent: str | None
     sampled: SampledTokens | None  # whose log-probs the client asked for; None: it did not
@@ -70,7 +70,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEndRequest:
-    """A request that asks for nothing but the end of its session."""
+    """A request that only ends its session."""
 
     session_id: str
     model: str
@@ -83,7 +83,7 @@ class _Session(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What came: the request, by whom, and what it says of itself."""
+    """A request as it came: its content, its caller, and what it says of itself."""
 
     caller: Caller
     chat: ChatRequest
@@ -110,7 +110,7 @@ def epoch_ms() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Who and what is let in."""
+    """Admits requests or refuses them."""
 
     settings: GatewaySettings
     bounds: Bounds
@@ -125,7 +125,7 @@ class Admission:
     answers: SampledAnswers
     conversations: Conversations
     metrics: Metrics
-    always_of_the_policy: bool = False  # whatever the client asks, so that every main answer can be trained on
+    always_of_the_policy: bool = False  # override the client's sampling, so that every main answer can be trained on
     now_ms: Callable[[], int] = epoch_ms
 
     async def admit(self, scope: Scope, receive: Receive, read: Read) -> Exchange | SessionEndRequest:
@@ -141,7 +141,7 @@ class Admission:
         prompt = await self._render(chat, session.id, context_length_tokens)
         _refuse_too_large(chat, prompt.token_ids)
         accepted = self._accept(asked, session, prompt, context_length_tokens)
-        self._refuse_another_key(session, asked.caller)  # it may have begun the session while this was rendered
+        self._refuse_another_key(session, asked.caller)  # another key may have begun the session during rendering
         self.sessions.asked(chat.messages, chat.scope, session.id, asked.received_at_ms)
         return Exchange(
             accepted=accepted,
@@ -188,7 +188,7 @@ class Admission:
             raise TooLong(f"there are {len(messages)} messages", longest)
 
     def _refuse_too_long(self, chat: ChatRequest) -> None:
-        """Raise BadRequest for what no tokenizer would make fit, before one takes minutes to say so."""
+        """Raise BadRequest for a text that fits under no tokenizer, before tokenizing it takes minutes."""
         longest = self._longest_context()
         num_bytes = sum(map(len, chat.messages_json))
         if longest is None or num_bytes + len(chat.options_json) <= longest * _MAX_TOKEN_BYTES:
@@ -198,7 +198,7 @@ class Admission:
             raise TooLong(f"messages and tools are {num_bytes} bytes", longest)
 
     def _longest_context(self) -> int | None:
-        """Return the context of the engine that has most, in tokens; None while no engine has told."""
+        """Return the longest context of any engine, in tokens; None while no engine has told."""
         told = [engine.context_length_tokens for engine in self.engines.all]
         return max((tokens for tokens in told if tokens is not None), default=None)
 
@@ -256,7 +256,7 @@ class Admission:
             )
 
     def _place(self, session: _Session) -> tuple[EngineAttempt, int]:
-        """Return where the prompt goes, and how many tokens its context has."""
+        """Return the attempt at an engine for the session, and the engine's context in tokens."""
         place = self.engines.place(session.id)
         if place is None or place.engine.context_length_tokens is None:
             raise unavailable(f"The engine is away ({self.engines.problem()}); nothing was generated. Try again.")
@@ -320,13 +320,13 @@ class Admission:
         return sampling
 
     async def count_tokens(self, body: Mapping[str, Any], read: Read, caller: Caller) -> int:
-        """Return how many tokens the body's prompt has, rendered anew; nothing is remembered. Raises BadRequest."""
+        """Return how many tokens the body's prompt has, rendered whole; nothing is remembered. Raises BadRequest."""
         chat, _ = self._read(body, read, caller, ends_session=False)
         return len((await self._prompt(chat, KnownSession(), context_length_tokens=None)).token_ids)
 
 
 def _let_in_choices(asked: _Asked, grow: Callable[[int], None]) -> None:
-    """Have `grow` let in the answers beside the first. Raises BadRequest, also where there are too many."""
+    """Have `grow` let in the answers after the first. Raises BadRequest, also where there are too many."""
     num_choices = asked.chat.asked.num_choices
     if num_choices > 1:
         refuse_beside_choices(asked.named.group, num_choices)
@@ -334,12 +334,12 @@ def _let_in_choices(asked: _Asked, grow: Callable[[int], None]) -> None:
 
 
 def _refuse_too_large(chat: ChatRequest, prompt_ids: TokenIds) -> None:
-    """Raise BadRequest for what no record of the log holds."""
+    """Raise BadRequest for a request that is too large for a record of the log."""
     num_bytes = sum(map(len, chat.messages_json)) + len(chat.options_json) + _OWN_BYTES
     if num_bytes + _TOKEN_BYTES * len(prompt_ids) > MAX_RECORDED_BYTES:
         raise too_large(f"{num_bytes} bytes and {len(prompt_ids)} prompt tokens", MAX_RECORDED_BYTES)
 
 
 def unavailable(message: str) -> BadRequest:
-    """Return the refusal that says: later."""
+    """Return the refusal that asks the client to try later."""
     return BadRequest(message, status=503, code="service_unavailable", kind="server_error", retry_after_s=RETRY_AFTER_S)

@@ -1,8 +1,8 @@
 """One answer: generate, show, record, and only then say how it ended.
 
-The one rule: the client sees `finish_reason` after Kafka has acknowledged the exchange, or the spool's disk has it, and
-never before. What goes wrong is told to the client and recorded, once no other engine can be asked: until its first
-token is there, a request goes on to the next. Raw ASGI, because every token passes here.
+The one rule: the client sees `finish_reason` only after Kafka has acknowledged the exchange, or the spool's disk has
+it. Until its first token is there, a failed request goes on to the next engine; once no other can be asked, the failure
+is told to the client and recorded. Raw ASGI, because every token passes here.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from clawstream.inference.engines.behaviour import finish_reason
 from clawstream.inference.engines.engine import EngineRefused, FinishKind, GenerateRequest, as_recorded
 
 LOG = logging.getLogger(__name__)
-_SHARED_KEYS = 3  # tries under a cache key that others use too, before one of its own
+_SHARED_KEYS = 3  # tries under a shared cache key, before one under a key of its own
 
 
 class _Again(StrEnum):
-    """Where a request that failed before its first token may be asked again."""
+    """Where a request that failed before its first token may be tried again."""
 
     NOWHERE = "nowhere"
     HERE = "here"
@@ -44,7 +44,7 @@ class _Again(StrEnum):
 class Failure:
     """Why there is no answer: for the log, and for the client if there is one."""
 
-    reason: FailureReason | None  # None: neither Kafka nor the spool took the answer: there is nowhere to write
+    reason: FailureReason | None  # None: neither Kafka nor the spool took the answer, so no failure can be written
     detail: str
     refused: BadRequest
     status: int | None = None  # the engine's
@@ -67,9 +67,9 @@ class ExchangeInProgress:
     outlet: Outlet
     started: float  # perf_counter, when the request came
     capture: Capture = field(default_factory=Capture)
-    place: EngineAttempt | None = None  # where it was asked last
+    place: EngineAttempt | None = None  # the last attempt
     answer: AnswerStream = field(init=False)
-    adapter_version: int | None = None  # of the adapter that it is asked of; None: the weights themselves
+    adapter_version: int | None = None  # of the adapter that is asked; None: the weights themselves
 
     def __post_init__(self) -> None:
         self.answer = AnswerStream(
@@ -97,7 +97,7 @@ class ExchangeInProgress:
             if failure is not None:
                 self.admission.metrics.asked_again.labels(failure.again.value).inc()
                 LOG.info("exchange=%s asked_again=%s why=%s", accepted.exchange_id, failure.again, failure.detail)
-            # SGLang aborts what a client left by the beginning of its rid, so no try's may begin with another's.
+            # SGLang aborts every request whose rid begins with the given one, so no try's rid may begin with another's.
             rid = f"{tries}-{accepted.exchange_id}" if tries else accepted.exchange_id
             failure = await self._ask(place, rid, deadline)
             if failure is None or failure.again is _Again.NOWHERE or self.capture.token_ids:
@@ -107,7 +107,7 @@ class ExchangeInProgress:
         return failure or _engine_failed(f"no engine answers ({engines.problem()})")
 
     async def _ask(self, place: EngineAttempt, rid: str, deadline: float) -> Failure | None:
-        """Ask one engine; what it samples goes out from its first token on."""
+        """Ask one engine, and stream its tokens from the first one on."""
         self.capture, self.place, self.adapter_version = Capture(), place, place.adapter_version
         try:
             async with asyncio.timeout_at(deadline) as patience:
@@ -150,7 +150,7 @@ class ExchangeInProgress:
                 self.capture.num_sent_tokens = self.answer.num_sent_tokens or self.capture.num_sent_tokens
 
     async def _refused(self, place: EngineAttempt, error: EngineRefused) -> Failure:
-        """Return what is to be said of a refusal; of one for an adapter that is gone, that the next may be asked."""
+        """Return the failure for a refusal; where the adapter is gone, it lets the next engine be asked."""
         if place.adapter is not None:
             await place.engine.ask()
             if place.adapter not in place.engine.adapters.values():
@@ -159,7 +159,7 @@ class ExchangeInProgress:
         return Failure(reason=FailureReason.ENGINE_REFUSED, detail=error.message, refused=refused, status=error.status)
 
     async def finish(self, *, is_last: bool) -> Failure | None:
-        """Record the answer, then let the client see how it ended; `is_last`: no other of its request is to come."""
+        """Record the answer, then let the client see how it ended; `is_last`: it is the request's last answer."""
         finish = self.capture.finish
         assert finish is not None  # generate returns a failure otherwise
         matched_stop = finish.matched if isinstance(finish.matched, str) else None
@@ -216,7 +216,7 @@ class ExchangeInProgress:
         return None
 
     async def record(self, failure: Failure) -> None:
-        """Record that there is no answer, where there is something to write to."""
+        """Record that there is no answer, if the log or the spool can be written."""
         exchange_id = self.exchange.accepted.exchange_id
         if failure.reason is None:
             LOG.warning("exchange=%s state=unrecorded reason=%s", exchange_id, failure.detail)
@@ -248,9 +248,9 @@ class ExchangeInProgress:
             self.admission.owners.learn((recorded,))
 
     def _shown(self) -> dict[str, Any] | None:
-        """What a client that went away was sent of the answer; None: nothing, or it waited for the whole.
+        """The part of the answer that a client was sent before it went away; None: nothing, or it did not stream.
 
-        Nor is it said of one of several answers: which of them a reaction is about could not be told.
+        None also for one of several answers, since a later reaction could not be assigned to one of them.
         """
         if self.exchange.accepted.choice_of is not None:
             return None
@@ -259,10 +259,10 @@ class ExchangeInProgress:
         return message if said and self.exchange.chat.asked.stream else None
 
     def _version(self) -> int | None:
-        """The version that sampled all so far; None where it can't be told without the engine's last word.
+        """The version that sampled all tokens so far; None where only the engine's last chunk could tell.
 
-        What is sent under a name was sampled by those weights or older ones, and what was asked of a place by its
-        weights or newer ones.
+        A chunk's tokens were sampled by the weights that it names or by older ones, but by none older than the
+        attempt's weights.
         """
         if self.place is None or {policy_version(name) for name in self.capture.named} != {self.place.weights}:
             return None

@@ -1,7 +1,7 @@
-"""What the engine sampled, gathered into the event that records the exchange. Pure.
+"""Gathers what the engine sampled into the event that records the exchange. Pure.
 
-The one rule: however the engine cut its answer into chunks, the event is the same, and it holds the engine's own
-numbers: ids and log-probs as sampled, and the version of the weights that sampled each token.
+The one rule: the event does not depend on how the engine cut its answer into chunks. It holds the engine's own numbers:
+ids and log-probs as sampled, and the version of the weights that sampled each token.
 """
 
 from dataclasses import dataclass, field
@@ -57,8 +57,8 @@ class Capture:
     cached_tokens: int | None = None
     finish: Finish | None = None
     first_token_at_ms: int | None = None
-    num_sent_tokens: int = 0  # whose text the client was sent
-    named: set[str | None] = field(default_factory=set)  # weights that chunks with tokens were sent under
+    num_sent_tokens: int = 0  # tokens whose text the client was sent
+    named: set[str | None] = field(default_factory=set)  # the weights that chunks with tokens named
 
     def add(self, chunk: Chunk, now_ms: int) -> None:
         """Take in what the engine sampled by `now_ms`."""
@@ -74,7 +74,7 @@ class Capture:
             self.finish, self.spans = chunk.finish, chunk.weight_versions
 
     def behaviour(self, adapter_version: int | None = None) -> Behaviour:
-        """Return what sampled the tokens. Raises TryLater where the engine's spans don't cover them."""
+        """Return which versions sampled the tokens. Raises TryLater where the engine's spans don't cover them."""
         return behaviour(self.spans, self.logprobs_nats, adapter_version)
 
     def completed(
@@ -131,7 +131,7 @@ class Capture:
     ) -> ExchangeFailed:
         """Return the event of an answer that the client did not get to its end.
 
-        `message` is what it got, if that is known; `version` sampled all of it, None where that is not known.
+        `message` is the part that the client got, if known; `version` sampled all of it, None where that is unknown.
         """
         sent = message is not None
         known = sent and version is not None

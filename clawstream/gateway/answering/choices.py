@@ -1,4 +1,4 @@
-"""The several answers that a request may ask for (`n`): an exchange each, and a group of their own."""
+"""Several answers to one request (`n`): each is an exchange, and together they are a group."""
 
 import uuid
 from dataclasses import replace
@@ -32,5 +32,5 @@ def choices_of(exchange: Exchange) -> tuple[Exchange, ...]:
 
 
 def _later_seed(seed: int | None, index: int) -> int | None:
-    """Return the seed of a later answer, which with the same one would be the same; 64 bits, with a sign."""
+    """Return a later answer's seed, as an equal seed would repeat the first answer; 64 bits, with a sign."""
     return None if seed is None else (seed + index + _SEEDS // 2) % _SEEDS - _SEEDS // 2

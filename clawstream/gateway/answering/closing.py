@@ -1,4 +1,4 @@
-"""Iterators that are closed when their reader leaves, whatever the reason: closing one cancels what it stands for."""
+"""Closes an iterator when its reader leaves, for whatever reason, which cancels the work behind it."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,15 +1,14 @@
-"""Sampled tokens to what a client sees of them, as they come: content, reasoning and tool calls. Pure.
+"""Turns sampled tokens, as they come, into what a client sees: content, reasoning and tool calls. Pure.
 
-The one rule: however the tokens were cut into chunks, what was streamed adds up to the message that is recorded, and
-nothing that was streamed is taken back. So outer white space, half characters and what may become a stop string are
-held until it is known what they are.
+The one rule: however the tokens were cut into chunks, the streamed deltas add up to the recorded message, and nothing
+is taken back. So outer white space, half characters and possible beginnings of a stop string are held until it is known
+what they are.
 
-A tool call goes out whole, as soon as it is closed and no mark to come can turn it into something that was only
-thought. Where nothing closes a call but the end (Llama 3: an answer that is JSON), it goes out at the end, as does an
-answer by a grammar of calls.
+A tool call goes out whole, once it is closed and no later mark can turn it into a mere thought. A call that only the
+answer's end closes (Llama 3: an answer that is JSON) goes out at the end, as does an answer under a grammar of calls.
 
-The family's own parser reads the whole answer at each marker token. Between markers plain tokens extend the field that
-the last reading saw grow, so an answer costs no more than its length.
+The family's own parser reads the whole answer at each marker token. Between markers, plain tokens extend the field that
+grew in the last reading, so the work grows only with the answer's length.
 """
 
 from bisect import bisect_left
@@ -21,13 +20,13 @@ from typing import Any, NamedTuple
 from clawstream.rendering.calling import offers_tools
 from clawstream.rendering.renderer import HALF_CHARACTER, CalledTool, ParsedAnswer, PromptRenderer
 
-_MOST_HALVES = 3  # of a character that is not whole yet; any before them are no character at all
-_MOST_WAITING = 64  # tokens since the last that was whole; bytes that are no text are not read again for ever
-_READ_AGAIN_AFTER = 0.02  # growth of an answer between two readings outside of any field
+_MOST_HALVES = 3  # of an incomplete character; more before them form no character at all
+_MOST_WAITING = 64  # tokens since the last whole character; then bytes that are no text are let go
+_READ_AGAIN_AFTER = 0.02  # growth of an answer between two readings while the field is unknown
 
 
 class _Field(Enum):
-    """Where the next plain token belongs."""
+    """The field that the next plain token belongs to."""
 
     UNKNOWN = "unknown"
     CONTENT = "content"
@@ -51,7 +50,7 @@ class ToolCall:
 
 
 class ReplyDelta(NamedTuple):
-    """What is new; at least one of the three. A tuple, because one is made for every few tokens."""
+    """The new content, reasoning or calls, at least one of them. A tuple, since one is made for every few tokens."""
 
     content: str = ""
     reasoning: str = ""
@@ -71,16 +70,16 @@ class ReplyDelta(NamedTuple):
 
 @dataclass(slots=True)
 class _Text:
-    """One field of the message: what is known of it, and how much of that was streamed."""
+    """One field of the message: its text so far, and how much of it was streamed."""
 
     stops: tuple[str, ...]
-    marks: tuple[str, ...] = ()  # not cut, but held while they are in parts
+    marks: tuple[str, ...] = ()  # kept in the text, but held until they are whole
     text: str = ""
     num_sent: int = 0
     stopped: bool = False
 
     def read(self, text: str) -> bool:
-        """Take over what a reading found; False where that would take back what was streamed, or nothing is new."""
+        """Take over the text of a reading; False where it would take back streamed text, or has nothing new."""
         grew = len(text) > len(self.text)
         if not self.stopped and text.startswith(self.text[: self.num_sent]):
             self.text = text
@@ -92,7 +91,7 @@ class _Text:
             return ""
         found = [(at + len(stop), at) for stop in self.stops if (at := self.text.find(stop, self.num_sent)) >= 0]
         if found:
-            # The one that was complete first, as if tokens had come one by one.
+            # The stop string that was complete first, as if tokens had come one by one.
             self.text, self.stopped = self.text[: min(found)[1]], True
         shown = self.text
         if not ended and not self.stopped:
@@ -103,21 +102,21 @@ class _Text:
         return new
 
     def drop_half_of(self, stop: str) -> None:
-        """Cut what the end shares with `stop`, whose beginning was white space that is not shown."""
+        """Cut a tail of `stop` off the text's end; the beginning of `stop` was white space that is not shown."""
         for start in range(len(stop)):
             if self.text.endswith(stop[start:]):
                 self.text = self.text[: max(len(self.text) - len(stop) + start, self.num_sent)]
                 return
 
     def keep_space(self, space: str) -> None:
-        """The text ends with this white space, which a stop string came after."""
+        """Keep this white space at the end of the text, since a stop string followed it."""
         shown = self.text.rstrip()
         if len(shown) + len(space) >= self.num_sent:
             self.text, self.stopped = shown + space, True
 
     def _before_half_stop(self) -> int:
         if self.num_sent == 0 and any(stop.lstrip().startswith(self.text) for stop in self.stops):
-            return 0  # the white space before it, which is not shown, may have been the stop's beginning
+            return 0  # hidden white space before the text may be the stop's beginning
         held = self.stops + self.marks
         if not held:
             return len(self.text)
@@ -130,20 +129,20 @@ class _Text:
 
     @property
     def sent(self) -> str:
-        """What the client has."""
+        """The text that the client has."""
         return self.text[: self.num_sent]
 
 
 @dataclass(slots=True, kw_only=True)
 class AnswerStream:
-    """One answer on its way: `feed` it what was sampled, then `finish`; both return what is to be streamed."""
+    """One growing answer: `feed` takes sampled tokens, `finish` ends it; both return what is to be streamed."""
 
     renderer: PromptRenderer
     prompt_ids: Sequence[int]
     options: Mapping[str, Any]
     exchange_id: str
     stop: tuple[str, ...] = ()
-    said: set[int] = field(default_factory=set)  # the numbers of the tokens that content is of; emptied by who reads it
+    said: set[int] = field(default_factory=set)  # the numbers of content's tokens; the reader empties it
     ids: list[int] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
     _content: _Text = field(init=False)
@@ -152,12 +151,12 @@ class AnswerStream:
     _num_calls_sent: int = 0
     _num_shown: int = 0  # tokens whose text the fields hold, while the place is known
     _num_read: int = 0  # tokens that are read into the fields, whether they show anything or not
-    _context: str = ""  # text of the last of them: some tokenizers decode a token by the one before
+    _context: str = ""  # the last of their text: some tokenizers decode a token by the one before
     _marked_at: int = 0  # tokens up to the last marker
-    _told_at: int = 0  # tokens of which is known whether content is of them
+    _told_at: int = 0  # tokens known to be content's or not
     _read_again_at: int = 0
     _forced: bool = field(init=False)  # under a grammar a mark may come in letters, so it is read once it is whole
-    _thinking: bool = True  # reasoning grew last: content is no sign of its end, since some think again after it
+    _thinking: bool = True  # reasoning grew last; content does not end it, since some models think again
 
     def __post_init__(self) -> None:
         self._content = _Text(self.stop, self.renderer.text_marks)
@@ -171,7 +170,7 @@ class AnswerStream:
 
     @property
     def num_sent_tokens(self) -> int | None:
-        """Of how many tokens all that they show was released; None while some of it is held."""
+        """The number of tokens whose text was all released; None while some of it is held."""
         held = self._content.num_sent < len(self._content.text) or self._reasoning.num_sent < len(self._reasoning.text)
         calling = self._place is _Field.TOOLS or self._num_calls_sent < len(self.tool_calls)
         return None if held or calling else self._num_read
@@ -186,7 +185,7 @@ class AnswerStream:
         return _joined([delta for delta in deltas if delta is not None])
 
     def finish(self, matched_stop: str | None = None) -> ReplyDelta | None:
-        """Return what was held back; afterwards `message` is whole. `matched_stop` is what the engine stopped at."""
+        """Return the held text; afterwards `message` is whole. `matched_stop` is the string the engine stopped at."""
         if not self.stopped:
             before = self._content.text
             self._read(ended=True)
@@ -203,7 +202,7 @@ class AnswerStream:
         return self._release(ended=True)
 
     def _feed(self, piece: Sequence[int]) -> ReplyDelta | None:
-        """Take in plain tokens, or some that end with a marker: what is closed by then is so however chunks are cut."""
+        """Take in plain tokens, or some that end with a marker, so that the way chunks are cut changes nothing."""
         self.ids.extend(piece)
         if self.stopped or self._forced:
             return None
@@ -222,24 +221,24 @@ class AnswerStream:
         return self._release(ended=False)
 
     def _tell(self, before: str, end: int) -> None:
-        """Take the tokens up to `end` for content's where that changed: between two marks all is of one kind."""
+        """Count the tokens up to `end` as content's if content changed: between two marks all are of one kind."""
         if not self._content.text:
-            self.said.clear()  # also where it turned out to be thought
+            self.said.clear()  # also where content turned out to be thought
         elif self._content.text != before:
             self.said.update(range(self._told_at, end))
             self._told_at = end
 
     def _tell_behind_thought(self) -> None:
-        """Take the tokens from the first that content is of for content's, where there is any."""
+        """Count all tokens from content's first one on as content's, if there is content."""
         if self._content.text:
             read = range(len(self.ids))
             first = bisect_left(read, True, key=lambda at: bool(self._parse(at + 1, ended=False).content))
             self.said.update(at for at in read[first:] if self.ids[at] not in self.renderer.stop_token_ids)
 
     def num_thought_tokens(self) -> int | None:
-        """Return how many tokens stand between the marks of thoughts in a finished answer; None: that can't be told.
+        """Return how many tokens of a finished answer stand between marks of thoughts; None: unknown.
 
-        It can't where the model's marks are no tokens of their own.
+        It is unknown where the model's marks are no tokens of their own.
         """
         if not self._reasoning.text:
             return 0
@@ -248,7 +247,7 @@ class AnswerStream:
         for end in (*ends, len(self.ids)):
             parsed = self._parse(end, ended=False)
             if num_said and not parsed.content:
-                found = start = 0  # what had looked like content was thought
+                found = start = 0  # the supposed content was thought
             if len(parsed.reasoning) > num_thought:
                 if self.renderer.text_marks or len(parsed.content) > num_said:
                     return None
@@ -270,7 +269,7 @@ class AnswerStream:
         return message
 
     def _read(self, *, ended: bool) -> None:
-        """Read the whole answer anew, and find out where plain tokens go from here."""
+        """Read the whole answer again, and find the field that further plain tokens extend."""
         parsed = self._parse(len(self.ids), ended=ended)
         self._num_read = len(self.ids)
         content_grew = self._content.read(parsed.content)
@@ -295,14 +294,14 @@ class AnswerStream:
             self.tool_calls.append(self._named(len(self.tool_calls), call))
 
     def _closed(self, calls: Sequence[CalledTool]) -> Sequence[CalledTool]:
-        """Those of `calls` that the end of thinking leaves calls: the one mark that can unsay what came before it."""
+        """The `calls` that stay calls if the thinking ends now; only that mark can undo what came before it."""
         ids = (*self.ids, *self.renderer.encode("</think>"))
         left = self.renderer.parse(ids, self.prompt_ids, self.options, ended=False).tool_calls
         same = next((at for at, (call, other) in enumerate(zip(calls, left, strict=False)) if call != other), None)
         return calls[: min(len(calls), len(left)) if same is None else same]
 
     def _settle(self, parsed: ParsedAnswer) -> None:
-        """Let plain tokens extend the field that ends with the newest token, if one can be told."""
+        """Let plain tokens extend the field that ends with the newest token, if there is a clear one."""
         last = self.renderer.decode(self.ids[-1:])
         if not last.strip() or last[-1].isspace() or HALF_CHARACTER in last or self.ids[-1] in self.renderer.marker_ids:
             return
@@ -348,7 +347,7 @@ class AnswerStream:
         return self.renderer.parse(self.ids[:num_tokens], self.prompt_ids, self.options, ended=ended)
 
     def _named(self, index: int, call: CalledTool) -> ToolCall:
-        # Clients strip what is not a letter or digit from ids, so ours have nothing else.
+        # Clients strip all but letters and digits from ids, so the gateway's own ids have nothing else.
         call_id = call.native_id
         if call_id is None or any(call_id == known.call_id for known in self.tool_calls):
             call_id = f"call{self.exchange_id.replace('-', '')[:20]}{index:02d}"

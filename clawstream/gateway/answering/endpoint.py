@@ -1,7 +1,7 @@
 """A request that asks for an answer, or for several, from its admission to its end.
 
-The one rule: the answers of a request end together: where one fails, those under way are given up, and the request has
-failed; what was recorded by then stays true. A client that goes away cancels what is generated for it.
+The one rule: where one answer of a request fails, the others under way are given up and the request has failed; answers
+recorded by then stay recorded. A client that goes away cancels its answers.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from clawstream.gateway.requests.refusal import BadRequest
 
 
 class Endpoint:
-    """One route that answers, in its clients' dialect; one for all requests."""
+    """One route that answers, in its clients' dialect; one object serves all its requests."""
 
     def __init__(self, admission: Admission, dialect: Dialect) -> None:
         self._admission = admission
@@ -77,7 +77,7 @@ class _AnswerGroup:
     failed_by: Failure | None = None  # the first that went wrong
 
     async def run(self, receive: Receive) -> str:
-        """Answer; return how that ended, as a metrics label."""
+        """Answer the request; return the outcome as a metrics label."""
         self.num_unfinished = len(self.answers)
         failures = await self._answer(receive)
         if self.failed_by is None or not any(failures):
@@ -90,7 +90,7 @@ class _AnswerGroup:
         return "unrecorded" if self.failed_by.reason is None else self.failed_by.reason.value
 
     async def _answer(self, receive: Receive) -> list[Failure | None]:
-        """Return, of each answer, why there is none."""
+        """Return for each answer why there is none, None where there is one."""
 
         async def leave_when_gone() -> None:
             while (await receive())["type"] != "http.disconnect":

@@ -1,6 +1,6 @@
-"""How an answer leaves, in whatever dialect: as a stream of events, or whole. The only place that sends one.
+"""Sends answers, in any dialect, as a stream of events or whole. No other module sends one.
 
-The one rule: a status can be told only before the first byte; after it an error is an event and the stream just ends.
+The one rule: the status is sent before the first byte only; a later error is an event, and the stream then ends.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ class Outlet(Protocol):
     """Where an answer goes."""
 
     async def begin(self) -> None:
-        """The first token is there, though it shows nothing yet."""
+        """Note that the first token is there, though it may show nothing yet."""
 
     async def delta(self, delta: ReplyDelta) -> None:
-        """What is new goes out, if this outlet shows an answer as it grows."""
+        """Send the delta, if this outlet shows an answer as it grows."""
 
     async def keep_alive(self, every_s: float) -> None:
-        """A silent stream gets a sign of life every so often; never returns."""
+        """Send a sign of life on a silent stream every `every_s`; never returns."""
 
     async def finish(self, ending: Ending) -> None:
-        """The answer is over, and on the log."""
+        """Send the end of an answer that is on the log."""
 
     async def fail(self, refused: BadRequest) -> None:
-        """The answer ends here, with what went wrong."""
+        """End the answer with an error."""
 
 
 class StreamedReply(Protocol):
-    """An answer as events of its dialect; each call returns what is to be sent."""
+    """An answer as events of its dialect; each call returns the bytes to send."""
 
     def start(self) -> bytes:
         """Return the beginning, the first time."""
@@ -124,7 +124,7 @@ class StreamOutlet:
 
 
 class WholeOutlet:
-    """One body at the end: what `body` makes of it, None while other answers of the request are to come."""
+    """One body at the end, made by `body`, which returns None while other answers of the request are to come."""
 
     def __init__(
         self,
@@ -139,13 +139,13 @@ class WholeOutlet:
         self._refuse = refuse
 
     async def begin(self) -> None:
-        """A status can still be told."""
+        """Send nothing, so that the status stays open."""
 
     async def delta(self, delta: ReplyDelta) -> None:
-        """The message at the end has it all."""
+        """Send nothing: the message at the end has it all."""
 
     async def keep_alive(self, every_s: float) -> None:
-        """A body has no room for comments."""
+        """Send nothing: a body has no room for comments."""
 
     async def finish(self, ending: Ending) -> None:
         """Send the body, if this was the last answer."""

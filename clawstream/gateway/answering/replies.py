@@ -1,6 +1,6 @@
 """Answers as OpenAI's JSON: chunks of a stream, whole completions, and what ends them. Pure.
 
-The one rule: a stream that has no `finish_reason` is not finished; only an exchange that is on the log gets one.
+The one rule: only an exchange that is on the log gets a `finish_reason`; a stream without one is not finished.
 """
 
 from collections.abc import Collection
@@ -50,14 +50,14 @@ def usage_of_all(usages: Collection[Usage]) -> Usage:
     return Usage(
         prompt_tokens=max(usage.prompt_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
-        cached_tokens=min(cached, default=None),  # by the first that was asked, which the others found in the cache
+        cached_tokens=min(cached, default=None),  # as of the first answer, whose prompt the others found in the cache
         reasoning_tokens=sum(thought) if len(thought) == len(usages) else None,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How an answer ended, which is on the log."""
+    """The end of an answer that is on the log."""
 
     message: dict[str, Any]  # OpenAI's of Chat Completions
     reason: FinishReason
@@ -67,7 +67,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One answer's frame: everything but what it says."""
+    """One answer's frame: everything but its message."""
 
     exchange_id: str  # of the request's first answer
     session_id: str
@@ -104,7 +104,7 @@ class Reply:
         return b"data: " + to_json(self._frame("chat.completion.chunk") | {"choices": [choice]}) + b"\n\n"
 
     def end(self, usage: Usage | None) -> bytes:
-        """Return what ends the stream, behind the endings of all answers; with `usage` where the client wants it."""
+        """Return the end of the stream, after the endings of all answers; with `usage` where the client wants it."""
         if usage is None:
             return DONE
         frame = self._frame("chat.completion.chunk") | {"choices": [], "usage": usage.as_dict()}
@@ -181,7 +181,7 @@ class Chunks:
         return self.reply.chunk(content, logprobs)
 
     def finish(self, ending: Ending) -> bytes:
-        """Return how the answer ended; of the last with the usage where that was asked for, and the stream's end."""
+        """Return the answer's ending; for the last answer also the usage, if asked for, and the stream's end."""
         begun = self.reply.chunk(self._role | {"content": ""}) if self._role else b""
         logprobs = None if self.sampled is None else self.sampled.take()
         events = begun + self.reply.ending(ending.reason, logprobs)

@@ -1,7 +1,7 @@
-"""The log-probs that a client asked for, in OpenAI's shape: of every token that was sampled but the one that ends it.
+"""The log-probs that a client asked for, in OpenAI's shape, of every sampled token except the one that ends the answer.
 
-They are the engine's own, at the sampling temperature. Chat Completions has those of thoughts and marks among them,
-the Responses API those of the text alone. Pure.
+They are the engine's own, at the sampling temperature. Chat Completions includes those of thoughts and marks, the
+Responses API has those of the text alone. Pure.
 """
 
 from typing import Any
@@ -11,13 +11,13 @@ from clawstream.rendering.renderer import HALF_CHARACTER, PromptRenderer
 
 
 class SampledTokens:
-    """What was sampled since it was last taken; one for each answer."""
+    """The tokens sampled since the last take; one object for each answer."""
 
     def __init__(self, renderer: PromptRenderer) -> None:
         self._renderer = renderer
         self._waiting: list[tuple[int, dict[str, Any]]] = []  # with the token's number in the answer
         self._num_tokens = 0
-        self.said: set[int] = set()  # the numbers of the tokens that text is of, as far as that is known
+        self.said: set[int] = set()  # the numbers of the text's tokens, as far as known
 
     def another(self) -> "SampledTokens":
         """Return one for another answer."""
@@ -34,12 +34,12 @@ class SampledTokens:
         self._num_tokens += len(chunk.token_ids)
 
     def take(self) -> dict[str, Any] | None:
-        """Return what is new, as a choice holds it; None: nothing is."""
+        """Return the new log-probs, as a choice holds them; None: there are none."""
         found, self._waiting = self._waiting, []
         return {"content": [entry for _, entry in found], "refusal": None} if found else None
 
     def take_said(self) -> list[dict[str, Any]]:
-        """Return what is new of the text; tokens before its last are no text's, those behind may be."""
+        """Return the text's new log-probs; drop other tokens before its last one, and keep those behind it."""
         found = [entry for number, entry in self._waiting if number in self.said]
         last = max(self.said, default=-1)
         self._waiting = [(number, entry) for number, entry in self._waiting if number > last]

@@ -1,13 +1,13 @@
 """What a client of Anthropic's Messages API asks for, in OpenAI's form. Pure.
 
-The one rule: each request of one conversation comes out as the same messages, so that answers are found again in later
-histories. What has no place in OpenAI's form is refused by its own name, or listed here:
+The one rule: the messages of a conversation come out the same in each of its requests, so that answers are found again
+in later histories. A field that OpenAI's form has no place for is refused by its own name, or listed here:
 
 * `cache_control`, `citations` and `caller` of blocks, and `eager_input_streaming`, `strict`, `input_examples`,
   `defer_loading` and `allowed_callers` of tools, are left out: they ask for nothing that changes what is answered.
 * `thinking.budget_tokens`, `output_config.effort`, `context_management`, `service_tier` and `speed` are recorded with
   the request and change nothing: reasoning counts towards max_tokens, and the whole history is shown to the policy.
-* An image is words in its place (pictures.py), of a user's as of a tool's; a document its text, or words.
+* Words stand in for an image (pictures.py), a user's or a tool's; its text, or words, for a document.
 * A tool result with `is_error` says so in front of its text, since a tool message has no such mark.
 
 Source: Anthropic's published Messages API, as the `anthropic` package 2.10.0 has it.

@@ -1,6 +1,6 @@
 """Answers as Anthropic's JSON: the events of a stream, whole messages, and errors. Pure.
 
-The one rule: a stream that has no `stop_reason` is not finished; only an exchange that is on the log gets one.
+The one rule: only an exchange that is on the log gets a `stop_reason`; a stream without one is not finished.
 Source: Anthropic's published Messages API, as the `anthropic` package 2.10.0 has it.
 """
 
@@ -40,7 +40,7 @@ _ERROR_TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageReply:
-    """One answer's frame: everything but what it says."""
+    """One answer's frame: everything but its content."""
 
     exchange_id: str
     session_id: str
@@ -115,7 +115,7 @@ class MessageEvents:
         return events + self._change(type="input_json_delta", partial_json=json.dumps(input_of(call.arguments)))
 
     def _grow(self, kind: str, empty: dict[str, Any]) -> bytes:
-        """Return the events after which a block of this kind grows."""
+        """Return the events that open a block of this kind, if none is open."""
         if self._open == kind:
             return b""
         closed = self._close()
@@ -137,12 +137,12 @@ class MessageEvents:
 
 
 def signature(thought: str) -> str:
-    """Return what says that a thinking block is as this gateway sent it; no secret, it guards against slips."""
+    """Return the signature of a thinking block as this gateway sent it; it is no secret, and guards against slips."""
     return SIGNED + hashlib.sha256(thought.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def input_of(arguments: str) -> dict[str, Any]:
-    """Return a call's arguments as the object that a tool_use block holds; what is no object is a field of one."""
+    """Return a call's arguments as a tool_use block's object; any other value becomes a field of one."""
     try:
         found = json.loads(arguments)
     except ValueError:
@@ -151,7 +151,7 @@ def input_of(arguments: str) -> dict[str, Any]:
 
 
 def arguments_of(found: Mapping[str, Any]) -> str:
-    """Return what `input_of` was given, or JSON that means the same."""
+    """Return the arguments that `input_of` was given, or JSON of the same meaning."""
     if found.keys() == {_NO_OBJECT} and isinstance(found[_NO_OBJECT], str):
         return str(found[_NO_OBJECT])
     return json.dumps(found, ensure_ascii=False)
@@ -172,7 +172,7 @@ def error_body(refused: BadRequest) -> bytes:
 
 
 def _words(refused: BadRequest) -> str:
-    """Return the message; of a conversation that is too long in the words by which Anthropic's clients know that."""
+    """Return the message; for a too long conversation, in the words that Anthropic's clients recognise."""
     if not isinstance(refused, TooLong):
         return str(refused)
     if refused.prompt_tokens is None:

@@ -1,7 +1,6 @@
-"""The ways in which clients ask for answers and are given them. Pure but for what an outlet sends.
+"""The dialects in which clients ask for answers and get them. Pure but for what an outlet sends.
 
-The one rule: a dialect translates. What is recorded, rendered and trained on is OpenAI's form of the conversation,
-whoever asked.
+The one rule: a dialect only translates; the conversation is recorded, rendered and trained on in OpenAI's form.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from clawstream.gateway.sessions.conversations import Recall
 
 
 class Dialect(Protocol):
-    """One kind of client."""
+    """The dialect of one kind of client."""
 
     def read(self, body: Mapping[str, Any], ends_session: bool, recall: Recall, /) -> ChatRequest:
         """Return what the body asks for; `ends_session` says that a header ends the session. Raises BadRequest.
@@ -33,10 +32,10 @@ class Dialect(Protocol):
         """Return where each answer of one request goes."""
 
     async def refuse(self, send: Send, refused: BadRequest) -> None:
-        """The client is told why there is no answer."""
+        """Tell the client why there is no answer."""
 
     async def farewell(self, send: Send, farewell: SessionEndRequest, now_ms: int, /) -> None:
-        """The client is told that its session has ended, which is on the log."""
+        """Tell the client that the end of its session is on the log."""
 
 
 class ChatCompletions:

@@ -1,12 +1,12 @@
 """What a client of OpenAI's Responses API asks for, in the form of Chat Completions. Pure.
 
-The one rule: each request of one conversation comes out as the same messages, so that answers are found again in later
-histories. What has no place in that form is refused by its own name, or listed here:
+The one rule: the messages of a conversation come out the same in each of its requests, so that answers are found again
+in later histories. A field that Chat Completions has no place for is refused by its own name, or listed here:
 
 * `store`, `include`, `max_tool_calls`, `service_tier`, `safety_identifier` and `reasoning` are recorded with the
   request and change nothing; `client_metadata`, Codex's ids of the request, is not recorded.
 * `previous_response_id` and items by reference stand for what the gateway remembers of the conversation.
-* What becomes of tools: responses_tools.py.
+* Tools: see responses_tools.py.
 
 Source: OpenAI's published Responses API, as the `openai` package 2.8.0 has it, and requests of Codex 0.169.0.
 """
@@ -23,8 +23,8 @@ from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import ChatRequest, read_request, truthy
 from clawstream.gateway.sessions.conversations import Recall, RecalledResponse
 
-TRANSLATED = "responses"  # an option: what a request of this API was beside the messages that it became
-INSTRUCTED = "instructed"  # in it: the first message is `instructions`, which a later request does not inherit
+TRANSLATED = "responses"  # an option: what the request held besides the messages it became
+INSTRUCTED = "instructed"  # its flag: the first message is `instructions`, which later requests don't inherit
 _RENAMED = frozenset({"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice"})
 _NOT_RECORDED = frozenset({"client_metadata"})
 _NOT_THERE = frozenset(
@@ -82,7 +82,7 @@ def read_responses(body: Mapping[str, Any], ends_session: bool, recall: Recall) 
 
 
 def conversation_of(messages: tuple[bytes, ...], options: Mapping[str, Any]) -> tuple[bytes, ...] | None:
-    """Return what a later request of this API inherits of an exchange's messages; None: nothing was to be kept."""
+    """Return the messages of an exchange that a later request inherits; None: the client wanted nothing kept."""
     translated = options.get(TRANSLATED)
     if not isinstance(translated, dict) or options.get("store") is False:
         return None

@@ -1,8 +1,8 @@
 """The items of OpenAI's Responses API as messages of Chat Completions. Pure.
 
-The one rule: each request of one conversation comes out as the same messages, and as those that a client of Chat
-Completions would have sent, so that answers are found again in later histories. An answer of ours that came as several
-items (reasoning, text, calls) is one message again.
+The one rule: the messages of a conversation come out the same in each of its requests, and as a client of Chat
+Completions would send them, so that answers are found again in later histories. An answer that the client got as
+several items (reasoning, text, calls) becomes one message again.
 
 Source: OpenAI's published Responses API, as the `openai` package 2.8.0 has it, and requests of Codex 0.169.0.
 """
@@ -27,9 +27,9 @@ _SAID = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 @dataclass(slots=True)
 class _AssistantItems:
-    """An assistant's message as its items come."""
+    """An assistant's message, collected from its items."""
 
-    exchange_id: str | None = None  # where an item's id says which answer of ours it is of
+    exchange_id: str | None = None  # the answer of ours, where an item's id names it
     said: list[str] | None = None  # None: no text item came
     thought: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -45,12 +45,12 @@ class _AssistantItems:
 
 @dataclass(slots=True)
 class _ItemReader:
-    """Items so far."""
+    """Reads items one by one into messages."""
 
     recall: Recall
     messages: list[dict[str, Any]] = field(default_factory=list)
     answer: _AssistantItems | None = None
-    referred: set[str] = field(default_factory=set)  # parts of answers that references stood for
+    referred: set[str] = field(default_factory=set)  # parts of answers that were put in for references
 
     def read(self, item: Item, where: str) -> None:
         """Take one item in. Raises BadRequest."""
@@ -101,9 +101,9 @@ class _ItemReader:
         self._part_of(item, after=("said", "calls")).thought.append(_thought(item, where))
 
     def _part_of(self, item: Item, *, after: Sequence[str]) -> _AssistantItems:
-        """Return the answer that the item is a part of: the one that grows, unless that has one of `after` already.
+        """Return the answer that the item belongs to: the growing one, unless it has a part named in `after` already.
 
-        Where both say by their ids of which answer of ours they are, that counts.
+        Where the ids of both name their answers, the ids decide.
         """
         found = OURS.fullmatch(item["id"]) if isinstance(item.get("id"), str) else None
         exchange_id = found.group(1) if found else None
@@ -118,7 +118,7 @@ class _ItemReader:
         return grows
 
     def _reference(self, item: Item, where: str) -> None:
-        """Put an item in the reference's place; the first of its kind stands for all that the answer has of it."""
+        """Put the referenced items in; a reference to an answer's first item of a kind means all items of that kind."""
         item_id = _text(item, "id", where)
         found = OURS.fullmatch(item_id)
         recalled = self.recall(found.group(1)) if found else None
@@ -151,7 +151,7 @@ def read_items(found: object, recall: Recall) -> list[dict[str, Any]]:
 
 
 def _items_of(item_id: str, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what an item of this id holds of the answer, as items."""
+    """Return the parts of the answer that an item of this id holds, as items."""
     prefix, _, rest = item_id.partition("_")
     exchange_id, _, number = rest.partition("_")
     if prefix == "rs":
@@ -183,7 +183,7 @@ def _output(item: Item, where: str) -> str | list[dict[str, Any]]:
 
 
 def _thought(item: Item, where: str) -> str:
-    """Return what a reasoning item says; only its writer can read one that is encrypted by another."""
+    """Return the text of a reasoning item; one that another server encrypted can't be read here."""
     sealed = text(item, "encrypted_content")
     if sealed is not None and sealed.startswith(SEALED):
         return opened(sealed, f"{where}.encrypted_content")

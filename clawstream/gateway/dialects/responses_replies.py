@@ -1,7 +1,7 @@
 """Answers as the JSON of OpenAI's Responses API: the typed events of a stream, whole responses, and errors. Pure.
 
-The one rule: a stream that has no `response.completed` or `response.incomplete` is not finished; only an exchange that
-is on the log gets one. So the item that grows last is closed only then.
+The one rule: only an exchange that is on the log gets a `response.completed` or `response.incomplete`; a stream without
+one is not finished. So the last item is closed only then.
 
 Source: OpenAI's published Responses API, as the `openai` package 2.8.0 has it, and what Codex 0.169.0 reads.
 """
@@ -27,7 +27,7 @@ _LATER = frozenset({429, 503})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseReply:
-    """One answer's frame: everything but what it says. `options` is the request as it is recorded."""
+    """One answer's frame: everything but its content. `options` is the request as recorded."""
 
     exchange_id: str
     session_id: str
@@ -85,7 +85,7 @@ class ResponseReply:
         return self.frame(status, self._items(ending.message, status, logprobs), ending.usage)
 
     def thought(self, text: str, item_id: str, status: str) -> dict[str, Any]:
-        """Return a reasoning item; sealed as well for a client that asks for that."""
+        """Return a reasoning item, with the sealed text for a client that asks for it."""
         said = [{"type": "reasoning_text", "text": text}] if text else []
         item: dict[str, Any] = {"type": "reasoning", "id": item_id, "status": status, "summary": [], "content": said}
         if _SEALED_THOUGHT in (self.options.get("include") or ()):
@@ -93,7 +93,7 @@ class ResponseReply:
         return item
 
     def call(self, call_id: str, name: str, arguments: str | None, index: int, status: str) -> dict[str, Any]:
-        """Return a call's item as the client offered the tool; `arguments` None: they are to come."""
+        """Return a call's item, in the form in which the client offered the tool; `arguments` None: they are to come."""
         function = offered(name, self.options.get(TRANSLATED) or {})
         item_id = f"{'ctc' if function.is_custom else 'fc'}_{self.exchange_id}_{index}"
         item = {"id": item_id, "call_id": call_id, "name": function.name, "status": status}
@@ -125,11 +125,11 @@ class ResponseEvents:
     reply: ResponseReply
     sampled: SampledTokens | None = None  # whose log-probs the client asked for; None: it did not
     _number: int = 0  # of the next event
-    _items: list[dict[str, Any]] = field(default_factory=list)  # closed
+    _items: list[dict[str, Any]] = field(default_factory=list)  # the closed ones
     _open: dict[str, Any] | None = None  # the item that grows
-    _text: list[str] = field(default_factory=list)  # of it
-    _logprobs: list[dict[str, Any]] = field(default_factory=list)  # of that
-    _prefix: bytes = b""  # of a delta of its
+    _text: list[str] = field(default_factory=list)  # of the open item
+    _logprobs: list[dict[str, Any]] = field(default_factory=list)  # of `_text`
+    _prefix: bytes = b""  # the beginning of that item's delta events
     _ids: dict[str, int] = field(default_factory=dict)  # how many items have an id of this prefix
 
     def start(self) -> bytes:
@@ -161,7 +161,7 @@ class ResponseEvents:
         status = status_of(ending.reason)
         events = self.start()
         if not self._items and self._open is None:
-            events += self._grow("message")  # an answer that says nothing is a message all the same
+            events += self._grow("message")  # an empty answer is a message too
         events += self._close(status)
         return events + self._event(f"response.{status}", response=self.reply.frame(status, self._items, ending.usage))
 
@@ -178,7 +178,7 @@ class ResponseEvents:
         return events + self._event("response.output_item.added", output_index=len(self._items), item=self._open)
 
     def _grow(self, kind: str) -> bytes:
-        """Return the events after which an item of this kind grows."""
+        """Return the events that open an item of this kind, if none is open."""
         if self._open is not None and self._open["type"] == kind:
             return b""
         closed = self._close("completed")
@@ -228,7 +228,7 @@ class ResponseEvents:
         return events + self._event("response.output_item.done", output_index=at, item=whole)
 
     def _closed_call(self, item: dict[str, Any], arguments: str, status: str) -> tuple[dict[str, Any], bytes]:
-        """Return the item of a call, which came whole, and the events of what it was given."""
+        """Return the item of a whole call, and the events of its arguments."""
         at = {"item_id": item["id"], "output_index": len(self._items)}
         if item["type"] == "custom_tool_call":
             given = {"input": custom_input(arguments)}
@@ -265,7 +265,7 @@ def said_item(text: str, item_id: str, status: str, logprobs: Sequence[Mapping[s
 
 
 def status_of(reason: FinishReason) -> str:
-    """Return the status of a response that ended so."""
+    """Return the status of a response that ended for `reason`."""
     return "incomplete" if reason is FinishReason.LENGTH else "completed"
 
 
@@ -300,7 +300,7 @@ def _code(refused: BadRequest) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Return the usage object of a response; where it can't be told which tokens were thought, it does not say."""
+    """Return the usage object of a response, without details of reasoning where their number is unknown."""
     thought = {} if usage.reasoning_tokens is None else {"reasoning_tokens": usage.reasoning_tokens}
     return {
         "input_tokens": usage.prompt_tokens,

@@ -1,8 +1,8 @@
 """The tools of OpenAI's Responses API as functions of Chat Completions, and a call's way back. Pure.
 
-The one rule: the policy calls functions with JSON. A `custom` tool, which takes bare text, is shown to it as a function
-with one string, `input`, and a function within a namespace by both names; what is called leaves as the client offered
-it. Tools that OpenAI's own servers run are refused by name, but for those that Codex offers unasked: they are left out.
+The one rule: the policy calls only functions with JSON. A `custom` tool, which takes bare text, becomes a function with
+one string, `input`; a function in a namespace gets both names. A call goes back in the form in which the client offered
+the tool. Tools that OpenAI's servers run are refused by name; those that Codex offers unasked are left out.
 """
 
 import json
@@ -16,7 +16,7 @@ _CUSTOM, _NAMESPACED = "custom", "namespaced"
 
 
 class Offered(NamedTuple):
-    """A function as the client offered it: bare text in place of arguments, and within a namespace."""
+    """A function as the client offered it: whether it takes bare text, and its namespace."""
 
     name: str
     namespace: str | None = None
@@ -24,14 +24,14 @@ class Offered(NamedTuple):
 
 
 def flat_name(namespace: object, name: str) -> str:
-    """Return how the policy knows a function that may be within a namespace."""
+    """Return the policy's name of a function that may be in a namespace."""
     return f"{namespace.removesuffix('__')}__{name}" if isinstance(namespace, str) and namespace else name
 
 
 def read_tools(found: object, *, may_leave_out: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the functions, and which of them the client knows otherwise: custom ones, and those of a namespace.
+    """Return the functions, and those that the client offered in another form: custom ones, and those in a namespace.
 
-    `may_leave_out`: the client offers tools of OpenAI's servers whoever serves. Raises BadRequest.
+    `may_leave_out`: the client offers tools of OpenAI's servers to any server. Raises BadRequest.
     """
     functions: list[dict[str, Any]] = []
     custom: list[str] = []
@@ -94,7 +94,7 @@ def custom_arguments(given: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """Return what `custom_arguments` was given; arguments of another form as they are."""
+    """Return the text that `custom_arguments` was given; arguments of another form unchanged."""
     try:
         found = json.loads(arguments)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Reasoning on its way through a client that keeps none of it readable: `encrypted_content`. Pure.
+"""Reasoning as `encrypted_content`, for clients that send no readable reasoning back. Pure.
 
-It is no secret, the client has the text beside it; it comes back whole from clients that send nothing else back.
+It is no secret, since the client has the text beside it; but it comes back whole from such clients.
 """
 
 import base64
@@ -17,7 +17,7 @@ def sealed(thought: str) -> str:
 
 
 def opened(text: str, where: str) -> str:
-    """Return what `sealed` was given. Raises BadRequest for what it did not make."""
+    """Return the thought that `sealed` was given. Raises BadRequest for a string that `sealed` did not make."""
     try:
         return base64.b64decode(text.removeprefix(SEALED), validate=True).decode("utf-8", "surrogatepass")
     except (binascii.Error, UnicodeDecodeError) as error:

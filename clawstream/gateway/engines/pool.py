@@ -1,8 +1,8 @@
-"""The engines behind the gateway: which of them answers a session, and which of them are offered at all.
+"""The engines behind the gateway: which one answers a session, and which ones get requests at all.
 
-The one rule: an engine that is away, hangs or came back with old weights is put to nobody while another one will do;
-the weights stage brings it up to date, and it is offered again once it says that it is. The gateway counts by itself
-what each engine has in flight.
+The one rule: an engine that is away, hangs or came back with old weights gets no request while another one will do. The
+weights stage brings it up to date, and it gets requests again once it says so. The gateway itself counts each engine's
+requests in flight.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _HOMES = 65_536  # sessions whose engine is remembered
 
 
 class Engines:
-    """All engines of one policy; each session keeps to one of them as long as that is reasonable."""
+    """All engines of one policy; each session stays with one of them as long as that is reasonable."""
 
     def __init__(
         self, policy_id: str, engines: Sequence[ServedEngine], *, clock: Callable[[], float] = time.monotonic
@@ -45,7 +45,7 @@ class Engines:
         avoid: Collection[ServedEngine] = (),
         alone: bool = False,
     ) -> EngineAttempt | None:
-        """Return where the session's next request is put; None while no engine but those to avoid answers."""
+        """Return the attempt for the session's next request; None while no engine but those to avoid is offered."""
         allowed = self._offered()
         in_flight = [
             engine.in_flight if ok and engine not in avoid else None
@@ -58,7 +58,7 @@ class Engines:
 
     @contextmanager
     def asked(self, session_id: str, place: EngineAttempt, patience: asyncio.Timeout) -> Iterator[None]:
-        """Within, a request of the session is in flight at the place, and `patience` ends when the engine is lost."""
+        """Count a request of the session in flight at the place during the block; a lost engine ends `patience`."""
         engine = place.engine
         self._homes[session_id] = self.all.index(engine)
         self._homes.move_to_end(session_id)
@@ -81,7 +81,7 @@ class Engines:
         return "; ".join(str(engine.problem) for engine in self.all if engine.problem is not None)
 
     def learn(self, event: PolicyActivated) -> None:
-        """An engine serves another version from now on; older news than what is known change nothing."""
+        """Learn that an engine serves another version from now on; news older than what is known change nothing."""
         if event.policy_id != self._policy_id:
             return
         for engine in self.all:
@@ -93,7 +93,7 @@ class Engines:
                 engine.serves(event.policy_version)
 
     async def watch(self) -> None:
-        """Ask every engine again and again whether it is there, and whenever one is doubted; never returns."""
+        """Ask every engine at intervals, and whenever it is doubted, whether it is there; never returns."""
         async with asyncio.TaskGroup() as group:
             for engine in self.all:
                 group.create_task(self._watch(engine))
@@ -125,7 +125,7 @@ class Engines:
         )
 
     def _note(self, found: tuple[bool, ...], now: float) -> None:
-        """Remember who is in service, and since when it is behind."""
+        """Remember which engines are in service, and since when each is behind."""
         newest = max((e.version or BASE_VERSION for e, ok in zip(self.all, found, strict=True) if ok), default=None)
         for engine, ok in zip(self.all, found, strict=True):
             if ok != (engine.url in self._in_service):

@@ -1,14 +1,14 @@
 """Which engine the next request of a session is put to. Pure.
 
 The one rule: a session stays where its prefix is cached, unless that engine is not offered or clearly more loaded than
-another. What "clearly" means leaves room, so that two engines of nearly equal load do not pass a session to and fro.
+another. "Clearly" leaves room, so that a session does not move to and fro between engines of nearly equal load.
 """
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BEHIND_FOR_S = 30.0  # engines take a version over one after the other; for so long the later ones are offered
+BEHIND_FOR_S = 30.0  # engines take a version over in turn; late ones are offered for so long
 SLACK_REQUESTS = 4
 
 
@@ -16,16 +16,16 @@ SLACK_REQUESTS = 4
 class EngineLoad:
     """What is known of an engine when a request is placed."""
 
-    version: int | None  # that it serves; None: it does not answer
-    newest_had: int  # the newest version that it is known to have served, before it was away too
-    behind_s: float | None  # since another that was offered served a newer one; None: it was not offered since
+    version: int | None  # the one it serves; None: it does not answer
+    newest_had: int  # the newest version it is known to have served, also before it was away
+    behind_s: float | None  # how long other offered engines served a newer one; None: it was not offered meanwhile
 
 
 def offered(engines: Sequence[EngineLoad]) -> tuple[bool, ...]:
     """Return which engines get requests: those that answer and are not behind; where all are, the newest of them.
 
-    An engine that came back with old weights is behind at once, one that waits for its turn of a rollout after
-    BEHIND_FOR_S.
+    An engine that came back with old weights is behind at once; one that waits for its turn in a rollout is behind
+    after BEHIND_FOR_S.
     """
     newest = max((engine.version for engine in engines if engine.version is not None), default=None)
     current = tuple(_is_current(engine, newest) for engine in engines)
@@ -41,8 +41,8 @@ def _is_current(engine: EngineLoad, newest: int | None) -> bool:
 def choose(in_flight: Sequence[int | None], *, home: int | None, order: Sequence[int]) -> int | None:
     """Return the engine to ask, by its number: `home` if it will do, else the least loaded, of equals the first.
 
-    `in_flight` counts requests by engine, None where it is not offered. `home` is where the session was asked last,
-    `order` who comes first among equals. None: no engine is offered.
+    `in_flight` counts requests by engine, None where it is not offered. `home` is the engine of the session's last request,
+    `order` the order among equals. None: no engine is offered.
     """
     loads = {number: load for number, load in enumerate(in_flight) if load is not None}
     if not loads:

@@ -1,13 +1,14 @@
-"""One engine as the gateway knows it, and where a request to it is put: its weights, its adapters, its cache key.
+"""One engine as the gateway knows it, and the attempts made at it: its weights, its adapters, its cache keys.
 
-The one rule: no request is answered from a prefix cache that other weights filled, or another tenant: how much of a
-prompt was cached is shown, and tells what was asked before. A cache key (`extra_key`) names the
-version that the engine is known to serve, so nothing older lies under it: nobody knows a version before it is served,
-and an engine that came back with older weights has its cache emptied when it is brought up to date (weights/stage.py).
-What is left is a key that the engine has outlived and the gateway has not yet: an answer whose first token was sampled
-by other weights than its key names, and which found something cached, is thrown away before anything is shown, and
-asked again (`EngineAttempt.check`). tests/unit/gateway/test_cache_keys.py tries all orders of events. Tokens are
-labelled by what the engine reports with them; under an adapter, whose weights stay what they are, by the adapter.
+The one rule: no request is answered from a prefix cache that other weights or another tenant filled. (The answer shows
+how much of its prompt was cached, which would tell what another tenant asked.)
+
+A cache key (`extra_key`) names the version that the engine is known to serve. Nothing older is cached under it: no
+version is known before it is served, and an engine that came back with older weights has its cache emptied when it is
+brought up to date (weights/stage.py). The engine may have changed its weights before the gateway knows. So an answer
+that used cached tokens, and whose first token was sampled by other weights than its key names, is thrown away before
+anything is shown, and asked again (`EngineAttempt.check`). tests/unit/gateway/test_cache_keys.py tries all orders of
+events. Tokens are labelled with the version that the engine reports, or with the adapter's version.
 """
 
 import asyncio
@@ -22,11 +23,11 @@ from clawstream.inference.engines.engine import Chunk, Engine, EngineRefused
 from clawstream.inference.models.vocabulary import too_small_for
 
 LOG = logging.getLogger(__name__)
-ANSWERS_WITHIN_S = 20.0  # else an engine is away; more than its longest swap of weights takes
+ANSWERS_WITHIN_S = 20.0  # else the engine is away; longer than its longest swap of weights
 
 
 class StaleCache(ClawstreamError):
-    """The answer may rest on a cache that older weights filled; nothing of it was shown. Ask again at a new place."""
+    """The answer may use a cache that other weights filled; nothing of it was shown. Ask again with a new attempt."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,8 +39,8 @@ class ServedEngine:
     policy_id: str = "policy"
     answers_within_s: float = ANSWERS_WITHIN_S
     context_length_tokens: int | None = None
-    largest_token_id: int = -1  # that it may be given
-    weights: int | None = None  # None: it has not said yet, and the log has not either
+    largest_token_id: int = -1  # the largest id that it may be given
+    weights: int | None = None  # the version; None: neither the engine nor the log has said yet
     adapters: dict[int, str] = field(default_factory=dict)  # loaded, by version
     problem: str | None = "not asked yet"
     in_flight: int = 0
@@ -49,21 +50,21 @@ class ServedEngine:
 
     @property
     def version(self) -> int | None:
-        """The newest version that requests to it are answered by; None: not known."""
+        """The newest version that answers requests to it; None: not known."""
         return max(self.weights, *self.adapters) if self.adapters and self.weights is not None else self.weights
 
     def serves(self, weights: int) -> None:
-        """These are its weights now."""
+        """Note its weights of now."""
         self.weights = weights
         self.newest_had = max(self.newest_had, self.version or BASE_VERSION)
 
     def loaded(self, version: int, adapter: str) -> None:
-        """Requests may name this adapter too."""
+        """Note that requests may name this adapter too."""
         self.adapters = {**self.adapters, version: adapter}
         self.newest_had = max(self.newest_had, version)
 
     def place(self, *, tenant: str | None = None, alone: bool = False) -> "EngineAttempt":
-        """Return where a request is put now, under a cache key that its tenant has; `alone`: that no other has."""
+        """Return an attempt at this engine under the tenant's cache key; `alone`: under a key that no other request has."""
         weights = BASE_VERSION if self.weights is None else self.weights
         version = BASE_VERSION if self.version is None else self.version
         return EngineAttempt(
@@ -105,13 +106,13 @@ class ServedEngine:
         self.context_length_tokens, self.problem = info.context_length_tokens, None
 
     def told(self, weights: int, before: int | None) -> None:
-        """Believe what it said when asked, unless other news came since the question, when `before` was known."""
+        """Take over the weights that it named when asked, unless they changed since the question from `before`."""
         # An event may be missed, and an engine that was away may have older weights.
         if self.weights in (None, before):
             self.serves(weights)
 
     def give_up(self) -> None:
-        """Requests that wait for their first token fail now, those that stream if nothing comes for a while."""
+        """Fail requests that wait for their first token now, and streaming ones if nothing comes for a while."""
         now = asyncio.get_running_loop().time()
         for patience in self.patience:
             if not patience.expired():
@@ -123,7 +124,7 @@ class EngineAttempt:
     """One attempt at one engine."""
 
     engine: ServedEngine
-    weights: int  # that the cache key names
+    weights: int  # the version that the cache key names
     version: int  # of the weights, or of the adapter that is asked for
     adapter: str | None
     alone: bool  # no other request has its cache key
@@ -131,15 +132,15 @@ class EngineAttempt:
 
     @property
     def adapter_version(self) -> int | None:
-        """The version that samples whatever weights lie below it; None: the weights do."""
+        """The version of the adapter that samples; None: the weights themselves do."""
         return None if self.adapter is None else self.version
 
     def check(self, first: Chunk) -> None:
         """Learn from the chunk with the first tokens which weights sampled them.
 
-        Raises StaleCache where they are not those of the cache key, and something cached was used. It relies on two
-        facts (SGLang 0.5.23, and ours): nothing is sampled while weights change, and their new name is in force before
-        sampling goes on; so what new weights sampled is never sent under an older name.
+        Raises StaleCache where they are not those of the cache key and cached tokens were used. This relies on two
+        facts (SGLang 0.5.23, and our engine): nothing is sampled while weights change, and their new name is in force
+        before sampling goes on. So tokens of new weights are never sent under an older name.
         """
         told = next((span.version for span in first.weight_versions if span.num_tokens), first.weight_version)
         if told is None:

@@ -1,10 +1,10 @@
 """One client's connection: uvicorn's HTTP/1.1 with a bound on everything that a client can make last or grow.
 
-The one rule: whatever a client sends, or does not send or read, its connection holds a stated amount of memory for a
-stated time. What llhttp refuses (both lengths, a length twice, a transfer coding that does not end in chunked, bare
-line feeds, spaces before a colon) is refused here too, and never parsed leniently. An `Upgrade` is ignored, as RFC 9110
-7.8 allows: the request has its body and its end like any other. llhttp takes it to have no body, and what follows for
-the other protocol's; so its head is parsed again without that header.
+The one rule: whatever a client sends, or does not send or read, its connection holds a bounded amount of memory for a
+bounded time. A request that llhttp refuses (both lengths, a length twice, a transfer coding that does not end in
+chunked, bare line feeds, spaces before a colon) is refused here too, never parsed leniently. An `Upgrade` is ignored,
+as RFC 9110 7.8 allows: the request has its body and its end like any other. llhttp assumes no body, and takes what
+follows as the other protocol's; so the head is parsed again without that header.
 
 uvicorn has no such bounds: it takes headers of any size, waits for ever for the first request and for one that began,
 adds the trailers of a body to the headers, and waits for ever for a client that reads nothing.
@@ -23,7 +23,7 @@ from clawstream.gateway.requests.refusal import BadRequest
 
 MAX_HEADERS = 128
 MAX_HEADER_BYTES = 64 * 1024
-# What a piece of a body may take on the wire beside itself: one byte a chunk needs six.
+# The framing that each byte of a body may take on the wire; chunks of one byte need six.
 _FRAMING_PER_BODY_BYTE = 16
 _VERSIONS = ("1.0", "1.1")
 
@@ -64,7 +64,7 @@ class _Connection(HttpToolsProtocol):
         running = self._answering
         super().connection_lost(exc)
         if running is not None and not running.response_complete:
-            # uvicorn tells only the newest request, which may wait behind this one.
+            # uvicorn tells only the newest request of the disconnect, and that may wait behind this one.
             running.disconnected = True
             running.message_event.set()
 
@@ -106,7 +106,7 @@ class _Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_headers:
-            return  # a trailer: it says nothing that we would believe
+            return  # a trailer, which is ignored
         self._count(len(name) + len(value))
         if len(self.headers) == MAX_HEADERS:
             raise self._remember(_too_many_headers())
@@ -161,7 +161,7 @@ class _Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _refuse(self, refused: BadRequest) -> None:
-        """The connection ends, with the reason, unless that would stand in the middle of an answer."""
+        """End the connection, with the reason unless an answer is half sent."""
         running = self._answering
         if running is not None and not running.response_complete:
             running.disconnected = True
@@ -187,7 +187,7 @@ class _Connection(HttpToolsProtocol):
             raise self._remember(_too_many_headers())
 
     def _remember(self, refused: BadRequest) -> BadRequest:
-        """Return the refusal to raise; the parser tells only that something was."""
+        """Remember and return the refusal to raise, since the parser only tells that something was raised."""
         self._refused = refused
         return refused
 
@@ -210,7 +210,7 @@ class _Connection(HttpToolsProtocol):
 
 
 def unclear(method: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> BadRequest | None:
-    """Return why others could read these headers as another request than we do; None: they could not."""
+    """Return why another server could read these headers as a different request; None: it could not."""
     if method == b"CONNECT":
         return BadRequest("CONNECT asks for a tunnel; this is no proxy.")
     if version not in _VERSIONS:
@@ -227,7 +227,7 @@ def unclear(method: bytes, version: str, headers: Sequence[tuple[bytes, bytes]])
 
 
 def without_upgrade(method: bytes, url: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Return the head of the request as it would be had the client not asked for another protocol."""
+    """Return the head of the request without its wish for another protocol."""
     lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
     return b"".join([b"%b %b HTTP/%b\r\n" % (method, url, version.encode("ascii")), *lines, b"\r\n"])
 

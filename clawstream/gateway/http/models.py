@@ -1,4 +1,4 @@
-"""The served model as OpenAI's and as Anthropic's clients are told of it. Pure."""
+"""The served model, described for OpenAI's and for Anthropic's clients. Pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ def asks_as_anthropic(headers: Mapping[str, str]) -> bool:
 
 
 def openai_model(model: str, since_s: int, context_length_tokens: int | None, *, thinks: bool) -> dict[str, Any]:
-    """Return OpenAI's model object, with its context as SGLang and vLLM tell it, and whether it thinks."""
+    """Return OpenAI's model object, with the context length as SGLang and vLLM name it, and whether it thinks."""
     told = {"id": model, "object": "model", "created": since_s, "owned_by": "clawstream"}
     return told | {"max_model_len": context_length_tokens, "reasoning": thinks}
 

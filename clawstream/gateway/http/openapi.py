@@ -1,4 +1,4 @@
-"""The description of the gateway's routes, as it is published."""
+"""The published description of the gateway's routes."""
 
 from importlib.resources import files
 

@@ -89,7 +89,7 @@ class _Part:
 
     name: str
     problem: str | None
-    needed: bool = True  # else the gateway serves without it
+    needed: bool = True  # False: the gateway serves without it
 
 
 class _Pages:
@@ -103,7 +103,7 @@ class _Pages:
         self._here_alone = admission.settings.host in LOOPBACK  # only this machine's programs come
 
     def inside(self, page: Page) -> Page:
-        """Return the page, for this machine's programs where the gateway hears them alone, and for who shows a key."""
+        """Return the page, shown to this machine's programs if only they can connect, and to whoever shows a key."""
 
         async def shown(request: Request) -> Response:
             ours = self._here_alone and foreign_page(dict(request.headers)) is None
@@ -129,7 +129,7 @@ class _Pages:
         return _json({"ok": True})
 
     async def ready(self, _request: Request) -> Response:
-        """For probes, which have no key: whether it serves, and not what is missing."""
+        """Say to probes, which have no key, whether the gateway serves, and not what is missing."""
         ready = self._ready(self._parts())
         return _json({"ready": ready}, 200 if ready else 503)
 
@@ -158,7 +158,7 @@ class _Pages:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     def _ready(self, parts: list[_Part]) -> bool:
-        # One engine is enough to serve; that another one is away is said all the same.
+        # One engine is enough to serve; one that is away is listed all the same.
         answers = any(engine.problem is None for engine in self._admission.engines.all)
         return answers and not any(part.needed and part.problem is not None for part in parts)
 
@@ -168,14 +168,14 @@ class _Pages:
             for engine in self._admission.engines.all
         ]
         delivery = self._admission.delivery
-        full = delivery.problem(str(uuid.uuid4()))  # of a session that is new
+        full = delivery.problem(str(uuid.uuid4()))  # for a new session
         kafka = _Part(name="kafka", problem=full or delivery.away, needed=full is not None)
-        # The process does not get this far without one.
+        # Without a tokenizer the process does not get this far.
         tokenizer = _Part(name=f"tokenizer ({self._admission.renderer.family})", problem=None)
         return [*engines, kafka, tokenizer]
 
     def _spool(self) -> dict[str, float | None]:
-        """What waits for Kafka on this machine's disk."""
+        """The records that wait for Kafka on this machine's disk."""
         delivery = self._admission.delivery
         age_s = None if delivery.oldest_ms is None else (self._admission.now_ms() - delivery.oldest_ms) / 1000
         return {"records": delivery.num_waiting, "bytes": delivery.spool_bytes, "oldest_s": age_s}

@@ -57,7 +57,7 @@ class Post:
 
 
 async def count_tokens(admission: Admission, body: Mapping[str, Any], caller: Caller) -> PostReply:
-    """Return how many tokens the messages are; nothing is generated. Raises BadRequest."""
+    """Return how many tokens the messages have; nothing is generated. Raises BadRequest."""
 
     def read(counted: Mapping[str, Any], ends_session: bool, _recall: Recall) -> ChatRequest:
         return read_messages(counted, ends_session, counted=True)

@@ -1,4 +1,4 @@
-"""What is where: the gateway's routes, and what is meant by a path that is none of them. Pure."""
+"""The gateway's routes, and the likely meaning of a path that is none of them. Pure."""
 
 CHAT_PATH = "/v1/chat/completions"
 RESPONSES_PATH = "/v1/responses"

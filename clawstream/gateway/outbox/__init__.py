@@ -1,1 +1,1 @@
-"""Records on their way to the log, by way of the disk while the log is away."""
+"""Brings records onto the log, by way of the disk while the log is away."""

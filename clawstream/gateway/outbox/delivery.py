@@ -1,9 +1,9 @@
-"""Records onto the log, and by way of this machine's disk while the log does not take them in time.
+"""Writes records to the log, by way of this machine's disk while the log does not take them in time.
 
-The one rule: `append` returns when every record is acknowledged by the log or fsynced in the spool, never sooner. One
-whose acknowledgement did not come in time may be on the log all the same; it goes into the spool too, with the bytes
-that it had, and the first of two with one id counts. While the log is slow (pace.py) all goes to the spool first, and
-what is taken out of it tells when the log is quick again. Appends that come while the disk is busy share a fsync.
+The one rule: `append` returns only when every record is acknowledged by the log or fsynced in the spool. A record whose
+acknowledgement is late may be on the log all the same; it goes into the spool too, with the same bytes, and the first
+of two with one id counts. While the log is slow (pace.py), every record goes to the spool first; handing these to the
+log shows when it is quick again. Appends that come while the disk is busy share an fsync.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ from clawstream.stream.log import Sealed
 LOG = logging.getLogger(__name__)
 _AGAIN_AFTER_S = 0.5
 _LAST_RESORT_S = 2.0  # for an acknowledgement where the spool takes nothing
-_TURNS = 8  # of the event loop, between a record's arrival and its acknowledgement's
-_SAID_AFTER_S = 5.0  # of a detour; one that is over by then is nobody's concern
+_TURNS = 8  # of the event loop, between sending a record and seeing its acknowledgement
+_SAID_AFTER_S = 5.0  # of a detour; a shorter one is not logged
 T = TypeVar("T")
 
 
 class SealedLog(Protocol):
-    """The part of a log that is written here."""
+    """The methods of a log that are used here."""
 
     def seal(self, event: Event, traceparent: str | None = None) -> Sealed:
         """Return the event as a record; raises UnusableEvent for one that can't be."""
@@ -53,7 +53,7 @@ class SealedLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Append:
-    """What one caller wants in the spool, as a whole or not at all."""
+    """One caller's records for the spool, all of them or none."""
 
     keys: tuple[bytes, ...]  # of its records, which are in the frames
     frames: bytes
@@ -61,7 +61,7 @@ class _Append:
 
 
 class Delivery:
-    """One gateway's way to `log`; `run` has to run for it."""
+    """Delivers one gateway's records to `log`; works while `run` runs."""
 
     def __init__(
         self, log: SealedLog, spool: Spool, *, ack_timeout_s: float, metrics: Metrics, now_ms: Callable[[], int]
@@ -78,13 +78,13 @@ class Delivery:
             self._spooled.append((spooled.end, (spooled.record.key,)))
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spool")
         self._appends: list[_Append] = []
-        self._keeping: list[_Append] = []  # those of them that the disk is busy with
+        self._keeping: list[_Append] = []  # the appends that the disk is busy with
         self._stopped = False
-        self._under_way: dict[object, float] = {}  # what the log has not acknowledged, by when it was sent
-        self._tasks: set[asyncio.Task[Any]] = set()  # a caller may have left, and they go on
+        self._under_way: dict[object, float] = {}  # records that the log has not acknowledged, with the time they were sent
+        self._tasks: set[asyncio.Task[Any]] = set()  # they go on when their caller has left
         self._measuring: asyncio.Task[None] | None = None
         self._stuck_by: type[Exception] | None = None
-        self._spooling_since: float | None = None  # None: all goes straight
+        self._spooling_since: float | None = None  # None: all records go straight to the log
         self._said_in_use = False
         self._more = asyncio.Event()
         self._waits = asyncio.Event()
@@ -103,7 +103,7 @@ class Delivery:
 
     @property
     def damaged_bytes(self) -> int:
-        """How much of the spool its disk has changed, and was put aside."""
+        """How many bytes of the spool were put aside, since the disk had changed them."""
         return self._spool.damaged_bytes
 
     @property
@@ -131,7 +131,7 @@ class Delivery:
         return None if problem is None else f"Kafka is away ({self.away or 'its spool is not empty'}), and {problem}"
 
     def waiting(self) -> Iterator[Event]:
-        """Yield what a predecessor left in the spool, in order; what no schema of ours explains is left out."""
+        """Yield the events that a predecessor left in the spool, in order, without those of unknown schemas."""
         for spooled in self._spool.waiting():
             try:
                 yield self._log.unseal(spooled.record)
@@ -141,11 +141,12 @@ class Delivery:
     async def append(self, events: Sequence[Event], traceparent: str | None = None) -> None:
         """Return when all events, of one session, are on the log or on the disk; calls of a session keep their order.
 
-        Raises UnusableEvent, before anything is written, for an event that can't be; TryLater where neither took it.
+        Raises UnusableEvent, before anything is written, for an event that can't be recorded, and TryLater where
+        neither log nor spool took it.
         """
         records = [self._log.seal(event, traceparent) for event in events]
         key = records[0].key
-        # One at a time: else what comes second could be acknowledged by the log while the first goes to the spool.
+        # One at a time: else the log could acknowledge the second append while the first goes to the spool.
         async with self._alone.setdefault(key, asyncio.Lock()):
             sent = None
             if self._quick and self._spooled_sessions.straight(key, healthy=self._log.healthy()):
@@ -155,7 +156,7 @@ class Delivery:
             await self._by_spool(records, key, sent)
 
     async def run(self) -> None:
-        """Keep the spool and empty it, until cancelled; what is left in it is for the next gateway of its name."""
+        """Fill and empty the spool, until cancelled; records left in it are for the next gateway of its name."""
         if self._spooled_sessions.num_records:
             LOG.warning("spool=found path=%s records=%d", self._spool.path, self._spooled_sessions.num_records)
             self._said_in_use = True
@@ -186,19 +187,19 @@ class Delivery:
     async def _acknowledged(self, sent: asyncio.Task[bool]) -> bool:
         """Return whether the log acknowledged it in time."""
         await asyncio.wait((sent,), timeout=self._pace.patience_s)
-        if not sent.done():  # it may have come, and wait for this loop
+        if not sent.done():  # the acknowledgement may have come and wait for this event loop
             await self._measure_ourselves()
         return sent.done() and sent.result()
 
     async def _measure_ourselves(self) -> None:
-        """Learn what this process, as busy as it is, adds to an acknowledgement."""
+        """Measure the time that this process, as busy as it is, adds to an acknowledgement."""
         started = perf_counter()
         for _ in range(_TURNS):
             await asyncio.sleep(0)
         self._pace = self._pace.beside(perf_counter() - started)
 
     async def _by_spool(self, records: Sequence[Sealed], key: bytes, sent: asyncio.Task[bool] | None) -> None:
-        """Return when the spool has the records, or the log acknowledged what was `sent`: what is sooner."""
+        """Return when the spool has the records or the log has acknowledged `sent`, whichever is sooner."""
         spooling = self._begun(self._into_spool(records))
         waiting = {spooling} if sent is None or sent.done() else {spooling, sent}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -214,7 +215,7 @@ class Delivery:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Learn how long the log takes to acknowledge what the block sends."""
+        """Measure how long the log takes to acknowledge the records that the block sends."""
         if self._measuring is None or self._measuring.done():
             self._measuring = self._begun(self._measure_ourselves())
         ours = object()
@@ -226,7 +227,7 @@ class Delivery:
             del self._under_way[ours]
 
     def _begun(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Return the task, which goes on when its caller is cancelled; its failure may be nobody's."""
+        """Return the task, which goes on when its caller is cancelled; then nobody may see its failure."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -252,7 +253,7 @@ class Delivery:
         self._metrics.spool_s.observe(perf_counter() - started)
 
     async def _keep(self) -> None:
-        """Put into the spool what is to go there, all that came during one fsync with the next."""
+        """Write appends to the spool; those that come during one fsync go together into the next."""
         while True:
             await self._more.wait()
             self._more.clear()
@@ -283,7 +284,7 @@ class Delivery:
         append.done.set_exception(TryLater(f"{why}; it can't be recorded"))
 
     async def _drain(self) -> None:
-        """Hand what waits to the log, the oldest first, for as long as it takes."""
+        """Hand waiting records to the log, the oldest first, until none is left."""
         num_drained = 0
         while True:
             await self._waits.wait()
@@ -312,11 +313,11 @@ class Delivery:
 
     @property
     def _group_bytes(self) -> int:
-        """How much is handed to the log at a time: more where it is slow, as then nothing goes straight behind it."""
+        """How many bytes are handed to the log at a time: more while it is slow, as no record then goes straight."""
         return LARGE_GROUP_BYTES if self._pace.slow else GROUP_BYTES
 
     def _taken_to(self, end: int | None) -> None:
-        """What stands in the spool up to `end` is on the log, or the disk has lost it; None: all of it is."""
+        """Note that the log has every record up to `end`, or the disk has lost it; None: every record in the spool."""
         while self._spooled and (end is None or self._spooled[0][0] <= end):
             _, keys = self._spooled.popleft()
             self._spooled_sessions.taken(keys)
@@ -336,7 +337,7 @@ class Delivery:
         self._said_in_use = False
 
     def _say_stuck(self, error: TryLater | UnusableEvent | OSError) -> None:
-        """Say it once, until something else is wrong."""
+        """Log the error once, until another one occurs."""
         if self._stuck_by is type(error):
             return
         self._stuck_by = type(error)

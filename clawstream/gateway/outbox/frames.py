@@ -1,9 +1,8 @@
 """The spool's bytes: records one after another, each in a frame that says how long it is and whether it is whole. Pure.
 
 A frame is its body's length and CRC-32 (both uint32, little-endian), then the body. The first byte of a body says what
-it is: a record, the place up to which all records before it are on the log, or bytes that say nothing any more (those
-that a bad disk left, for one). What the spool holds is a fold over its frames, so there is no second file that could
-disagree with the first.
+it is: a record, a note of the place up to which the log has all records, or bytes without meaning (those that a bad
+disk left, for example). The spool's contents are a fold over its frames, so no second file can disagree with it.
 
 The one rule: a file cut at any byte holds every record whose frame ends before the cut, and nothing else; one with
 damaged bytes holds every record whose frame has none of them.
@@ -22,10 +21,10 @@ _RECORD, _TAKEN, _DAMAGED = b"r", b"t", b"d"
 _SPOOLED_AT = struct.Struct("<q")
 _PLACE = struct.Struct("<Q")
 _NUM = struct.Struct("<I")
-MAX_BODY_BYTES = 2**26  # more is no length of ours
+MAX_BODY_BYTES = 2**26  # a larger length is damage
 # A record's length, checksum, kind, time and the length of its topic's name, at most Kafka's 249 bytes; or a note.
 _BEGINS = re.compile(rb"(?=.{3}[\x00-\x04].{4}r.{9}\x00{3}|\x09\x00{3}.{4}t)", re.DOTALL)
-BEGINS_BYTES = 21  # so many are looked at
+BEGINS_BYTES = 21  # bytes that `_BEGINS` looks at
 
 
 class Spooled(NamedTuple):
@@ -37,10 +36,10 @@ class Spooled(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a spool's bytes are, from the beginning of a frame on."""
+    """The contents of a spool's bytes, from the beginning of a frame on."""
 
     records: Sequence[Spooled]
-    taken: int | None  # up to this place every record is on the log; None: that is not said here
+    taken: int | None  # up to this place every record is on the log; None: no such note here
     end: int  # of the last whole frame
 
 
@@ -54,12 +53,12 @@ def record_frame(record: Sealed, at_ms: int) -> bytes:
 
 
 def taken_frame(place: int) -> bytes:
-    """Return the frame that says: the log has every record whose frame ends at `place` or before it."""
+    """Return the note that the log has every record whose frame ends at `place` or before it."""
     return _frame(_TAKEN + _PLACE.pack(place))
 
 
 def contents(data: bytes, *, begins_at: int = 0) -> Contents:
-    """Return what the whole frames of `data` say; it begins with a frame, at this place in the file."""
+    """Return the contents of the whole frames of `data`, which begins with a frame, at `begins_at` in the file."""
     found: list[Spooled] = []
     taken: int | None = None
     end = 0
@@ -72,19 +71,19 @@ def contents(data: bytes, *, begins_at: int = 0) -> Contents:
 
 
 def beginnings(data: bytes) -> Iterator[int]:
-    """Yield where frames may begin in `data`: all places where one does, and few others."""
+    """Yield the places in `data` where frames may begin: all where one does, and few others."""
     return (found.start() for found in _BEGINS.finditer(data))
 
 
 def without_notes(data: bytes) -> bytes:
-    """Return the whole frames that `data` begins with; those that say what was taken are as long, and say nothing."""
+    """Return the whole frames that `data` begins with, each note replaced by a meaningless frame of its length."""
     return b"".join(
         _frame(body if body[:1] != _TAKEN else _DAMAGED + body[len(_DAMAGED) :]) for body, _ in _bodies(data)
     )
 
 
 def taken_up_to(file: BinaryIO) -> int:
-    """Return the place up to which the log has all, by the notes before the first frame that is none; not checked."""
+    """Return the place up to which the log has all records, by the notes in the file; checksums are not checked."""
     taken = at = 0
     while size := frame_bytes(head := file.read(_HEAD.size + len(_TAKEN))):
         if head[_HEAD.size :] == _TAKEN and len(note := file.read(_PLACE.size)) == _PLACE.size:
@@ -95,7 +94,7 @@ def taken_up_to(file: BinaryIO) -> int:
 
 
 def damaged_frames(data: bytes) -> bytes:
-    """Return frames that are as long as `data`, and say nothing; as much of it as can be stands in them as it was."""
+    """Return meaningless frames that are as long as `data` together, and keep as many of its bytes as they can."""
     rest = data if len(data) <= MAX_BODY_BYTES else data[: MAX_BODY_BYTES // 2]
     if len(rest) <= _HEAD.size:
         return data  # too little for a frame
@@ -104,7 +103,7 @@ def damaged_frames(data: bytes) -> bytes:
 
 
 def frame_bytes(data: bytes) -> int:
-    """Return how long the frame is that `data` begins with; 0 where that is no frame's beginning."""
+    """Return the length of the frame that `data` begins with; 0 where it begins with none."""
     if len(data) < _HEAD.size:
         return 0
     length, _ = _HEAD.unpack_from(data)

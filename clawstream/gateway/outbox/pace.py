@@ -1,8 +1,8 @@
 """Whether the log is quick enough to be waited for, by its last acknowledgements. Pure.
 
-A moving mean, so that one late acknowledgement among many is not taken for a slow broker; and none counts for more than
-a few bounds, so that a broker that is quick again is found to be so within some ten acknowledgements. What a busy event
-loop of ours adds to each is not the broker's: it is measured beside, and taken off.
+The measure is a moving mean, so that one late acknowledgement among many does not make a slow broker. Each counts as a
+few bounds at most, so that a broker that is quick again is recognised within some ten acknowledgements. The time that
+our own busy event loop adds to each is measured separately and subtracted.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ class AckPace:
     """How long the log's acknowledgements take, and how long one of them is waited for."""
 
     bound_s: float
-    mean_s: float = 0.0  # of acknowledgements, less what is ours
+    mean_s: float = 0.0  # of acknowledgements, without our own share
     own_s: float = 0.0  # what this process adds to each, when last measured
 
     @property
@@ -36,9 +36,9 @@ class AckPace:
         return replace(self, mean_s=self.mean_s + _WEIGHT * (counted_s - self.mean_s))
 
     def beside(self, own_s: float) -> "AckPace":
-        """Return the pace while this process adds so much to each acknowledgement, or ten bounds where that is more."""
+        """Return the pace with `own_s`, at most ten bounds, as what this process adds to each acknowledgement."""
         return replace(self, own_s=min(own_s, _OURS_AT_MOST * self.bound_s))
 
     def quick(self, waited_s: float) -> bool:
-        """Return whether the log may be waited for, while its oldest missing acknowledgement is waited for so long."""
+        """Return whether to wait for the log, whose oldest missing acknowledgement is `waited_s` old."""
         return not self.slow and waited_s <= self.patience_s

@@ -1,8 +1,8 @@
-"""Exchanges onto the log: what is new of each.
+"""Writes exchanges to the log, each without what its parent holds.
 
 The one rule: an exchange may only refer to a parent that is before it on the log. So a session's newest request becomes
-a parent when it is kept (delivery.py), and one that the gateway does not know (restart, forgotten) is followed by a
-whole one. Stages forget a session that is done or was silent for a day, so here it is forgotten sooner.
+a parent once it is kept (delivery.py); where the gateway knows no parent (restart, forgotten), it writes a whole
+request. Stages forget a session that is done or was silent for a day, so the recorder forgets it sooner.
 """
 
 from collections import OrderedDict
@@ -27,7 +27,7 @@ class _Known(NamedTuple):
 
 
 class Appends(Protocol):
-    """What a recorder writes to."""
+    """The method of a log that a recorder uses."""
 
     async def append(self, events: Sequence[Event], traceparent: str | None = None) -> None:
         """Return when all events, of one session, are kept; raises TryLater or UnusableEvent."""
@@ -66,7 +66,7 @@ class Recorder:
     async def append(self, events: Sequence[Event], traceparent: str | None = None) -> None:
         """Append `events`, of one session. Raises TryLater.
 
-        What was not kept may still reach the log later; it says what happened all the same.
+        An event that was not kept may still reach the log later, which does no harm: it states what happened.
         """
         try:
             await self._log.append(events, traceparent)
@@ -77,7 +77,7 @@ class Recorder:
                 self._forget(event.session_id)
 
     def _remember(self, session_id: str, parent: Parent, at_ms: int) -> None:
-        """Make the exchange its session's parent; the sessions that were silent longest are forgotten first."""
+        """Make the exchange its session's parent; when full, forget the sessions that were silent longest."""
         self._forget(session_id)
         self._parents[session_id] = _Known(parent, at_ms)
         self._parent_tokens += len(parent.request.token_ids)

@@ -1,11 +1,11 @@
-"""The spool's records on this machine's disk: those that the broker has not acknowledged. Blocks; one thread uses it.
+"""The spool: records on this machine's disk that the broker has not acknowledged. Blocks; one thread uses it.
 
-One file a gateway, appended to while records wait. What the log has taken is noted in the file itself, and once that is
-all, the file is emptied; once it is as much as what waits, the file is written anew without it (spool_file.py), a step
-at a time, so that no append waits for long. What is noted is not fsynced, so after a loss of power the log may get a
-record a second time; its id is the same, and the first counts.
+Each gateway appends to one file while records wait. Notes in the file say what the log has taken. Once the log has
+taken all, the file is emptied. Once the taken part is as large as the waiting one, the file is rewritten without it
+(spool_file.py), in steps, so that no append waits for long. Notes are not fsynced, so after a loss of power the log may
+get a record a second time; its id is the same, and the first counts.
 
-A record that a bad disk has changed is put aside, byte for byte (NAME.cut), and those behind it are handed on.
+A record that a bad disk has changed is put aside, byte for byte (NAME.cut), and the records behind it are delivered.
 
 The one rule: `append` returns when the bytes are on the disk, and where it raises the file is as it was before.
 """
@@ -33,12 +33,12 @@ from clawstream.gateway.outbox.spool_file import Fsync, SpoolFile
 
 LOG = logging.getLogger(__name__)
 GROUP_BYTES = 2**19  # handed to the log at a time
-LARGE_GROUP_BYTES = 2**22  # and where it is slow
-_STEP_BYTES = 2 * LARGE_GROUP_BYTES  # written anew at a time: more than comes while a group is taken
-_WINDOW_BYTES = 2**24  # looked through at a time
-_KEPT_FREE = 8  # one part in so many is for the answers under way
-_WORTH = 8  # one part in so many of the room, taken, is worth writing the rest anew
-_WORTH_BYTES = GROUP_BYTES  # and so much, at least
+LARGE_GROUP_BYTES = 2**22  # while the log is slow
+_STEP_BYTES = 2 * LARGE_GROUP_BYTES  # rewritten at a time: more than is appended while the log takes a group
+_WINDOW_BYTES = 2**24  # searched at a time for the next frame
+_KEPT_FREE = 8  # one part of the room in so many is for the answers under way
+_WORTH = 8  # a rewrite pays once the log has taken one part of the room in so many
+_WORTH_BYTES = GROUP_BYTES  # and at least so much
 
 
 class Spool:
@@ -48,13 +48,13 @@ class Spool:
         self.path = file.path
         self._file = file
         self._anew: SpoolFile | None = None
-        self._copied = 0  # up to here what waits is in the file's successor
+        self._copied = 0  # the successor has the waiting records up to here
         self._max_bytes = max_bytes
         self._worth_from = max(max_bytes // _WORTH, _WORTH_BYTES)
         self._fsync = fsync
         self._taken = 0
         self._end = 0
-        self.damaged_bytes = 0  # put aside since it was opened
+        self.damaged_bytes = 0  # put aside since the spool was opened
         self._read()
 
     @classmethod
@@ -76,7 +76,7 @@ class Spool:
         return self._end - taken
 
     def problem(self) -> str | None:
-        """Why no more answers should be begun; those under way have the last eighth of the room."""
+        """Why no more answers should be begun; the last eighth of the room is for those under way."""
         reserve = self._max_bytes // _KEPT_FREE
         if self._max_bytes - (num_bytes := self.num_bytes) < reserve:
             return f"its spool is full: {num_bytes} of {self._max_bytes} bytes (gateway.spool_bytes)"
@@ -86,7 +86,7 @@ class Spool:
         return None
 
     def append(self, frames: Sequence[bytes]) -> list[int | None]:
-        """Return, once they are on the disk, where each of `frames` ends; None: it found no room.
+        """Write `frames`; return, once they are on the disk, where each ends, None where it found no room.
 
         Raises OSError, and then none is kept.
         """
@@ -104,7 +104,7 @@ class Spool:
         return ends
 
     def next_group(self, num_bytes: int = GROUP_BYTES) -> Sequence[Spooled]:
-        """Return the oldest records that the log has not taken; empty when it has taken all, and then the file is."""
+        """Return the oldest records that the log has not taken; if it has taken all, empty the file, and return none."""
         while self._taken < self._end:
             found = self._at(self._taken, num_bytes)
             if found.records:
@@ -114,7 +114,7 @@ class Spool:
         return ()
 
     def taken_to(self, place: int) -> None:
-        """The log has every record up to `place`."""
+        """Note that the log has every record up to `place`."""
         self._taken = place
         if place == self._end:
             self._empty()
@@ -139,7 +139,7 @@ class Spool:
         self._taken = self._end
 
     def _shorten(self) -> None:
-        """Write what waits anew, or a step of it, once what was taken is as much."""
+        """Take a step of rewriting the waiting records, once the taken ones are as much."""
         try:
             if self._anew is None:
                 if not self._worth():
@@ -159,7 +159,7 @@ class Spool:
         return taken >= max(self._worth_from, self.num_bytes) and room >= self.num_bytes
 
     def _copy(self, anew: SpoolFile) -> None:
-        """Have some more of what waits in the successor, on the disk; notes are of places in the old file."""
+        """Copy one step of waiting records to the successor, on the disk, without notes, which name the old file's places."""
         whole = without_notes(self._data_at(self._copied, _STEP_BYTES))
         if not whole:
             self._put_aside(self._copied, self._next_whole(self._copied, self._end))
@@ -168,7 +168,7 @@ class Spool:
         self._copied += len(whole)
 
     def _change_over(self, anew: SpoolFile) -> None:
-        """Have the successor in the file's place."""
+        """Put the successor in the file's place."""
         note = taken_frame(self._taken - anew.begin)
         anew.write(note, self._end)
         anew.sync(self._fsync)
@@ -185,7 +185,7 @@ class Spool:
         return shutil.disk_usage(self.path.parent).free
 
     def _after(self, place: int, found: Contents) -> int:
-        """Return where to go on after what was `found` at `place`: behind what the disk has changed, if it has."""
+        """Return where to go on after what was `found` at `place`; bytes that the disk has changed are put aside."""
         if found.end > place:
             return found.end
         end = self._next_whole(place, self._end)
@@ -196,7 +196,7 @@ class Spool:
         return contents(self._data_at(place, num_bytes), begins_at=place)
 
     def _data_at(self, place: int, num_bytes: int) -> bytes:
-        """Return what stands at `place`: one whole frame at least, unless the frame there is not whole."""
+        """Return the bytes at `place`: one whole frame at least, unless the frame there is not whole."""
         data = self._file.read(num_bytes, place)
         size = frame_bytes(data)
         return data if size <= len(data) else self._file.read(size, place)
@@ -213,7 +213,7 @@ class Spool:
         return end
 
     def _put_aside(self, begin: int, end: int) -> None:
-        """Copy what can't be read, and let frames that say nothing stand in its place; raises OSError."""
+        """Copy bytes that can't be read aside, and put meaningless frames in their place; raises OSError."""
         data = self._copy_aside(begin, end)
         self._file.write(damaged_frames(data), begin)
         self._file.sync()
@@ -225,7 +225,7 @@ class Spool:
         )  # fmt: skip
 
     def _copy_aside(self, begin: int, end: int) -> bytes:
-        """Return the bytes, once they are on the disk beside the spool."""
+        """Return the bytes, once a copy is on the disk beside the spool."""
         data = self._file.read(end - begin, begin)
         with self._aside.open("ab") as target:
             target.write(data)
@@ -248,7 +248,7 @@ class Spool:
         self._end += len(data)
 
     def _read(self) -> None:
-        """Learn what stands in the file; it consists of whole frames from now on."""
+        """Read what the file holds; cut it so that it consists of whole frames."""
         num_bytes = self._file.end
         while self._end < num_bytes:
             found = self._at(self._end)
@@ -270,7 +270,7 @@ class Spool:
             self._end = begins
 
     def _cut(self, num_bytes: int) -> None:
-        """Cut what follows the last whole record: half an append that nobody was promised, or what a bad disk left."""
+        """Cut the bytes behind the last whole frame: half an append that was never acknowledged, or damage."""
         self._copy_aside(self._end, num_bytes)
         self._file.cut(self._end)
         self._file.sync()

@@ -1,8 +1,8 @@
-"""A spool's file: locked, written anew without its beginning, and counted by who does not have it. Blocks.
+"""A spool's file: locked, rewritten without its beginning, and measured by other processes. Blocks.
 
-Places are counted from where the file began when it was opened, and hold while it is written anew; so what was handed
-out stays true. The successor is written beside the file (NAME.spool.new) and has its name only once it is whole and on
-the disk: after a kill at any point one of the two is there, and it has all that was promised.
+Places are counted from where the file began when it was opened, and stay valid when it is rewritten. The successor is
+written beside the file (NAME.spool.new) and takes its name only once it is whole and on the disk. So after a kill at
+any point one of the two is there, with every record that was acknowledged.
 """
 
 import fcntl
@@ -23,13 +23,13 @@ class SpoolInUse(PartUnavailable):
 
 
 class SpoolFile:
-    """A file that this process has the lock of."""
+    """A spool file that this process has locked."""
 
     def __init__(self, path: Path, fd: int, *, begin: int = 0) -> None:
         self.path = path
         self.begin = begin
         self._fd = fd
-        self._renamed = False  # and its folder may not know it after a loss of power
+        self._renamed = False  # its folder is not fsynced yet, so a loss of power may undo the renaming
 
     @classmethod
     @contextmanager
@@ -37,7 +37,7 @@ class SpoolFile:
         """Yield the file, which may be new; raises SpoolInUse if another process has it."""
         file = cls(path, _locked(path))
         try:
-            _beside(path).unlink(missing_ok=True)  # of one that was killed
+            _beside(path).unlink(missing_ok=True)  # left by a process that was killed
             fsync_folder(path.parent)
             yield file
         finally:
@@ -53,14 +53,14 @@ class SpoolFile:
         return os.pread(self._fd, num_bytes, place - self.begin)
 
     def write(self, data: bytes, place: int) -> None:
-        """Put all of the data there; raises OSError where a part may be."""
+        """Write all of the data at `place`; raises OSError, and then a part may be there."""
         view, at = memoryview(data), place - self.begin
         while view:
             written = os.pwrite(self._fd, view, at)
             at, view = at + written, view[written:]
 
     def cut(self, place: int) -> None:
-        """Let the file end there."""
+        """Let the file end at `place`."""
         os.ftruncate(self._fd, place - self.begin)
 
     def empty(self, place: int) -> None:
@@ -76,14 +76,14 @@ class SpoolFile:
         fsync(self._fd)
 
     def successor(self, begin: int) -> "SpoolFile":
-        """Return an empty file that can follow this one, and has what stands from `begin` on; the caller closes it."""
+        """Return an empty file that can replace this one and begins at place `begin`; the caller closes it."""
         path = _beside(self.path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return SpoolFile(path, fd, begin=begin)
 
     def become(self, successor: "SpoolFile") -> None:
-        """Be the successor from now on, which is on the disk; raises OSError where it does not get the name."""
+        """Become the successor, which is on the disk; raises OSError where it does not get the name."""
         successor.path.replace(self.path)
         self.close()
         self._fd, self.begin = successor._fd, successor.begin  # noqa: SLF001 - of the same class
@@ -94,19 +94,19 @@ class SpoolFile:
         os.close(self._fd)
 
     def remove(self) -> None:
-        """Close the file, and have none of it."""
+        """Close the file and delete it."""
         self.close()
         self.path.unlink(missing_ok=True)
 
 
 def spools_in(data_dir: Path) -> dict[str, int]:
-    """Return how many bytes wait in each spool of the data folder, by its name; those that are empty are left out."""
+    """Return how many bytes wait in each spool of the data folder, by its name, without the empty ones."""
     found = {path.stem: _num_waiting_bytes(path) for path in sorted((data_dir / FOLDER).glob("*.spool"))}
     return {name: num_bytes for name, num_bytes in found.items() if num_bytes}
 
 
 def fsync_folder(folder: Path) -> None:
-    """A file that is new stays, also after a loss of power."""
+    """Fsync the folder, so that a new file in it survives a loss of power."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -131,7 +131,7 @@ def _locked(path: Path) -> int:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             closing.callback(os.close, fd)
             _lock(fd, path)
-            with suppress(FileNotFoundError):  # or another has the name since
+            with suppress(FileNotFoundError):  # gone if another file took the name since
                 if os.path.samestat(os.fstat(fd), path.stat()):
                     closing.pop_all()
                     return fd

@@ -1,8 +1,8 @@
 """Which events go through the spool, and which straight to the log. Pure.
 
-The one rule: while anything of a session waits in the spool, all that follows in that session goes through it too, so
-the first copies on the log stand in the order in which the gateway answered. Other sessions go straight, but not
-between the moment that the log failed one and the moment that it took something out of the spool again.
+The one rule: while a record of a session waits in the spool, the session's further records go through the spool too, so
+that the first copies on the log are in the order of the gateway's answers. Other sessions go straight, except from the
+moment that the log failed one until it has taken a record out of the spool.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class SpooledSessions:
-    """What waits in the spool, by key."""
+    """The numbers of records that wait in the spool, by key."""
 
     def __init__(self) -> None:
         self._waiting: Counter[bytes] = Counter()
@@ -31,21 +31,21 @@ class SpooledSessions:
         return healthy and key not in self._waiting and not self.failing
 
     def failed(self) -> None:
-        """The log did not take what went straight to it."""
+        """Note that the log did not take records that went straight to it."""
         self._failed = True
 
     def enter(self, keys: Iterable[bytes]) -> None:
-        """A record of each key is about to be in the spool."""
+        """Note that a record of each key is about to be in the spool."""
         self._waiting.update(keys)
 
     def leave(self, keys: Iterable[bytes]) -> None:
-        """The records came to nothing: the spool did not take them."""
+        """Note that the spool did not take the records."""
         for key in keys:
             self._waiting[key] -= 1
             if not self._waiting[key]:
                 del self._waiting[key]
 
     def taken(self, keys: Iterable[bytes]) -> None:
-        """The log has the records now."""
+        """Note that the log has the records now."""
         self.leave(keys)
         self._failed = False
