@@ -1,8 +1,8 @@
 """Who wrote what stands in a user's message: the person, the surroundings, or the client for itself. Pure.
 
-The one rule: only what the person wrote is the person's. A client's report (a helper's result, an interruption) is the
-environment's. What a client writes for the model alone (an instruction to go on, a frame around words) is the client's,
-and gone from its next history. The patterns are OpenClaw 2026.9.6's, by its source, Codex's and Claude Code's.
+Only what the person wrote is the person's. A client's report (a helper's result, an interruption) is the environment's.
+What a client writes for the model alone (an instruction to go on, a frame around words) is the client's, and gone from
+its next history. The patterns are OpenClaw 2026.9.6's, by its source, Codex's and Claude Code's.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Which answers of a history the policy gave, so that they can stand in a prompt as they were sampled. Pure.
 
-The one rule: an answer is recognised by its text and calls and by the message before it, since clients rewrite the
-rest. Answers before one that the policy did not give are not looked for, since that part may be anything.
+An answer is recognised by its text and calls and by the message before it, since clients rewrite the rest. Answers
+before one that the policy did not give are not looked for, since that part may be anything.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence

@@ -13,7 +13,7 @@ from clawstream.conversation.messages import Message, is_ephemeral, is_housekeep
 def main_messages(messages: Sequence[bytes], start: int = 0) -> Iterator[tuple[int, Message]]:
     """Yield the conversation's messages from `start` on, each with its index.
 
-    Raises UnusableExchange at a message that is none.
+    Raises UnusableExchange at a damaged message.
     """
     aside = _is_aside(messages[:start])
     for index in range(start, len(messages)):
@@ -29,7 +29,7 @@ def main_messages(messages: Sequence[bytes], start: int = 0) -> Iterator[tuple[i
 def answer_before(messages: Sequence[bytes], index: int) -> int:
     """Return the index of the answer that the message at `index` reacts to.
 
-    Raises UnusableExchange at a message that is none, ValueError where the conversation has no answer before it.
+    Raises UnusableExchange at a damaged message, ValueError where the conversation has no answer before it.
     """
     return max(at for at, message in main_messages(messages[:index]) if role_of(message) == "assistant")
 

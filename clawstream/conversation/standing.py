@@ -1,7 +1,7 @@
 """How much of a request still stands in a later request's history, and where the history goes on. Pure.
 
-The one rule: only messages of the conversation are compared, and of a user's message each line that the person wrote.
-Clients join messages of one role, drop some, and put a summary in the place of the first ones.
+Only messages of the conversation are compared, and of a user's message each line that the person wrote. Clients join
+messages of one role, drop some, and put a summary in the place of the first ones.
 """
 
 from collections.abc import Hashable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """The gateway as a process: what it listens on, what it watches, and how it stops.
 
-The one rule: once the gateway has read its sessions from the log, it serves, and /readyz says what is missing. A part
-that is away leads to a 503 that names it, never to the end of the process.
+Once the gateway has read its sessions from the log, it serves, and /readyz says what is missing. A part that is away
+leads to a 503 that names it, never to the end of the process.
 """
 
 import asyncio

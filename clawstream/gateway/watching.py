@@ -1,4 +1,4 @@
-"""What the gateway reads of the log: sessions at start, and policy versions as they come."""
+"""Reads the log for the gateway: sessions at start, and policy versions as they come."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ _SAID_EVERY_S = 5.0
 
 
 class FollowableLog(Protocol):
-    """The part of a log that is read here."""
+    """The methods of a log that are used here."""
 
     def follow(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
@@ -60,11 +60,11 @@ async def learn_sessions(
     from_ms: int,
     spooled: Iterable[Event] = (),
 ) -> None:
-    """Fold the exchanges since `from_ms` into what is known of sessions, so that they go on after a restart.
+    """Fold the exchanges since `from_ms` into the tables of sessions, so that these go on after a restart.
 
-    After the log come the events that are `spooled`, on their way to it. A log that is away is waited for, as a session
-    that is not known here could be taken for another, or by another. Exchanges whose facts make no sense are left out,
-    and said in one line.
+    The `spooled` events, which are on their way to the log, follow those of the log. A log that is away is waited for,
+    since an unknown session could be mistaken for another, or taken by another key. Inconsistent exchanges are left out
+    and logged in one line.
     """
     learning = SessionLearner(index, answers, conversations, owners, policy_id)
     async with _saying_that_it_waits():
@@ -84,7 +84,7 @@ async def learn_sessions(
 
 
 async def _read_once(log: FollowableLog, learning: "SessionLearner", from_ms: int) -> bool:
-    """Return whether all was read, after a while where it was not; what was read stays known."""
+    """Return whether all was read, waiting a while first where it was not; records that were read stay known."""
     try:
         async with closing(log.follow((EXCHANGES_TOPIC,), start=from_ms, until_end=True)) as batches:
             async for records in batches:
@@ -98,7 +98,7 @@ async def _read_once(log: FollowableLog, learning: "SessionLearner", from_ms: in
 
 @asynccontextmanager
 async def _saying_that_it_waits() -> AsyncIterator[None]:
-    """While the block lasts, say so every five seconds: a broker that stops answering raises nothing."""
+    """Log every five seconds of the block that it waits, since a broker that stops answering raises nothing."""
 
     async def say() -> None:
         for number in count(1):
@@ -113,7 +113,7 @@ async def _saying_that_it_waits() -> AsyncIterator[None]:
 
 
 class SessionLearner:
-    """What was read of the log so far; a session goes on from the tokens of its own policy alone."""
+    """Learns sessions from the log; a session goes on only from tokens of this gateway's own policy."""
 
     def __init__(
         self, index: SessionIndex, answers: SampledAnswers, conversations: Conversations, owners: Owners, policy_id: str
@@ -124,7 +124,7 @@ class SessionLearner:
         self._owners = owners
         self._policy_id = policy_id
         self.known: dict[str, WholeRequest] = {}
-        self.num_unknown = 0  # exchanges that rest on one which is older than the window, or was left out
+        self.num_unknown = 0  # exchanges whose parent is older than the window, or was left out
         self.odd: dict[str, UnusableExchange] = {}  # by exchange id
 
     def learn(self, events: Iterable[Event]) -> None:
@@ -175,9 +175,9 @@ class SessionLearner:
 
 
 async def learn_owners(log: FollowableLog, owners: Owners, from_ms: int) -> None:
-    """Have all owners, of whom those since `from_ms` are known: read the log from where their file ends, if need be.
+    """Learn all owners; those since `from_ms` are known already. Reads the log from where the owners' file ends.
 
-    Beside all else, since that may be the whole log. A log that is away is waited for.
+    Runs beside everything else, since that may be the whole log. A log that is away is waited for.
     """
     start: Start = "earliest" if owners.read_to_ms is None else owners.read_to_ms
     said, num_records, places = time.monotonic(), 0, dict[tuple[str, int], int]()
@@ -220,5 +220,5 @@ async def follow_policy(log: FollowableLog, engines: Engines) -> None:
 
 
 def _events(records: Sequence[Arrived], kind: type[E]) -> list[E]:
-    """Return the events of a kind; what can't be read is put aside by the stage that owns the topic."""
+    """Return the events of a kind; the stage that owns the topic puts unreadable records aside."""
     return [record.event for record in records if isinstance(record, Record) and isinstance(record.event, kind)]

@@ -1,8 +1,8 @@
 """When an attempt has ended, and what is then known of its steps: facts from four topics, in any order. Pure.
 
-An attempt is a session, or one of several answers to a request, which form a group of their own. The one rule: an
-attempt has ended once its session is settled and each turn that judges were to see has a sample or a refusal. Facts
-that come later make a newer revision.
+An attempt is a session, or one of several answers to a request, which form a group of their own. An attempt has ended
+once its session is settled and each turn that judges were to see has a sample or a refusal. Facts that come later make
+a newer revision.
 """
 
 from collections.abc import Iterator, Mapping

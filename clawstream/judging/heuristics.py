@@ -67,8 +67,8 @@ class DueTurn(NamedTuple):
     paired: TurnPaired
     messages: tuple[bytes, ...]  # of the request that shows it
     at_ms: int  # when that came
-    asked: tuple[bytes, ...] = ()  # of an interrupted answer: its own request,
-    part: bytes | None = None  # and what there was of it
+    asked: tuple[bytes, ...] = ()  # the request of an interrupted answer
+    part: bytes | None = None  # the part of it that the client got
 
 
 class HeuristicsResult(NamedTuple):

@@ -1,7 +1,7 @@
 """The heuristics stage: turns -> feedback by a function that an installed package brings.
 
-The function is an entry point of the group `clawstream.heuristics`, and the log records it by its name there. The one
-rule: a function that scores differently from now on takes another name.
+The function is an entry point of the group `clawstream.heuristics`, and the log records it by its name there. A
+function that scores differently from now on must take another name.
 """
 
 import time

@@ -1,7 +1,7 @@
 """The judges' prompts, word for word. Pure.
 
-The one rule: whatever changes a prompt changes PROMPT_VERSION, which every vote records. Text of the conversation is
-cut to a budget, and whatever in it looks like a verdict or closes a section of the prompt is defused.
+Every change to a prompt changes PROMPT_VERSION, which every vote records. Text of the conversation is cut to a budget,
+and whatever in it looks like a verdict or closes a section of the prompt is defused.
 """
 
 import re

@@ -1,8 +1,7 @@
 """The grammars that force an answer to be tool calls in a family's format, JSON by a schema, or either. Pure.
 
-The one rule: the family's parser finds calls that follow the grammar as calls of the offered functions. A grammar
-matches text, so a model may spell a mark in letters instead of sampling its token: whoever reads such calls encodes
-their text again.
+The family's parser finds calls that follow the grammar as calls of the offered functions. A grammar matches text, so a
+model may spell a mark in letters instead of sampling its token: whoever reads such calls encodes their text again.
 """
 
 # ruff: noqa: RUF001 - DeepSeek's marks

@@ -1,7 +1,7 @@
 """A tokenizer that caches what it encodes, since each request of a conversation repeats all earlier messages.
 
-The one rule: ids are those of the tokenizer underneath. It gives no character offsets, which only training masks need,
-so renderers skip the work of attributing tokens to messages.
+Ids are those of the tokenizer underneath. It gives no character offsets, which only training masks need, so renderers
+skip the work of attributing tokens to messages.
 
 A template's code walks over each id of a prompt several times, but never looks at the ids of plain text. So a long text
 passes through it as one id, a LongText, and `spread` puts its ids in that place afterwards.

@@ -1,6 +1,6 @@
 """Which family's template a model folder has.
 
-The one rule: what a folder's architecture suggests is checked against the folder's own template.
+What a folder's architecture suggests is checked against the folder's own template.
 """
 
 import json

@@ -1,7 +1,6 @@
 """GPT-OSS's encoder with the vocabulary that lies in the model's folder: its makers' package would fetch it.
 
-The one rule: the encoder checks the vocabulary's hash itself, so another model's folder is an error, never a wrong
-prompt.
+The encoder checks the vocabulary's hash itself, so another model's folder is an error, never a wrong prompt.
 """
 
 import base64
@@ -34,7 +33,7 @@ def use_vocabulary_of(tokenizer: Any) -> None:
             del os.environ[_FOLDER_SETTING]
             if before is not None:
                 os.environ[_FOLDER_SETTING] = before
-    gpt_oss.load_harmony_encoding = lambda _name: encoding  # else each renderer loads it anew, in a second
+    gpt_oss.load_harmony_encoding = lambda _name: encoding  # else each renderer loads it again, which takes a second
 
 
 def _as_tiktoken(tokenizer: Any) -> bytes:

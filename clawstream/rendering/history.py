@@ -1,7 +1,7 @@
 """A client's messages as a family's template takes them: text, system messages where they may stand, whole calls. Pure.
 
-The one rule: messages that a template can't take are rewritten, never refused, and in the same way for rendered prompts
-and for those that go on from sampled tokens. The template itself is probed, as checkpoints of one family differ.
+Messages that a template can't take are rewritten, never refused, and in the same way for rendered prompts and for those
+that go on from sampled tokens. The template itself is probed, as checkpoints of one family differ.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The tokenizer in a model's folder. Some folders bring theirs as Python code, which is run only where it is trusted.
 
-The one rule: the settings decide whether to trust it, never a question on the terminal; without a word it is an error.
+The settings decide whether that code is trusted; nobody is asked on a terminal. Code that is not trusted is an error.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Gives tool calls and results of a history ids in the form that a family's template wants. Pure.
 
-The one rule: a call and its results get the same id, and equal histories get equal ids. Ids that are in the family's
-form already, as sampled ones are, stay.
+A call and its results get the same id, and equal histories get equal ids. Ids that are in the family's form already, as
+sampled ones are, stay.
 """
 
 import hashlib

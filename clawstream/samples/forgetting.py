@@ -1,7 +1,7 @@
 """What is kept of a session that is over. Pure.
 
-The one rule: facts that a sample may still need are kept. A fact of a past life that is written again does not count in
-the session's next life.
+Facts that a sample may still need are kept. A fact of a past life that is written again does not count in the session's
+next life.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Feedback on an answer, and the reward that verdict and feedback add up to. Pure.
 
-The one rule: each source's newest score by topic order counts, and a missing score is absent, never 0. The number of
-changes of score identifies what a sample knows, so the same feedback makes the same sample whatever was read between.
+Each source's newest score by topic order counts, and a missing score is absent, never 0. The number of changes of score
+identifies what a sample knows, so the same feedback makes the same sample whatever was read between.
 """
 
 from collections.abc import Mapping

@@ -60,8 +60,8 @@ class Limits:
     def enter(self, caller: Caller, now_s: float, *, num_keys: int = 1) -> Rate | None:
         """Count the request against its key; return the key's rate, None where it has no limit.
 
-        Each of several keys has a share of the gateway's room, unless its allowance says otherwise. Raises TooMuch,
-        and then the request is not counted.
+        Each of several keys has a share of the gateway's room, unless its allowance says otherwise. Raises TooMuch
+        without counting the request.
         """
         if self._here.total() >= self._max_in_flight * _ARRIVING:
             raise self._full()
@@ -72,7 +72,7 @@ class Limits:
         return rate
 
     def begin(self) -> None:
-        """Count a request that `enter` let in as in flight, its body being whole. Raises TooMuch, and then it is not."""
+        """Count a request that `enter` let in as in flight: its body is whole. Raises TooMuch without counting it."""
         self._check_room(1)
         self.in_flight += 1
 

@@ -217,7 +217,7 @@ def hashed(session_id: str) -> bytes:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """Return a connection to the file, made anew where it is none of ours. Raises PartUnavailable."""
+    """Return a connection to the file; replace a file that is not an owners' file. Raises PartUnavailable."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:

@@ -1,7 +1,7 @@
 """Gathers what the engine sampled into the event that records the exchange. Pure.
 
-The one rule: the event does not depend on how the engine cut its answer into chunks. It holds the engine's own numbers:
-ids and log-probs as sampled, and the version of the weights that sampled each token.
+The event does not depend on how the engine cut its answer into chunks. It holds the engine's own numbers: ids and
+log-probs as sampled, and the version of the weights that sampled each token.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """A request that asks for an answer, or for several, from its admission to its end.
 
-The one rule: where one answer of a request fails, the others under way are given up and the request has failed; answers
-recorded by then stay recorded. A client that goes away cancels its answers.
+Where one answer of a request fails, the others under way are given up and the request has failed; answers recorded by
+then stay recorded. A client that goes away cancels its answers.
 """
 
 import asyncio

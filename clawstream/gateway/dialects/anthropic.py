@@ -1,7 +1,7 @@
 """What a client of Anthropic's Messages API asks for, in OpenAI's form. Pure.
 
-The one rule: the messages of a conversation come out the same in each of its requests, so that answers are found again
-in later histories. A field that OpenAI's form has no place for is refused by its own name, or listed here:
+The messages of a conversation come out the same in each of its requests, so that answers are found again in later
+histories. A field that OpenAI's form has no place for is refused by its own name, or listed here:
 
 * `cache_control`, `citations` and `caller` of blocks, and `eager_input_streaming`, `strict`, `input_examples`,
   `defer_loading` and `allowed_callers` of tools, are left out: they ask for nothing that changes what is answered.

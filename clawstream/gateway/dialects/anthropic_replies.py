@@ -115,7 +115,7 @@ class MessageEvents:
         return events + self._change(type="input_json_delta", partial_json=json.dumps(input_of(call.arguments)))
 
     def _grow(self, kind: str, empty: dict[str, Any]) -> bytes:
-        """Return the events that open a block of this kind, if none is open."""
+        """Return the events that open a block of this kind, unless one is open already."""
         if self._open == kind:
             return b""
         closed = self._close()

@@ -1,7 +1,7 @@
 """What a client of OpenAI's Responses API asks for, in the form of Chat Completions. Pure.
 
-The one rule: the messages of a conversation come out the same in each of its requests, so that answers are found again
-in later histories. A field that Chat Completions has no place for is refused by its own name, or listed here:
+The messages of a conversation come out the same in each of its requests, so that answers are found again in later
+histories. A field that Chat Completions has no place for is refused by its own name, or listed here:
 
 * `store`, `include`, `max_tool_calls`, `service_tier`, `safety_identifier` and `reasoning` are recorded with the
   request and change nothing; `client_metadata`, Codex's ids of the request, is not recorded.

@@ -1,8 +1,8 @@
 """The items of OpenAI's Responses API as messages of Chat Completions. Pure.
 
-The one rule: the messages of a conversation come out the same in each of its requests, and as a client of Chat
-Completions would send them, so that answers are found again in later histories. An answer that the client got as
-several items (reasoning, text, calls) becomes one message again.
+The messages of a conversation come out the same in each of its requests, and as a client of Chat Completions would send
+them, so that answers are found again in later histories. An answer that the client got as several items (reasoning,
+text, calls) becomes one message again.
 
 Source: OpenAI's published Responses API, as the `openai` package 2.8.0 has it, and requests of Codex 0.169.0.
 """

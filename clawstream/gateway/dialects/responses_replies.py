@@ -93,7 +93,7 @@ class ResponseReply:
         return item
 
     def call(self, call_id: str, name: str, arguments: str | None, index: int, status: str) -> dict[str, Any]:
-        """Return a call's item, in the form in which the client offered the tool; `arguments` None: they are to come."""
+        """Return a call's item, in the form of the tool that the client offered; `arguments` None: they are to come."""
         function = offered(name, self.options.get(TRANSLATED) or {})
         item_id = f"{'ctc' if function.is_custom else 'fc'}_{self.exchange_id}_{index}"
         item = {"id": item_id, "call_id": call_id, "name": function.name, "status": status}
@@ -178,7 +178,7 @@ class ResponseEvents:
         return events + self._event("response.output_item.added", output_index=len(self._items), item=self._open)
 
     def _grow(self, kind: str) -> bytes:
-        """Return the events that open an item of this kind, if none is open."""
+        """Return the events that open an item of this kind, unless one is open already."""
         if self._open is not None and self._open["type"] == kind:
             return b""
         closed = self._close("completed")

@@ -1,8 +1,8 @@
 """The tools of OpenAI's Responses API as functions of Chat Completions, and a call's way back. Pure.
 
-The one rule: the policy calls only functions with JSON. A `custom` tool, which takes bare text, becomes a function with
-one string, `input`; a function in a namespace gets both names. A call goes back in the form in which the client offered
-the tool. Tools that OpenAI's servers run are refused by name; those that Codex offers unasked are left out.
+The policy calls only functions with JSON. A `custom` tool, which takes bare text, becomes a function with one string,
+`input`; a function in a namespace gets both names. A call goes back in the form in which the client offered the tool.
+Tools that OpenAI's servers run are refused by name; those that Codex offers unasked are left out.
 """
 
 import json

@@ -18,7 +18,7 @@ class EngineLoad:
 
     version: int | None  # the one it serves; None: it does not answer
     newest_had: int  # the newest version it is known to have served, also before it was away
-    behind_s: float | None  # how long other offered engines served a newer one; None: it was not offered meanwhile
+    behind_s: float | None  # for how long offered engines served a newer one; None: itself not offered
 
 
 def offered(engines: Sequence[EngineLoad]) -> tuple[bool, ...]:
@@ -39,10 +39,10 @@ def _is_current(engine: EngineLoad, newest: int | None) -> bool:
 
 
 def choose(in_flight: Sequence[int | None], *, home: int | None, order: Sequence[int]) -> int | None:
-    """Return the engine to ask, by its number: `home` if it will do, else the least loaded, of equals the first.
+    """Return the number of the engine to ask: `home` if it will do, else the least loaded, of equals the first.
 
-    `in_flight` counts requests by engine, None where it is not offered. `home` is the engine of the session's last request,
-    `order` the order among equals. None: no engine is offered.
+    `in_flight` counts requests by engine, None where it is not offered. `home` is the engine of the session's last
+    request, `order` the order among equals. None: no engine is offered.
     """
     loads = {number: load for number, load in enumerate(in_flight) if load is not None}
     if not loads:

@@ -64,7 +64,7 @@ class ServedEngine:
         self.newest_had = max(self.newest_had, version)
 
     def place(self, *, tenant: str | None = None, alone: bool = False) -> "EngineAttempt":
-        """Return an attempt at this engine under the tenant's cache key; `alone`: under a key that no other request has."""
+        """Return an attempt at this engine under the tenant's cache key; `alone`: under a key of its own."""
         weights = BASE_VERSION if self.weights is None else self.weights
         version = BASE_VERSION if self.version is None else self.version
         return EngineAttempt(

@@ -4,8 +4,8 @@ A frame is its body's length and CRC-32 (both uint32, little-endian), then the b
 it is: a record, a note of the place up to which the log has all records, or bytes without meaning (those that a bad
 disk left, for example). The spool's contents are a fold over its frames, so no second file can disagree with it.
 
-The one rule: a file cut at any byte holds every record whose frame ends before the cut, and nothing else; one with
-damaged bytes holds every record whose frame has none of them.
+A file cut at any byte holds every record whose frame ends before the cut, and nothing else; one with damaged bytes
+holds every record whose frame has none of them.
 """
 
 import re

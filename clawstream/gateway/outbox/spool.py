@@ -104,7 +104,7 @@ class Spool:
         return ends
 
     def next_group(self, num_bytes: int = GROUP_BYTES) -> Sequence[Spooled]:
-        """Return the oldest records that the log has not taken; if it has taken all, empty the file, and return none."""
+        """Return the oldest records that the log has not taken; where it has taken all, empty the file."""
         while self._taken < self._end:
             found = self._at(self._taken, num_bytes)
             if found.records:
@@ -159,7 +159,7 @@ class Spool:
         return taken >= max(self._worth_from, self.num_bytes) and room >= self.num_bytes
 
     def _copy(self, anew: SpoolFile) -> None:
-        """Copy one step of waiting records to the successor, on the disk, without notes, which name the old file's places."""
+        """Copy a step of waiting records to the successor, on the disk, without notes, which name old places."""
         whole = without_notes(self._data_at(self._copied, _STEP_BYTES))
         if not whole:
             self._put_aside(self._copied, self._next_whole(self._copied, self._end))
@@ -185,7 +185,7 @@ class Spool:
         return shutil.disk_usage(self.path.parent).free
 
     def _after(self, place: int, found: Contents) -> int:
-        """Return where to go on after what was `found` at `place`; bytes that the disk has changed are put aside."""
+        """Return where to go on after what was `found` at `place`; put bytes aside that the disk has changed."""
         if found.end > place:
             return found.end
         end = self._next_whole(place, self._end)

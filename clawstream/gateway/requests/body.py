@@ -22,7 +22,7 @@ def read_headers(scope: Scope) -> dict[str, str]:
 
 
 async def read_body(headers: Mapping[str, str], receive: Receive, *, max_bytes: int, within_s: float) -> bytes:
-    """Return the whole body; of one that is too large no more than `max_bytes` are ever held. Raises BadRequest."""
+    """Return the whole body, never holding more than `max_bytes` of it. Raises BadRequest."""
     try:
         async with asyncio.timeout(within_s):
             return await _read_body(headers, receive, max_bytes)
@@ -37,7 +37,7 @@ async def _read_body(headers: Mapping[str, str], receive: Receive, max_bytes: in
         raise BadRequest(f"The body is compressed ({coding[:20]}); send it as it is.", status=415)
     declared = headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
-        if "expect" not in headers:  # a client that asks first sends nothing once it is refused
+        if "expect" not in headers:  # a client that asks first (`Expect`) sends no body after a refusal
             await _discard(receive)
         raise too_large(f"{int(declared)} bytes", max_bytes)
     pieces: list[bytes] = []
@@ -55,7 +55,7 @@ async def _read_body(headers: Mapping[str, str], receive: Receive, max_bytes: in
 
 
 async def _discard(receive: Receive) -> None:
-    """Let the rest of a body pass by, within limits: a client that is still writing would not see the refusal."""
+    """Read and drop the rest of a body, within limits, since a client that is still writing would miss the refusal."""
     left = _DISCARDED_BYTES
     try:
         async with asyncio.timeout(_DISCARDED_S):
@@ -76,7 +76,7 @@ async def _next(receive: Receive) -> Message:
 
 
 def too_large(found: str, max_bytes: int) -> BadRequest:
-    """Return the refusal of a body, or of what is to be recorded of it, for its size."""
+    """Return the refusal of a body, or of its record, for its size."""
     return BadRequest(
         f"The body is {found}; at most {max_bytes} bytes can be recorded. Shorten the conversation.",
         status=413,

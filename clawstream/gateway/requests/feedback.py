@@ -1,6 +1,6 @@
-"""What somebody says of an answer outside the conversation: POST /v1/feedback, read and checked. Pure.
+"""Feedback on an answer, outside the conversation: POST /v1/feedback, read and checked. Pure.
 
-The one rule: each request is feedback of its own, so that up, down, up ends with up. A client that repeats a request
+The one rule: each request is separate feedback, so that up, down, up ends with up. A client that may repeat a request
 gives it a `feedback_id`: the same body under the same id is one event, however often it arrives.
 """
 
@@ -30,11 +30,11 @@ class Feedback:
     source: FeedbackSource
     score: float | None  # -1 to 1; None: words only
     text: str | None
-    feedback_id: str | None  # the client's; None: it will not be sent again
+    feedback_id: str | None  # the client's; None: the request will not be repeated
     session_id: str | None  # as the client remembers it
 
     def event(self, session_id: str, key_name: str | None, now_ms: int, new_id: str) -> FeedbackGiven:
-        """Return the event; it is known by `new_id` unless the client gave an id."""
+        """Return the event; its id is `new_id` unless the client gave one."""
         score = None if self.score is None else repr(self.score)
         said = (self.exchange_id, self.feedback_id, self.source.value, score, self.text)
         feedback_id = new_id if self.feedback_id is None else derived_id("Feedback", json.dumps(said))
@@ -51,7 +51,7 @@ class Feedback:
 
 
 def read_feedback(body: Mapping[str, Any]) -> Feedback:
-    """Return what the body says. Raises BadRequest."""
+    """Return the body's feedback. Raises BadRequest."""
     unknown = sorted(body.keys() - set(_FIELDS))
     if unknown:
         raise BadRequest(f"{unknown[0][:50]} is not a field of feedback; expected {', '.join(_FIELDS)}.")

@@ -1,7 +1,7 @@
-"""Which attempt at which task a request belongs to, as an agent's harness says in headers. Pure.
+"""The task and attempt that a request belongs to, as an agent's harness says in headers. Pure.
 
-The one rule: what can't be used is refused by name, since an advantage is worked out among all attempts at a task. For
-the same reason a group is its key's: nobody else can join it, hold it open or skew it. Names of keys have no slash.
+Unusable headers are refused by name, since an advantage is computed among all attempts at a task. For the same reason a
+group belongs to its key: no other key can join it, hold it open or skew it. Names of keys have no slash.
 """
 
 import re
@@ -25,12 +25,12 @@ class Grouped:
     step_index: int | None  # None: its number among the session's turns
 
     def of_key(self, key_name: str | None) -> "Grouped":
-        """Return the group as it is recorded: a key's own, whatever other keys call theirs."""
+        """Return the group as recorded: under its key, so that another key's group of that name is a different one."""
         return self if key_name is None else replace(self, group_id=f"{key_name}/{self.group_id}")
 
 
 def read_group(headers: Mapping[str, str]) -> Grouped | None:
-    """Return what the headers say; None: nothing. Raises BadRequest for what can't be used."""
+    """Return the group that the headers name; None: they name none. Raises BadRequest for unusable headers."""
     group_id = headers.get("x-group-id") or None
     size = _number(headers, "X-Group-Size", low=1, high=MAX_GROUP_SIZE)
     step_index = _number(headers, "X-Step-Index", low=0, high=MAX_STEP_INDEX)

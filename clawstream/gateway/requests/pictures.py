@@ -1,9 +1,9 @@
-"""What stands in a conversation for a picture or a document, since the policy reads text alone. Pure.
+"""Replaces pictures and documents of a conversation by words, since the policy reads text alone. Pure.
 
-The one rule: the words are the same in each request, and the picture itself goes no further than here, so that a
-history is recorded, found again and gone on from as if its client had sent the words. They are those that OpenClaw
-puts in a picture's place for a model without eyes; pictures in a row are one. A document that is text is that text,
-without its title; of any other there are words alone.
+The words are the same in each request, and the picture goes no further than here. So a history is recorded, found again
+and continued as if its client had sent the words. They are those that OpenClaw writes for a model that can't see;
+pictures in a row become one text. A document that is text becomes that text, without its title; any other becomes
+words.
 """
 
 import base64
@@ -24,7 +24,7 @@ _TEXT_IN_URL = re.compile(r"data:text/[^,]*;base64,")
 
 
 def with_words(parts: Iterable[Mapping[str, Any]], words: str) -> list[dict[str, Any]]:
-    """Return the parts, `words` as a text part in the place of pictures, and text in that of documents.
+    """Return the parts, with `words` as a text part in place of pictures, and text in place of documents.
 
     Raises BadRequest for a document whose text can't be read.
     """
@@ -43,7 +43,7 @@ def with_words(parts: Iterable[Mapping[str, Any]], words: str) -> list[dict[str,
 
 
 def check_shown(part: Mapping[str, Any], where: str) -> None:
-    """Raise BadRequest for a picture or a document that is none."""
+    """Raise BadRequest for a malformed picture or document."""
     is_document = part["type"] in DOCUMENTS
     key = (DOCUMENTS if is_document else PICTURES)[part["type"]]
     found = part.get(key)
@@ -53,7 +53,7 @@ def check_shown(part: Mapping[str, Any], where: str) -> None:
 
 
 def _read(part: Mapping[str, Any], words: str) -> str:
-    """Return a document's text, or words where it is no text."""
+    """Return a document's text, or `words` where it is not text."""
     held = part[DOCUMENTS[part["type"]]]
     if part["type"] == "file":
         data = held.get("file_data")

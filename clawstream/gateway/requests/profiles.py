@@ -1,8 +1,8 @@
-"""Whose request this is: the session and the turn type that a client names, each client in its own way. Pure.
+"""The session and the turn type of a request, which each client names in its own way. Pure.
 
-The one rule: an explicit word (header, then body) goes before anything that is read out of a message, one that can't be
-used is refused wherever it stands, and a session id is never invented here. What OpenClaw sends was recorded from
-OpenClaw 2026.9.6, what Codex sends from Codex 0.169.0.
+An explicit name (header, then body) has precedence over anything read out of a message. An unusable name is refused
+wherever it stands, and no session id is invented here. OpenClaw's form was recorded from OpenClaw 2026.9.6, Codex's
+from Codex 0.169.0.
 """
 
 import json
@@ -19,21 +19,21 @@ from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import ChatRequest, truthy
 
 SESSION_ID = re.compile(r"[!-~]{1,200}")
-_COUNT = re.compile(r"[0-9]{1,9}")  # what is longer counts nothing
+_COUNT = re.compile(r"[0-9]{1,9}")  # a longer one is ignored
 _RUNTIME = re.compile(r"(?:\A|\n)Runtime: agent=[^\n]*\| sessionId=([!-~]{1,200}) \|[^\n]*\s*\Z")
 _RUNTIME_CHARACTERS = 4000
-# A history shown to the model for something of the client's own; it goes on beside the conversation, not in it.
+# The beginning of session ids of the client's own side conversations, which are no part of the main one.
 _DETACHED = "internal-session-effects-"
 _CLAUDE_CODE = "x-claude-code-session-id"
 _CLAUDE_CODE_AGENT = "x-claude-code-agent-id"
 _CODEX = "x-codex-turn-metadata"
-_CODEX_TURN = "turn"  # the kind of request that is no compaction and nothing else of its own
+_CODEX_TURN = "turn"  # the kind of an ordinary request, not a compaction or another one of Codex's own
 _SUMMARISING = "You are a context summarization assistant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestIdentity:
-    """What a request says of itself. `client` is who named the session; None where nobody did."""
+    """The names that a request gives. `client` is the profile that named the session; None where none did."""
 
     session_id: str | None
     client: str | None
@@ -44,7 +44,7 @@ class RequestIdentity:
 
 
 def name_request(headers: Mapping[str, str], request: ChatRequest) -> RequestIdentity:
-    """Return what headers, body and messages say of session, turn and group. Raises BadRequest for unusable names."""
+    """Return session, turn and group by headers, body and messages. Raises BadRequest for unusable names."""
     named = (
         ("headers", headers.get("x-session-id") or None),
         ("body", request.session_id),
@@ -90,7 +90,7 @@ def openclaw_session(messages: tuple[Message, ...]) -> str | None:
 
 
 def openclaw_housekeeping(messages: tuple[Message, ...]) -> bool:
-    """Return whether OpenClaw asks this for itself: a heartbeat, a memory flush, a reminder, a summary, a cron job."""
+    """Return whether it is OpenClaw's own request: a heartbeat, a memory flush, a reminder, a summary, a cron job."""
     if messages and role_of(messages[0]) == "system" and text_of(messages[0]).startswith(_SUMMARISING):
         return True
     if (openclaw_session(messages) or "").startswith(_DETACHED):
@@ -109,7 +109,7 @@ def claude_code_session(headers: Mapping[str, str]) -> str | None:
 
 
 def claude_code_housekeeping(headers: Mapping[str, str], options: Mapping[str, Any]) -> bool:
-    """Return whether Claude Code asks this for itself, a title for instance: then it offers no tools."""
+    """Return whether it is Claude Code's own request, for a title for instance: then it offers no tools."""
     return bool(headers.get(_CLAUDE_CODE)) and not options.get("tools")
 
 
@@ -122,7 +122,7 @@ def codex_session(headers: Mapping[str, str]) -> str | None:
 
 
 def codex_housekeeping(headers: Mapping[str, str]) -> bool:
-    """Return whether Codex asks this for itself, a summary for instance."""
+    """Return whether it is Codex's own request, for a summary for instance."""
     try:
         said = json.loads(headers.get(_CODEX, "{}"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""How the gateway says no: OpenAI's error object, with a message that a person can act on. Pure."""
+"""The gateway's refusals: OpenAI's error object, with a message that a person can act on. Pure."""
 
 import json
 from typing import Any
@@ -38,9 +38,9 @@ class BadRequest(ClawstreamError):
 
 
 class TooLong(BadRequest):
-    """The conversation does not fit into the context, in the words by which clients of OpenAI's API know that.
+    """The conversation does not fit into the context, in the words that clients of OpenAI's API recognise.
 
-    `prompt_tokens` is None where it was refused before it was put in tokens.
+    `prompt_tokens` is None where the refusal came before tokenizing.
     """
 
     def __init__(self, found: str, context_length_tokens: int, *, prompt_tokens: int | None = None) -> None:
@@ -56,7 +56,7 @@ class TooLong(BadRequest):
 
 
 def unsupported(param: str, found: object, expected: str) -> BadRequest:
-    """Return the refusal of a field's value that OpenAI's API has and this gateway has not."""
+    """Return the refusal of a field's value that OpenAI's API supports and this gateway does not."""
     return BadRequest(
         f"{param} is {json.dumps(found)[:100]}, which is not supported; expected {expected}.",
         code="unsupported_value",
@@ -65,7 +65,7 @@ def unsupported(param: str, found: object, expected: str) -> BadRequest:
 
 
 def to_json(value: Any) -> bytes:
-    """Return `value` as JSON; ASCII where it holds what UTF-8 can't."""
+    """Return `value` as JSON, in ASCII where it holds lone surrogates."""
     try:
         return orjson.dumps(value)
     except TypeError:

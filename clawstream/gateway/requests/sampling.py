@@ -1,4 +1,4 @@
-"""How an answer is sampled: what its client asked, what the gateway does where it said nothing, and what fits. Pure."""
+"""An answer's sampling, from the client's request, the gateway's defaults and the room in the context. Pure."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def sampling_of(
     default_max_tokens: int | None,
     default_temperature: float,
 ) -> Sampling:
-    """Return how the answer is sampled; `grammar` takes the place of the schema that was asked. Raises BadRequest."""
+    """Return the answer's sampling, in which `grammar` replaces the requested schema. Raises BadRequest."""
     room = context_length_tokens - num_prompt_tokens
     if room < 1:
         raise TooLong(
@@ -52,9 +52,9 @@ def sampling_of(
 
 
 def of_the_policy(sampling: Sampling, *, default_temperature: float) -> Sampling:
-    """Return the sampling from the policy's whole distribution that is next to this one.
+    """Return the closest sampling from the policy's whole distribution.
 
-    Raises BadRequest for a grammar, without which the client could not read the answer.
+    Raises BadRequest for a grammar, since without it the client could not read the answer.
     """
     if sampling.of_the_policy:
         return sampling

@@ -1,4 +1,4 @@
-"""What a client asks that makes an answer's distribution another than the policy's own, checked. Pure."""
+"""The parts of a request that change an answer's distribution from the policy's own, checked. Pure."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,13 +14,13 @@ from clawstream.gateway.requests.tools import forces_calls
 HALF = re.compile("[\ud800-\udfff]")  # of a character
 _ANY_OBJECT = '{"type": "object"}'  # as a JSON schema: what SGLang makes of json_object
 _MAX_BIASES = 1024
-MAX_GRAMMAR_BYTES = 128 * 2**10  # it is recorded a second time, beside the request that it stands in
+MAX_GRAMMAR_BYTES = 128 * 2**10  # the grammar is recorded a second time, beside its request
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
-_LEAST_REPETITION = 0.01  # SGLang divides by it as it is: by nearer to 0, logits become no numbers
+_LEAST_REPETITION = 0.01  # SGLang divides by it; values nearer to 0 turn logits into NaN or infinity
 
 
 def read_shaping(body: Mapping[str, Any]) -> Shaping | None:
-    """Return what would make the distribution another than the policy's own; None: nothing does."""
+    """Return what changes the distribution from the policy's own; None: nothing does."""
     grammars = {
         "response_format": _schema_of(body.get("response_format")),
         "json_schema": _schema(body.get("json_schema"), "json_schema"),
@@ -28,7 +28,7 @@ def read_shaping(body: Mapping[str, Any]) -> Shaping | None:
         "ebnf": text(body, "ebnf"),
     }
     asked = {name: grammar for name, grammar in grammars.items() if grammar is not None}
-    forced = forces_calls(body)  # a call that has to be made is made by a grammar, in which no JSON is answered
+    forced = forces_calls(body)  # a required call needs a grammar of calls, which leaves no room for JSON
     by = [*asked, *["tool_choice"] * forced]
     if len(asked) > 1 or (forced and asked.keys() & {"regex", "ebnf"}):
         raise BadRequest(f"{' and '.join(by)} are both there; expected one grammar at most.", param=by[1])
@@ -63,7 +63,7 @@ def read_shaping(body: Mapping[str, Any]) -> Shaping | None:
 
 
 def _between(body: Mapping[str, Any], low: float, high: float) -> Callable[[str], float]:
-    """Return what reads a number between the limits; absent is 0."""
+    """Return a reader of numbers between the limits; absent is 0."""
     return lambda key: number(body, key, lambda value: low <= value <= high, f"{low} to {high}") or 0.0
 
 
@@ -98,7 +98,7 @@ def _schema_of(shape: object) -> str | None:
 
 
 def _schema(found: object, where: str, *, required: bool = False) -> str | None:
-    """Return a JSON schema as text, as which it may also come."""
+    """Return a JSON schema as text; it may come as text or as an object."""
     if found is None and not required:
         return None
     try:

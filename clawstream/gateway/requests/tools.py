@@ -10,9 +10,9 @@ _EXPECTED = '"auto", "none", "required", {"type": "function", "function": {"name
 
 
 def narrowed(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the body with the tools alone that its tool_choice allows, as if no others were there.
+    """Return the body with only those tools that its tool_choice allows.
 
-    Raises BadRequest for a tool that is not there.
+    Raises BadRequest where it allows a tool that is not offered.
     """
     choice = body.get("tool_choice")
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
@@ -31,7 +31,7 @@ def narrowed(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_tools(body: Mapping[str, Any]) -> None:
-    """Raise BadRequest where a tool is no function with a name, or one is to be called that is not there."""
+    """Raise BadRequest where a tool is no function with a name, or tool_choice names one that is not offered."""
     names = [_name(tool, f"tools[{index}]") for index, tool in enumerate(items(body.get("tools"), "tools"))]
     boolean(body, "parallel_tool_calls")
     choice = body.get("tool_choice")

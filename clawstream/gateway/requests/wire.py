@@ -1,7 +1,7 @@
-"""What a client's request says, checked: OpenAI's JSON to frozen values. Pure.
+"""A client's request, checked: OpenAI's JSON to frozen values. Pure.
 
-The one rule: what can't be done is refused with a message that names the field, what was found and what is expected;
-nothing that was asked for is dropped in silence. Fields that only label a request (`user`, `metadata`, ...) are kept.
+No field is dropped in silence. A wish that can't be met is refused with a message that names the field, its value and
+what is expected. Fields that only label a request (`user`, `metadata`, ...) are kept.
 """
 
 import hashlib
@@ -28,19 +28,19 @@ from clawstream.gateway.requests.refusal import BadRequest, to_json, unsupported
 from clawstream.gateway.requests.shaping import HALF, read_shaping
 from clawstream.gateway.requests.tools import check_tools, narrowed
 
-# Ours, not the model's: they name the session and are no part of what a retry has to repeat.
+# The gateway's own fields, not the model's: they name the session, and a retry need not repeat them.
 PRIVATE_KEYS = frozenset({"session_id", "session_done", "turn_type"})
 _HOW_TO_SEND = frozenset({"stream", "stream_options"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_MAY_SHOW = {"user": SHOWN_BY_THE_USER, "tool": SHOWN_BY_A_TOOL}  # pictures, by role
+_MAY_SHOW = {"user": SHOWN_BY_THE_USER, "tool": SHOWN_BY_A_TOOL}  # words for pictures, by role
 _NO_TEXT = PICTURES.keys() | DOCUMENTS.keys()
 MAX_STOPS = 16
 _MAX_TOP_LOGPROBS = 20
 _MAX_CHOICES = 8
-_MAX_STOP_CHARACTERS = 1024  # it is recorded a second time, beside the request that it stands in
+_MAX_STOP_CHARACTERS = 1024  # the stop string is recorded a second time, beside its request
 _DIGITS_OF_64_BITS = 20  # with a sign
 _MAX_LENIENT_BYTES = 2 * 2**20
-_MAX_OPENED = 300_000  # brackets and braces, also within strings: to count them takes 10 ms, to read them a second
+_MAX_OPENED = 300_000  # brackets and braces, also within strings: counting so many takes 10 ms, parsing them a second
 _LEFT_OUT = (
     *("audio", "functions", "function_call", "ignore_eos", "stop_token_ids"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
@@ -50,7 +50,7 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyOptions:
-    """How the client wants to be answered; None: it did not say."""
+    """The client's wishes for the answer; None: it did not say."""
 
     stream: bool
     include_usage: bool
@@ -74,12 +74,12 @@ class ChatRequest:
     messages_json: tuple[bytes, ...]
     options: Mapping[str, Any]  # the body without messages and private keys
     options_json: bytes
-    sha256: str  # of messages and options without how to send the answer; equal for a retry
+    sha256: str  # of messages and options, except those on how to send the answer; equal for a retry
     asked: ReplyOptions
     session_id: str | None
     turn_type: str | None
     session_done: bool
-    scope: str  # `user` and `prompt_cache_key`: histories are looked up within them only
+    scope: str  # of `user` and `prompt_cache_key`: histories are looked up within it only
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
@@ -130,12 +130,12 @@ def read_request(body: Mapping[str, Any], ends_session: bool = False) -> ChatReq
 
 
 def scope_of(options: Mapping[str, Any], key_name: str | None = None) -> str:
-    """Return what a conversation without a session id is looked up within: key, `user` and `prompt_cache_key`."""
+    """Return the scope in which a conversation without a session id is looked up: key, `user`, `prompt_cache_key`."""
     return json.dumps([options.get("user"), options.get("prompt_cache_key"), key_name], sort_keys=True)
 
 
 def truthy(value: object) -> bool:
-    """Return whether a header's or body's value says yes."""
+    """Return whether a header's or body's value means yes."""
     return value is True or value == 1 or (isinstance(value, str) and value.strip().lower() in _TRUE)
 
 
@@ -196,7 +196,7 @@ def _messages(found: object, *, may_be_absent: bool) -> tuple[Message, ...]:
 
 
 def _in_words(message: Message) -> Message:
-    """Return the message with words in the place of its pictures and documents."""
+    """Return the message with words in place of its pictures and documents."""
     content = message["content"] if message["role"] in _MAY_SHOW else None
     if not isinstance(content, list) or not any(part["type"] in _NO_TEXT for part in content):
         return message
@@ -241,7 +241,7 @@ def _check_part(part: object, where: str, *, may_show: bool) -> None:
 
 
 def _refuse_what_is_not_there(body: Mapping[str, Any]) -> None:
-    """Raise BadRequest for what OpenAI's API has and this gateway has not."""
+    """Raise BadRequest for fields that OpenAI's API supports and this gateway does not."""
     check_tools(body)
     if body.get("modalities") not in (None, ["text"]):
         raise unsupported("modalities", body["modalities"], '["text"]')

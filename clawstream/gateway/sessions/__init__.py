@@ -1,1 +1,1 @@
-"""Which conversation a request continues, and the prompt that is made of it."""
+"""Which conversation a request continues, and its prompt."""

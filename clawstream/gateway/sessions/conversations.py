@@ -1,7 +1,7 @@
-"""Which conversation a response stands in, so that a client may name it instead of sending it again. Pure.
+"""The conversation before each response, so that a client may name a response instead of sending it again. Pure.
 
-The one rule: what is forgotten here is asked for in words, never guessed. It is a fold over answered exchanges, so it
-is the same whether it was kept live or rebuilt from the log. A response is its key's alone.
+For a forgotten response the client is asked to send the messages; nothing is guessed. The table is a fold over answered
+exchanges, so it is the same whether kept live or rebuilt from the log. A response is its key's alone.
 """
 
 from collections import OrderedDict
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from clawstream.conversation.messages import Message, parse
 
-MAX_BYTES = 128 * 2**20  # of messages as JSON, each response with all that was said before it
+MAX_BYTES = 128 * 2**20  # of messages as JSON; each response counts with all messages before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecalledResponse:
-    """A response: its session, what was said before it without the instructions of its request, and what it says."""
+    """A response: its session, the messages before it without its request's instructions, and its own message."""
 
     session_id: str
     before: tuple[Message, ...]
@@ -39,7 +39,7 @@ class _KeptResponse:
 
 
 class Conversations:
-    """Responses by exchange id, for `window_ms`, and the newest of them within `max_bytes`."""
+    """Responses by exchange id, for `window_ms`; beyond `max_bytes` the oldest are dropped."""
 
     def __init__(self, window_ms: int, *, max_bytes: int = MAX_BYTES) -> None:
         self._window_ms = window_ms
@@ -60,7 +60,7 @@ class Conversations:
         answer: bytes,
         at_ms: int,
     ) -> None:
-        """The exchange was answered this; what is older than the window, or too much, is forgotten."""
+        """Add the answer of an exchange; forget responses older than the window or beyond `max_bytes`."""
         said = _KeptResponse(session_id=session_id, key_name=key_name, before=before, answer=answer, at_ms=at_ms)
         self._said[exchange_id] = said
         self._num_bytes += said.num_bytes

@@ -1,13 +1,13 @@
-"""Which session a request without a session id belongs to: the conversation that its history continues. Pure.
+"""Finds the session of a request without a session id: the conversation that its history continues. Pure.
 
-A conversation is known by a hash of everything said up to and including an answer of ours, a client's own blocks and
-system prompts aside: some clients rewrite those each time. Within one trace (W3C's `traceparent`) it is known by what
-people, tools and the policy said, without a client's frames: OpenClaw leaves them out where it asks again after tools.
-The index is a fold over answered exchanges, so it is the same whether it was kept live or rebuilt from the log; time
+A conversation is recognised by a hash of all messages up to and including one of our answers, except a client's own
+blocks and system prompts, which some clients rewrite each time. Within one trace (W3C's `traceparent`) the hash is of
+the words of people, tools and the policy, without a client's frames, which OpenClaw omits when it asks again after
+tools. The index is a fold over answered exchanges, so it is the same whether kept live or rebuilt from the log; time
 comes in as an argument.
 
-The one rule: two conversations are never joined because they lack a name. Where several sessions have said the very
-same words, each is continued once before any is continued again; within one trace none is.
+The one rule: two conversations are never joined because they lack a name. Where several sessions have the very same
+messages, each is continued once before any is continued again; within one trace none is.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _SHOWN_ROLES = ("user", "assistant", "tool")
 
 @dataclass(slots=True, kw_only=True)
 class _Answer:
-    """An answer of ours by what was said up to it; `continued` sessions have had their next request."""
+    """An answer of ours, and the sessions that got it; those in `continued` have had their next request."""
 
     sessions: list[str]
     continued: set[str] = field(default_factory=set)
@@ -36,7 +36,7 @@ class _Answer:
 
 
 class SessionIndex:
-    """Sessions by what was said in them, for `window_ms`, and no more than `max_sessions` of anything."""
+    """Sessions by their messages, for `window_ms`; no table has more than `max_sessions` entries."""
 
     def __init__(self, window_ms: int, *, max_sessions: int = MAX_SESSIONS) -> None:
         self._window_ms = window_ms
@@ -65,8 +65,8 @@ class SessionIndex:
     ) -> str | None:
         """Return the session that `messages` continue; None: there is none, or it is older than the window.
 
-        A request that was asked before, word for word, is in the session in which it was asked; without an answer in
-        its history only when the client says that it retries.
+        A request equal to an earlier one belongs to that one's session; if its history has no answer, only when the
+        client says that it retries.
         """
         digests = list(_digests(messages, scope))
         ours = [digest for digest, role in digests if role == "assistant"]
@@ -84,7 +84,7 @@ class SessionIndex:
         return None if joined is None else joined[0]
 
     def asked(self, messages: tuple[Message, ...], scope: str, session_id: str, now_ms: int) -> None:
-        """The session asked this: from now on its last answer counts as continued."""
+        """Note a request of the session: from now on its last answer counts as continued."""
         digests = list(_digests(messages, scope))
         if digests:
             self._newest_last(self._asked, digests[-1][0], (session_id, now_ms))
@@ -103,7 +103,7 @@ class SessionIndex:
         now_ms: int,
         trace_id: str | None = None,
     ) -> None:
-        """The session was answered this; what is older than the window is forgotten."""
+        """Note an answer of the session, and forget entries older than the window."""
         *_, (digest, _) = _digests((*messages, answer), scope)
         found = self._answers.get(digest) or _Answer(sessions=[], at_ms=now_ms)
         found.at_ms = now_ms
@@ -135,7 +135,7 @@ class SessionIndex:
 
 
 def _digests(messages: tuple[Message, ...], scope: str) -> Iterator[tuple[bytes, str]]:
-    """Yield, for each message that counts, the hash of all said up to and including it, and its role."""
+    """Yield, for each message that counts, the hash of the messages up to and including it, and its role."""
     chain = hashlib.blake2b(scope.encode("utf-8", "surrogatepass"), digest_size=16)
     for message in messages:
         role = role_of(message)
@@ -148,7 +148,7 @@ def _digests(messages: tuple[Message, ...], scope: str) -> Iterator[tuple[bytes,
 
 
 def _told(messages: tuple[Message, ...], scope: str, trace_id: str | None) -> bytes | None:
-    """Return a hash of all said up to the last answer in a trace; None: in no trace, or nothing is answered."""
+    """Return a hash of a trace's messages up to the last answer; None: there is no trace, or no answer."""
     last = max((at for at, message in enumerate(messages) if role_of(message) == "assistant"), default=None)
     if trace_id is None or last is None:
         return None

@@ -1,8 +1,8 @@
-"""Prompts of requests, made where they hold nobody up: small ones at once, all others beside the event loop.
+"""Makes prompts of requests without blocking others: small ones at once, all others beside the event loop.
 
-The one rule: how long a prompt takes to be made is the client's doing, so it has threads of its own and a bound. A
-thread can't be ended, so one that is given up goes on to its own end; while all are busy so, others are told to try
-again, and streams and small prompts go on.
+The client decides how long a prompt takes, so large prompts have threads of their own and a time bound. A thread can't
+be ended, so one that is given up runs to its end. While all threads are busy, other large prompts are told to try
+again; streams and small prompts go on.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from clawstream.errors import TryLater, UnrenderableRequest
 from clawstream.gateway.sessions.sampled_answers import KnownSession
 from clawstream.rendering.renderer import PromptRenderer
 
-_ASIDE_BYTES = 16_384  # where more than this is new it is made in a thread, so that streams go on
+_ASIDE_BYTES = 16_384  # a prompt with more new bytes is made in a thread, so that streams go on
 _THREADS = 4
 
 
@@ -28,7 +28,7 @@ class PromptMaker:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompts")
 
     def close(self) -> None:
-        """No prompt is begun any more."""
+        """Begin no more prompts."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def make(self, request: Request, known: KnownSession, *, context_length_tokens: int | None) -> Continued:
@@ -50,6 +50,6 @@ class PromptMaker:
             async with asyncio.timeout(self._within_s):
                 return await asyncio.wrap_future(making)
         except TimeoutError as error:
-            if making.cancelled():  # it was never begun
+            if making.cancelled():  # the prompt was never begun
                 raise TryLater("prompts that take long to be made are under way") from error
             raise UnrenderableRequest(f"its prompt was not made within {self._within_s:g} s; shorten it") from error

@@ -1,8 +1,8 @@
-"""What was sampled in each session, and the prompts last made for it, so that the next goes on from them. Pure.
+"""Each session's sampled answers and newest prompts, from which its next prompt goes on. Pure.
 
-The one rule: what is forgotten here costs tokens and time, never an answer: a prompt that can't go on is rendered.
-Sessions that end, or are silent for as long as the recorder knows them, are forgotten; so are those silent longest
-once all hold `MAX_TOKENS`.
+The one rule: forgetting costs tokens and time, never an answer, since a prompt that can't go on is rendered. Sessions
+are forgotten when they end, when they are silent for as long as the recorder remembers them, or, once all together hold
+more than `MAX_TOKENS`, beginning with the longest silent.
 """
 
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from clawstream.gateway.outbox.recorder import PARENT_FOR_MS
 
 MAX_TOKENS = 4_000_000  # of all sessions together; a token takes about 36 bytes here
 MAX_ANSWERS = 2_048  # of one session; older ones are in no history that fits a context
-_PROMPTS = 2  # so that a side turn between two others costs nothing
+_PROMPTS = 2  # two, so that a side turn between main turns costs nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +44,23 @@ class SampledAnswers:
         return len(self._sessions)
 
     def of(self, session_id: str, now_ms: int) -> KnownSession:
-        """Return what is known of the session."""
+        """Return the session's answers and prompts, empty ones where it is not known."""
         known, _ = self._sessions.get(session_id, (KnownSession(), 0))
         return known if now_ms - known.at_ms <= PARENT_FOR_MS else KnownSession()
 
     def asked(self, session_id: str, prompt: Continued, now_ms: int) -> None:
-        """The session was asked with this prompt."""
+        """Remember a prompt of the session."""
         known = self.of(session_id, now_ms)
         others = tuple(one for one in known.prompts if one.token_ids != prompt.token_ids)
         self._remember(session_id, replace(known, prompts=(*others, prompt)[-_PROMPTS:], at_ms=now_ms))
 
     def answered(self, session_id: str, answer: ShownAnswer, now_ms: int) -> None:
-        """The session was answered this."""
+        """Remember an answer of the session."""
         known = self.of(session_id, now_ms)
         self._remember(session_id, replace(known, answers=(*known.answers, answer)[-MAX_ANSWERS:], at_ms=now_ms))
 
     def forget(self, session_id: str) -> None:
-        """The session is over."""
+        """Forget the session."""
         _, num_tokens = self._sessions.pop(session_id, (None, 0))
         self._num_tokens -= num_tokens
 

@@ -147,7 +147,7 @@ class Engine(Protocol):
         """Log-probs (temperature 1) of input_ids[start:], each given all tokens before it; start is at least 1."""
 
     async def pause(self, *, retract: bool = False) -> None:
-        """No token is sampled until `resume`; running requests keep their state, or with `retract` compute it anew."""
+        """No token is sampled until `resume`; running requests keep their state, or with `retract` compute it again."""
 
     async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
         """The weights at `path` are served under the name `version`; no running request is cut.

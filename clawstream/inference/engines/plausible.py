@@ -65,7 +65,7 @@ def _check_count(name: str, count: object, most: int) -> None:
 
 
 def read_version(name: object) -> str | None:
-    """The name of an engine's weights; raises ValueError where it is none."""
+    """Return the name of an engine's weights; raises ValueError where it is no name."""
     if name is not None and (not isinstance(name, str) or len(name) > MOST_NAME_CHARACTERS):
         raise ValueError(
             f"weight_version is {repr(name)[:100]}, expected a text of at most {MOST_NAME_CHARACTERS} characters"

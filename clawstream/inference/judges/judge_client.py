@@ -1,7 +1,7 @@
 """How a judge is asked: any OpenAI-compatible /chat/completions, over one pooled session.
 
-The one rule: whatever arrived is a reply, however odd; a missing reply is TryLater, and asked for again. JudgeRefused
-is for a judge that will never take this request. A reply past its limit of bytes or time counts as an unusable reply.
+Whatever arrived is a reply, however odd; a missing reply is TryLater, and asked for again. JudgeRefused is for a judge
+that will never take this request. A reply past its limit of bytes or time counts as an unusable reply.
 """
 
 import asyncio
