@@ -22,7 +22,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """How a history goes on behind what was asked before."""
+    """How a history goes on behind an earlier request's messages."""
 
     last: int  # index of the last message in it that was asked
     found: Said | None  # the first new unit; None: nothing is new
@@ -78,7 +78,7 @@ def left_of(before: Sequence[Said], now: Sequence[Said]) -> tuple[int, int]:
 
 
 def continued(asked: Sequence[bytes], history: Sequence[bytes]) -> Continued | None:
-    """Return how `history` goes on behind what was `asked`; None where the last that a person asked can't be found.
+    """Return how `history` goes on behind the messages `asked`; None where the person's last one can't be found.
 
     Messages before and behind that one may have been dropped, or replaced by a summary.
     """

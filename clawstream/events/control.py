@@ -90,7 +90,7 @@ class SamplesPromoted(PolicyEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackAsked(PolicyEvent):
-    """The policy is to be again what an earlier version is: its trainer's next version has those weights."""
+    """The policy is to return to an earlier version: its trainer's next version has that version's weights."""
 
     IDENTITY: ClassVar = ("policy_id", "number")
 

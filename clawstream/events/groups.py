@@ -113,4 +113,4 @@ class TrajectoryLate(GroupEvent):
 
     trajectory: str  # id of the TrajectoryEnded
     session_id: str
-    dropped: tuple[StepDropped, ...]  # of its steps those that the settled group does not have so
+    dropped: tuple[StepDropped, ...]  # its steps that the settled group lacks, or has with another sample

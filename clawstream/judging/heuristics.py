@@ -36,7 +36,7 @@ class FinishedTurn:
     answer: Message
     tool_calls: tuple[ComparableCall, ...]  # of the answer
     next_state: tuple[Message, ...]  # what followed: a reply of the user, or the results of the calls; not empty
-    interrupted: bool = False  # the answer is what the client got of it before it went away
+    interrupted: bool = False  # the answer is the part that the client got before it left
 
 
 class Heuristic(NamedTuple):

@@ -176,7 +176,7 @@ def _role(message: Message) -> str:
 
 
 def _spoken(message: Message) -> str:
-    """Return what a message says and calls, without the thinking before it."""
+    """Return a message's text and calls, without its thinking."""
     text = _THINKING.sub("", text_of(message)).strip()
     calls = [f"(calls {call.name} with {call.arguments})" for call in tool_calls_of(message)]
     return "\n".join([*([text] if text else []), *calls]) or "(nothing)"

@@ -321,7 +321,7 @@ class PromptRenderer:
         try:
             return reader.parse_response(ids, tools=_tools(options), prompt_ids=prompt_tail)
         except (ValueError, RecursionError):
-            # JSON that is nested too deeply, or a number with too many digits: what was sampled is text then.
+            # JSON that is nested too deeply, or a number with too many digits: the sampled text is then content.
             ends = [at for at, token in enumerate(ids) if token in self.stop_token_ids]
             return ParsedResponse(content=self.decode(ids[: ends[0]] if ends else ids))
 

@@ -99,7 +99,7 @@ class KeyRing:
 
 
 def sha256(shown: str) -> str:
-    """Return what is kept of a key, as hexadecimal digits."""
+    """Return the hash of a key, as hexadecimal digits."""
     return hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
 
 

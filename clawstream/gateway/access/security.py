@@ -127,7 +127,7 @@ def foreign_page(headers: Mapping[str, str]) -> BadRequest | None:
     """Return the refusal (403) of a request by a web page of another site; None: it comes from no such page.
 
     A page whose own name points at this machine's address is no other site to a browser, and may set any header but
-    Host. So only Host counts, not even a key.
+    Host. So only Origin and Host count here, and a key does not.
     """
     said = {name: headers[name] for name in ("origin", "host") if name in headers}
     refused = refusal("GET", {"host": "localhost"} | said, "127.0.0.1")  # no browser leaves Host out

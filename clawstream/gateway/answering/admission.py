@@ -44,7 +44,7 @@ from clawstream.rendering.renderer import PromptRenderer
 CALLER = "clawstream.caller"  # the scope's key for the `Caller`, which the guard sets
 GROW = "clawstream.grow"  # and for the function that lets in more answers to the request
 RETRY_AFTER_S = 2
-MAX_RECORDED_BYTES = 8 * 2**20  # what a record of the log holds
+MAX_RECORDED_BYTES = 8 * 2**20  # the most that a record of the log holds
 _OWN_BYTES = 4096  # of a record, for its names, times and ids
 _TOKEN_BYTES = 4
 _MAX_TOKEN_BYTES = 64  # on average; a text has 2 to 6 bytes a token

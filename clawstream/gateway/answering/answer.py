@@ -83,7 +83,7 @@ class ExchangeInProgress:
             self.answer.said = self.exchange.sampled.said
 
     async def generate(self) -> Failure | None:
-        """Stream the answer up to what has to wait for its record, from the first engine that begins one."""
+        """Stream the answer, without the end that waits for its record, from the first engine that begins one."""
         engines, accepted = self.admission.engines, self.exchange.accepted
         tenant = None if self.admission.settings.share_prefix_cache else accepted.key_name
         deadline = asyncio.get_running_loop().time() + self.admission.bounds.first_token_timeout_s

@@ -175,7 +175,7 @@ def _blocks(content: object, where: str, *, may_be_empty: bool) -> list[dict[str
 
 
 def _user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
-    """Return the tool messages that the results are, then what the user said."""
+    """Return the results as tool messages, then the user's text as a user message."""
     num_results = sum(block["type"] == "tool_result" for block in blocks)
     results = [_tool_message(block, f"{where}.content[{at}]") for at, block in enumerate(blocks[:num_results])]
     said = _texts(blocks[num_results:], f"{where}.content", pictures=SHOWN_BY_THE_USER)

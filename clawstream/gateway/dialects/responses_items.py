@@ -200,7 +200,7 @@ def _thought(item: Item, where: str) -> str:
 
 
 def _parts(found: object, where: str) -> list[dict[str, Any]]:
-    """Return content as the parts of a message of Chat Completions, which says what it can't have."""
+    """Return content as parts of a Chat Completions message, which later names the parts that it can't have."""
     if isinstance(found, str):
         return [{"type": "text", "text": found}]
     if not isinstance(found, list):

@@ -18,7 +18,7 @@ class EngineLoad:
 
     version: int | None  # the one it serves; None: it does not answer
     newest_had: int  # the newest version it is known to have served, also before it was away
-    behind_s: float | None  # for how long offered engines served a newer one; None: itself not offered
+    behind_s: float | None  # for how long it has not served the newest version while offered; None: it was not offered
 
 
 def offered(engines: Sequence[EngineLoad]) -> tuple[bool, ...]:

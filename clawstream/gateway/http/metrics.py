@@ -1,4 +1,4 @@
-"""What /metrics shows. No label ever holds what a client wrote."""
+"""The metrics of /metrics. No label ever holds a client's text."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 

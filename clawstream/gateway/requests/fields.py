@@ -87,7 +87,7 @@ def items(found: object, where: str) -> list[Any]:
 
 
 def kind(value: object) -> str:
-    """Return what a value is, in words for a message."""
+    """Return the kind of a value, in words for a message."""
     if value is None:
         return "missing"
     names = {

@@ -147,22 +147,22 @@ class Engine(Protocol):
         """Log-probs (temperature 1) of input_ids[start:], each given all tokens before it; start is at least 1."""
 
     async def pause(self, *, retract: bool = False) -> None:
-        """No token is sampled until `resume`; running requests keep their state, or with `retract` compute it again."""
+        """Sample no token until `resume`; running requests keep their state, or with `retract` compute it again."""
 
     async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
-        """The weights at `path` are served under the name `version`; no running request is cut.
+        """Serve the weights at `path` under the name `version`; no running request is cut.
 
-        With `flush_cache`, which takes a pause with `retract`, nothing cached before is used again under any key.
+        With `flush_cache`, which needs a pause with `retract`, no key uses what was cached before.
         """
 
     async def resume(self) -> None:
-        """Sampling goes on where `pause` stopped it."""
+        """Go on sampling where `pause` stopped."""
 
     async def load_lora_adapter(self, name: str, path: str) -> None:
-        """Requests may name the adapter from now on."""
+        """Load the adapter, which requests may name from now on."""
 
     async def unload_lora_adapter(self, name: str) -> None:
-        """The adapter is gone; requests that run under it are finished first."""
+        """Unload the adapter, after the requests that run under it have finished."""
 
     async def lora_adapters(self) -> tuple[str, ...]:
         """The names of the adapters that are loaded."""

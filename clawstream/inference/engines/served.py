@@ -21,7 +21,7 @@ class VersionedEngine(Protocol):
 
 
 async def served(engine: VersionedEngine, policy_id: str) -> Served:
-    """Return what the engine says. Raises TryLater where it says nothing, or its weights are no version of ours."""
+    """Return what the engine serves now. Raises TryLater where it names nothing, or no version of ours."""
     weights = policy_version(await engine.weight_version())
     adapters = {adapter_version(policy_id, name): name for name in await engine.lora_adapters()}
     newest = max((version for version in adapters if version is not None), default=weights)

@@ -45,35 +45,35 @@ class Generation(Protocol):
         """What is new, waiting for at least one token or the finish; not called after a finish."""
 
     def cancel(self) -> None:
-        """The request stops and frees what it holds; harmless after its finish."""
+        """Stop the request and free its memory; harmless after its finish."""
 
 
 class Backend(Protocol):
     """What serves the dialect. Every method returns at once or awaits; none computes on the event loop."""
 
     async def start(self, call: Call) -> Generation:
-        """The request is queued; raises RequestRefused where it can't run."""
+        """Queue the request; raises RequestRefused where it can't run."""
 
     def abort(self, rid: str | None) -> None:
-        """The request (None: every request) finishes as aborted."""
+        """Abort the request (None: every request)."""
 
     async def pause(self, mode: str) -> None:
-        """No token is sampled until `resume`."""
+        """Sample no token until `resume`."""
 
     async def resume(self) -> None:
-        """Sampling goes on."""
+        """Go on sampling."""
 
     async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> CommandResult:
-        """New weights, all of them or none."""
+        """Take new weights, all of them or none."""
 
     async def load_lora(self, name: str, path: str) -> CommandResult:
-        """Requests may name the adapter."""
+        """Load the adapter, which requests may then name."""
 
     async def unload_lora(self, name: str) -> CommandResult:
-        """The adapter is gone."""
+        """Unload the adapter."""
 
     async def flush_cache(self) -> CommandResult:
-        """No later request reuses what is cached now."""
+        """Empty the prefix cache, so that no later request uses it."""
 
     def adapters(self) -> Mapping[str, str]:
         """Loaded adapters, name to path."""

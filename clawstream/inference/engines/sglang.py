@@ -142,27 +142,27 @@ class SglangEngine:
         return tuple(values)
 
     async def pause(self, *, retract: bool = False) -> None:
-        """No token is sampled until `resume`; running requests keep their KV cache, or with `retract` lose it."""
+        """Sample no token until `resume`; running requests keep their KV cache, or with `retract` lose it."""
         await self._post("/pause_generation", {"mode": "retract" if retract else "in_place"})
 
     async def resume(self) -> None:
-        """Sampling goes on where `pause` stopped it."""
+        """Go on sampling where `pause` stopped."""
         await self._post("/continue_generation", {})
 
     async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
-        """The weights at `path` are served as `version`. Pause first, or SGLang waits for every running request.
+        """Serve the weights at `path` as `version`. Pause first, or SGLang waits for every running request.
 
-        With `flush_cache` nothing cached before is used again, under any key; that takes a pause with `retract`.
+        With `flush_cache`, which needs a pause with `retract`, no key uses what was cached before.
         """
         body = {"model_path": path, "weight_version": version, "abort_all_requests": False, "flush_cache": flush_cache}
         await self._post("/update_weights_from_disk", body, self._load_timeout)
 
     async def load_lora_adapter(self, name: str, path: str) -> None:
-        """Requests may name the adapter from now on."""
+        """Load the adapter, which requests may name from now on."""
         await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": path}, self._load_timeout)
 
     async def unload_lora_adapter(self, name: str) -> None:
-        """No request may name the adapter from now on; it is gone when those that run under it have ended."""
+        """Unload the adapter: no new request may name it, and it is gone when its running requests have ended."""
         await self._post("/unload_lora_adapter", {"lora_name": name}, self._load_timeout)
 
     async def lora_adapters(self) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ class SglangEngine:
         return tuple(str(card.get("id"))[:MOST_NAME_CHARACTERS] for card in found)
 
     async def abort(self, rid: str) -> None:
-        """The request named `rid` finishes as aborted."""
+        """Abort the request named `rid`."""
         await self._post("/abort_request", {"rid": rid})
 
     async def health(self) -> bool:

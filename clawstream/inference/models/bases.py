@@ -25,7 +25,7 @@ Digest = Callable[[Path], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """A model folder, by what it holds."""
+    """The hashes that identify a model folder's contents."""
 
     path: Path
     model_sha256: str | None  # None: no weights are there

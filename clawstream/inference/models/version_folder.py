@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 MANIFEST = "manifest.json"
-ADAPTER_CONFIG = "adapter_config.json"  # where peft says what an adapter is
+ADAPTER_CONFIG = "adapter_config.json"  # peft's description of an adapter
 STATE_FOLDER = "trainer"  # apart from the weights: engines load every safetensors file they find beside config.json
 
 
