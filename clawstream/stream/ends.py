@@ -1,7 +1,7 @@
 """Whether a log still has what was read of it. Pure.
 
 The one rule: a reader goes on where it stopped only on the log that it stopped on. Another log, or one that lost its
-end, would have new records below the place where it stopped, and they would be passed over in silence.
+end, would get new records below the offset where the reader stopped, and the reader would skip them silently.
 """
 
 from collections.abc import Mapping

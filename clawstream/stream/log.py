@@ -1,6 +1,6 @@
 """What a log is: the surface that stages, gateway, projector and trainer use, on Kafka and in memory alike.
 
-The one rule: both logs pass the tests in tests/parts/stream/contract, so what holds on one holds on the other.
+Both logs pass the tests in tests/parts/stream/contract, so whatever holds on one holds on the other.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Records as stages see them, from the bytes of a log. Pure.
 
-The one rule: bytes that can't be read are a value, not an exception: whoever reads decides what becomes of them.
+The one rule: bytes that can't be read are a value, not an exception; the reader decides what becomes of them.
 """
 
 from hashlib import blake2b

@@ -1,6 +1,6 @@
 """A group's share of some topics for a reader that keeps its offsets itself.
 
-The one rule: the reader's own books say where it starts; what the group notes is for people who look at its lag.
+The one rule: the reader's own offsets say where it starts. The group's offsets are only for people who look at its lag.
 """
 
 import asyncio

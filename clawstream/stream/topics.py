@@ -1,7 +1,7 @@
-"""The topics, as topics/*.yaml describes them, and what a broker would need to have them so. Pure, but for the files.
+"""The topics, as topics/*.yaml describes them, and what a broker has to change to match. Pure, but for the files.
 
 The one rule: a topic with records in it is never deleted, repartitioned or kept for a shorter time. A difference that
-only that would mend is a `RefusedChange`, and stays a person's to decide.
+would need that is a `RefusedChange`, which a person has to decide.
 """
 
 import dataclasses

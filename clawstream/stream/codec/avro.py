@@ -1,7 +1,7 @@
 """Events to bytes and back: Avro, with the schema's fingerprint in front of each record.
 
-The one rule: whatever was ever written can be read; a record says which schema it was written with, and every version
-in schemas/ is known. Single-object encoding (C3 01 and the fingerprint) needs no other service.
+The one rule: every record that was ever written can be read. A record names the schema it was written with, and every
+version in schemas/ is known. Single-object encoding (C3 01 and the fingerprint) needs no other service.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Whether what was written with one Avro schema can be read with another, by Avro's rules of resolution. Pure.
 
-The one rule: a kind of schema that is not known here is refused and not waved through. Known are the primitive types,
-records, arrays and unions, which is all that schemas/ uses; logical types are read as what they annotate.
+A kind of schema that this module does not know is refused. It knows primitive types, records, arrays and unions, which
+is all that schemas/ uses; logical types are compared as the types they annotate.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""What stands around an event's bytes: CloudEvents attributes (Kafka binding, binary mode) and the trace. Pure.
+"""The headers around an event's bytes: CloudEvents attributes (Kafka binding, binary mode) and the trace. Pure.
 
-The one rule: nothing that a person said stands here.
+The one rule: no header holds anything that a person said.
 """
 
 from datetime import UTC, datetime

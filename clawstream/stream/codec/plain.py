@@ -1,6 +1,6 @@
 """Events as plain values and back, by their annotations. Pure.
 
-The one rule: an annotation decides how a field is written, once per type and not per record.
+How a field is written is decided by its annotation, once per type and not per record.
 """
 
 import struct

@@ -1,8 +1,9 @@
 """The Avro schemas in schemas/, one file per event and version, known by their fingerprints.
 
-The one rule: a released file is never edited, since its fingerprint stands in each record that was written with it;
-what is new is the next version, in a file of its own. Each version reads all that was written before it, and the last
-one reads what the newest writes, since both are at work during an upgrade (BACKWARD_TRANSITIVE, and FORWARD by one).
+The one rule: a released file is never edited, since its fingerprint stands in every record that was written with it. A
+change is the next version, in a file of its own. Each version reads all that earlier ones wrote, and the version before
+the newest reads what the newest writes, since both are at work during an upgrade (BACKWARD_TRANSITIVE, and FORWARD by
+one).
 """
 
 import json

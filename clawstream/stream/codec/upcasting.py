@@ -1,8 +1,8 @@
-"""What a record of version n says in the words of version n + 1. Pure.
+"""Turns the fields of a record of version n into the fields of version n + 1. Pure.
 
-The one rule: the log is never rewritten. A field that an older record lacks has the default that the schema gives it,
-at any depth; UPCASTERS says it where that is not what the record meant. A meaning that can't be told from an older
-record is not a new version but another event.
+The one rule: the log is never rewritten. A field that an older record lacks gets the default that the schema gives it,
+at any depth; `UPCASTERS` holds a conversion where that default is not what the record meant. A meaning that an older
+record does not hold needs another event, not a new version.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
-"""One stage's dead letters, as its queues say and will say.
+"""One stage's dead letters, read from its dead-letter queues.
 
-The one rule: what a reader sets aside itself it adds at once, and the queue that tells it later tells nothing new.
+A reader adds the records that it sets aside itself at once; when the queue delivers them later, nothing changes.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""What stands in the dead-letter queues: records set aside, and what was ruled about them. Pure.
+"""The records of the dead-letter queues: records set aside, and what was ruled about them. Pure.
 
-The one rule: a dead letter is named by stage and place on the log, so setting a record aside again is the same dead
-letter; only an attempt of a higher number makes it new. Marks are records of the queue too, so the queue tells all
-there is to know.
+A dead letter is named by its stage and its record's place on the log, so setting a record aside again gives the same
+dead letter; only an attempt with a higher number makes it new. Marks are records of the queue too, so the queue holds
+all there is to know.
 """
 
 import json

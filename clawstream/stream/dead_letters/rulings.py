@@ -1,7 +1,7 @@
-"""Where a person rules about dead letters: looks them up, shows one, says what is to become of it.
+"""Where a person rules about dead letters: lists them, shows one, says what is to become of it.
 
-The one rule: a person says what is to happen, and the stage does it; nothing is moved here. A parked record is not
-ruled about: it shares the lot of the one that it waits behind.
+The one rule: a person only asks, and the stage does it; nothing is moved here. A parked record is not ruled about: it
+shares the fate of the record that it waits behind.
 """
 
 from collections.abc import AsyncGenerator, Sequence

@@ -1,6 +1,6 @@
 """Who may do what at the broker: a user for each stage, as topics/*.yaml says who writes and who reads.
 
-The one rule: a stage may read what it reads and write what it writes, and no other stage's topics or groups.
+The one rule: a stage may read the topics it reads and write the topics it writes, and touch no other topics or groups.
 """
 
 from collections.abc import Iterator, Mapping

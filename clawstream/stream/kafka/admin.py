@@ -1,6 +1,6 @@
 """The broker's topics: looked at, created and altered as topics/*.yaml says.
 
-The one rule: nothing here deletes, repartitions or keeps for a shorter time.
+The one rule: nothing here deletes a topic, repartitions it or shortens its retention.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Events onto Kafka, in the order in which they were given, acknowledged by all replicas.
+"""Writes events to Kafka, in the order in which they were given, acknowledged by all replicas.
 
-The one rule: the order of one key's events is the order of the calls, also while the broker is away; so records enter
+The one rule: the order of one key's events is the order of the calls, also while the broker is away. So records enter
 the producer one call at a time, and a producer whose state is uncertain is replaced by a new one.
 """
 

@@ -1,4 +1,4 @@
-"""How Kafka's clients are made: who we are to the broker, how much we take at once, what its errors mean to us."""
+"""How Kafka's clients are made: our credentials, how much is fetched or sent at once, what the broker's errors mean."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator

@@ -1,7 +1,6 @@
-"""The broker's access list: made to say of the stages' users what access.py says.
+"""Makes the broker's access list say about the stages' users what access.py says.
 
-The one rule: only what says something of our users and our topics and groups is touched; what an operator granted
-otherwise stays.
+The one rule: only entries about our users and our topics and groups are changed; other grants of an operator stay.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The log on Kafka.
 
-The one rule: what was acknowledged stays, in the order in which it was written, by key. Names of topics and groups are
-without the installation's prefix everywhere but here.
+The one rule: an acknowledged event stays, in the order in which it was written, by key. Only this module adds the
+installation's prefix to names of topics and groups.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """One reader of a consumer group on Kafka.
 
-The one rule: a partition is read from when the listener has said where to begin until the moment it is revoked; a
-record that the client had fetched before or after is dropped. What was given in one generation of the group is
-committed in that generation or not at all.
+A partition is read from the moment the listener says where to begin until it is revoked; records that the client
+fetched before or after are dropped. What was given in one generation of the group is committed in that generation or
+not at all.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Where a group begins to read that is set from outside: the monitor's, whose consumer is faust's, or a stage put back.
+"""Sets from outside where a group begins to read: the monitor's group (its consumer is faust's), or a stage put back.
 
 The one rule: a group's positions are set while nobody reads in it; the broker refuses anything else.
 """

@@ -1,6 +1,6 @@
 """A connection that ends in the middle of something, as a killed process's does. For tests of what survives.
 
-The one rule: whatever was under way never returns, and nothing that comes after it has any effect.
+The one rule: the operation under way never returns, and no later operation has any effect.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Consumer groups in memory: partitions are given by range, and taken back before they are given to others.
 
-The one rule: a partition has one reader at a time; a rebalance ends when every member has let go.
+The one rule: a partition has one reader at a time. A rebalance ends when every member has let go.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """The log in this process's memory: the same surface as the log on Kafka, for tests, replays and tools.
 
-The one rule: it keeps bytes, by the same codec, in partitions, and its groups hand partitions over as a broker's do; so
-what passes here was not made easy. A `ConnectionCut` takes the log away in the middle of anything, as a killed process
-sees it.
+It keeps bytes, by the same codec, in partitions, and its groups hand partitions over as a broker's do, so a test is not
+easier here than on Kafka. A `ConnectionCut` takes the log away in the middle of any operation, as a killed process sees
+it.
 """
 
 import asyncio

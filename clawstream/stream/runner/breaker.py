@@ -1,7 +1,7 @@
 """Whether a peer is to be called at all: closed, open for a while, or letting one call through to see. Pure.
 
-The one rule: a peer that fails call after call is left alone, and time that it is left alone counts against no call.
-One call that fails on and on does not open the breaker: it takes several different ones in a row.
+A peer that fails call after call is left alone for a while, and that time counts against no call's deadline. One call
+that keeps failing does not open the breaker: `FAILING_CALLS` different ones have to fail in a row.
 """
 
 from dataclasses import dataclass, field

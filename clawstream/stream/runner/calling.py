@@ -1,7 +1,7 @@
 """Slow calls, made until they succeed or their deadlines are over.
 
-The one rule: a call that failed is not an answer; only the stage's own `give_up` makes events of it, and not while all
-calls fail: then the peer is away, and they wait for it, unless the stage can do without.
+The one rule: a failed call is not an answer. Only the stage's own `give_up` makes events of it. While all calls fail
+the peer is away: calls wait for it and none is given up, unless the stage does not wait for its peer.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The log's clock for one partition of several topics. Pure: this machine's seconds come in as arguments.
 
-The one rule: the clock never says a time by which a record that is still to be read may have been appended. It stands
-where the slowest topic stands, and runs on only while everything that is there has been read.
+The one rule: the clock never passes the append time of a record that is still to be read. It stands where the slowest
+topic stands, and runs on only once every record on the log has been read.
 """
 
 from collections.abc import Collection, Iterable

@@ -1,7 +1,7 @@
 """When the records of a partition number were appended, as far as the broker's clock can be believed. Pure.
 
-The one rule: a clock that was set wrong makes nobody's history end. A record dated far ahead of this machine's clock is
-taken to be of now, and none is older than the one before it in its partition: the log is in the order of its appends.
+The one rule: a broker's clock that was set wrong ends no key's history. A record dated far ahead of this machine's
+clock is dated now, and no record is dated before the one that precedes it in its partition: the log is in append order.
 """
 
 from collections.abc import Iterable

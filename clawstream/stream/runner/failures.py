@@ -1,7 +1,6 @@
-"""How many records of late could not be used. Pure: the clock is the caller's.
+"""How many of the latest records could not be used. Pure: the clock is the caller's.
 
-The one rule: a few bad records are set aside and a flood stops the stage, since then it is the stage that is wrong, or
-what feeds it.
+The one rule: a few bad records are set aside, a flood stops the stage, since then the stage or its source is wrong.
 """
 
 from collections import deque

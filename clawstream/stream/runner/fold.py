@@ -1,8 +1,8 @@
 """The states of one partition's keys, and from where on the log they could be rebuilt. Pure.
 
-The one rule: whatever a key's state follows from can be read again. A key's records are needed from the first one after
-a silence of `retain_ms`, until it was silent that long again: what ends a key's history is time, and not that its state
-was None for a while, since another key's rebuild may begin in the middle of it.
+The one rule: every record that a key's state follows from can be read again. A key's records are needed from the first
+one after a silence of `retain_ms` until the key has been silent that long again. Only time ends a key's history; a
+state of None does not, since another key's rebuild may begin in the middle of it.
 """
 
 from collections import OrderedDict

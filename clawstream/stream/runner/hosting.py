@@ -1,8 +1,8 @@
 """Hosts a stage on a log: reads its topics as a member of a group, folds, writes, calls, commits.
 
-The one rule: nothing is committed before it is done (see work.py), and nothing is done silently: a record that can't be
-used is in the dead-letter queue, acknowledged, before the group moves past it. So a worker can be killed anywhere, and
-whoever reads on writes the same events again.
+Nothing is committed before it is done (see pending_records.py). No record is dropped silently: one that can't be used
+is in the dead-letter queue, acknowledged, before the group moves past it. So a worker can be killed anywhere, and the
+worker that reads on writes the same events again.
 """
 
 import asyncio

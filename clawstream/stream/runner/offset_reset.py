@@ -1,7 +1,7 @@
-"""Groups that have read further than the log goes, or other records than it has: they are found, and put back.
+"""Finds groups that have read past the log's end, or other records than the log has, and puts them back.
 
-The one rule: a person says that the log is right; then a stage goes on from the first record that was appended after
-its clock stood still. What it does twice comes to the same events.
+The one rule: a person decides that the log is right. Then the stage goes on from the first record that was appended
+after the clock time it noted at its last commit. Records that it reads twice give the same events.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """What a worker has of one partition number: its states, its clock, and the records that are not done.
 
-The one rule: a record is done when its events are acknowledged, its calls have returned, and the events of those are
-acknowledged; or when it stands in the dead-letter queue.
+The one rule: a record is done when its events are acknowledged, its calls have returned, and the events of those calls
+are acknowledged; or when it stands in the dead-letter queue.
 """
 
 import asyncio

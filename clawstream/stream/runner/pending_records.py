@@ -1,7 +1,6 @@
 """What follows from a step: events to write, calls to make, records to set aside.
 
-The one rule: a pending record ends exactly once, when all that it led to has ended; its record is done then and not
-before.
+The one rule: a pending record ends exactly once, when all that it led to has ended; its record is done then.
 """
 
 import asyncio

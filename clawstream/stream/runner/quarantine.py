@@ -1,7 +1,7 @@
-"""What a worker does about records that were set aside: leaves them out, holds up what follows, uses them once asked.
+"""What a worker does about records that were set aside: skips them, holds up what follows, uses them once asked.
 
-The one rule: a dead letter that is replayed is used where it stood. The state of its key is folded anew from the log
-without it, then it is applied, and after it what was parked behind it, in order and before anything that comes later.
+The one rule: a replayed dead letter is used in its original place. The state of its key is folded again from the log
+without it; then the dead letter is applied, then the records parked behind it, in order, before any later record.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Where a stage begins after a restart, and the order in which it folds what was.
+"""Where a stage begins after a restart, and in which order it folds the records before that.
 
-The one rule: what was committed is folded by the log's clock, across topics, before anything is read live.
+The one rule: committed records are folded by the log's clock, across topics, before anything is read live.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Which records of a partition are done. Pure.
 
 The one rule: only a contiguous run of done records is committed, whatever order they are done in. Offsets may have
-holes, so nothing is counted on but their order.
+holes, so only their order is relied on.
 """
 
 

@@ -1,7 +1,7 @@
-"""A stage's events onto the log, in the order in which its records were folded.
+"""Writes a stage's events to the log, in the order in which its records were folded.
 
-The one rule: one group of events is under way at a time, and all that came meanwhile goes together after it; so order
-holds even where the log fails in the middle, and a busy stage pays for one acknowledgement per group.
+The one rule: one group of events is under way at a time, and all that come meanwhile form the next group. So the order
+holds even where the log fails in the middle, and a busy stage waits for one acknowledgement per group.
 """
 
 import asyncio
