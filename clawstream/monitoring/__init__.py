@@ -1,4 +1,4 @@
 """Beside the stages: live one-minute windows over the log, and what runs where.
 
-Nothing here can be lost, because all of it is read from the log again; nothing here decides anything.
+Nothing here can be lost, because all of it is read from the log again. Nothing here decides anything.
 """

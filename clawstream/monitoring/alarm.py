@@ -1,7 +1,7 @@
 """Whether learning stands still, and why. Pure.
 
-The one rule: an alarm names a cause. Of rewards none is raised before `STILL_SAMPLES` went by, as fewer say nothing; of
-a part that does nothing at all, `FEW` are enough.
+Every alarm names a cause. An alarm about rewards needs `STILL_SAMPLES` samples, since fewer say nothing; an alarm about
+a part that does nothing at all needs only `FEW` turns, votes or verdicts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,9 +14,9 @@ from clawstream.monitoring.tallies import EventCounts
 
 STILL_SAMPLES = 128
 FEW = 4  # turns, votes or verdicts, which one person gives in minutes
-MOVES_SAMPLES = 512  # at most, over which rewards are looked at: what moves slowly does not show in fewer
+MOVES_SAMPLES = 512  # at most, over which rewards are looked at: a slow move does not show in fewer
 MOVED_REWARD = 0.1  # of a mean of -1 and 1, from the first to the last of them
-PLEASED_REWARD = 0.5  # whoever is so far need not move
+PLEASED_REWARD = 0.5  # a mean reward this high need not rise
 STILL_MS = 30 * 60_000  # a step of a large policy may take long
 Outcome = StepTaken | StepRejected
 
@@ -30,7 +30,7 @@ class Planned(NamedTuple):
 
 
 def recent(outcomes: Sequence[Outcome], num_samples: int = MOVES_SAMPLES) -> list[Outcome]:
-    """Return the newest outcomes, as few as have so many samples and can be compared; all, where fewer are."""
+    """Return the newest outcomes, at least two, as few as hold `num_samples` samples; all, where they hold fewer."""
     found: list[Outcome] = []
     for outcome in reversed(outcomes):
         if len(found) > 1 and sum(one.num_samples for one in found) >= num_samples:
@@ -40,7 +40,7 @@ def recent(outcomes: Sequence[Outcome], num_samples: int = MOVES_SAMPLES) -> lis
 
 
 def standstill(outcomes: Sequence[Outcome]) -> str | None:
-    """Return why so many samples moved nothing, in words for a person; None: something moved, or they are too few."""
+    """Return why `STILL_SAMPLES` samples moved nothing, in words for a person; None: something moved, or too few."""
     last = recent(outcomes, STILL_SAMPLES)
     if _samples(last) < STILL_SAMPLES:
         return None
@@ -68,9 +68,9 @@ def _taken(outcomes: Sequence[Outcome]) -> list[StepTaken]:
 
 
 def unplanned(came_ms: Iterable[int], planned: Planned | None, now_ms: int) -> str | None:
-    """Return why samples that wait since these times are in no batch, in words for a person.
+    """Say, in words for a person, that the samples that wait since `came_ms` are planned in no batch.
 
-    None: they are too few for two batches, or some of them came a moment ago.
+    None: too few wait (less than two batches), or they have not waited for `STILL_MS`.
     """
     since = sorted(came_ms if planned is None else (ms for ms in came_ms if ms > planned.at_ms))
     enough = STILL_SAMPLES if planned is None else max(STILL_SAMPLES, 2 * planned.num_samples)
@@ -89,7 +89,8 @@ def unplanned(came_ms: Iterable[int], planned: Planned | None, now_ms: int) -> s
 def starved(hour: EventCounts, older: EventCounts, *, judged: bool = True) -> str | None:
     """Return why an hour's answers gave no sample, in words for a person; None: they did, or they were too few.
 
-    `older` is what of the hour is older than a judge takes; not `judged`, no judge is asked, and none is missed.
+    `older` counts the part of the hour that a judge should have answered by now. Where `judged` is False no judge is
+    asked, and missing votes raise no alarm.
     """
     votes = sum(hour.votes.values())
     if hour.samples:
@@ -125,7 +126,7 @@ def _score_stands(taken: Sequence[StepTaken], went_by: str) -> str | None:
 
 
 def _change(rewards: Sequence[float]) -> tuple[float, float]:
-    """Return by how much the straight line through them rises from the first to the last, and its standard error."""
+    """Return by how much a straight line through `rewards` rises from first to last, and its standard error."""
     places = range(len(rewards))
     slope, begin = linear_regression(places, rewards)
     left = sum((reward - begin - slope * place) ** 2 for place, reward in zip(places, rewards, strict=True))

@@ -1,7 +1,7 @@
 """The monitor: reads the last hour, then everything that comes, and answers over HTTP.
 
-GET /windows is the report as JSON, GET /metrics the same for Prometheus, GET /healthz says that it runs. A monitor that
-was away knows nothing: each start reads the last hour anew.
+GET /windows is the report as JSON, GET /metrics the same for Prometheus, GET /healthz says that the monitor runs. A
+monitor keeps nothing between runs: each start reads the last hour again.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from clawstream.stream.log import PartitionId
 
 log = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"  # no key guards the windows, so nobody else's machine reaches them
+HOST = "127.0.0.1"  # no key guards the windows, so no other machine may reach them
 
 
 async def serve(settings: Settings, *, stop: asyncio.Event) -> None:
@@ -107,7 +107,7 @@ async def _listen(runner: web.AppRunner, settings: MonitorSettings) -> int:
 
 
 async def _starts(broker: Broker, prefix: str, kafka_log: KafkaLog, board: PolicyBoard) -> dict[PartitionId, int]:
-    """Return where to read from: an hour ago, and the samples from the first that no batch has used up."""
+    """Return where to read from: an hour ago; samples, from the first that no batch has used up."""
     await read_policy(kafka_log, board)
     waiting = await waiting_since(kafka_log, board)
     hour_ago_ms = _now_ms() - KEPT_MINUTES * MINUTE_MS

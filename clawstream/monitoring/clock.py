@@ -1,7 +1,7 @@
 """Whether the broker's clock can be believed, by the newest exchanges. Pure.
 
-The one rule: what was appended before it was over, or in the future, was dated by a clock that is wrong. An exchange
-that waited in a spool is appended long after it was over, which says nothing.
+The one rule: the broker's clock is wrong if it dates an exchange before the exchange ended, or in the future. An
+exchange that waited in a spool is appended long after it ended, which says nothing.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from clawstream.stream.log import Arrived
 from clawstream.stream.runner.dating import BELIEVED_MS, Dating
 from clawstream.stream.stage import Record
 
-AT_ONCE_MS = 60_000  # partitions may be led by brokers of different clocks; what is older than this tells of the past
+AT_ONCE_MS = 60_000  # brokers with different clocks may lead partitions; exchanges older than this tell of the past
 A = TypeVar("A", Record, Arrived)
 
 
@@ -25,18 +25,18 @@ class _Dated(NamedTuple):
         if self.appended_ms - now_ms > BELIEVED_MS:
             return self.appended_ms - now_ms
         before_ms = self.over_ms - self.appended_ms
-        is_brokers = self.over_ms - now_ms <= BELIEVED_MS  # else it is the gateway's clock that is ahead
+        is_brokers = self.over_ms - now_ms <= BELIEVED_MS  # otherwise the gateway's clock is the one ahead
         return -before_ms if before_ms > BELIEVED_MS and is_brokers else 0
 
 
 class BrokerClock:
-    """The newest exchange of each partition, with what two clocks say of it."""
+    """The newest exchange of each partition, as dated by the broker's clock and by the gateway's."""
 
     def __init__(self) -> None:
         self._newest: dict[int, _Dated] = {}
 
     def learn(self, found: Arrived) -> None:
-        """Take in a record as the broker dated it, in any order; what is no exchange says nothing."""
+        """Take in a record as the broker dated it, in any order; records other than exchanges change nothing."""
         if not isinstance(found, Record) or not isinstance(found.event, ExchangeCompleted | ExchangeFailed):
             return
         dated = _Dated(found.offset, found.timestamp_ms, found.event.finished_at_ms)
@@ -65,13 +65,13 @@ def alarm(off_ms: int | None) -> str | None:
 
 
 class Believed:
-    """Dates records as stages do: none is of the future, and none older than the one before it in its partition."""
+    """Dates records as stages do: never in the future, never before the preceding record of the partition."""
 
     def __init__(self) -> None:
         self._dating: dict[tuple[str, int], Dating] = {}
 
     def dated(self, found: A, now_ms: int) -> A:
-        """Return the next record of its partition with the time that is believed."""
+        """Return the next record of its partition, with the append time that stages believe."""
         dating = self._dating.setdefault((found.topic, found.partition), Dating([found.topic]))
         taken_ms, _ = dating.date(found.topic, found.timestamp_ms, now_ms)
         if taken_ms == found.timestamp_ms:

@@ -1,8 +1,8 @@
 """The faust application that folds the log into the windows.
 
-faust loses a record whose handler raises and commits past one that is in flight, so what it hosts here is fast, in
-order, one record at a time, raises for no record whatever its bytes are, and can be read again from the log at any
-time. It has no tables, no replies and no leader topic, so it creates no topics; it writes nothing.
+faust loses a record whose handler raises, and commits past a record that is in flight. So the handler hosted here is
+fast, takes one record at a time and in order, raises for no record whatever its bytes are, and can read the log again
+at any time. The application has no tables, no replies and no leader topic, so it creates no topics; it writes nothing.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ BUFFERED_RECORDS = 256
 
 
 class Message(Protocol):
-    """What is used of a faust message."""
+    """The fields of a faust message that are used here."""
 
     topic: str
     partition: int
@@ -45,7 +45,7 @@ async def hosted(
     prefix: str,
     folder: Path,
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Let `receive` see each record of `topics` for the length of the block, from where the group begins.
+    """For the length of the block, give `receive` each record of `topics`, from where the group begins.
 
     `folder` is there already; faust asks for one and, without tables, keeps nothing in it.
     Yields a task that ends only if the application does, with the reason.
@@ -65,7 +65,7 @@ async def hosted(
         producer_threaded=False,
         web_enabled=False,
     )
-    # Bytes go through as they are: what faust can't decode it drops, and here it is to be counted.
+    # Bytes go through undecoded: faust drops what it can't decode, and such records are to be counted here.
     source = app.topic(
         *(prefix + topic for topic in topics),
         key_type=bytes,

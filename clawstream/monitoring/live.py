@@ -1,6 +1,6 @@
-"""What the monitor knows at this moment, and how it is told. Pure: the time comes in as an argument.
+"""What the monitor knows at this moment, and how it reports that. Pure: the time comes in as an argument.
 
-While the last hour is still being read, `rebuilt` says that the figures are of a part of it.
+While the last hour is still being read, `rebuilt` is False: the figures cover only a part of it.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ JUDGED_WITHIN_MINUTES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpan:
-    """Some time of the log, with what happened in it."""
+    """A stretch of the log's time, with what happened in it."""
 
     start_ms: int  # since the epoch, UTC
     seconds: float  # as much of it as has passed
@@ -29,7 +29,7 @@ class TimeSpan:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Sampled tokens that the log got to know of; None: no time has passed."""
+        """Sampled tokens per second, as the log has them; None: no time has passed."""
         return self.tally.output_tokens / self.seconds if self.seconds else None
 
 
@@ -44,14 +44,14 @@ class MonitorReport:
     samples_waiting: int
     oldest_waiting_s: float | None  # None: no sample waits
     alarm: str | None  # why learning stands still; None: it does not
-    clock_off_ms: int | None  # how far the broker's clock is ahead, or behind where negative; None: nothing tells
-    clock_alarm: str | None  # that it is wrong; None: nothing says so
+    clock_off_ms: int | None  # how far the broker's clock is ahead (negative: behind); None: not known
+    clock_alarm: str | None  # says that the broker's clock is wrong; None: nothing indicates that
     hour: TimeSpan
     minutes: tuple[TimeSpan, ...]  # in order; the last one is not over
 
 
 class Live:
-    """Windows and policy, as far as they were read."""
+    """The windows and the policy's state, as far as the log was read."""
 
     def __init__(self, board: PolicyBoard, unread: Mapping[tuple[str, int], int], *, judged: bool = True) -> None:
         self._windows = Windows()
@@ -71,7 +71,7 @@ class Live:
             self._board.learn(arrived)
 
     def report(self, now_ms: int) -> MonitorReport:
-        """Say how things stand."""
+        """Return the report as of now."""
         windows = self._windows.last_hour(now_ms)
         oldest_ms = self._board.oldest_ms
         start_ms = windows[0].start_ms

@@ -1,6 +1,7 @@
-"""The report in Prometheus's words.
+"""The report in Prometheus's text format.
 
-Gauges over the last whole minute and the last hour, since a restart counts the hour anew; what is absent is no line.
+All are gauges, over the last whole minute and the last hour, since a restart counts the hour again. An absent value
+gives no line.
 """
 
 from collections.abc import Callable, Iterator, Mapping

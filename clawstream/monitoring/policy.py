@@ -21,7 +21,7 @@ from clawstream.monitoring.alarm import Outcome, Planned, recent, standstill, un
 from clawstream.monitoring.waiting import BatchRule, TrainerSign, overdue
 from clawstream.stream.stage import Record
 
-PLANNED_KEPT = 8192  # ids and turns of the newest plans; older samples lie before where their partition is used up
+PLANNED_KEPT = 8192  # ids and turns of the newest plans; samples of older plans lie below `used_up`
 
 
 class _SampleOffset(NamedTuple):
@@ -33,7 +33,7 @@ class _SampleOffset(NamedTuple):
 
 
 class LearnedFrom(NamedTuple):
-    """What the samples of steps were told by; those of plans that name no turns have no part in it."""
+    """How many samples of the steps learned from what; plans that name no turns are not counted."""
 
     samples: int = 0
     with_feedback: int = 0  # a thumb, a score or a heuristic's
@@ -42,14 +42,15 @@ class LearnedFrom(NamedTuple):
 
 
 class PolicyBoard:
-    """What the policy topic and the samples topic say so far of one policy.
+    """What the policy topic and the samples topic say of one policy so far.
 
-    A sample that the trainer drops (stale, or without weight in its method) waits until a plan passes it. Of a turn's
-    revisions one waits, since the first of them came, and none once a plan has one.
+    A sample that the trainer drops (stale, or without weight in its method) counts as waiting until a plan passes it.
+    The revisions of a turn count as one sample that waits since the first of them came; none waits once a plan names
+    one.
     """
 
     def __init__(self, policy_id: str, due: BatchRule | None = None) -> None:
-        """`due` says when a batch is; None: only how many wait says anything, as where whole groups are trained on."""
+        """`due` says when a batch is due; None: only the number of samples tells, as where groups are trained on."""
         self._policy_id = policy_id
         self._due = due
         self._waiting: dict[PlannedTurn, _SampleOffset] = {}
@@ -63,25 +64,25 @@ class PolicyBoard:
         self._told_by: dict[int, LearnedFrom] = {}  # of plans whose step is still to come, by version
         self.learned_from = LearnedFrom()
         self.trainer: TrainerSign | None = None  # None: the log says nothing of it
-        self.rejected: StepRejected | None = None  # the newest step that was; None also once one was kept after it
+        self.rejected: StepRejected | None = None  # the newest one; None once a later step is published
 
     @property
     def used_up(self) -> dict[tuple[str, int], int]:
-        """Partition -> the first offset that may hold a sample in no plan; one that is missing was never planned."""
+        """Partition -> the first offset that may hold an unplanned sample; no plan used a partition that is missing."""
         return dict(self._used_up)
 
     @property
     def num_waiting(self) -> int:
-        """Samples in no plan."""
+        """The number of samples in no plan."""
         return len(self._waiting)
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the broker appended the oldest sample that waits; None: none waits."""
+        """When the broker appended the oldest waiting sample; None: none waits."""
         return min((sample.timestamp_ms for sample in self._waiting.values()), default=None)
 
     def alarm(self, now_ms: int) -> str | None:
-        """Return why so many samples moved nothing; None: something moved, or they are too few."""
+        """Return why learning stands still, in words for a person; None: it does not, or too few samples came."""
         came_ms = [sample.timestamp_ms for sample in self._waiting.values()]
         if self._due is None:
             waits = unplanned(came_ms, self._newest_plan, now_ms)
@@ -90,7 +91,7 @@ class PolicyBoard:
         return waits or standstill(self._outcomes)
 
     def learn(self, record: Record) -> None:
-        """Take in one record of either topic; one that was read before changes nothing."""
+        """Take in one record of either topic; a record that was read before changes nothing."""
         place = (record.topic, record.partition)
         if record.offset < self._next_offsets.get(place, 0):
             return
@@ -150,7 +151,7 @@ class PolicyBoard:
         return where._replace(timestamp_ms=before.timestamp_ms)
 
     def _is_planned(self, turn: PlannedTurn, *sample_ids: str) -> bool:
-        """Return whether a plan has it; what nobody judged is of the turn, whoever judges it."""
+        """Return whether a plan names the turn or a sample; a turn's plan without a judge counts for all judges."""
         any_judge = turn.turn_id if turn.judge == NOBODY else _of_nobody(turn)
         return any(name in self._planned for name in (turn, any_judge, *sample_ids))
 

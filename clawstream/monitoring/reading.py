@@ -1,4 +1,4 @@
-"""What the monitor and the status read of the log, and from where."""
+"""What the monitor and the status read from the log, and where they begin."""
 
 import time
 
@@ -14,9 +14,9 @@ EXCHANGES_TOPIC = "clawstream.exchanges.v1"
 POLICY_TOPIC = "clawstream.policy.v1"
 SAMPLES_TOPIC = "clawstream.samples.v1"
 VOTES_TOPIC = "clawstream.votes.v1"
-NUM_VOTES = 20  # of each partition, by which the judge is known
+NUM_VOTES = 20  # of each partition; they show how the judge fares
 NUM_EXCHANGES = (
-    3  # of each partition, of which the newest says what the broker's clock is; ends of sessions lie between
+    3  # of each partition; the newest exchange shows the broker's clock, and ends of sessions may come after it
 )
 TOPICS = (
     EXCHANGES_TOPIC,
@@ -30,7 +30,7 @@ TOPICS = (
 
 
 def due_of(training: TrainingSettings) -> BatchRule | None:
-    """Return when the trainer takes a batch; None: that rests on groups, which samples alone do not tell."""
+    """Return when the trainer takes a batch; None: that depends on groups, which samples alone don't show."""
     if training.method == "stepwise":
         return None
     return BatchRule(batch_samples=training.batch_samples, max_wait_ms=round(training.max_wait_s * 1000))
@@ -45,7 +45,7 @@ async def newest_records(kafka_log: KafkaLog, topic: str, most: int) -> list[Rec
 
 
 async def read_policy(kafka_log: KafkaLog, board: PolicyBoard) -> None:
-    """Let `board` know all that the policy topic says by now."""
+    """Let `board` learn all that the policy topic holds by now."""
     believed = Believed()
     async for records in kafka_log.follow([POLICY_TOPIC], "earliest", until_end=True):
         for record in records:
@@ -54,6 +54,6 @@ async def read_policy(kafka_log: KafkaLog, board: PolicyBoard) -> None:
 
 
 async def waiting_since(kafka_log: KafkaLog, board: PolicyBoard) -> dict[tuple[str, int], int]:
-    """Return where the samples begin that may be in no plan that `board` knows."""
+    """Return the first offsets whose samples may be in no plan that `board` knows."""
     begins = await kafka_log.begin_offsets([SAMPLES_TOPIC])
     return {place: max(begin, board.used_up.get(place, begin)) for place, begin in begins.items()}

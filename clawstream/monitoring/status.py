@@ -1,6 +1,6 @@
 """How an installation fares at this moment, from its log and its monitor; only read, nothing is started or written.
 
-What can't be known is absent, with the reason among the problems: a status is an answer also where nothing runs.
+A value that can't be known is absent, and `problems` says why: a status is an answer also where nothing runs.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ STAGES = (
     "samples",
     "project",
     GROUP,
-)  # each a group of its own name; the trainer reads without
+)  # each reads as a group of its own name; the trainer reads without a group
 REFRESHING = ("refresh",)  # where prompts are answered anew
 GROUPED = ("trajectories", "groups")  # where groups are trained on
 NUM_VERDICTS = 5
@@ -66,24 +66,24 @@ class RecentVerdict:
 class LogStatus:
     """What the log says."""
 
-    lag_records: Mapping[str, int | None]  # by stage; None: it has never read
+    lag_records: Mapping[str, int | None]  # by stage; None: the stage has never read
     published_version: int | None
     active_versions: Mapping[str, int]  # by engine
-    rejected_version: int | None  # the newest step, if it was rejected
+    rejected_version: int | None  # the newest step, where it was rejected
     rejected_because: str | None
-    alarm: str | None  # why so many samples moved nothing; None: they moved something
+    alarm: str | None  # why learning stands still; None: it does not
     samples_waiting: int
     oldest_waiting_at_ms: int | None  # when the broker appended it; None: none waits
     last_verdicts: tuple[RecentVerdict, ...]  # the newest first
     learned_from: LearnedFrom | None = None  # None: nothing was read
-    trainer: TrainerSign | None = None  # the last that the log says of it; None: nothing
-    judge: JudgeReachability | None = None  # by its newest votes; None: there are none, or none is asked
-    clock_alarm: str | None = None  # that the broker's clock is wrong; None: nothing says so
+    trainer: TrainerSign | None = None  # the newest word of the trainer on the log; None: there is none
+    judge: JudgeReachability | None = None  # by its newest votes; None: there are none, or no judge is asked
+    clock_alarm: str | None = None  # says that the broker's clock is wrong; None: nothing indicates that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What the log and the monitor say; None where one did not answer, with the reason in `problems`."""
+    """What the log and the monitor say; None: that one did not answer, and `problems` says why."""
 
     log: LogStatus | None
     monitor: Mapping[str, Any] | None  # as GET /windows answers
@@ -99,10 +99,10 @@ async def status(
     due: BatchRule | None = None,
     judge: str | None = None,
 ) -> Status:
-    """Ask the log, where `kafka` names a broker, and the monitor, where it has an address, both at once.
+    """Ask the log (where `kafka` names a broker) and the monitor (where it has an address), both at once.
 
-    `optional` names the stages that are to run beside those that always do, `due` when a batch is, `judge` who is
-    asked.
+    `optional` names the stages that are to run beside those that always do, `due` when a batch is due, `judge` the
+    judge that is asked.
     """
     board = PolicyBoard(policy_id, due)
     problems: list[str] = []

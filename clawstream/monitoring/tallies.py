@@ -1,7 +1,6 @@
-"""What events come to, counted. Pure.
+"""Counts of what events say. Pure.
 
-Tallies add up: in any order, over any minutes, the sum of an hour is the sum of its parts. An average over nothing is
-None, which is not a 0.
+Tallies add up in any order: the sum of an hour is the sum of its minutes. An average over nothing is None, not 0.
 """
 
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ class EventCounts:
     exchanges   "completed", or why an exchange failed -> how many
     votes       the vote's status -> how many
     refusals    why no sample came of a turn or session -> how many
-    anew        what came of prompts that were answered anew: "sampled", "unanswered", or why no sample -> how many
+    anew        outcome of prompts that were answered again: "sampled", "unanswered", or why no sample -> how many
     """
 
     exchanges: Mapping[str, int] = field(default_factory=dict)
@@ -76,18 +75,18 @@ class EventCounts:
 
     @property
     def mean_score(self) -> float | None:
-        """Of the verdicts that have a score; None: there is none."""
+        """The mean over the verdicts that have a score; None: there is none."""
         return _share(self.score_sum, self.verdicts_scored)
 
     @property
     def unreadable_share(self) -> float | None:
-        """Of the replies that arrived."""
+        """The share of unreadable votes among the replies that arrived."""
         unreadable = self.votes.get("unreadable", 0)
         return _share(unreadable, unreadable + self.votes.get("readable", 0))
 
     @property
     def failed_share(self) -> float | None:
-        """Votes for which no reply arrived, of all that were asked for."""
+        """The share of votes without a reply among all that were asked for."""
         return _share(self.votes.get("failed", 0), sum(self.votes.values()))
 
 

@@ -1,6 +1,6 @@
 """Every version of a policy, as the policy topic has it. Pure.
 
-The one rule: of two events with one id the first counts, so a version is what it was first said to be.
+Of two events with one id the first counts, so what was first said of a version stays.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,29 +21,29 @@ _OF_A_VERSION = (BatchPlanned, StepTaken, StepRejected, PolicyPublished, PolicyR
 
 
 class VersionState(StrEnum):
-    """What became of a version."""
+    """How far a version has come."""
 
     PLANNED = "planned"  # its step is still to be taken
-    REJECTED = "rejected"  # what its step came to was not published
+    REJECTED = "rejected"  # the gate rejected its step's outcome
     PUBLISHED = "published"
     ACTIVE = "active"  # an engine serves it
 
 
 @dataclass(slots=True, kw_only=True)
 class VersionFacts:
-    """What is said of one version; None: that is not said of it."""
+    """What the policy topic says of one version; None: it does not say that."""
 
     version: int
     plan: BatchPlanned | None = None
     step: StepTaken | None = None
     published: PolicyPublished | None = None
     rejected: StepRejected | None = None
-    engines: list[str] = field(default_factory=list)  # that serve it
-    refusals: list[PolicyRejected] = field(default_factory=list)  # by engines
+    engines: list[str] = field(default_factory=list)  # the engines that serve it
+    refusals: list[PolicyRejected] = field(default_factory=list)  # by the engines that refused it
 
     @property
     def standing(self) -> VersionState:
-        """What became of it."""
+        """How far the version has come."""
         if self.rejected is not None:
             return VersionState.REJECTED
         if self.engines:
@@ -52,12 +52,12 @@ class VersionFacts:
 
     @property
     def parent_version(self) -> int | None:
-        """Which version it was made of; None: it is what the policy began with."""
+        """The version it was made from; None: the policy began with it."""
         return self.plan.parent_version if self.plan is not None else None
 
     @property
     def why(self) -> str | None:
-        """Why it is not what one would expect; None: it is."""
+        """Why the version is not as one would expect; None: it is."""
         if self.rejected is not None:
             return self.rejected.reason
         if self.refusals:
@@ -68,7 +68,7 @@ class VersionFacts:
 
     @property
     def at_ms(self) -> int | None:
-        """When the newest of this was said."""
+        """When the newest of these facts was said."""
         if self.rejected is not None:
             return self.rejected.rejected_at_ms
         if self.published is not None:
@@ -83,7 +83,7 @@ def versions(events: Iterable[Event], policy_id: str) -> dict[int, VersionFacts]
     for event in events:
         if not isinstance(event, _OF_A_VERSION) or event.policy_id != policy_id:
             continue
-        if isinstance(event, PolicyActivated):  # an engine serves one version: the last it took over
+        if isinstance(event, PolicyActivated):  # an engine serves one version: the last one it took over
             served[event.engine] = event.policy_version
             continue
         one = found.setdefault(event.policy_version, VersionFacts(version=event.policy_version))
@@ -104,7 +104,7 @@ def versions(events: Iterable[Event], policy_id: str) -> dict[int, VersionFacts]
 
 
 def ancestors(known: dict[int, VersionFacts], version: int) -> Sequence[int]:
-    """Return the versions that it was made of, the nearest first."""
+    """Return the versions that it was made from, the nearest first."""
     line: list[int] = []
     parent = known[version].parent_version
     while parent is not None and parent in known and parent not in line:

@@ -1,9 +1,9 @@
-"""Whether samples wait although a batch of them is due. Pure."""
+"""Whether a batch of samples is due and the trainer does not take it. Pure."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-IDLE_MS = 10 * 60_000  # a trainer that is started again loads a model, and takes up what is due
+IDLE_MS = 10 * 60_000  # a restarted trainer first loads a model, then takes the due batch
 STEP_MS = 30 * 60_000  # a step of a large policy may take long
 
 
@@ -15,17 +15,17 @@ class BatchRule(NamedTuple):
 
 
 class TrainerSign(NamedTuple):
-    """The last that the log says of the trainer."""
+    """The newest that the log says of the trainer."""
 
     what: str
     at_ms: int
-    in_step: bool  # a batch is planned, and what came of it is not said
+    in_step: bool  # a batch is planned and its outcome is not on the log yet
 
 
 def overdue(came_ms: Sequence[int], due: BatchRule, seen: TrainerSign | None, now_ms: int) -> str | None:
-    """Return that the trainer seems to have stopped, in words for a person; None: it does not.
+    """Say, in words for a person, that the trainer seems to have stopped; None: it does not seem so.
 
-    `came_ms` says since when each sample waits that is in no plan.
+    `came_ms` says since when each unplanned sample waits.
     """
     last = (
         "was never heard of" if seen is None else f"was last heard of {_minutes(now_ms - seen.at_ms)} ago ({seen.what})"

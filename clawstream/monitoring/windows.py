@@ -35,7 +35,7 @@ class Windows:
         self._oldest_ms = 0
 
     def record(self, arrived: Arrived) -> bool:
-        """Count what arrived in its minute; return whether it is new, which a redelivered or repeated one is not."""
+        """Count a record in its minute; return whether it is new: not a redelivered record or a repeated event."""
         place = (arrived.topic, arrived.partition)
         if arrived.offset < self._next_offsets.get(place, 0):
             return False
@@ -51,7 +51,7 @@ class Windows:
         return True
 
     def last_hour(self, now_ms: int) -> tuple[Window, ...]:
-        """Return the last hour's windows in order, the one that `now_ms` lies in last, the empty ones among them."""
+        """Return the last hour's windows in order, empty ones included; the last one holds `now_ms`."""
         newest = now_ms - now_ms % MINUTE_MS
         starts = range(newest - (KEPT_MINUTES - 1) * MINUTE_MS, newest + 1, MINUTE_MS)
         return tuple(Window(start_ms=start, tally=self._tallies.get(start, NOTHING)) for start in starts)

@@ -13,7 +13,7 @@ from clawstream.stream.log import PartitionId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:
-    """A partition that is not as it was when it was read up to `offset`."""
+    """A partition that changed since it was read up to `offset`."""
 
     place: PartitionId
     offset: int
@@ -25,7 +25,7 @@ class Contradiction:
 
 
 def past_the_end(offsets: Mapping[PartitionId, int], ends: Mapping[PartitionId, int]) -> list[PartitionId]:
-    """Return the partitions of which more was read than the log has."""
+    """Return the partitions that were read beyond the log's end."""
     return [place for place, offset in offsets.items() if offset > ends.get(place, 0)]
 
 
@@ -35,9 +35,9 @@ def contradictions(
     last: Mapping[PartitionId, str],
     found: Mapping[PartitionId, str],
 ) -> list[Contradiction]:
-    """Return the partitions that are shorter than what was read of them, or whose `last` read record is another now.
+    """Return the partitions that end before what was read of them, or whose `last` read record is another now.
 
-    Where a record is not `found` any more, being past its topic's retention, nothing is said of it.
+    A record that is not `found`, being past its topic's retention, contradicts nothing.
     """
     cut = set(past_the_end(offsets, ends))
     other = {place for place, digest in last.items() if found.get(place, digest) != digest}
@@ -49,7 +49,7 @@ def contradictions(
 
 
 def refuse(reader: str, wrong: list[Contradiction], remedy: str) -> None:
-    """Raise LogContradicted where anything is."""
+    """Raise LogContradicted if any partition contradicts."""
     if wrong:
         more = f", and {len(wrong) - 1} more partitions" if len(wrong) > 1 else ""
         raise LogContradicted(

@@ -38,7 +38,7 @@ class Raw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undecodable:
-    """A record that no schema of ours explains."""
+    """A record whose bytes no schema of ours can decode."""
 
     raw: Raw
     reason: str
@@ -68,7 +68,7 @@ Arrived = Record | Undecodable
 
 
 def key_of(record: Arrived) -> bytes | None:
-    """Return the record's key as the log has it."""
+    """Return the record's key in bytes, as the log has it."""
     return record.raw.key if isinstance(record, Undecodable) else key_bytes(record.key)
 
 
@@ -83,7 +83,7 @@ class Outgoing(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """An event as the record that it is wherever it is written, and however often."""
+    """An event encoded as a record, which stays the same wherever and however often it is written."""
 
     topic: str  # without the installation's prefix
     key: bytes
@@ -113,14 +113,14 @@ class RecordBatch:
 
     place: PartitionId
     records: Sequence[Arrived]
-    next_offset: int  # after the last of them
+    next_offset: int  # the offset after the last record
 
 
 class Listener(Protocol):
-    """Is told which partitions a member of a group has."""
+    """Learns which partitions a member of a group has."""
 
     async def assigned(self, committed: Mapping[PartitionId, Commit | None]) -> Mapping[PartitionId, int]:
-        """Return where to start reading each; nothing is read of them before this returns."""
+        """Return where to start reading each partition; none of them is read before this returns."""
 
     async def revoked(self, places: frozenset[PartitionId]) -> None:
         """The partitions go to another member once this returns."""
@@ -133,16 +133,16 @@ class Member(Protocol):
         """Return what arrived, waiting for the first record at most `timeout_s`; never cancelled."""
 
     async def commit(self, commits: Mapping[PartitionId, Commit]) -> bool:
-        """Note how far the group has come; False where some of the partitions are not ours any more."""
+        """Commit the offsets; False where some of the partitions are not ours any more."""
 
     def pause(self, places: Iterable[PartitionId]) -> None:
-        """Fetch no more of these, until `resume`."""
+        """Fetch no more from these partitions until `resume`."""
 
     def resume(self, places: Iterable[PartitionId]) -> None:
-        """Fetch these again."""
+        """Fetch from these partitions again."""
 
     def caught_up(self, place: PartitionId) -> bool:
-        """Return whether all that was on the partition at the last fetch has been polled."""
+        """Return whether every record that the partition had at the last fetch has been polled."""
 
 
 class Log(Protocol):
@@ -151,8 +151,8 @@ class Log(Protocol):
     async def write(self, outgoing: Sequence[Outgoing]) -> None:
         """Return when all are acknowledged, in this order per key.
 
-        Raises UnusableEvent, before anything is written, for an event that can't be; TryLater where a part may be
-        written and the whole may be tried again.
+        Raises UnusableEvent, before anything is written, for an event that can't be written; TryLater where a part may
+        be written and the whole may be tried again.
         """
 
     async def set_aside(
@@ -166,12 +166,12 @@ class Log(Protocol):
         """Copy the record to its topic's dead-letter queue, acknowledged; see dead_letters/records.py."""
 
     async def mark(self, marks: "Sequence[DeadLetterMark]") -> None:
-        """Say what became of dead letters, in their queues, acknowledged."""
+        """Write marks into the dead letters' queues, acknowledged."""
 
     def follow_raw(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes on the topics, and what comes; see KafkaLog.follow."""
+        """Yield the bytes on the topics, then what arrives; see KafkaLog.follow."""
 
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]:
         """Return the offset that each partition's next record will have."""
@@ -182,9 +182,9 @@ class Log(Protocol):
     def replay(
         self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
     ) -> AsyncGenerator[Sequence[Arrived], None]:
-        """Yield each partition's records from the first offset up to and without the second, in order.
+        """Yield each partition's records from the first offset up to but not including the second, in order.
 
-        With a `key` only its records; the others are not decoded. Without `digest` they are not hashed.
+        With a `key`, yield only its records; the others are not decoded. Without `digest`, records are not hashed.
         """
 
     def join(
@@ -194,7 +194,7 @@ class Log(Protocol):
 
 
 class StartAt(Protocol):
-    """Says where to read partitions from; asked each time that some are given to this member."""
+    """Says where to read partitions from; called each time this member is given some."""
 
     def __call__(self, places: frozenset[PartitionId]) -> Awaitable[Mapping[PartitionId, int]]:
-        """Return the next offset to read of each."""
+        """Return the next offset to read of each partition."""

@@ -15,7 +15,7 @@ DIGEST_BYTES = 16
 
 
 def arrived(raw: Raw, codec: Codec, *, digest: bool = True) -> Arrived:
-    """Return the record with its event, and with `digest` its own; or why it has none."""
+    """Return the record with its event (and its hash, with `digest`), or why it has no event."""
     try:
         event = codec.decode(raw.value)
     except UndecodableRecord as error:
@@ -36,7 +36,7 @@ def arrived(raw: Raw, codec: Codec, *, digest: bool = True) -> Arrived:
 
 
 def digest_of(raw: Raw) -> bytes:
-    """Return a hash of the record's key, headers and value, in which none can pass for another."""
+    """Return a hash of key, headers and value, each delimited so that none can pass for part of another."""
     parts = [raw.key, raw.value]
     for name, value in raw.headers:
         parts += (name.encode(), value)
@@ -45,5 +45,5 @@ def digest_of(raw: Raw) -> bytes:
 
 
 def digest_in(record: Arrived) -> bytes | None:
-    """Return the hash of a record that was read with its digest, or without an event."""
+    """Return the hash of a record that was read with its digest, or that has no event."""
     return digest_of(record.raw) if isinstance(record, Undecodable) else record.digest

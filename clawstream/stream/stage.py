@@ -10,8 +10,8 @@ Rules that make a stage safe to kill at any point and to run on any number of wo
   contiguous run of done records is committed.
 - After a restart the state of each open key is rebuilt first, by folding what was done already without writing or
   calling anything, in the order of the log's clock; then the rest is read live.
-- A key whose last record is more than `retain_ms` older (by the log's clock) than the next one starts afresh; that is
-  what bounds the rebuild.
+- A key whose last record is more than `retain_ms` older (by the log's clock) than the next one starts afresh; this
+  bounds the rebuild.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +24,7 @@ S = TypeVar("S")
 C = TypeVar("C")
 
 DAY_MS = 86_400_000
-HEARD_MS = 7 * DAY_MS  # feedback counts so long after its session's last word, and the session is kept in memory
+HEARD_MS = 7 * DAY_MS  # how long feedback counts after its session's last word; the session stays in memory until then
 
 
 class Record(NamedTuple):
@@ -54,7 +54,7 @@ class Stage(Generic[S, C]):
 
     step     (state or None, record) -> Step; pure
     tick     (state, now in ms of the log's clock) -> Step; pure; asked every second for each open key where it is given
-    clock    record -> the time that it says it is, in ms, None: none; where it is not given, when it was appended
+    clock    record -> the time that the record names, in ms, or None; where `clock` is not given, the append time
     perform  makes one call and returns the events that came of it; raises TryLater to be asked again, with jitter,
              while the partition pauses when too many wait; `give_up` turns a call into events once `deadline_s` is
              over, or TooLate is raised
@@ -70,7 +70,7 @@ class Stage(Generic[S, C]):
     calls_at_once: int = 64  # per worker
     call_timeout_s: float = 60.0
     deadline_s: float = 600.0
-    waits_for_peer: bool = True  # while all calls fail: nothing is read or given up. False: deadlines run on
+    waits_for_peer: bool = True  # while all calls fail, nothing is read or given up. False: deadlines run on
     retain_ms: int = DAY_MS
     ordered: bool = False  # whether a record that is set aside holds up the later ones of its key
     in_flight: int = field(default=1024)  # records read and not yet done, per worker

@@ -23,7 +23,7 @@ async def subscription(
     revoked: Callable[[frozenset[PartitionId]], Awaitable[None]] | None,
     instance_id: str | None,
 ) -> AsyncIterator[RecordBatch]:
-    """Yield what comes on this member's share; see KafkaLog.subscribe."""
+    """Yield the records of this member's share; see KafkaLog.subscribe."""
     assignment = _Assignment(start, revoked)
     async with log.join(group, topics, assignment, instance_id=instance_id) as member:
         while True:
@@ -37,7 +37,7 @@ async def subscription(
 
 
 class _Assignment:
-    """The partitions that are ours, and how far we are with them."""
+    """The partitions of this member, and how far each was taken."""
 
     def __init__(self, start: StartAt, revoked: Callable[[frozenset[PartitionId]], Awaitable[None]] | None) -> None:
         self._start = start

@@ -20,11 +20,11 @@ from clawstream.events import EVENTS, Event
 DLQ_SUFFIX = ".dlq"
 SCHEMAS_TOPIC = "clawstream.schemas.v1"
 FOR_EVER_MS = -1
-REPLAYED = ("turns", "votes", "verdicts", "hints", "feedback", "samples")  # what a replay has topics of its own for
+REPLAYED = ("turns", "votes", "verdicts", "hints", "feedback", "samples")  # a replay has its own topics for these
 
 _REPLAY = re.compile(r"^clawstream\.replay\.[^.]+\.")
 
-# What a topic is to those who read it; a start-up refuses a broker that differs here. The rest is tuning.
+# The settings that readers rely on; a stage refuses to start on a broker that differs. The rest is tuning.
 _PROMISES = ("cleanup.policy", "retention.ms", "retention.bytes", "message.timestamp.type")
 # Kafka's own values, where a file leaves a promise out.
 _DEFAULTS = {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1"}
@@ -87,7 +87,7 @@ class Altered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedChange:
-    """A difference that is not ours to mend."""
+    """A difference that only a person may mend."""
 
     topic: Topic
     what: str
@@ -124,12 +124,12 @@ def topic_of(kind: type[Event]) -> str:
 
 
 def replay_topic(topic: str, replay: str) -> str:
-    """Return where a replay writes what belongs to `topic`."""
+    """Return the topic that a replay writes to in place of `topic`."""
     return topic.replace("clawstream.", f"clawstream.replay.{replay}.", 1)
 
 
 def replay_topics(replay: str, *, partitions: int, retention_ms: int) -> tuple[Topic, ...]:
-    """Return a replay's topics: like those whose place they take, kept for so long."""
+    """Return a replay's topics: like those whose place they take, but with this retention."""
     return tuple(
         dataclasses.replace(
             topic,
@@ -156,18 +156,18 @@ def event_topics() -> tuple[str, ...]:
 
 
 def dead_letter_topic(topic: str) -> str | None:
-    """Return where unusable records of `topic` go; None: nobody who reads it sets any aside.
+    """Return the queue for unusable records of `topic`; None: no reader of it sets records aside.
 
-    Those of a replay go where those of the topic do whose place it takes.
+    Records of a replay's topic go to the queue of the topic whose place it takes.
     """
     name = _REPLAY.sub("clawstream.", topic) + DLQ_SUFFIX
     return name if any(other.name == name for other in all_topics()) else None
 
 
 def diff(wanted: Iterable[Topic], found: Mapping[str, ExistingTopic], *, partitions: int | None = None) -> list[Change]:
-    """Return what is to change for the broker to be as `wanted`; `found` is by name.
+    """Return the changes that make the broker's topics as `wanted`; `found` is by name.
 
-    `partitions` stands in for the files' count where that is more than one: installations for tests are small.
+    `partitions` replaces a file's count where that is more than one: installations for tests are small.
     """
     changes: list[Change] = []
     for topic in wanted:

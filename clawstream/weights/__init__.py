@@ -1,4 +1,5 @@
-"""Stage 6: a published version of the policy is taken over by every engine, in place, while it serves.
+"""Stage 6: every engine takes over each published version of the policy, in place, while it serves.
 
-The gateway stamps what it hears of here on its exchanges, through the policy topic: no request waits for weights.
+The gateway reads from the policy topic which version each engine took over, and stamps it on its exchanges: no request
+waits for weights.
 """

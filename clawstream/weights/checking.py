@@ -1,4 +1,4 @@
-"""Reads, before an engine is shown a checkpoint, whether its tensors are those of the model that the engine serves."""
+"""Reads, before an engine is shown a checkpoint, whether its tensors fit the model that the engine serves."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,9 +10,10 @@ from clawstream.weights.fitting import misfit
 
 
 def unfit(checkpoint: Path, of_its_model: Iterable[Path]) -> str | None:
-    """Return why no engine of the model should be shown the checkpoint; None: it fits, or nothing can be said of it.
+    """Return why the checkpoint must not be shown to an engine of the model; None: it fits, or that is not known.
 
-    `of_its_model` are folders of the model; the first whose weights can be read here decides. Only headers are read.
+    `of_its_model` are folders of the model; the first one whose weights can be read here is compared. Only headers are
+    read.
     """
     if (checkpoint / ADAPTER_CONFIG).is_file():
         return (

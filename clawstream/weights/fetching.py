@@ -1,8 +1,8 @@
-"""Brings versions here from a trainer on another machine, and never shows an engine other bytes than were published.
+"""Fetches versions from a trainer on another machine, and shows an engine only the bytes that were published.
 
-A version is fetched beside its place, each file compared with the manifest, the manifest with what the log says, and
-then renamed: a folder that is there is whole. Its name tells its bytes, so one of an earlier policy is another. What
-was fetched before a connection broke is not fetched again.
+A version is fetched into a folder beside its place. Each file is compared with the manifest and the manifest with the
+log; then the folder is renamed, so a folder in its place is whole. The folder's name is made from its bytes, so a
+version of an earlier policy has another folder. Bytes that arrived before a connection broke are not fetched again.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from clawstream.locks import locked
 
 log = logging.getLogger(__name__)
 
-SILENCE_S = 60.0  # of the trainer, after which it is asked anew
+SILENCE_S = 60.0  # of the trainer's silence, after which it is asked again
 MANIFEST_BYTES = 16 * 2**20
 _PIECE_BYTES = 2**20
 _OURS = re.compile(r"(\.fetching-|\.removing-)?v\d{6,}-[0-9a-f]{12}")
 
 
 class Fetcher:
-    """The versions of one policy on this machine, brought from its trainer's."""
+    """The versions of one policy on this machine, fetched from its trainer's machine."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, folder: Path, base: Path) -> None:
         self._session = session
@@ -66,14 +66,14 @@ class Fetcher:
                 yield cls(session, settings.url, folder, base)
 
     def here(self, version: PolicyPublished) -> PolicyPublished | None:
-        """Return the version as it lies on this machine; None: it has to be brought first."""
+        """Return the version as it lies on this machine; None: it has to be fetched first."""
         if version.manifest_sha256 is None:
             return replace(version, path=str(self._base.absolute()))
         place = self._folder / _name(version)
         return replace(version, path=str(place.absolute())) if place.is_dir() else None
 
     async def bring(self, version: PolicyPublished) -> None:
-        """Have the version here, whole. Raises TryLater where it can't be had now."""
+        """Fetch the whole version to this machine. Raises TryLater where that can't be done now."""
         if self.here(version) is not None:
             return
         fetching = self._folder / f".fetching-{_name(version)}"
@@ -92,7 +92,7 @@ class Fetcher:
         log.info("version_fetched version=%d from=%s bytes=%d", version.policy_version, self._url, num_bytes)
 
     def make_room(self, keep: Collection[PolicyPublished]) -> None:
-        """Remove what was fetched and is not of these versions. Raises TryLater where that can't be done."""
+        """Remove fetched versions other than these. Raises TryLater where that can't be done."""
         kept = {_name(version) for version in keep if version.manifest_sha256 is not None}
         try:
             for path in self._folder.iterdir():
@@ -183,7 +183,7 @@ def _begun_bytes(path: Path) -> int:
 
 
 def _wrong(path: Path, file: File) -> str | None:
-    """Return what is wrong with a file that was fetched; None: nothing. What can't be gone on with is removed."""
+    """Return what is wrong with a fetched file; None: nothing. A file that can't be resumed is removed."""
     with path.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
     size = path.stat().st_size

@@ -1,7 +1,7 @@
 """Whether a checkpoint's tensors are those of the model that an engine serves. Pure.
 
-SGLang (0.5.23) copies a checkpoint tensor by tensor into the weights it serves. At the first one that does not fit it
-reads the same checkpoint again, and its process ends; one that is missing keeps its old numbers, and nobody is told.
+SGLang (0.5.23) copies a checkpoint tensor by tensor into the weights it serves. At the first tensor that does not fit
+it reads the same checkpoint again, and its process ends. A missing tensor keeps its old numbers, without an error.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 from clawstream.inference.models.model_folder import TensorHeader
 
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # cast to what is served, as they are copied
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # cast to the served type, as they are copied
 # Trained on text, a checkpoint need not have them: prediction heads for later tokens, and the towers of other media.
 _BESIDE_TEXT = re.compile(r"(^|\.)(mtp|visual|vision_\w+|audio_\w+|multi_modal_projector)\.|\.inv_freq$")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -20,9 +20,9 @@ _HEAD = "lm_head.weight"
 def misfit(
     found: Mapping[str, TensorHeader], expected: Mapping[str, TensorHeader], config: Mapping[str, Any]
 ) -> str | None:
-    """Return which tensors of a checkpoint are not as `expected`, what the model of `config` is served from.
+    """Return which tensors of a checkpoint differ from `expected`, the tensors that the model of `config` has.
 
-    None: it fits. Not compared are floating-point precisions, which are cast.
+    None: it fits. Floating-point precisions are not compared, since they are cast.
     """
     new, old = _by_place(found), _by_place(expected)
     wrong = [

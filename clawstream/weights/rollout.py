@@ -1,7 +1,7 @@
 """Which version an engine should take over next, and which adapters it may forget. Pure.
 
-The one rule: an engine serves the newest full weights that were published, and above them the newest adapter where one
-was published since. What it serves, the engine says; the log says what it was last told.
+The one rule: an engine serves the newest published full weights and, if an adapter was published since, the newest
+adapter. The engine says what it serves; the log says what it was last told to serve.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,8 +21,8 @@ class Rollout:
     adapter   the newest adapter that was published after them
     active    engine -> the full weights that it took over last
     adapted   engine -> the adapter's version that it took over last
-    rejected  (engine, version) of these two that was refused since it was last published; it is not offered to that
-              engine again. Published again, it is: then its files were written anew
+    rejected  (engine, version) of a version that the engine refused; not offered to it again until it is published
+              again, since its files were then written again
     """
 
     policy_id: str
@@ -35,7 +35,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What an engine says that it serves; `version` is None where it names none."""
+    """What an engine says it serves; `version` is None where it names none."""
 
     version: str | None
     adapters: frozenset[str] = frozenset()
@@ -76,8 +76,8 @@ def _offered(state: Rollout) -> set[int]:
 def due(state: Rollout, *, engine: str, serving: Serving) -> PolicyPublished | None:
     """Return the version that `engine` should take over next; None where there is nothing to do.
 
-    A version that it serves already is due until the log says so too: whoever asked the engine may have died before
-    writing it down.
+    A version that the engine already serves is due until the log says so too: the process that had it taken over may
+    have died before writing that down.
     """
     for wanted, on_log in ((state.newest, state.active), (state.adapter, state.adapted)):
         if wanted is None or (engine, wanted.policy_version) in state.rejected:
@@ -101,9 +101,9 @@ def misnamed(version: PolicyPublished) -> str | None:
 
 
 def forgettable(state: Rollout, *, engine: str, loaded: Collection[str]) -> list[str]:
-    """Return the adapters that newer ones, which the engine took over, stand before; oldest first.
+    """Return the loaded adapters that the engine no longer needs, having taken over newer versions; oldest first.
 
-    Also where it refused one that is newer still, which may be for want of room.
+    They are returned even where the engine refused a still newer adapter, since it may have had no room for it.
     """
     if state.newest is None:
         return []

@@ -1,13 +1,13 @@
 """Keep every engine on the newest published version, one engine after the other, so that one always serves.
 
-One task an engine. What it serves is asked of the engine itself, so one that comes back with old weights is brought up
-to date like any other. Only one takes a version over at a time, but one that is away never gets a turn, and one that
-hangs in the middle of its turn, which is to say nothing to any question for TURN_S, loses it. A process that was killed
-in the middle of a swap may have left an engine paused, so each is told to go on first.
+Each engine has a task of its own. The engine itself is asked what it serves, so one that comes back with old weights is
+brought up to date like any other. Engines take a version over one at a time. An engine that is away gets no turn, and
+one that answers nothing for TURN_S in the middle of its turn loses it. A process that was killed in the middle of a
+swap may have left an engine paused, so each engine is told to resume first.
 
-The version that the log names is certain only while nothing went wrong: after our start, after an error, or where the
-engine serves something else, the next takeover empties its cache (taking.py), because a gateway may have put requests
-of older weights under keys that name newer ones.
+The log names an engine's version for certain only while nothing went wrong. After our start, after an error, or where
+the engine serves something else, the next takeover empties the engine's cache (taking.py): a gateway may have put
+requests of older weights under keys that name newer ones.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 POLICY_TOPIC = "clawstream.policy.v1"
 ASK_EVERY_S = 2.0  # how soon an engine that came back with old weights is noticed
-TURN_S = 60.0  # of silence, after which an engine that is in the middle of a takeover does not hold the next one up
-DRAIN_S = 60.0  # in which requests may still begin under an adapter that newer ones stand before
+TURN_S = 60.0  # of silence, after which an engine in a takeover no longer holds the next one up
+DRAIN_S = 60.0  # in which requests may still begin under an adapter that a newer one has replaced
 LONGEST_WAIT_S = 60.0  # between two tries to fetch a version
 
 
@@ -58,13 +58,13 @@ async def keep_current(
     drain_s: float = DRAIN_S,
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
 ) -> None:
-    """Run until `stop`: every engine serves the newest version that was published, as soon as it is its turn.
+    """Run until `stop`: every engine takes over the newest published version as soon as its turn comes.
 
-    `model_path` is the policy's folder, by which a version is judged where what an engine serves can't be read;
-    `fetcher` brings versions from another machine, None where they lie where they were published.
+    A version is compared with the model in `model_path`, the policy's folder, where the engine's own model can't be
+    read. `fetcher` fetches versions from another machine; None: they lie where they were published.
     """
     board = _Board(Rollout(policy_id=policy_id), fetcher)
-    # Half a log would name an old version as the newest, and engines would go back to it.
+    # A log read only in part would name an old version as the newest, and engines would go back to it.
     await board.read(policy_log, until_end=True)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(board.read(policy_log))]
@@ -80,11 +80,11 @@ async def keep_current(
 
 
 class _Board:
-    """The newest rollout, and a way to wait for the next. Of versions that are fetched it knows those that are here."""
+    """The newest rollout, and a way to wait for the next; with a `fetcher`, only versions fetched already count."""
 
     def __init__(self, rollout: Rollout, fetcher: Fetcher | None) -> None:
         self.rollout = rollout
-        self.loading: dict[str, PolicyPublished] = {}  # by engine: whose files it reads now
+        self.loading: dict[str, PolicyPublished] = {}  # by engine: the version whose files it reads now
         self._published = rollout
         self._fetcher = fetcher
         self._next_offsets: dict[tuple[str, int], int] = {}
@@ -118,11 +118,10 @@ class _Board:
         self.rollout = learn(self.rollout, event)
 
     async def bring(self, fetcher: Fetcher, every_s: float) -> None:
-        """Have the newest version here as soon as it can be had; never returns.
+        """Fetch the newest version as soon as it can be had; never returns.
 
-        Engines serve what is here meanwhile, also one that comes back without it. A version that is fetched is taken
-        over although a newer one was published since: where publishing is faster than the line, all are late, and none
-        is left out for ever.
+        Meanwhile engines serve the versions that are here. A fetched version is taken over even if a newer one was
+        published since: where publishing is faster than the line, versions come late, but engines still advance.
         """
         wait_s, why = every_s, None
         while True:
@@ -143,7 +142,7 @@ class _Board:
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def _bring_one(self, fetcher: Fetcher, version: PolicyPublished) -> str | None:
-        """Have the version here; return why not, None where it is."""
+        """Fetch the version; return why that failed, None where it is here."""
         offered = [offer for offer in (self.rollout.newest, self.rollout.adapter) if offer is not None]
         try:
             await asyncio.to_thread(fetcher.make_room, [version, *offered, *self.loading.values()])
@@ -165,7 +164,7 @@ class _Turns:
 
     @contextlib.asynccontextmanager
     async def one(self, engine: SwappingEngine) -> AsyncIterator[None]:
-        """Within it is the engine's turn, unless it falls silent: then others get theirs beside it."""
+        """Hold the engine's turn for the length of the block; if it falls silent, the next turn begins meanwhile."""
         await self._taken.acquire()
         given_up = asyncio.create_task(self._silent(engine))
         given_up.add_done_callback(lambda _: self._taken.release())
@@ -175,7 +174,7 @@ class _Turns:
             given_up.cancel()
 
     async def _silent(self, engine: SwappingEngine) -> None:
-        """Return when the engine has answered no question for so long; loading a large model is not silence."""
+        """Return once the engine has answered nothing for `turn_s`; one that loads a large model still answers."""
         now_s = asyncio.get_running_loop().time
         answered_at_s = now_s()
         while now_s() - answered_at_s < self._turn_s:
@@ -206,10 +205,10 @@ class _Keeper:
         self._model_path = model_path
         self._drain_ms = drain_s * 1000
         self._now_ms = now_ms
-        self._certain = False  # that it is not paused, and that the log says what its cache was filled by
-        self._old_since_ms: dict[str, int] = {}  # adapters that no new request names, and when that was first seen
+        self._certain = False  # whether it surely is not paused, and the log names the weights that filled its cache
+        self._old_since_ms: dict[str, int] = {}  # by adapter that no new request names: when that was first seen
         self._waiting = False
-        self._unloading = asyncio.Lock()  # no weights change below adapters that are
+        self._unloading = asyncio.Lock()  # while held, no weights change below the adapters
 
     async def keep(self, ask_every_s: float) -> None:
         """Look whenever the log says something new, and every `ask_every_s`; never returns."""
@@ -225,7 +224,7 @@ class _Keeper:
             await self._board.changed_since(seen, ask_every_s)
 
     async def _look(self) -> None:
-        """Bring the engine up to date, if it is not; what came of it is on the log when this returns."""
+        """Bring the engine up to date; the outcome is on the log when this returns."""
         if not self._certain:
             await self._engine.resume()
         told = await serving(self._engine)
@@ -255,7 +254,7 @@ class _Keeper:
                 await forget(self._engine, drained)
 
     async def _take_over(self) -> None:
-        """Take over what is due now that it is our turn: it may be newer than what was due before."""
+        """Take over the version that is due now that it is our turn: it may be newer than the one due before."""
         engine, rollout = self._engine, self._board.rollout
         told = await serving(engine)
         version = due(rollout, engine=engine.url, serving=told)
@@ -269,7 +268,7 @@ class _Keeper:
             finally:
                 del self._board.loading[engine.url]
         await self._log.append([outcome])
-        # Not left to the reading of the log, which the next look may come before.
+        # Learned at once: the next look may come before the log is read.
         self._board.learn(outcome)
         self._certain = True
         if version.adapter is not None:

@@ -1,13 +1,14 @@
 """One engine takes one version over, while its requests go on.
 
-Full weights in place, which is the rule: pause, update, continue; running requests keep their KV cache, and what is
-cached under older keys stays for the gateway to avoid. Adapters of ours are unloaded first, so that what they began
-ends before the weights below them change. Full weights afresh, where it is not certain which weights the
-engine's cache was filled by (it came back with old ones, or we do not know): running requests are taken back, the
-cache is emptied, and they are computed anew. Adapters, under a name of their own: nothing is paused.
+- Full weights in place, the usual case: pause, update, continue. Running requests keep their KV cache; the gateway
+  avoids what is cached under older keys. Our adapters are unloaded first, so that requests under them end before the
+  weights below them change.
+- Full weights afresh, where it is not certain which weights filled the engine's cache (it came back with old ones, or
+  we do not know): running requests are retracted, the cache is emptied, and they are computed again.
+- Adapters, each under a name of its own: nothing is paused.
 
-Full weights whose tensors are not those of the model that the engine serves are never shown to it (fitting.py says
-what it would do). Its model is read where the engine says that it lies, else in the policy's own folder; where neither
+Full weights whose tensors don't fit the model that the engine serves are never shown to it (fitting.py says what it
+would do). The engine's model is read at the path that the engine names, else in the policy's own folder; where neither
 can be seen from here, the engine is left to judge.
 """
 
@@ -44,7 +45,7 @@ class SwappingEngine(Protocol):
 
 
 async def serving(engine: SwappingEngine) -> Serving:
-    """Return what the engine says that it serves. Raises TryLater when it does not answer."""
+    """Return what the engine says it serves. Raises TryLater when it does not answer."""
     return Serving(version=await engine.weight_version(), adapters=frozenset(await engine.lora_adapters()))
 
 
@@ -56,10 +57,10 @@ async def take_over(
     afresh: bool = False,
     model_path: Path | None = None,
 ) -> PolicyActivated | PolicyRejected:
-    """Let `engine` take `version` over while its requests go on; return what came of it.
+    """Let `engine` take `version` over while its requests go on; return the outcome.
 
-    `model_path` is a folder of the engine's model that can be read here. Raises TryLater when the engine does not
-    answer; it is told to go on in any case.
+    `model_path` is a folder of the engine's model that can be read here. The engine is told to go on in any case.
+    Raises TryLater when it does not answer.
     """
     if version.adapter is None:
         served = Path((await engine.server_info()).model_path)
@@ -84,10 +85,10 @@ async def take_over(
 async def swap(
     engine: SwappingEngine, version: PolicyPublished, now_ms: Callable[[], int], *, afresh: bool = False
 ) -> PolicyActivated | PolicyRejected:
-    """Let `engine` take full weights over; return what came of it.
+    """Let `engine` take full weights over; return the outcome.
 
-    The pause is from the call to pause until the engine samples again, so it is an upper bound of what clients see.
-    Raises TryLater when the engine does not answer; it is told to go on in any case.
+    The pause is measured from the call to pause until the engine samples again, an upper bound of what clients see. The
+    engine is told to go on in any case. Raises TryLater when it does not answer.
     """
     started = time.perf_counter()
     refusal: str | None = None

@@ -21,7 +21,7 @@ _PROMOTED: Mapping[str, frozenset[str]] = MappingProxyType(
 
 
 def problems(written: Any, reading: Any) -> list[str]:
-    """Return why a reader with the schema `reading` can't read all that was written with `written`; empty: it can.
+    """Return why a reader with the schema `reading` can't read all records written with `written`; empty: it can.
 
     Both are schemas as JSON. Raises ValueError for a kind of schema that is not known here.
     """

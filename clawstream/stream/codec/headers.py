@@ -38,10 +38,10 @@ def traceparent_of(headers: ReadHeaders) -> str | None:
 
 
 def key_bytes(text: str) -> bytes:
-    """Return text as keys and headers have it; lone surrogates survive."""
+    """Return text as the bytes of a key or header; lone surrogates survive."""
     return text.encode("utf-8", "surrogatepass")
 
 
-@lru_cache(maxsize=1024)  # what follows from one record is said at one time
+@lru_cache(maxsize=1024)  # all events that follow from one record carry one time
 def _time(now_ms: int) -> bytes:
     return datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds").encode("ascii")

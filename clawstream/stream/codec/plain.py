@@ -18,7 +18,7 @@ _NAN = float("nan")
 
 
 def to_plain(kind: type) -> Convert:
-    """Return what turns a `kind` into a dict of values that Avro knows."""
+    """Return the function that turns a `kind` into a dict of values that Avro knows."""
     hints = get_type_hints(kind, include_extras=True)
     names = tuple(field.name for field in fields(kind))
     read = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
@@ -34,7 +34,7 @@ def to_plain(kind: type) -> Convert:
 
 
 def from_plain(kind: type) -> Convert:
-    """Return what makes a `kind` of such a dict; raises KeyError for a value that the type does not have."""
+    """Return the function that makes a `kind` of such a dict; it raises KeyError for a value that the type lacks."""
     hints = get_type_hints(kind, include_extras=True)
     changed = tuple((field.name, convert) for field in fields(kind) if (convert := _reads(hints[field.name])))
 
@@ -47,7 +47,7 @@ def from_plain(kind: type) -> Convert:
 
 
 def text_as_bytes(value: Any) -> Any:
-    """Return a plain value with its texts as the bytes that Avro writes for them, lone surrogates included."""
+    """Return a plain value with each text as the bytes that Avro writes for it, lone surrogates included."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, Mapping):
@@ -108,7 +108,7 @@ def _packer(how: Packed) -> Convert:
 
 def _unpacker(how: Packed) -> Convert:
     size = struct.calcsize(how.value)
-    # What is left over of the last number makes the format too short, and `unpack` refuses it.
+    # If bytes are left over, the format is shorter than the data, which `unpack` refuses.
     return lambda packed: struct.unpack(f"<{len(packed) // size}{how.value}", packed)
 
 

@@ -43,7 +43,7 @@ def all_schemas() -> tuple[Schema, ...]:
 def load(folder: Path, *, events: Iterable[type[Event]] = EVENTS) -> tuple[Schema, ...]:
     """Return the schemas of `events` in `folder`.
 
-    Raises ValueError where a file is of no such event, where two look alike, or one can't read another.
+    Raises ValueError for a file of no such event, for two schemas that look alike, or where one can't read another.
     """
     kinds = {snake_name(kind): kind for kind in events}
     schemas = [_read(path, kinds) for path in sorted(folder.glob("*.avsc"))]
@@ -56,7 +56,7 @@ def load(folder: Path, *, events: Iterable[type[Event]] = EVENTS) -> tuple[Schem
 
 
 def snake_name(kind: type[Event]) -> str:
-    """Return the event's name as files have it."""
+    """Return the event's name as file names spell it."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 

@@ -13,13 +13,13 @@ from clawstream.events import Event
 
 Plain = Mapping[str, Any]  # a record's fields as Avro has them
 Upcast = Callable[[Plain], Plain]
-Upcasters = Mapping[tuple[type[Event], int], Upcast]  # by the event and the version that the record is of
+Upcasters = Mapping[tuple[type[Event], int], Upcast]  # by the record's event and version
 
 UPCASTERS: Upcasters = MappingProxyType({})
 
 
 def with_defaults(schema: Any) -> Upcast:
-    """Return what gives a record of the version before `schema`, which is JSON, all fields of `schema` and no other."""
+    """Return the function that gives a record of the version before `schema` (JSON) exactly the fields of `schema`."""
     return lambda plain: _with_defaults(plain, schema)
 
 

@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class DeadLetterQueues(Protocol):
-    """What is needed of a log."""
+    """The part of a log that is needed."""
 
     def follow_raw(self, topics: Sequence[str], *, until_end: bool = False) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes on the topics from their beginning, and what comes."""
+        """Yield the bytes on the topics from their beginning, then what arrives."""
 
 
 class DeadLetterReader:
-    """The dead letters of the stage `name`, which reads `topics`; `on_change` is called when a queue said more."""
+    """The dead letters of the stage `name`, which reads `topics`; `on_change` is called after each change."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class DeadLetterReader:
         self._on_change = on_change
         self._queues = [queue for queue in map(dead_letter_topic, topics) if queue is not None]
         self.dead_letters = KnownDeadLetters(name)
-        self.current = asyncio.Event()  # all that stood in the queues when `follow` began is known
+        self.current = asyncio.Event()  # set once everything that stood in the queues when `follow` began is read
 
     async def follow(self) -> None:
-        """Read the queues, and what comes, until cancelled."""
+        """Read the queues, then what arrives, until cancelled."""
         attempt = 0
         while self._queues:
             try:

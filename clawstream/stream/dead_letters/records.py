@@ -17,24 +17,24 @@ from clawstream.stream.log import Arrived, PartitionId, Raw, key_of
 from clawstream.stream.topics import dead_letter_topic
 
 MESSAGE_CHARACTERS = 500
-EXPIRED = "its record is past its topic's retention"  # why a dead letter that is to be used is discarded
+EXPIRED = "its record is past its topic's retention"  # why a dead letter is discarded although its replay was asked for
 
 
 class Reason(StrEnum):
     """Why a record is set aside."""
 
     UNDECODABLE = "undecodable"  # no schema explains its bytes
-    UNUSABLE = "unusable"  # the stage refuses it, or what it would write
+    UNUSABLE = "unusable"  # the stage refuses it, or can't write the events it leads to
     FAILED = "failed"  # the stage broke on it
-    PARKED = "parked"  # it follows one of its session that is set aside
+    PARKED = "parked"  # it follows a record of its key that is set aside
 
 
 class Fate(StrEnum):
     """What became of a dead letter."""
 
     OPEN = "open"
-    REPLAY = "replay"  # asked for, and not done yet
-    DISCARD = "discard"  # likewise
+    REPLAY = "replay"  # a replay was asked for and is not done yet
+    DISCARD = "discard"  # a discard was asked for and is not done yet
     REPLAYED = "replayed"
     DISCARDED = "discarded"
 
@@ -55,17 +55,17 @@ class DeadLetterId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One record that was set aside by one stage, and where matters stand."""
+    """One record that was set aside by one stage, and what has become of it."""
 
     id: DeadLetterId
     key: bytes | None
     timestamp_ms: int  # of the record itself
     reason: Reason
-    error: str  # its type and words
+    error: str  # the error's type and message
     attempt: int  # 1: it was never replayed
     rebuild_offsets: Mapping[str, int]  # by topic: the first record that the state of its key follows from
     set_aside_at_ms: int
-    copy_offset: int | None = None  # in the queue; None: it is not known to stand there
+    copy_offset: int | None = None  # of its copy in the queue; None: the copy is not known to stand there
     fate: Fate = Fate.OPEN
     because: str | None = None  # what was said when it was discarded
     ruled_at_ms: int | None = None
@@ -83,7 +83,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterMark:
-    """What is said of a dead letter in its queue."""
+    """A statement in the queue about the fate of a dead letter."""
 
     id: DeadLetterId
     key: bytes | None
@@ -93,7 +93,7 @@ class DeadLetterMark:
 
 
 class KnownDeadLetters:
-    """The queues as read so far; `group` keeps one stage's dead letters alone."""
+    """The queues as read so far; a `group` restricts them to one stage's dead letters."""
 
     def __init__(self, group: str | None = None) -> None:
         self._group = group
@@ -111,7 +111,7 @@ class KnownDeadLetters:
         return self._dead_letters.get(dead_letter_id)
 
     def read(self, raw: Raw) -> None:
-        """Take in a record of a queue; one that was read before changes nothing."""
+        """Take in a record of a queue; a record that was read before changes nothing."""
         queue = PartitionId(raw.topic, raw.partition)
         if raw.offset < self.positions.get(queue, 0):
             return
@@ -125,7 +125,7 @@ class KnownDeadLetters:
             self.add(found)
 
     def add(self, dead_letter: DeadLetter) -> None:
-        """A record is set aside."""
+        """Add a record that was set aside; a known dead letter changes only with a higher attempt."""
         known = self._dead_letters.get(dead_letter.id)
         if known is None:
             self._by_key.setdefault((dead_letter.id.partition, dead_letter.key), []).append(dead_letter.id)
@@ -153,14 +153,14 @@ class KnownDeadLetters:
         return sorted(found, key=lambda dead_letter: (dead_letter.timestamp_ms, dead_letter.id))
 
     def blocks(self, place: PartitionId, key: bytes | None, offset: int) -> DeadLetterId | None:
-        """Return the first record of the key that waits before `offset`; None: nothing is in the way."""
+        """Return the first waiting record of the key on that topic before `offset`; None: nothing is in the way."""
         for dead_letter in self.of_key(place.partition, key):
             if dead_letter.waits and dead_letter.id.topic == place.topic and dead_letter.id.offset < offset:
                 return dead_letter.id
         return None
 
     def waiting(self, partition: int) -> list[bytes | None]:
-        """Return the keys with dead letters that wait."""
+        """Return the partition's keys that have waiting dead letters."""
         return [
             key
             for (number, key), ids in self._by_key.items()
@@ -168,13 +168,13 @@ class KnownDeadLetters:
         ]
 
     def due(self, partition: int) -> list[bytes | None]:
-        """Return the keys of which something is to be applied or closed now."""
+        """Return the partition's keys that have dead letters to apply or close now."""
         return [key for (number, key) in self._by_key if number == partition and self.ready(partition, key)]
 
     def ready(self, partition: int, key: bytes | None) -> list[DeadLetter]:
-        """Return what is to be applied or closed of a key, in order: what was ruled about and what waited behind.
+        """Return the key's dead letters to apply or close now, in order: those ruled about, and those parked behind.
 
-        As in `blocks` a record waits behind those of its own topic alone.
+        As in `blocks`, a record waits only behind records of its own topic.
         """
         waiting = [dead_letter for dead_letter in self.of_key(partition, key) if dead_letter.waits]
         held = {
@@ -191,13 +191,13 @@ class KnownDeadLetters:
 
 
 def parked(dead_letters: KnownDeadLetters, place: PartitionId, key: bytes | None, offset: int) -> ParkedRecord | None:
-    """Return why the record there has to wait; None: it need not."""
+    """Return why the record at `offset` has to wait; None: it need not."""
     first = dead_letters.blocks(place, key, offset)
     return None if first is None else ParkedRecord(f"it waits behind {first.topic}-{first.partition}-{first.offset}")
 
 
 def reason_of(error: Exception) -> Reason:
-    """Return what kind of trouble an error is."""
+    """Return the reason that an error stands for."""
     if isinstance(error, ParkedRecord):
         return Reason.PARKED
     if isinstance(error, UndecodableRecord):
@@ -213,7 +213,7 @@ def dead_letter_of(
     attempt: int,
     rebuild_offsets: Mapping[str, int] | None = None,
 ) -> DeadLetter:
-    """Return the dead letter of a record that is being set aside, before its copy is known to stand in the queue."""
+    """Return the dead letter of a record that is being set aside; its copy may not stand in the queue yet."""
     return DeadLetter(
         id=dead_letter_id,
         key=key_of(record),
@@ -234,7 +234,7 @@ def dead_letter_headers(
     attempt: int,
     rebuild_offsets: Mapping[str, int],
 ) -> Headers:
-    """Return what a queue adds to a record's own headers."""
+    """Return the headers that a queue adds to a record's own."""
     return _headers(
         _named(dead_letter_id, attempt)
         | {
@@ -248,7 +248,7 @@ def dead_letter_headers(
 
 
 def _written(raw: Raw) -> "DeadLetter | DeadLetterMark | None":
-    """Return what a record of a queue says; None: it is not one of ours, whoever wrote it."""
+    """Return the dead letter or mark that a queue's record holds; None: the record is not one of ours."""
     try:
         said = {
             name: value.decode("utf-8", "surrogatepass")
@@ -280,7 +280,7 @@ def _written(raw: Raw) -> "DeadLetter | DeadLetterMark | None":
 
 
 def mark_headers(mark: DeadLetterMark) -> Headers:
-    """Return the headers of a mark, which is all that it has."""
+    """Return the headers of a mark's record, which has no value."""
     because = {} if mark.because is None else {"dlq.because": mark.because}
     return _headers(_named(mark.id, mark.attempt) | {"dlq.fate": mark.fate.value} | because)
 

@@ -24,13 +24,13 @@ from clawstream.stream.topics import DLQ_SUFFIX, all_topics, dead_letter_topic
 
 
 class RulingLog(Protocol):
-    """What is needed of a log."""
+    """The part of a log that is needed."""
 
     def follow_raw(self, topics: Sequence[str], *, until_end: bool = False) -> AsyncGenerator[Sequence[Raw], None]:
         """Yield the bytes on the topics from their beginning."""
 
     async def mark(self, marks: Sequence[DeadLetterMark]) -> None:
-        """Say what became of dead letters, in their queues, acknowledged."""
+        """Write marks into the dead letters' queues, acknowledged."""
 
 
 async def dead_letters(log: RulingLog) -> list[DeadLetter]:
@@ -40,7 +40,7 @@ async def dead_letters(log: RulingLog) -> list[DeadLetter]:
 
 
 async def shown(log: RulingLog, name: str) -> dict[str, Any]:
-    """Return all that is known of a dead letter, its record included; raises OperatorError where there is none."""
+    """Return all that is known of a dead letter, its record included; raises OperatorError if there is none."""
     dead_letter_id = dead_letter_id_of(name)
     found, raw = await _read(log, dead_letter_id)
     dead_letter = _known(found, dead_letter_id)
@@ -56,9 +56,9 @@ async def shown(log: RulingLog, name: str) -> dict[str, Any]:
 async def rule(
     log: RulingLog, fate: Fate, *, dead_letter: str | None, stage: str | None, because: str | None
 ) -> list[DeadLetter]:
-    """Ask for a fate of one dead letter, or of all of a stage that wait to be ruled about; return them.
+    """Ask for a fate of one dead letter, or of all of a stage's that wait to be ruled about; return them.
 
-    Raises OperatorError for a dead letter that is not there, or is parked or done with.
+    Raises OperatorError for a dead letter that is missing, parked or done with.
     """
     if (dead_letter is None) == (stage is None):
         raise OperatorError("name one letter, or all of a stage with --stage; see `clawstream dlq list`")
@@ -77,7 +77,7 @@ async def rule(
 
 
 def dead_letter_id_of(name: str) -> DeadLetterId:
-    """Return the dead letter that `stage/topic/partition/offset` names; raises OperatorError for other words."""
+    """Return the id that `stage/topic/partition/offset` names; raises OperatorError for text of another form."""
     match name.split("/"):
         case [group, topic, partition, offset] if partition.isdecimal() and offset.isdecimal():
             return DeadLetterId(group, topic, int(partition), int(offset))
@@ -129,7 +129,7 @@ def _open(dead_letter: DeadLetter) -> bool:
 
 
 async def _read(log: RulingLog, wanted: DeadLetterId | None) -> tuple[KnownDeadLetters, Raw | None]:
-    """Return all dead letters, and the newest copy of the one that is wanted."""
+    """Return all dead letters, and the newest copy of the wanted one."""
     found, copy = KnownDeadLetters(), None
     queues = [topic.name for topic in all_topics() if topic.name.endswith(DLQ_SUFFIX)]
     async for raws in log.follow_raw(queues, until_end=True):

@@ -1,6 +1,6 @@
 """Who may do what at the broker: a user for each stage, as topics/*.yaml says who writes and who reads.
 
-The one rule: a stage may read the topics it reads and write the topics it writes, and touch no other topics or groups.
+The one rule: a stage may read and write only its own topics; topics and groups of other stages are closed to it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,8 +15,8 @@ Kind = Literal["topic", "group"]
 Pattern = Literal["literal", "prefix"]
 Operation = Literal["Read", "Write", "Describe", "DescribeConfigs"]
 
-OPERATOR = "operator"  # who may do all: makes topics, grants, replays, looks
-BOOKMARKS = "train-"  # what the group's name of each policy's trainer begins with
+OPERATOR = "operator"  # this user may do everything: make topics, grant, replay, look
+BOOKMARKS = "train-"  # how the group name of each policy's trainer begins
 OURS, _REPLAYS = "clawstream.", "clawstream.replay."
 
 
@@ -25,15 +25,15 @@ class User:
     """A stage's account at the broker, named as the stage's command."""
 
     name: str
-    part: str  # as the topics' files name it
-    groups: tuple[str, ...] = ()  # that it joins
+    part: str  # as the topics' files name the stage
+    groups: tuple[str, ...] = ()  # the groups that it joins
     sets_aside: bool = True  # puts records that it can't use into their topic's dead-letter queue
     trains: bool = False  # reads what a replay wrote, and notes how far each policy's samples are used
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Grant:
-    """What one user may do with one topic or group, or with all whose name begins so."""
+    """What one user may do with one topic or group, or with all whose names begin with `name`."""
 
     user: str
     kind: Kind
@@ -59,7 +59,7 @@ USERS = (
 
 
 def grants(prefix: str = "") -> tuple[Grant, ...]:
-    """Return what each stage's user may do, in an order that stays; `prefix` is the installation's."""
+    """Return what each stage's user may do, in a fixed order; `prefix` is the installation's."""
     found = {
         Grant(user.name, kind, prefix + name, pattern, operation)
         for user in USERS
@@ -72,7 +72,7 @@ _Right = tuple[Kind, str, Pattern, Operation]
 
 
 def _rights(user: User) -> Iterator[_Right]:
-    # At its start each compares the broker's topics with their files, and writes what its events' schemas are.
+    # At its start each stage compares the broker's topics with their files, and writes its events' schemas.
     yield "topic", OURS, "prefix", "Describe"
     yield "topic", OURS, "prefix", "DescribeConfigs"
     yield "topic", SCHEMAS_TOPIC, "literal", "Write"
@@ -98,7 +98,7 @@ def _rights_to(user: User, topic: Topic) -> Iterator[_Right]:
 
 
 def resources_of_users(*, cluster: str) -> str:
-    """Return the users as Strimzi's KafkaUser resources, in YAML; their passwords are Strimzi's to make."""
+    """Return the users as Strimzi's KafkaUser resources, in YAML; Strimzi makes their passwords."""
     return yaml.safe_dump_all(
         [
             {
@@ -129,7 +129,7 @@ def _acls(user: str) -> list[dict[str, object]]:
 
 
 def environments(passwords: Mapping[str, str]) -> dict[str, str]:
-    """Return files of variables by name: each user's for its stage, and `kafka.env` for the image of the broker.
+    """Return environment files by name: one for each user's stage, and `kafka.env` for the broker's image.
 
     `passwords` has one of OPERATOR and of each of USERS, of letters and digits.
     """

@@ -37,7 +37,7 @@ _LOOK_AGAIN_S = 0.05
 async def plan(
     bootstrap: str, prefix: str = "", *, security: KafkaSecurity | None = None, partitions: int | None = None
 ) -> list[Change]:
-    """Return what `apply` would do, and what it would refuse; `partitions` is for small installations, see `diff`."""
+    """Return the changes that `apply` would make or refuse; `partitions` is for small installations, see `diff`."""
     async with _admin(bootstrap, security) as admin:
         return await _changes(admin, prefix, partitions)
 
@@ -45,7 +45,7 @@ async def plan(
 async def apply(
     bootstrap: str, prefix: str = "", *, security: KafkaSecurity | None = None, partitions: int | None = None
 ) -> list[Change]:
-    """Create and alter topics; return what was done. Raises TopicMismatch, before anything is done, for a refusal."""
+    """Create and alter topics; return the changes. Raises TopicMismatch for a refused change, before any is made."""
     async with _admin(bootstrap, security) as admin:
         changes = await _changes(admin, prefix, partitions)
         _raise_for([change for change in changes if isinstance(change, RefusedChange)], prefix)
@@ -60,7 +60,7 @@ async def apply(
 async def verify(
     bootstrap: str, prefix: str = "", *, security: KafkaSecurity | None = None, partitions: int | None = None
 ) -> None:
-    """Raise TopicMismatch where a topic is missing or differs in what its readers rely on."""
+    """Raise TopicMismatch where a topic is missing or differs in a setting that its readers rely on."""
     async with _admin(bootstrap, security) as admin:
         changes = await _changes(admin, prefix, partitions)
         _raise_for([change for change in changes if not isinstance(change, Altered) or change.is_promise], prefix)
@@ -69,7 +69,7 @@ async def verify(
 async def create(
     bootstrap: str, prefix: str, topics: Sequence[Topic], *, security: KafkaSecurity | None = None
 ) -> None:
-    """Have `topics` on the broker too; those that are there stay. Raises TopicMismatch where one can't be created."""
+    """Create the missing ones of `topics`; the others stay. Raises TopicMismatch where one can't be created."""
     async with _admin(bootstrap, security) as admin:
         there = await _found(admin, prefix, [topic.name for topic in topics])
         await _create(admin, prefix, [topic for topic in topics if topic.name not in there], None)
@@ -104,7 +104,7 @@ async def _changes(admin: AIOKafkaAdminClient, prefix: str, partitions: int | No
 
 
 async def _wait_until_there(admin: AIOKafkaAdminClient, prefix: str, partitions: int | None) -> None:
-    """Return when the broker shows what its controller has agreed to."""
+    """Return once the broker shows the changes that its controller has agreed to."""
     for _ in range(_LOOK_TIMES):
         if not await _changes(admin, prefix, partitions):
             return
@@ -133,7 +133,7 @@ async def _found(admin: AIOKafkaAdminClient, prefix: str, names: Iterable[str]) 
 
 
 async def _settings(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, dict[str, tuple[str, bool]]]:
-    """Return each topic's settings in force, and whether the topic sets them itself."""
+    """Return each topic's settings in force, and whether the topic itself sets them."""
     asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
     settings: dict[str, dict[str, tuple[str, bool]]] = {}
     for response in await admin.describe_configs(asked):
@@ -169,7 +169,7 @@ async def _alter(admin: AIOKafkaAdminClient, prefix: str, changes: Sequence[Alte
     if not by_topic:
         return
     found = await _found(admin, prefix, list(by_topic))
-    # The request sets a topic's whole list, so what somebody else has set on it goes along.
+    # The request sets a topic's whole list, so settings by others are sent along.
     resources = [
         ConfigResource(ConfigResourceType.TOPIC, prefix + name, configs=dict(found[name].overrides) | settings)
         for name, settings in by_topic.items()

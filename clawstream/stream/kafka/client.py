@@ -16,8 +16,8 @@ from aiokafka.structs import OffsetAndMetadata
 
 from clawstream.errors import PartUnavailable, TryLater
 
-MAX_RECORD_BYTES = 9 * 2**20  # 8 MiB, and room for what stands around them; topics/*.yaml say the same
-BATCH_BYTES = 2**18  # of one partition, in one request; compressing more would keep a gateway's streams waiting
+MAX_RECORD_BYTES = 9 * 2**20  # 8 MiB, and room for what surrounds a value; topics/*.yaml say the same
+BATCH_BYTES = 2**18  # of one partition, in one request; compressing more at once would delay a gateway's streams
 LINGER_MS = 2
 CONNECT_WITHIN_S = 15.0
 ASK_TIMES = 20
@@ -26,7 +26,7 @@ ASK_AGAIN_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSecurity:
-    """How to be let in by the broker."""
+    """How clients log in to the broker."""
 
     protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
@@ -41,7 +41,7 @@ class KafkaSecurity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """Where the broker is and how to be let in; makes clients that are not connected yet."""
+    """The broker's address and how to log in; makes clients that are not connected yet."""
 
     bootstrap: str
     client_id: str
@@ -49,14 +49,14 @@ class Broker:
     batch_bytes: int = BATCH_BYTES
 
     def producer(self) -> AIOKafkaProducer:
-        """A producer that loses and repeats nothing while it lives."""
+        """A producer that loses nothing and repeats nothing while it lives."""
         return AIOKafkaProducer(
             **self._common(), acks="all", enable_idempotence=True, compression_type="zstd", linger_ms=LINGER_MS,
             max_request_size=MAX_RECORD_BYTES, max_batch_size=self.batch_bytes,
         )  # fmt: skip
 
     def consumer(self, **more: Any) -> AIOKafkaConsumer:
-        """A consumer that commits and jumps nowhere of its own accord."""
+        """A consumer that never commits or changes its position of its own accord."""
         options: dict[str, Any] = {"enable_auto_commit": False, "auto_offset_reset": "none", "check_crcs": True}
         return _Consumer(**self._common(), **(options | more))
 
@@ -65,12 +65,12 @@ class Broker:
         return AIOKafkaAdminClient(**self._common())
 
     def asker(self) -> AIOKafkaClient:
-        """A client for requests that the others have no method for."""
+        """A client for requests that the other clients have no method for."""
         return AIOKafkaClient(**self._common())
 
     @contextmanager
     def connecting(self) -> Iterator[None]:
-        """Say which broker can't be reached, where the block finds that it can't."""
+        """Where the block can't reach the broker, raise an error that names it."""
         try:
             yield
         except (KafkaError, OSError, TimeoutError) as error:
@@ -101,12 +101,12 @@ class Broker:
 class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]
     """A consumer that can be stopped at any time.
 
-    aiokafka's own awaits tasks that it has cancelled, and one that waits to fetch again from a broker that is away ends
-    as cancelled: so would our caller, with connections left open (aiokafka issue 647).
+    aiokafka's own `stop` awaits tasks that it has cancelled. A task that waits to fetch again from a broker that is
+    away ends as cancelled, and so would our caller, with connections left open (aiokafka issue 647).
     """
 
     async def stop(self) -> None:
-        """End every task and connection; where the caller is cancelled meanwhile, they end without it."""
+        """End every task and connection, even where the caller is cancelled meanwhile."""
         if self._closed:
             return
         self._closed: bool = True
@@ -122,7 +122,7 @@ _ENDING: set[asyncio.Task[None]] = set()  # the loop itself holds no task
 
 
 async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Do `work` whole: it goes on where the caller is cancelled, and the caller where it is; raises what it raised."""
+    """Do all of `work`, also where the caller is cancelled; raise what it raised, but not its cancellation."""
     task = asyncio.create_task(work)
     _ENDING.add(task)
     task.add_done_callback(_ENDING.discard)
@@ -139,7 +139,7 @@ async def committed_offsets(
         try:
             found = await admin.list_consumer_group_offsets(group, partitions=at)
         except KafkaError as error:
-            # A broker that never had a group first makes the topic that groups are kept in.
+            # A broker that never had a group first makes the topic that keeps groups.
             if attempt == ASK_TIMES - 1 or not error.retriable:
                 raise TryLater(f"Kafka does not say how far {group} has come: {describe(error)}") from error
             await asyncio.sleep(ASK_AGAIN_S)

@@ -19,9 +19,9 @@ LOOK_AGAIN_S = 5.0
 async def connected(
     settings: KafkaSettings, *, client_id: str, partitions: int | None = None
 ) -> AsyncIterator[KafkaLog]:
-    """Yield the log; raises PartUnavailable without a broker, TopicMismatch for topics that are not as they should be.
+    """Yield the log; raises PartUnavailable without a broker, TopicMismatch for topics that differ from their files.
 
-    `partitions` stands in for the files' count in small installations, as `admin.apply` was given it.
+    `partitions` replaces the files' count in small installations; it is the number that `admin.apply` was given.
     """
     if settings.bootstrap is None:
         raise ConfigError("kafka.bootstrap is not set: name a broker, or run `clawstream up`, which starts one")
@@ -38,7 +38,7 @@ async def connected(
 async def connected_once_there(
     settings: KafkaSettings, *, client_id: str, stop: asyncio.Event
 ) -> AsyncIterator[KafkaLog | None]:
-    """Do as `connected` does, but wait for a broker that is away, and say so; None: `stop` was set before it came."""
+    """Do as `connected` does, but wait for a broker that is away and log that; None: `stop` was set first."""
     async with AsyncExitStack() as stack:
         log: KafkaLog | None = None
         while log is None and not stop.is_set():
@@ -53,7 +53,7 @@ async def connected_once_there(
 
 
 def security_of(settings: KafkaSettings) -> KafkaSecurity:
-    """Return how to be let in, as the settings say."""
+    """Return how to log in, as the settings say."""
     password = settings.sasl_password
     return KafkaSecurity(
         protocol=settings.security_protocol,

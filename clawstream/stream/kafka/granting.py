@@ -27,19 +27,19 @@ _OPERATIONS: Mapping[Operation, int] = {"Read": 3, "Write": 4, "Describe": 8, "D
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A request in the one version that we speak; the client's own choice of it is wrong about the third."""
+    """A request in the one version that we speak; the client's own choice is wrong about the third version."""
 
     request: Any
 
     def prepare(self, _: Mapping[int, tuple[int, int]]) -> Any:
-        """Return the request, whatever versions the broker has."""
+        """Return the request, whatever versions the broker supports."""
         return self.request
 
 
 async def grant(
     bootstrap: str, prefix: str = "", *, security: KafkaSecurity | None = None
 ) -> tuple[list[Grant], list[Grant]]:
-    """Let each stage's user do what `grants` says and nothing else of ours; return what was given and what was taken.
+    """Let each stage's user do what `grants` says and nothing else with our things; return grants given and taken.
 
     Raises ConfigError where the broker lets everybody do everything.
     """
@@ -58,7 +58,7 @@ async def grant(
 
 
 async def _until_there(client: AIOKafkaClient, prefix: str, wanted: set[Grant]) -> None:
-    """Return when the broker goes by what its controller has agreed to."""
+    """Return once the broker applies the grants that its controller has agreed to."""
     for _ in range(_LOOK_TIMES):
         if await _found(client, prefix) == wanted:
             return
@@ -84,7 +84,7 @@ async def _ask(client: AIOKafkaClient, request: Any) -> Any:
 
 
 async def _found(client: AIOKafkaClient, prefix: str) -> set[Grant]:
-    """Return what the broker's list says of our users and things."""
+    """Return the entries of the broker's list about our users, topics and groups."""
     reply = await _ask(client, DescribeAclsRequest_v1(_ANY, None, _ANY, None, None, _ANY, _ANY))
     if reply.error_code == SecurityDisabled.errno:
         raise ConfigError(
@@ -110,7 +110,7 @@ def _by_code(codes: Mapping[_Word, int]) -> dict[int, _Word]:
 
 
 def _entry(one: Grant) -> tuple[int, str, int, str, str, int, int]:
-    """Return the grant as creations and the filters of deletions have it."""
+    """Return the grant in the form of creations and of deletion filters."""
     operation = _OPERATIONS[one.operation]
     return _KINDS[one.kind], one.name, _PATTERNS[one.pattern], f"User:{one.user}", _EVERYWHERE, operation, _ALLOW
 

@@ -1,7 +1,7 @@
 """The log on Kafka.
 
-The one rule: an acknowledged event stays, in the order in which it was written, by key. Only this module adds the
-installation's prefix to names of topics and groups.
+The one rule: an acknowledged event stays, in the order in which it was written, by key. Callers name topics and groups
+without the installation's prefix.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class KafkaLog:
         patience: GroupPatience,
         cluster_id: str | None,
     ) -> None:
-        self.cluster_id = cluster_id  # the broker's own name for its data; None: it has none
+        self.cluster_id = cluster_id  # the broker's own id of its data; None: it has none
         self._broker = broker
         self._patience = patience
         self._prefix = prefix
@@ -94,7 +94,7 @@ class KafkaLog:
     ) -> "AsyncIterator[KafkaLog]":
         """Yield the log; raises PartUnavailable where no broker answers.
 
-        `batch_bytes` is how much of a partition goes into one request, of which one is under way at a time.
+        `batch_bytes` bounds what of a partition goes into one request; one request is under way at a time.
         """
         broker = Broker(
             bootstrap=bootstrap, client_id=client_id, security=security or KafkaSecurity(), batch_bytes=batch_bytes
@@ -124,9 +124,9 @@ class KafkaLog:
     ) -> None:
         """Return when all events are acknowledged; calls keep their order, per key.
 
-        Raises UnusableEvent, before anything is written, for an event that can't be; TryLater where a part may be
-        written. Without `timeout_s` it waits for a broker that is away; after it, what was not acknowledged may still
-        reach the log.
+        Raises UnusableEvent, before anything is written, for an event that can't be written; TryLater where a part may
+        be written. Without `timeout_s` it waits for a broker that is away; after `timeout_s`, events without an
+        acknowledgement may still reach the log.
         """
         await self.append_sealed([self.seal(event, traceparent) for event in events], timeout_s=timeout_s)
 
@@ -135,7 +135,7 @@ class KafkaLog:
         await self.append_sealed([self._appender.sealed(one) for one in outgoing])
 
     def seal(self, event: Event, traceparent: str | None = None) -> Sealed:
-        """Return the event as a record; raises UnusableEvent for one that can't be."""
+        """Return the event as a record; raises UnusableEvent for an event that can't be encoded."""
         return self._appender.sealed(Outgoing(event, traceparent))
 
     def unseal(self, sealed: Sealed) -> Event:
@@ -143,7 +143,7 @@ class KafkaLog:
         return self._codec.decode(sealed.value)
 
     async def append_sealed(self, records: Sequence[Sealed], *, timeout_s: float | None = None) -> None:
-        """Do as `append` does with records as they were sealed."""
+        """Do as `append` does, with sealed records."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._appender.append([self._appender.opened(record) for record in records])
@@ -154,7 +154,7 @@ class KafkaLog:
             ) from error
 
     async def put(self, records: Sequence[PlacedRecord]) -> None:
-        """Return when all are acknowledged, each partition's in this order; raises TryLater where some may not be."""
+        """Return when all are acknowledged, each partition's in this order; raises TryLater where some may be missing."""
         batches: dict[tuple[str, int], list[EncodedRecord]] = {}
         for place, key, value, headers in records:
             topic = self._prefix + place.topic
@@ -163,7 +163,7 @@ class KafkaLog:
         await self._appender.append_batches(batches)
 
     async def publish_schemas(self) -> None:
-        """Write every schema to the compacted topic, so that the data explains itself elsewhere."""
+        """Write every schema to the compacted topic, so that the data can be read elsewhere."""
         await self._appender.append(
             [
                 EncodedRecord(
@@ -196,7 +196,7 @@ class KafkaLog:
         await self._appender.append([EncodedRecord(self._prefix + queue, raw.key, raw.value, headers, what)])
 
     async def mark(self, marks: Sequence[DeadLetterMark]) -> None:
-        """Say what became of dead letters, in their queues, acknowledged."""
+        """Write marks into the dead letters' queues, acknowledged."""
         await self._appender.append(
             [
                 EncodedRecord(
@@ -209,7 +209,7 @@ class KafkaLog:
     async def follow_raw(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes on the topics from `start` on, and what comes, in order per partition; see `follow`."""
+        """Yield the bytes on the topics from `start` on, then what arrives, in order per partition; see `follow`."""
         async with self._reader() as consumer:
             places = await self._places(topics)
             starts = await self._starts(consumer, places, start)
@@ -220,10 +220,10 @@ class KafkaLog:
     async def follow(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncIterator[Sequence[Arrived]]:
-        """Yield what is on the topics and what comes, in order per partition, without a group.
+        """Yield the records on the topics, then what arrives, in order per partition, without a group.
 
-        `start` is an offset by (topic, partition), the earliest for partitions that it leaves out; or one of the two
-        words; or a time in ms since the epoch. With `until_end` it ends where the topics end now.
+        `start` is a mapping from (topic, partition) to offset, where a missing partition begins at its earliest; or one
+        of the two words of `Start`; or a time in ms since the epoch. With `until_end` it ends where the topics end now.
         """
         async with aclosing(self.follow_raw(topics, start, until_end=until_end)) as reading:
             async for raws in reading:
@@ -232,7 +232,7 @@ class KafkaLog:
     async def replay(
         self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
     ) -> AsyncGenerator[Sequence[Arrived], None]:
-        """Yield each partition's records from the first offset up to and without the second, in order."""
+        """Yield each partition's records from the first offset up to but not including the second, in order."""
         async with aclosing(self.replay_raw(ranges, key=key)) as reading:
             async for raws in reading:
                 yield [arrived(raw, self._codec, digest=digest) for raw in raws]
@@ -272,10 +272,10 @@ class KafkaLog:
         revoked: Callable[[frozenset[PartitionId]], Awaitable[None]] | None = None,
         instance_id: str | None = None,
     ) -> AsyncIterator[RecordBatch]:
-        """Yield what comes on this member's share of the topics; where it starts is kept elsewhere.
+        """Yield the records of this member's share of the topics; the caller keeps the offsets where it starts.
 
-        A batch counts as taken when the next is asked for; that is then noted with the group, for people who look at
-        its lag. `revoked` is awaited before partitions go to another member.
+        A batch counts as taken when the next one is asked for; its end is then noted in the group, for people who look
+        at the lag. `revoked` is awaited before partitions go to another member.
         """
         async for batch in subscription(self, topics, group, start=start, revoked=revoked, instance_id=instance_id):
             yield batch
@@ -291,18 +291,18 @@ class KafkaLog:
             return await self._offsets(consumer.beginning_offsets, await self._places(topics))
 
     async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[PartitionId, int]:
-        """Return the first offset of each partition at `start`, said as `follow` has it; the end where none is."""
+        """Return each partition's first offset at `start`, given as for `follow`; its end where there is none."""
         async with self._reader() as consumer:
             return await self._starts(consumer, await self._places(topics), start)
 
     async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[PartitionId, Commit]:
-        """Return how far the group has come where it has read anything; None: on all of its topics."""
+        """Return how far the group has come where it has read anything; `topics` None: on all of its topics."""
         found = await committed_offsets(self._admin, self._prefix + group)
         commits = {self._place(at): Commit(there.offset, there.metadata) for at, there in found.items()}
         return {place: commit for place, commit in commits.items() if topics is None or place.topic in topics}
 
     async def put_back(self, group: str, commits: Mapping[PartitionId, Commit]) -> None:
-        """Let the group go on from these; raises PartUnavailable while somebody reads in it."""
+        """Let the group go on from these commits; raises PartUnavailable while somebody reads in it."""
         await set_group(self._broker, self._prefix, group, commits)
 
     async def lag(self, group: str) -> int | None:
@@ -337,7 +337,7 @@ class KafkaLog:
             await consumer.stop()
 
     async def _close_readers(self) -> None:
-        """A reader that was left in the middle ends with the log, and not when it is found to be garbage."""
+        """End readers that were left in the middle when the log ends, not when they are collected as garbage."""
         for consumer in list(self._consumers):
             await consumer.stop()
 

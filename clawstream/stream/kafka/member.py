@@ -36,7 +36,7 @@ class GroupPatience:
     session_timeout_s: float = 10.0  # a killed member's partitions go to others after this
     heartbeat_s: float = 1.0
     max_poll_interval_s: float = 300.0
-    rebalance_timeout_s: float = 60.0  # how long a member may take to let go of its partitions
+    rebalance_timeout_s: float = 60.0  # how long a member may take to give its partitions up
 
     def arguments(self) -> dict[str, Any]:
         """Return the consumer's arguments."""
@@ -45,13 +45,13 @@ class GroupPatience:
             "heartbeat_interval_ms": int(self.heartbeat_s * 1000),
             "max_poll_interval_ms": int(self.max_poll_interval_s * 1000),
             "rebalance_timeout_ms": int(self.rebalance_timeout_s * 1000),
-            # By default members would not be given the same partitions of topics with one key.
+            # The default gives a member different partition numbers of topics with one key.
             "partition_assignment_strategy": (RangePartitionAssignor,),
         }
 
 
 class KafkaMember:
-    """A consumer of a group; `join` of the log makes it and takes it away."""
+    """A consumer of a group; `KafkaLog.join` makes it and ends it."""
 
     def __init__(
         self,
@@ -77,16 +77,16 @@ class KafkaMember:
     async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[PartitionId, Sequence[Arrived]]:
         """Return what arrived, waiting for the first record at most `timeout_s`; never cancelled.
 
-        Raises what the listener raised, and TryLater where the broker refuses us.
+        Raises the listener's error, and TryLater where the broker refuses this member.
         """
         self._raise_failure()
         try:
             found = await self._consumer.getmany(timeout_ms=int(timeout_s * 1000), max_records=max_records)
         except KafkaError as error:
-            # The client counts a fetch that raised as still going on, and would take us for alive for ever.
+            # The client counts a fetch that raised as still going on, and would keep this member in the group for ever.
             self._consumer._subscription._fetch_count = 0  # noqa: SLF001  # no public one
             if isinstance(error, NoOffsetForPartitionError):
-                return {}  # it looked for a position of its own before `assigned` had sought to ours, and forgets that
+                return {}  # the client sought a position before `assigned` had set ours; it raises that once
             raise TryLater(f"Kafka does not let {self._group} read: {describe(error)}") from error
         self._raise_failure()
         return {
@@ -96,9 +96,9 @@ class KafkaMember:
         }
 
     async def commit(self, commits: Mapping[PartitionId, Commit]) -> bool:
-        """Note how far the group has come; False where some of the partitions are not ours any more."""
+        """Commit the offsets; False where some of the partitions are not ours any more."""
         if self._generation() != self._given_in:
-            # The client would commit as somebody outside the group, whom the broker believes while nobody is in it.
+            # The client would commit from outside the group, which the broker accepts while the group has no member.
             return False
         offsets = {self._at(place): OffsetAndMetadata(*commit) for place, commit in commits.items()}
         try:
@@ -110,19 +110,19 @@ class KafkaMember:
         return True
 
     def pause(self, places: Iterable[PartitionId]) -> None:
-        """Fetch no more of these, until `resume`."""
+        """Fetch no more from these partitions until `resume`."""
         wanted = {self._at(place) for place in places}
         self._paused |= wanted
         self._consumer.pause(*(wanted & self._assigned()))
 
     def resume(self, places: Iterable[PartitionId]) -> None:
-        """Fetch these again."""
+        """Fetch from these partitions again."""
         wanted = {self._at(place) for place in places}
         self._paused -= wanted
         self._consumer.resume(*(wanted & self._assigned() & self._reading))
 
     def caught_up(self, place: PartitionId) -> bool:
-        """Return whether all that was on the partition at the last fetch has been polled."""
+        """Return whether every record that the partition had at the last fetch has been polled."""
         at = self._at(place)
         if at not in self._reading or at in self._paused or at not in self._assigned():
             return False

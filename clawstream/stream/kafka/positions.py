@@ -23,7 +23,7 @@ ASK_AGAIN_S = 0.5
 async def offsets_at(
     broker: Broker, prefix: str, places: Iterable[PartitionId], time_ms: int
 ) -> dict[PartitionId, int]:
-    """Return each partition's first offset that was appended at `time_ms` or later; its end where there is none."""
+    """Return the offset of each partition's first record appended at `time_ms` or later; its end where none is."""
     at = {TopicPartition(prefix + place.topic, place.partition): place for place in places}
     async with _started(broker.consumer()) as consumer:
         with kafka_errors("look for a time"):
@@ -35,7 +35,7 @@ async def offsets_at(
 async def set_group(
     broker: Broker, prefix: str, group: str, starts: Mapping[PartitionId, int | Commit], *, within_s: float = 15.0
 ) -> None:
-    """Let `group` begin at `starts`, with the notes of those that have one; waits for a killed member to be forgotten.
+    """Let `group` begin at `starts`, keeping their notes; waits until the broker forgets a killed member.
 
     Raises PartUnavailable where somebody still reads in the group after `within_s`.
     """
@@ -68,7 +68,7 @@ async def _emptied(broker: Broker, name: str, within_s: float) -> None:
 
 
 async def _taken(admin: AIOKafkaAdminClient, name: str) -> str | None:
-    """Return why nobody can say where the group begins; None: anybody can."""
+    """Return why the group's positions can't be set now; None: they can."""
     try:
         [response] = await admin.describe_consumer_groups([name])
     except KafkaError as error:

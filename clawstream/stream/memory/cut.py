@@ -19,12 +19,12 @@ class ConnectionCut:
 
     @classmethod
     def never(cls) -> Self:
-        """Return a cut that does not happen."""
+        """Return a cut that never happens."""
         return cls(operations=None, takes_effect=False)
 
     @asynccontextmanager
     async def around(self) -> AsyncIterator[None]:
-        """Do one operation, the block, unless the connection is gone."""
+        """Run the block as one operation, unless the connection is cut."""
         await asyncio.sleep(0)
         now = self._counted()
         if self.happened.is_set() and not (now and self._takes_effect):

@@ -38,7 +38,7 @@ class MemoryGroup:
         self.committed: dict[PartitionId, Commit] = {}
 
     def change(self, members: "list[MemoryMember]") -> None:
-        """Let the members be these; everybody lets go and is given partitions anew."""
+        """Change the members; all of them let go of their partitions and are given new ones."""
         self.members = members
         self.generation += 1
         self._broker.notify()
@@ -68,8 +68,8 @@ class MemoryMember:
         self._cut = cut
         self._positions: dict[PartitionId, int] = {}
         self._paused: set[PartitionId] = set()
-        self.let_go = 0  # the generation for which we hold nothing of an earlier one
-        self._generation = 0  # the generation whose share we have
+        self.let_go = 0  # the newest generation for which all earlier partitions were let go
+        self._generation = 0  # the generation whose share this member has
         group.change([*group.members, self])
 
     async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[PartitionId, Sequence[Arrived]]:
@@ -84,7 +84,7 @@ class MemoryMember:
         return found
 
     async def commit(self, commits: Mapping[PartitionId, Commit]) -> bool:
-        """Note how far the group has come; False where some of the partitions are not ours any more."""
+        """Commit the offsets; False where some of the partitions are not ours any more."""
         async with self._cut.around():
             if not commits.keys() <= self._positions.keys():
                 return False
@@ -93,22 +93,22 @@ class MemoryMember:
         return True
 
     def pause(self, places: Iterable[PartitionId]) -> None:
-        """Fetch no more of these, until `resume`."""
+        """Fetch no more from these partitions until `resume`."""
         self._paused.update(places)
 
     def resume(self, places: Iterable[PartitionId]) -> None:
-        """Fetch these again."""
+        """Fetch from these partitions again."""
         self._paused.difference_update(places)
         self._broker.notify()
 
     def caught_up(self, place: PartitionId) -> bool:
-        """Return whether all that is on the partition has been polled."""
+        """Return whether every record on the partition has been polled."""
         if place not in self._positions or place in self._paused:
             return False
         return self._positions[place] >= len(self._broker.records(place))
 
     def leave(self) -> None:
-        """Be a member no more."""
+        """Leave the group."""
         self._positions.clear()
         self._group.change([member for member in self._group.members if member is not self])
 

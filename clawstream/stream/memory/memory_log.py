@@ -85,7 +85,7 @@ class MemoryBroker:
         self.notify()
 
     def create(self, topics: Iterable[Topic]) -> None:
-        """Have these topics too, with as many partitions as they say; those that are there stay as they are."""
+        """Create the missing topics, with as many partitions as they say; existing ones stay as they are."""
         for topic in topics:
             self._counts.setdefault(topic.name, topic.partitions)
             for number in range(self._counts[topic.name]):
@@ -100,7 +100,7 @@ class MemoryBroker:
         return [PartitionId(topic, number) for topic in topics for number in range(self._counts[topic])]
 
     def group(self, name: str) -> MemoryGroup:
-        """Return the group, which exists from when it is first asked for."""
+        """Return the group; it is created when first asked for."""
         return self._groups.setdefault(name, MemoryGroup(self))
 
     def notify(self) -> None:
@@ -141,7 +141,7 @@ class MemoryLog:
         await self.append_sealed([self.seal(event, traceparent) for event, traceparent in outgoing])
 
     def seal(self, event: Event, traceparent: str | None = None) -> Sealed:
-        """Return the event as a record; raises UnusableEvent for one that can't be."""
+        """Return the event as a record; raises UnusableEvent for an event that can't be encoded."""
         now_ms = int(time.time() * 1000)
         headers = headers_of(event, source="/clawstream/memory", now_ms=now_ms, traceparent=traceparent)
         return Sealed(topic_of(type(event)), key_bytes(event.key), codec().encode(event), tuple(headers))
@@ -151,7 +151,7 @@ class MemoryLog:
         return codec().decode(sealed.value)
 
     async def append_sealed(self, records: Sequence[Sealed], *, timeout_s: float | None = None) -> None:
-        """Do as `append` does with records as they were sealed."""
+        """Do as `append` does, with sealed records."""
         try:
             async with asyncio.timeout(timeout_s), self._cut.around():
                 for topic, key, value, headers in records:
@@ -182,7 +182,7 @@ class MemoryLog:
             self.broker.write(needed_queue(dead_letter_id), raw.key, raw.value, [*raw.headers, *why])
 
     async def mark(self, marks: Sequence[DeadLetterMark]) -> None:
-        """Say what became of dead letters, in their queues."""
+        """Write marks into the dead letters' queues."""
         async with self._cut.around():
             for mark in marks:
                 self.broker.write(needed_queue(mark.id), mark.key, None, mark_headers(mark))
@@ -190,14 +190,14 @@ class MemoryLog:
     async def follow_raw(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes on the topics, and what comes; see KafkaLog.follow."""
+        """Yield the bytes on the topics, then what arrives; see KafkaLog.follow."""
         async for raws in self._follow(topics, start, until_end=until_end):
             yield raws
 
     async def follow(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncGenerator[Sequence[Arrived], None]:
-        """Yield what is on the topics and what comes, in order per partition; see KafkaLog.follow."""
+        """Yield the records on the topics, then what arrives, in order per partition; see KafkaLog.follow."""
         async for raws in self._follow(topics, start, until_end=until_end):
             yield [arrived(raw, codec()) for raw in raws]
 
@@ -223,7 +223,7 @@ class MemoryLog:
     async def replay(
         self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
     ) -> AsyncGenerator[Sequence[Arrived], None]:
-        """Yield each partition's records from the first offset up to and without the second, in order."""
+        """Yield each partition's records from the first offset up to but not including the second, in order."""
         async with aclosing(self.replay_raw(ranges, key=key)) as reading:
             async for raws in reading:
                 yield [arrived(raw, codec(), digest=digest) for raw in raws]
@@ -260,7 +260,7 @@ class MemoryLog:
         revoked: Callable[[frozenset[PartitionId]], Awaitable[None]] | None = None,
         instance_id: str | None = None,
     ) -> AsyncGenerator[RecordBatch, None]:
-        """Yield what comes on this member's share of the topics; see KafkaLog.subscribe."""
+        """Yield the records of this member's share of the topics; see KafkaLog.subscribe."""
         async for batch in subscription(self, topics, group, start=start, revoked=revoked, instance_id=instance_id):
             yield batch
 
@@ -277,12 +277,12 @@ class MemoryLog:
         return {place: self._start(place, start) for place in self.broker.places(topics)}
 
     async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[PartitionId, Commit]:
-        """Return how far the group has come where it has read anything; None: on all of its topics."""
+        """Return how far the group has come where it has read anything; `topics` None: on all of its topics."""
         commits = self.broker.group(group).committed
         return {place: commit for place, commit in commits.items() if topics is None or place.topic in topics}
 
     async def put_back(self, group: str, commits: Mapping[PartitionId, Commit]) -> None:
-        """Let the group go on from these; raises PartUnavailable while somebody reads in it."""
+        """Let the group go on from these commits; raises PartUnavailable while somebody reads in it."""
         found = self.broker.group(group)
         if found.members:
             raise PartUnavailable(f"the consumer group {group} has {len(found.members)} members; stop them")

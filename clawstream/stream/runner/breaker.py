@@ -6,7 +6,7 @@ that keeps failing does not open the breaker: `FAILING_CALLS` different ones hav
 
 from dataclasses import dataclass, field
 
-FAILING_CALLS = 3  # different ones, with no success between them
+FAILING_CALLS = 3  # different calls, with no success between them
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 30.0
 
@@ -16,12 +16,12 @@ class Breaker:
     """One worker's view of the peer that its calls go to; seconds of one steady clock come in as arguments."""
 
     first_wait_s: float = FIRST_WAIT_S
-    _failing: set[int] = field(default_factory=set)  # the calls that failed since the last success
+    _failing: set[int] = field(default_factory=set)  # numbers of the calls that failed since the last success
     _opened_at_s: float | None = None
     _wait_s: float = 0.0
     _probe_at_s: float = 0.0
     _probing: int | None = None
-    _open_before_s: float = 0.0  # how long it was open in all, before this time
+    _open_before_s: float = 0.0  # how long it was open in all before its current opening
 
     @property
     def is_open(self) -> bool:
@@ -30,27 +30,27 @@ class Breaker:
 
     @property
     def opened_at_s(self) -> float | None:
-        """Since when calls wait; None: they do not."""
+        """When the breaker opened; None: it is closed."""
         return self._opened_at_s
 
     def open_for_s(self, now_s: float) -> float:
-        """Return how long it has been open in all."""
+        """Return how long the breaker has been open in all."""
         return self._open_before_s + (0.0 if self._opened_at_s is None else now_s - self._opened_at_s)
 
     def wait_s(self, now_s: float) -> float | None:
-        """Return how long a call has to wait before it asks again; 0: it may go; None: until another call returned."""
+        """Return how long a call has to wait before asking again; 0: it may go; None: until the probe returns."""
         if self._opened_at_s is None:
             return 0.0
         return None if self._probing is not None else max(0.0, self._probe_at_s - now_s)
 
     def start(self, call: int) -> None:
-        """The call goes; while the breaker is open it is the one that finds out."""
+        """Note that the call is made; while the breaker is open it is the probe."""
         if self.is_open:
             assert self._probing is None, "one call at a time finds out"
             self._probing = call
 
     def succeed(self, now_s: float) -> bool:
-        """The peer answered; True: the breaker was open and is closed now."""
+        """Note that the peer answered; True: the breaker was open and is closed now."""
         was_open = self.is_open
         self._open_before_s = self.open_for_s(now_s)
         self._failing.clear()
@@ -59,7 +59,7 @@ class Breaker:
         return was_open
 
     def fail(self, call: int, now_s: float, *, retry_after_s: float = 0.0) -> bool:
-        """The peer did not answer; True: the breaker was closed and is open now."""
+        """Note that the peer did not answer; True: the breaker was closed and is open now."""
         self._failing.add(call)
         if self.is_open:
             if self._probing == call:
@@ -73,7 +73,7 @@ class Breaker:
         return True
 
     def abandon(self, call: int) -> None:
-        """The call was cut: it found out nothing."""
+        """Note that the call was cut off, so it says nothing about the peer."""
         self._failing.discard(call)
         if self._probing == call:
             self._probing = None

@@ -32,7 +32,7 @@ def wait_before(attempt: int, retry_s: float) -> float:
 
 
 class StageCaller(Generic[S, C]):
-    """Makes a stage's calls, `calls_at_once` of them, behind one breaker; `on_retry` hears of each that failed."""
+    """Makes a stage's calls, `calls_at_once` at a time, behind one breaker; `on_retry` hears of each failed attempt."""
 
     def __init__(self, stage: Stage[S, C], *, retry_s: float, on_retry: Callable[[str], None]) -> None:
         self._stage = stage
@@ -47,15 +47,15 @@ class StageCaller(Generic[S, C]):
 
     @property
     def waits_for_peer(self) -> bool:
-        """Whether nothing goes on until a call that tries has come through."""
+        """Whether all calls wait until the probing call succeeds."""
         return self._stage.waits_for_peer and self._breaker.is_open
 
     async def until_done(self, call: C) -> Sequence[Event]:
-        """Return the events that came of `call`; each attempt takes a slot, waiting between them takes none.
+        """Return the events that came of `call`; an attempt takes a slot, waiting between attempts takes none.
 
-        The deadline runs from the first attempt, so calls that wait for their turn are not given up unasked; and it
-        stands still while the peer is away. Where the stage does not wait for that one it runs on, and a call that was
-        not made yet is given up too once the peer was away for as long.
+        The deadline runs from the first attempt, so a call that waits for its turn is not given up unasked. It stands
+        still while the peer is away. Where the stage does not wait for its peer (`waits_for_peer`) the deadline runs
+        on, and a call that was never made is given up once the peer was away for `deadline_s`.
         """
         number, attempt, asked_at_s = next(self._numbers), 0, self._now_s()
         deadline_s: float | None = None
@@ -98,7 +98,7 @@ class StageCaller(Generic[S, C]):
             attempt += 1
 
     async def _attempt(self, number: int, call: C, within_s: float) -> Sequence[Event]:
-        """Make the call once. Raises TryLater also where it does not return in time; the breaker knows how it went."""
+        """Make the call once and tell the breaker the outcome. Raises TryLater also where it returns too late."""
         assert self._stage.perform is not None, f"{self._stage.name} makes calls and has no perform"
         try:
             async with asyncio.timeout(within_s):
@@ -125,7 +125,7 @@ class StageCaller(Generic[S, C]):
 
     @contextlib.asynccontextmanager
     async def _turn(self, number: int, patience_s: Callable[[], float]) -> AsyncIterator[bool]:
-        """A slot while the call is made, once it may go; False: its time was over first."""
+        """Yield True once the call may be made, holding a slot for it; False: its time ended first."""
         while (within_s := patience_s()) > 0:
             async with contextlib.AsyncExitStack() as slot:
                 try:
@@ -139,7 +139,7 @@ class StageCaller(Generic[S, C]):
         yield False
 
     async def _passage(self, number: int) -> None:
-        """Return when the call may go; where the breaker is open, as the one that finds out."""
+        """Return once the call may be made; while the breaker is open, it is made as the probe."""
         while (wait_s := self._breaker.wait_s(self._now_s())) != 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):

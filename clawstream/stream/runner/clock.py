@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 
 
 class LogClock:
-    """Newest append times seen, by topic."""
+    """The log's clock, from the newest append times seen by topic."""
 
     def __init__(self, topics: Iterable[str]) -> None:
         self._seen_ms: dict[str, int | None] = dict.fromkeys(topics)
@@ -17,18 +17,18 @@ class LogClock:
         self._said_ms: int | None = None
 
     def see(self, topic: str, timestamp_ms: int, at_s: float) -> None:
-        """A record of `topic` was appended at `timestamp_ms` and read at `at_s` of this machine's steady clock."""
+        """Note a record of `topic`, appended at `timestamp_ms` and read at `at_s` of this machine's steady clock."""
         self._seen_ms[topic] = max(timestamp_ms, self._seen_ms[topic] or 0)
         self._advance(timestamp_ms, at_s)
 
     def resume(self, clock_ms: int, at_s: float) -> None:
-        """It was `clock_ms` when this partition was last worked on."""
+        """Go on from `clock_ms`, the log's time when this partition was last worked on."""
         if clock_ms > 0:
             self._advance(clock_ms, at_s)
             self._said_ms = max(clock_ms, self._said_ms or 0)
 
     def now_ms(self, behind: Collection[str], at_s: float) -> int | None:
-        """Return the log's time; `behind` are the topics with records to read. None: nothing says what time it is."""
+        """Return the log's time; `behind` are the topics with records to read. None: the time is not known yet."""
         if self._newest_ms is None:
             return self._said_ms
         if behind:

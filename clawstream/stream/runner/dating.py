@@ -7,11 +7,11 @@ clock is dated now, and no record is dated before the one that precedes it in it
 from collections.abc import Iterable
 from typing import NamedTuple
 
-BELIEVED_MS = 600_000  # machines whose clocks are set are closer
+BELIEVED_MS = 600_000  # clocks that are set right differ by less
 
 
 class Doubt(NamedTuple):
-    """The broker's clock went wrong by so much, or is believed again."""
+    """The broker's clock went wrong by `off_ms`, or is believed again."""
 
     by_ms: int  # ahead of this machine's where positive, behind the record before where negative; 0: believed
 
@@ -33,7 +33,7 @@ class Dating:
         self._in_doubt: set[str] = set()
 
     def date(self, topic: str, timestamp_ms: int, machine_ms: int) -> tuple[int, Doubt | None]:
-        """Return when the next record of `topic` was appended; and what is to be said, where doubt begins or ends."""
+        """Return when the next record of `topic` was appended; and a `Doubt` to report, where doubt begins or ends."""
         newest = self._newest_ms[topic]
         ahead_ms, behind_ms = timestamp_ms - machine_ms, 0 if newest is None else newest - timestamp_ms
         taken = capped(timestamp_ms, machine_ms)
@@ -47,5 +47,5 @@ class Dating:
 
 
 def capped(time_ms: int, machine_ms: int) -> int:
-    """Return the time, or this machine's where it is too far ahead of that to be believed."""
+    """Return the time, or this machine's time where it lies too far ahead of that to be believed."""
     return machine_ms if time_ms > machine_ms + BELIEVED_MS else time_ms

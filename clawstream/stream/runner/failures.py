@@ -10,12 +10,12 @@ from clawstream.errors import TooManyFailures
 
 WINDOW_S = 300.0
 LARGEST_SHARE = 0.01
-FEWEST = 10  # bad records, below which no share of them means anything
+FEWEST = 10  # bad records; with fewer, their share means nothing
 _SLOT_S = 1.0
 
 
 def flooded(stage: str, bad: int, read: int) -> TooManyFailures:
-    """Return why the stage stops."""
+    """Return the error that stops the stage."""
     return TooManyFailures(
         f"{stage} set {bad} of the last {read} records aside within {WINDOW_S / 60:g} minutes, more than "
         f"{LARGEST_SHARE:.0%}: it stops, as then it is not the records that are at fault. Nothing is lost: they are in "
@@ -29,14 +29,14 @@ class FailureRate:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._slots: deque[tuple[float, int, int]] = deque()  # from when on, records, bad ones
+        self._slots: deque[tuple[float, int, int]] = deque()  # (start of the slice, records, bad records)
 
     def read(self) -> None:
-        """A record was read."""
+        """Count a record that was read."""
         self._add(1, 0)
 
     def set_aside(self) -> None:
-        """One of them is set aside."""
+        """Count a record that was set aside."""
         self._add(0, 1)
 
     def too_many(self) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from clawstream.stream.stage import Record, Stage, Step
 S = TypeVar("S")
 C = TypeVar("C")
 
-# The log's clock is read off records and a clock of ours, so it may be ahead of a record by a little.
+# The log's clock comes from records and this machine's clock, so it may be a little ahead of a record.
 CLOCK_SLACK_MS = 1000
 
 
@@ -32,7 +32,7 @@ class Fold(Generic[S, C]):
 
     def __init__(self, stage: Stage[S, C]) -> None:
         self._stage = stage
-        self._keys: OrderedDict[str, _Key[S]] = OrderedDict()  # the one touched longest ago first
+        self._keys: OrderedDict[str, _Key[S]] = OrderedDict()  # the key touched longest ago first
         self._firsts: dict[str, OrderedDict[str, int]] = {topic: OrderedDict() for topic in stage.reads}
 
     @property
@@ -41,14 +41,14 @@ class Fold(Generic[S, C]):
         return sum(key.state is not None for key in self._keys.values())
 
     def apply(self, record: Record) -> Step[S, C]:
-        """Step the record's key; raises what the stage's step raises, and leaves the state then."""
+        """Step the record's key; raises what the stage's step raises, and then leaves the state unchanged."""
         key = self._touched(record)
         step = self._stage.step(key.state, record)
         key.state = step.state
         return step
 
     def forget(self, key: str) -> None:
-        """Know nothing of the key any more."""
+        """Drop all that is known of the key."""
         known = self._keys.pop(key, None)
         for topic in known.last_offsets if known is not None else ():
             del self._firsts[topic][key]
@@ -68,7 +68,7 @@ class Fold(Generic[S, C]):
                 yield step
 
     def expire(self, now_ms: int, committable: Mapping[str, int]) -> None:
-        """Forget keys that were silent for longer than they are retained and whose records are all committed."""
+        """Forget keys that were silent for longer than `retain_ms` and whose records are all committed."""
         deadline_ms = now_ms - self._stage.retain_ms - CLOCK_SLACK_MS
         gone: list[str] = []
         for name, key in self._keys.items():
@@ -82,7 +82,7 @@ class Fold(Generic[S, C]):
                 del self._firsts[topic][name]
 
     def rebuild_from(self, topic: str, committable: int) -> int:
-        """Return the first offset of `topic` that a key which may still be asked about needs."""
+        """Return the first offset of `topic` that a key's rebuild may still need."""
         first = next(iter(self._firsts[topic].values()), committable)
         return min(first, committable)
 
@@ -98,7 +98,7 @@ class Fold(Generic[S, C]):
         if record.key not in firsts:
             late = bool(firsts) and record.offset < next(reversed(firsts.values()))
             firsts[record.key] = record.offset
-            if late:  # a record that was set aside, and is used after all
+            if late:  # a record that was set aside and is used after all
                 self._firsts[record.topic] = OrderedDict(sorted(firsts.items(), key=itemgetter(1)))
         self._keys.move_to_end(record.key)
         return key

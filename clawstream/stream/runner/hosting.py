@@ -33,20 +33,20 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerIntervals:
-    """How often the runner does what it does in turns; tests are in more of a hurry."""
+    """How often the runner does its periodic work; tests use shorter intervals."""
 
     poll_records: int = 500
     poll_s: float = 0.2
     commit_s: float = 0.2
     tick_s: float = 1.0
     retry_s: float = 0.25  # the bound of the first wait after a failure; it doubles
-    drain_s: float = 20.0  # how long unfinished records may take when partitions, or the worker, go
-    hold_s: float = 0.02  # how long the event loop is held at most; heartbeats live on it
+    drain_s: float = 20.0  # how long unfinished records may take when partitions are revoked or the worker stops
+    hold_s: float = 0.02  # how long the runner may hold the event loop at a time; heartbeats need it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProgress:
-    """What a worker has done since it began, and what it has before it."""
+    """What a worker has done since it began, and what it still has to do."""
 
     records: int
     events: int
@@ -70,9 +70,9 @@ async def run(
     monotonic: Callable[[], float] = time.monotonic,
     machine_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> None:
-    """Run the stage until `stop`, then finish what is under way, commit, and leave the group.
+    """Run the stage until `stop`, then finish the work under way, commit, and leave the group.
 
-    `on_progress` is called once a tick. With an `instance_id` a worker that comes back under it has its partitions at
+    `on_progress` is called once a tick. A worker that comes back under the same `instance_id` has its partitions at
     once. Raises TryLater where the broker refuses this member, TopicMismatch where the topics can't be read together,
     LogContradicted where the log is not the one that the group has read.
     """
@@ -182,7 +182,7 @@ class _Worker(Generic[S, C]):
                 )
 
     async def _rebuild(self, partition: PartitionState[S, C]) -> None:
-        """Fold what was committed without writing or calling anything; then the partition is live."""
+        """Fold the committed records without writing or calling anything; then the partition is live."""
         attempt = 0
         async with self._one_rebuild:
             while not partition.live:
@@ -222,7 +222,7 @@ class _Worker(Generic[S, C]):
             most = min(free, self._pace.poll_records)
             await self._take(await self.member.poll(max_records=most, timeout_s=self._pace.poll_s))
             return
-        # Polling goes on, or the group would take a member that waits for its calls for dead.
+        # Polling goes on: the group would take a member that only waits for its calls for dead.
         self.member.pause(self._live_places())
         await self._take(await self.member.poll(max_records=1, timeout_s=0))
         self.member.resume(self._live_places())
@@ -249,7 +249,7 @@ class _Worker(Generic[S, C]):
         )
         self.pending_records.failures.read()
         if self.quarantine.unused(record):
-            self.pending_records.follow_up(partition, pending, Step(None))  # it was set aside before this worker came
+            self.pending_records.follow_up(partition, pending, Step(None))  # set aside before this worker came
             return
         parked = self.quarantine.blocked(place, record)
         if parked is not None:
@@ -261,13 +261,13 @@ class _Worker(Generic[S, C]):
         pending.traceparent = record.traceparent
         try:
             step = partition.fold.apply(record)
-        except Exception as error:  # noqa: BLE001  # a record that the stage breaks on would break each worker in turn
+        except Exception as error:  # noqa: BLE001  # a record that breaks the stage would break each worker in turn
             self.quarantine.set_aside(partition, pending, record, error)
             return
         self.pending_records.follow_up(partition, pending, step)
 
     async def _refuse_a_flood(self) -> None:
-        """Stop where too many records are set aside; those that are stay so, acknowledged and committed."""
+        """Stop the stage where too many records are set aside; they stay set aside, acknowledged and committed."""
         flood = self.pending_records.failures.too_many()
         if flood is None:
             return
@@ -298,7 +298,7 @@ class _Worker(Generic[S, C]):
                     partition.committed(commits)
 
     async def _let_go(self, leaving: Sequence[PartitionState[S, C]]) -> None:
-        """Finish what is under way, as long as that may take; commit; drop the rest."""
+        """Finish the work under way within the time allowed, commit, and drop the rest."""
         for partition in leaving:
             self.member.pause(partition.places)
         try:
@@ -321,7 +321,7 @@ class _Worker(Generic[S, C]):
         ]
 
     def _num_free(self) -> int:
-        """How many records may be read; none while calls wait for a peer that is away."""
+        """How many more records may be read; 0 while calls wait for a peer that is away."""
         if self.pending_records.waits_for_peer:
             return 0
         return self._stage.in_flight - sum(partition.num_open for partition in self._partitions.values())

@@ -21,7 +21,7 @@ TRUST_LOG = (
 
 
 class ResettableLog(Log, Protocol):
-    """A log whose groups can be told where they stand."""
+    """A log whose groups can be set to other offsets."""
 
     async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[PartitionId, Commit]:
         """Return how far the group has come where it has read anything."""
@@ -30,13 +30,13 @@ class ResettableLog(Log, Protocol):
         """Return the first offset of each partition at `start`."""
 
     async def put_back(self, group: str, commits: Mapping[PartitionId, Commit]) -> None:
-        """Let the group go on from these; raises PartUnavailable while somebody reads in it."""
+        """Let the group go on from these commits; raises PartUnavailable while somebody reads in it."""
 
 
 async def contradicted(
     log: Log, committed: Mapping[PartitionId, Commit | None], begins: Mapping[PartitionId, int]
 ) -> list[Contradiction]:
-    """Return the partitions that are not as they were when they were committed."""
+    """Return the partitions that contradict what was committed."""
     commits = {place: commit for place, commit in committed.items() if commit is not None and commit.offset > 0}
     if not commits:
         return []
@@ -64,7 +64,7 @@ async def last_records(
 
 
 async def put_back(log: ResettableLog, group: str) -> list[Contradiction]:
-    """Let the group go on from where the log was cut; return the partitions of which that was done.
+    """Let the group go on from where the log was cut; return the partitions that were put back.
 
     Raises PartUnavailable while a member of the group reads.
     """

@@ -28,7 +28,7 @@ C = TypeVar("C")
 
 @dataclass(slots=True, kw_only=True)
 class PendingRecord:
-    """What one record, or one tick, leads to; done when nothing of it is left."""
+    """The work that one record, or one tick, leads to; done when `left` is 0."""
 
     place: PartitionId | None  # None: a tick
     offset: int
@@ -37,7 +37,7 @@ class PendingRecord:
     left: int = 0
     attempt: int = 1
     rebuild_offsets: Mapping[str, int] = field(default_factory=dict)
-    released: asyncio.Event | None = None  # of a record that was set aside, and done, before
+    released: asyncio.Event | None = None  # set when a replayed dead letter has ended
 
 
 class PartitionState(Generic[S, C]):
@@ -77,35 +77,35 @@ class PartitionState(Generic[S, C]):
         return sum(mark.num_open for mark in self._marks.values())
 
     def to_rebuild(self) -> dict[PartitionId, tuple[int, int]]:
-        """Return what is to be remembered before this partition goes live: from the first offset up to the second."""
+        """Return the offsets [first, end) of each partition to fold again before this partition goes live."""
         ranges = {place: (self._notes[place].rebuild_from, self.starts[place]) for place in self.places}
         return {place: (first, end) for place, (first, end) in ranges.items() if first < end}
 
     def forget(self) -> None:
-        """Begin remembering anew."""
+        """Start the rebuild from the beginning."""
         self.fold = Fold(self._stage)
         self._dating = Dating(self._stage.reads)
 
     def remember(self, records: Sequence[Record], at_s: float, *, unused: Callable[[Record], bool]) -> None:
-        """Fold what was done before, in order, without writing or calling anything; leave out what is set aside."""
+        """Fold records that were done before, in order, without writing or calling anything; skip the `unused` ones."""
         for found in records:
             record = self._dated(found)
             if not unused(record):
-                # What the stage breaks on now is set aside when it is read live, or was.
+                # A record that breaks the stage here was set aside, or will be when it is read live.
                 with contextlib.suppress(Exception):
                     self.fold.apply(record)
             self._see(record, at_s)
             self._expire(record.timestamp_ms)
 
     def go_live(self, at_s: float) -> None:
-        """All that was is remembered; what comes now is for real."""
+        """End the rebuild; records read from now on lead to events and calls."""
         clock_ms = capped(max(note.clock_ms for note in self._notes.values()), self._machine_ms())
         self._clock.resume(clock_ms, at_s)
         self._expire(clock_ms)
         self.live = True
 
     def read(self, place: PartitionId, found: Arrived, at_s: float) -> Arrived:
-        """Return the record that was read with the time that is believed; it is open until `done`."""
+        """Return the record with the append time that is believed; it is open until `done`."""
         record = self._dated(found) if isinstance(found, Record) else found
         self._marks[place].read(record.offset)
         digest = digest_in(record)
@@ -119,7 +119,7 @@ class PartitionState(Generic[S, C]):
         return self._marks[place].next_offset
 
     def done(self, place: PartitionId, offset: int) -> None:
-        """The record needs nothing more."""
+        """Note that the record is done."""
         self._marks[place].done(offset)
         if not self.num_open:
             self._nothing_open.set()
@@ -129,11 +129,11 @@ class PartitionState(Generic[S, C]):
         await self._nothing_open.wait()
 
     def clock_ms(self, caught_up: Callable[[PartitionId], bool], at_s: float) -> int | None:
-        """Return the log's time; None: nothing says what time it is."""
+        """Return the log's time; None: it is not known yet."""
         return self._clock.now_ms([place.topic for place in self.places if not caught_up(place)], at_s)
 
     def commits(self, now_ms: int | None) -> dict[PartitionId, Commit]:
-        """Return what is to be committed: the partitions whose offset or note is not what the group has."""
+        """Return the commits to make: those whose offset or note differs from what the group has."""
         if now_ms is not None:
             self._expire(now_ms)
         commits: dict[PartitionId, Commit] = {}
@@ -145,7 +145,7 @@ class PartitionState(Generic[S, C]):
         return commits
 
     def committed(self, commits: Mapping[PartitionId, Commit]) -> None:
-        """The group has these now."""
+        """Note that the group has these commits."""
         for place, commit in commits.items():
             if place in self._marks:
                 self._committed[place] = (commit.offset, read_note(commit.note, commit.offset).rebuild_from)
@@ -159,7 +159,7 @@ class PartitionState(Generic[S, C]):
         return None if before is None else digests[before]
 
     def end(self) -> None:
-        """The partition is not ours any more: what is under way for it is nobody's."""
+        """Give the partition up: the work under way for it is cancelled."""
         self.gone = True
         for task in self.tasks:
             task.cancel()

@@ -38,7 +38,7 @@ class WorkerCounts:
 
 
 class PendingRecords(Generic[S, C]):
-    """Runs what steps lead to as tasks of `tasks`; `on_done` hears of each record that is done."""
+    """Runs the work that steps lead to as tasks of `tasks`; `on_done` is told of each record that is done."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class PendingRecords(Generic[S, C]):
 
     @property
     def waits_for_peer(self) -> bool:
-        """Whether no call is made as the peer of all calls is away."""
+        """Whether no call is made because their peer is away."""
         return self._caller.waits_for_peer
 
     def end(self) -> None:
@@ -109,7 +109,7 @@ class PendingRecords(Generic[S, C]):
         self._tally.calls += 1
         try:
             events = await self._caller.until_done(call)
-        except Exception as error:  # noqa: BLE001  # whatever a call breaks on, it must not stop all others
+        except Exception as error:  # noqa: BLE001  # a call that breaks must not stop the others
             self._refused(partition, pending, error)
             return
         self._write(partition, pending, events)
@@ -139,7 +139,7 @@ class PendingRecords(Generic[S, C]):
         log.log(level, "stage=%s record=%s dead_letter=%s", self._stage.name, where, error, exc_info=broke)
         dead_letter_id = DeadLetterId(self._stage.name, *pending.place, pending.offset)
         rebuild_offsets = pending.rebuild_offsets or partition.fold.rebuild_offsets(pending.key)
-        # One after the other: a parked record in the queue without the one that it waits behind would wait for nothing.
+        # One after the other: a parked record in the queue needs the record that it waits behind to be there.
         async with partition.copying:
             await self._until_set_aside(dead_letter_id, error, attempt=pending.attempt, rebuild_offsets=rebuild_offsets)
         self._tally.dead_letters += 1

@@ -36,7 +36,7 @@ C = TypeVar("C")
 
 
 class StageQuarantine(Generic[S, C]):
-    """The dead letters of a stage, as its queues say; begun anew whenever partitions are given to the worker."""
+    """The dead letters of a stage, as its queues say; made again whenever partitions are given to the worker."""
 
     def __init__(self, stage: Stage[S, C], to: Log, pending_records: PendingRecords[S, C], *, retry_s: float) -> None:
         self._stage = stage
@@ -45,22 +45,22 @@ class StageQuarantine(Generic[S, C]):
         self._retry_s = retry_s
         self._dead = DeadLetterReader(stage.name, stage.reads, to, retry_s=retry_s)
         self.dead_letters = self._dead.dead_letters
-        self._released_at: dict[int, int] = {}  # by partition: how many changes of the dead letters are dealt with
+        self._released_at: dict[int, int] = {}  # by partition: the value of `dead_letters.changes` that is dealt with
 
     async def follow(self) -> None:
-        """Read the queues, and what comes, until cancelled."""
+        """Read the queues, then what arrives, until cancelled."""
         await self._dead.follow()
 
     async def current(self) -> None:
-        """Return when all that stood in the queues when `follow` began is known."""
+        """Return once everything that stood in the queues when `follow` began is read."""
         await self._dead.current.wait()
 
     def held(self, number: int) -> frozenset[str]:
-        """Return the keys that nothing may be said of for now."""
+        """Return the keys with waiting dead letters, which get no tick for now."""
         return frozenset(map(_text, self.dead_letters.waiting(number))) if self._stage.ordered else frozenset()
 
     def unused(self, record: Arrived) -> bool:
-        """Return whether the record is set aside, and not used since."""
+        """Return whether the record is set aside and was not used since."""
         dead_letter = self.dead_letters.get(
             DeadLetterId(self._stage.name, record.topic, record.partition, record.offset)
         )
@@ -75,7 +75,7 @@ class StageQuarantine(Generic[S, C]):
     def set_aside(
         self, partition: PartitionState[S, C], pending: PendingRecord, record: Arrived, error: Exception
     ) -> None:
-        """Copy the record to its queue; in an ordered stage what follows of its key waits from now on."""
+        """Copy the record to its queue; in an ordered stage the later records of its key wait from now on."""
         place = PartitionId(record.topic, record.partition)
         pending.key = _key_text(record)
         dead_letter_id = DeadLetterId(self._stage.name, *place, record.offset)
@@ -86,7 +86,7 @@ class StageQuarantine(Generic[S, C]):
         self._pending.set_aside(partition, pending, error)
 
     async def release(self, partition: PartitionState[S, C]) -> None:
-        """Use and close what was ruled about in this partition, as far as it is known."""
+        """Use and close this partition's dead letters that were ruled about, as far as the queues were read."""
         changes = self.dead_letters.changes
         if not partition.live or partition.gone or self._released_at.get(partition.number) == changes:
             return
@@ -96,7 +96,7 @@ class StageQuarantine(Generic[S, C]):
         self._released_at[partition.number] = changes
 
     async def _release(self, partition: PartitionState[S, C], key: bytes | None) -> bool:
-        """Return whether it was done; False: the log is away, and it is to be tried again."""
+        """Return whether the key's dead letters were released; False: the log is away, to be tried again."""
         ready: Sequence[DeadLetter] = self.dead_letters.ready(partition.number, key)
         try:
             records = await self._read(partition, key, ready)
@@ -148,7 +148,7 @@ class StageQuarantine(Generic[S, C]):
     async def _read(
         self, partition: PartitionState[S, C], key: bytes | None, ready: Sequence[DeadLetter]
     ) -> list[Arrived]:
-        """Return what the key's state follows from, and the dead letters' records, in the order of the log's clock."""
+        """Return the records that the key's state follows from, and the dead letters', in the log clock's order."""
         rebuild_offsets = [dead_letter.rebuild_offsets for dead_letter in ready] + [
             partition.fold.rebuild_offsets(_text(key))
         ]
@@ -184,7 +184,7 @@ class StageQuarantine(Generic[S, C]):
             partition.fold.forget(key)
 
     def _remember(self, partition: PartitionState[S, C], records: Sequence[Arrived], *, above: int) -> None:
-        """Fold what was done, from after number `above` on, without writing or calling anything."""
+        """Fold the records after index `above` that were done, without writing or calling anything."""
         for record in records[above + 1 :]:
             if not isinstance(record, Undecodable) and not self.unused(record):
                 with suppress(Exception):  # as in PartitionState.remember
@@ -212,12 +212,12 @@ class StageQuarantine(Generic[S, C]):
     async def _close(
         self, partition: PartitionState[S, C], marks: Sequence[DeadLetterMark], pending_records: Sequence[PendingRecord]
     ) -> None:
-        """Say in the queues that the dead letters are done with, once all that they led to is."""
+        """Mark the dead letters as done in their queues, once all that they led to has ended."""
         for pending in pending_records:
             assert pending.released is not None, "the pending record of a dead letter says when it has ended"
             await pending.released.wait()
         attempt = 0
-        async with partition.copying:  # the copies of parked records come first, or the marks would be of nothing
+        async with partition.copying:  # the copies of parked records come first, so that each mark has its dead letter
             while True:
                 try:
                     await self._log.mark(marks)
@@ -238,7 +238,7 @@ def _key_text(record: Arrived) -> str:
 
 
 def _text(key: bytes | None) -> str:
-    """Return a key as records have it; no record of ours has one that is not text."""
+    """Return a key as the text that records have; "" for bytes that are no text, as no key of ours is."""
     try:
         return (key or b"").decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:

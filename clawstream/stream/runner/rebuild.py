@@ -15,8 +15,8 @@ from clawstream.stream.stage import Record
 class Note(NamedTuple):
     """What a stage notes beside a committed offset."""
 
-    rebuild_from: int  # the first offset that a key which was not silent for long still needs
-    clock_ms: int  # of the log; keys that were silent for longer than they are retained by then are over
+    rebuild_from: int  # the first offset that the rebuild of a key still needs
+    clock_ms: int  # of the log; keys that were silent for longer than `retain_ms` by then are over
     last: str | None = None  # the digest of the record before the offset; None: not known
 
     def written(self) -> str:
@@ -26,7 +26,7 @@ class Note(NamedTuple):
 
 
 def read_note(text: str, committed: int) -> Note:
-    """Return the note; a commit by another tool has none, and then there is nothing to rebuild."""
+    """Return the note; a commit by another tool has none, so nothing is rebuilt."""
     try:
         said = json.loads(text)
         last = said.get("last")
@@ -36,9 +36,9 @@ def read_note(text: str, committed: int) -> Note:
 
 
 async def in_clock_order(streams: Sequence[AsyncIterator[Sequence[Arrived]]]) -> AsyncIterator[Sequence[Record]]:
-    """Merge streams that are each in order, by the time at which the broker appended; undecodable records are left out.
+    """Merge streams that are each in order, by the broker's append time; undecodable records are left out.
 
-    Of equal times the earlier stream's comes first. Yields at most what one stream gave at once.
+    At equal times the earlier stream's record comes first. Yields at most as many records as one stream gave at once.
     """
     heads: list[deque[Record]] = [deque() for _ in streams]
     running = set(range(len(streams)))

@@ -6,20 +6,20 @@ holes, so only their order is relied on.
 
 
 class Watermark:
-    """Records in the order read, and those of them that are not done."""
+    """The records of a partition in the order read, and which of them are not done."""
 
     def __init__(self, next_offset: int) -> None:
         self._next_offset = next_offset
         self._open: dict[int, None] = {}
 
     def read(self, offset: int) -> None:
-        """A record was read; it is open until it is done."""
+        """Note a record that was read; it is open until it is done."""
         assert offset >= self._next_offset, f"offset {offset} was read after {self._next_offset - 1}"
         self._open[offset] = None
         self._next_offset = offset + 1
 
     def done(self, offset: int) -> None:
-        """The record needs nothing more."""
+        """Note that the record is done."""
         del self._open[offset]
 
     @property
@@ -29,7 +29,7 @@ class Watermark:
 
     @property
     def committable(self) -> int:
-        """The offset before which everything is done."""
+        """The offset below which every record is done."""
         return next(iter(self._open), self._next_offset)
 
     @property

@@ -21,16 +21,16 @@ GROUP_EVENTS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRequest:
-    """Events that belong together, and what to do once they are on the log or can never be."""
+    """Events that belong together, and what to do once they are on the log or can never be written."""
 
     outgoing: Sequence[Outgoing]
     written: Callable[[], None]
     refused: Callable[[UnusableEvent], None]
-    wanted: Callable[[], bool]  # False: the partition went to another member, who writes the same
+    wanted: Callable[[], bool]  # False: the partition went to another member, which writes the same events
 
 
 class EventWriter:
-    """The only one that writes for a worker."""
+    """Writes all events of a worker."""
 
     def __init__(self, to: Log, *, retry_s: float) -> None:
         self._log = to
@@ -39,7 +39,7 @@ class EventWriter:
         self._more = asyncio.Event()
 
     def add(self, request: WriteRequest) -> None:
-        """Write the request after those that were added before it."""
+        """Queue the request behind those added before it."""
         self._waiting.append(request)
         self._more.set()
 
