@@ -1,9 +1,9 @@
 """The training loop: samples in, published versions out; written to be killed at any line and started again.
 
-A batch is planned on the log before its step, the checkpoint's manifest holds the plan and what the step did, and only
-a checkpoint that is whole on disk is published; a step that does harm leaves no checkpoint, but a rejection on the log.
-So after a restart the log and the checkpoints say together what is still to be done: publish again, execute a plan that
-was written and not rejected, or read on from the newest plan's offsets.
+A batch is planned on the log before its step. The checkpoint's manifest holds the plan and what the step did, and only
+a checkpoint that is whole on disk is published. A harmful step leaves no checkpoint, but a rejection on the log. So
+after a restart the log and the checkpoints together show what is left to do: publish again, execute a plan that was
+written and not rejected, or read on from the newest plan's offsets.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ _FOR_EVER_MS = 2**62
 async def train(
     settings: Settings, training_log: TrainingLog, *, stop: asyncio.Event, retraining: Retraining | None = None
 ) -> None:
-    """Train until `stop`, or up to `max_updates` and then wait for it; or, `retraining`, until all samples are used.
+    """Train until `stop`, making at most `max_updates` updates; with `retraining`, until all samples are used.
 
-    Which samples are trained on is looked up before each plan: the live ones, or those of the replay that is promoted.
-    A step that has begun is finished and published before this returns. Raises ConfigError when the trainer can't train
-    this base here, UnusableCheckpoint when the newest checkpoint belongs to another base or is not what was published,
+    Before each plan the control topic decides the samples: the live ones, or those of the promoted replay. A step that
+    has begun is finished and published before this returns. Raises ConfigError when the trainer can't train this base
+    here, UnusableCheckpoint when the newest checkpoint belongs to another base or is not what was published,
     TrainingDiverged when a step can't be taken, PartUnavailable when another process trains this policy or one of the
     trainer's own ended, LogContradicted when the log lost its end since the newest step, SamplesGone when a plan's
     samples are past their retention, TooManyFailures when more than one in a hundred records can't be used.
@@ -90,7 +90,7 @@ class _Loop:
         self.samples = Following(settings, training_log, self._progress, retraining, limits)
 
     async def open(self) -> None:
-        """Read what was, and put on the log what a killed process did and did not say."""
+        """Read the log so far, and write to it the outcomes that a killed process left out."""
         async for records in self._log.follow([POLICY_TOPIC], "earliest", until_end=True):
             for event in of_policy(records, self._settings.policy.id):
                 self._progress.learn(event)
@@ -107,7 +107,7 @@ class _Loop:
 
     @property
     def used_up(self) -> bool:
-        """Whether nothing will ever be left to do: all samples that there are were read and trained on."""
+        """Whether nothing is left to do for ever: all samples that exist were read and trained on."""
         nothing_left = self._batcher.num_waiting == 0 and self._batcher.pending() is None
         return self.samples.all_read and (nothing_left or self._is_limited)
 
@@ -116,7 +116,7 @@ class _Loop:
         self._stepper.close()
 
     async def read_policy(self) -> None:
-        """Know which version engines serve, so that its checkpoint is never removed."""
+        """Follow which version engines serve, so that its checkpoint is never removed."""
         async for records in self._log.follow([POLICY_TOPIC], "latest"):
             for event in of_policy(records, self._settings.policy.id):
                 if isinstance(event, PolicyActivated):
@@ -153,7 +153,7 @@ class _Loop:
         return True
 
     async def wait_for_more(self, watched: Sequence["asyncio.Task[object]"]) -> None:
-        """Return once samples came, the oldest waited long enough, or a watched task ended; raise what ended it."""
+        """Return once samples came, the oldest waited long enough, or a watched task ended; raise that task's error."""
         arrived = asyncio.create_task(self.samples.arrived.wait())
         done, _ = await asyncio.wait([arrived, *watched], timeout=self._patience_s(), return_when="FIRST_COMPLETED")
         self.samples.arrived.clear()
@@ -169,7 +169,7 @@ class _Loop:
 
     @property
     def _decided(self) -> int:
-        """The newest number that is used up: `_version`'s, or that of a step after it that was rejected."""
+        """The newest number that is used up: `_version`, or the number of a later, rejected step."""
         return self._progress.decided(self._version)
 
     @property
@@ -182,7 +182,7 @@ class _Loop:
         return limit is not None and self._progress.num_updates(self._first_version, self._version) >= limit
 
     def _patience_s(self) -> float | None:
-        """How long until the oldest waiting sample fires a smaller batch; None: nothing waits."""
+        """How long until the oldest waiting sample makes a smaller batch due; None: nothing waits."""
         oldest_ms = self._batcher.oldest_ms
         if oldest_ms is None or self._batcher.pending() is not None or self._is_limited:
             return None
@@ -205,7 +205,7 @@ class _Loop:
         )
 
     def _rollback(self) -> BatchPlanned | None:
-        """Return the plan that carries out the rollback that was asked for last: a step without samples."""
+        """Return the plan of the rollback that was last asked for: a step without samples."""
         asked = self._progress.rollback(self.samples.rollbacks)
         if asked is None:
             return None
@@ -227,7 +227,7 @@ class _Loop:
         except UnusableCheckpoint as error:
             if plan.rollback is None or said is not None:
                 raise
-            # On the log, so that it is over: else it would come back on the day on which the folder is there again.
+            # Rejected on the log: else the rollback would be carried out whenever the folder comes back.
             why = f"rollback {plan.rollback} can't be carried out: {error} Ask for it again once it is there"
             await self._reject(plan, rejection(plan, why, step_ms=0, now_ms=_now_ms()))
             return
@@ -249,7 +249,7 @@ class _Loop:
         prune(self._settings.checkpoints_dir, keep=self._settings.training.keep_checkpoints, needed=needed)
 
     async def _reject(self, plan: BatchPlanned, rejected: StepRejected) -> None:
-        """Go on from the version before; the samples are used up."""
+        """Write the rejection; training goes on from the version before, and the samples are used up."""
         await self._say([rejected])
         await self.samples.executed(plan, rejected=True)
         log.error(

@@ -1,7 +1,7 @@
 """Offers this policy's versions to engines on other machines: files over HTTP, read-only.
 
-GET /versions/v000007/manifest.json, then each file that it names. Nothing else of the disk can be asked for. What is
-cut off goes on where it stopped (RFC 9110, 14: Range).
+GET /versions/v000007/manifest.json, then each file that it names. Nothing else of the disk can be asked for. An
+interrupted download goes on where it stopped (RFC 9110, 14: Range).
 """
 
 import hmac
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def offering(settings: WeightsSettings, versions: Path) -> AsyncIterator[int | None]:
-    """Answer for the length of the block what `settings` say; yield the port, None where nothing is offered.
+    """Serve the files for the length of the block, as `settings` say; yield the port, None where nothing is offered.
 
     Raises ConfigError where the port can't be had.
     """

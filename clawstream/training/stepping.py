@@ -1,7 +1,8 @@
 """Executes plans, one after the other, on a thread of its own: the event loop stays free for the log.
 
 A step is taken under the settings that its plan names, from its parent's checkpoint, so a plan that is executed again
-gives the same bytes on the same machine; what was said of the step already is neither measured nor judged again.
+gives the same bytes on the same machine. If the log already has the step's outcome, the step is neither measured nor
+judged again.
 """
 
 import asyncio
@@ -34,20 +35,20 @@ _OF_THE_MACHINE = (
 
 
 class Stepper:
-    """A policy's trainer, kept between steps as long as the settings stay."""
+    """Holds a policy's trainer, which is kept between steps while the settings stay the same."""
 
     def __init__(
         self, base: Path, checkpoints_dir: Path, thread: ThreadPoolExecutor, limits: ModelLimits, *,
         machine: TrainingSettings | None = None,
     ) -> None:  # fmt: skip
-        """`machine` says how this machine computes; None: as each plan says."""
+        """`machine` holds the settings of this machine's computing; None: each plan's own settings are used."""
         self._base = base
         self._machine = machine
         self._limits = limits
         self._checkpoints_dir = checkpoints_dir
         self._thread = thread
-        self._team: Team | None = None  # whose processes run
-        # And the version that it holds; None: it holds none, as its step was rejected.
+        self._team: Team | None = None  # while its processes run
+        # The settings, the version that the trainer holds (None: its step was rejected), the trainer.
         self._trainer: tuple[TrainingSettings, int | None, Trainer | Team] | None = None
 
     async def execute(
@@ -61,9 +62,9 @@ class Stepper:
     ) -> Checkpoint | StepRejected:
         """Take the plan's step on these samples and return its checkpoint, whole on disk; or why there is none.
 
-        A sample that no step can be taken on, which only a plan of an older version names, is left out: whenever the
-        step is taken, it is taken on the same ones. `parent` is the verified folder of the version before, None the
-        base; `said` is what the log says of this step, `rejected` the versions before it that were never published.
+        A sample that no step can be taken on is left out, each time that the step is taken; only plans by older
+        releases name one. `parent` is the verified folder of the parent version, None the base; `said` is what the log
+        says of this step, `rejected` the earlier versions that were never published.
         """
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, self._execute, plan, samples, parent, said, rejected
@@ -82,7 +83,7 @@ class Stepper:
         started = time.perf_counter()
         settings = self._settings_of(plan, said)
         trainer = self._trainer_for(settings, plan.parent_version, parent)
-        self._trainer = None  # until its step is kept or rejected: what one that ends otherwise holds nobody knows
+        self._trainer = None  # until the step is kept or rejected: after another end its weights are unknown
         usable = self._usable(plan, samples)
         try:
             update = trainer.update(
@@ -99,7 +100,7 @@ class Stepper:
         return checkpoint
 
     def _settings_of(self, plan: BatchPlanned, said: StepTaken | None) -> TrainingSettings:
-        """Return what the step is taken under: a trainer that could not take it does not stand in a later one's way."""
+        """Return the step's settings: the plan's, but this machine's own for how it computes, if the step is new."""
         settings = TrainingSettings.model_validate_json(plan.settings)
         if said is not None or self._machine is None:
             return settings
@@ -129,7 +130,7 @@ class Stepper:
         if self._trainer is not None and self._trainer[0] == training:
             self._trainer[2].restore(parent)
             return self._trainer[2]
-        self._trainer = None  # two at once may be more than there is memory for
+        self._trainer = None  # memory may not hold two trainers at once
         self.close()
         if (threads := threads_for(self._base)) is not None:
             torch.set_num_threads(threads)
@@ -142,7 +143,7 @@ class Stepper:
 
 
 def _advantages(plan: BatchPlanned, samples: Sequence[SampleAssembled]) -> tuple[float, ...] | None:
-    """Return those that the plan says of these samples; None: it says none."""
+    """Return the plan's advantages of these samples; None: the plan has none."""
     if plan.advantages is None:
         return None
     said = dict(zip(plan.sample_ids, plan.advantages, strict=True))

@@ -154,7 +154,7 @@ class KafkaLog:
             ) from error
 
     async def put(self, records: Sequence[PlacedRecord]) -> None:
-        """Return when all are acknowledged, each partition's in this order; raises TryLater where some may be missing."""
+        """Return when all are acknowledged, each partition's in this order; raises TryLater if some may be missing."""
         batches: dict[tuple[str, int], list[EncodedRecord]] = {}
         for place, key, value, headers in records:
             topic = self._prefix + place.topic

@@ -1,7 +1,7 @@
 """Where a policy's trainer stopped on the log: what its newest executed plan says, and what the broker keeps beside it.
 
-The one rule: a trainer goes on where it stopped only on the log that it stopped on, and from nothing later than that. A
-sample that is read twice is used once, since the plans say which ones are used up.
+The one rule: a trainer goes on where it stopped only on the log that it stopped on, and never later than that place. A
+sample that is read twice is used once, since the plans say which samples are used up.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Bookmark:
-    """Is kept by the broker in a group of the policy's own, which nobody joins."""
+    """The place where training stopped, kept by the broker in a group of the policy's own that nobody joins."""
 
     def __init__(self, policy_id: str, of: ResettableLog) -> None:
         self._group = f"{BOOKMARKS}{policy_id}"
@@ -33,21 +33,21 @@ class Bookmark:
     async def stopped(
         self, topics: Sequence[str], planned: Iterable[BatchPlanned], executed_version: int
     ) -> Mapping[PartitionId, int]:
-        """Return where the trainer is to go on; a partition that is missing is read from its beginning.
+        """Return where the trainer is to go on; a missing partition is read from its beginning.
 
-        Raises LogContradicted where the log is not as it was when the plans were made.
+        Raises LogContradicted where the log has changed since the plans were made.
         """
         kept = await self._log.committed(self._group, topics)
         executed = _commits(topics, [plan for plan in first_plans(planned) if plan.policy_version <= executed_version])
         unkept = {place: commit for place, commit in executed.items() if place not in kept}
         if unkept:
-            await self._log.put_back(self._group, unkept)  # so that a person's word can change it
+            await self._log.put_back(self._group, unkept)  # kept now, so that a person can have it put back
         begins = await self._log.begin_offsets(topics)
         refuse(self._group, await contradicted(self._log, executed | kept, begins), TRUST_LOG)
         return {place: min(commit.offset, kept.get(place, commit).offset) for place, commit in executed.items()}
 
     async def keep(self, topics: Sequence[str], plan: BatchPlanned) -> None:
-        """Note where an executed plan ends, with the digest of the record before; an older note is as sound."""
+        """Note where an executed plan ends, with the digest of the record before; if that fails, the older note will do."""
         commits = _commits(topics, [plan])
         if not commits:
             return
@@ -58,7 +58,7 @@ class Bookmark:
 
 
 async def put_trainers_back(of: ResettableLog) -> dict[str, list[Contradiction]]:
-    """Let each policy's trainer go on from where the log was cut; return by group what of it was put back."""
+    """Let each policy's trainer go on from where the log was cut; return the partitions put back, by group."""
     policies: set[str] = set()
     ends = await of.end_offsets([POLICY_TOPIC])
     async for records in of.replay({place: (0, end) for place, end in ends.items() if end}, digest=False):
@@ -69,7 +69,7 @@ async def put_trainers_back(of: ResettableLog) -> dict[str, list[Contradiction]]
 
 
 def _commits(topics: Sequence[str], executed: Sequence[BatchPlanned]) -> dict[PartitionId, Commit]:
-    """Return where the plans, in their order, end: as a group keeps it."""
+    """Return where the plans, in their order, end, as commits of a group."""
     if not executed:
         return {}
     return {

@@ -1,6 +1,6 @@
-"""What the trainer says of samples it has no use for, in words for a person. Pure.
+"""What the trainer logs about samples that it has no use for, in words for a person. Pure.
 
-The one rule: of each reason it is said when there are 1, 2, 4, 8 ... of them, so a log has few lines however many come.
+A reason is logged when 1, 2, 4, 8 ... samples were dropped for it, so the lines stay few however many samples come.
 """
 
 from collections import Counter
@@ -25,5 +25,5 @@ LOST = frozenset({DropReason.STALE, DropReason.UNGROUPED, DropReason.LEFT_OUT, D
 
 
 def grown(dropped: Mapping[DropReason, int], said: Counter[DropReason]) -> dict[DropReason, int]:
-    """Return the counts that are at least twice what was said of them last, of the reasons that have words."""
+    """Return the counts that are at least twice the number last logged, for reasons that have words."""
     return {reason: number for reason in WHY if (number := dropped.get(reason, 0)) >= max(1, 2 * said[reason])}

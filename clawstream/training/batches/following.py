@@ -1,6 +1,7 @@
-"""The samples that a policy is trained on: the live ones, those of the replay that is promoted, or those of one replay.
+"""The samples that a policy is trained on: the live ones, those of the promoted replay, or those of one replay.
 
-They are read from where the newest executed plan ends, so what a plan still to be executed names is among them.
+Reading begins where the newest executed plan ends, so the samples of plans that are still to be executed are read
+again.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ class TrainingLog(ResettableLog, Protocol):
 
 
 class Following:
-    """Reads samples into a batcher, which is a new one each time that others are to be trained on."""
+    """Reads samples into a batcher, which is replaced each time the source of samples changes."""
 
     batcher: Batcher
 
@@ -72,30 +73,30 @@ class Following:
         self._promoted: list[SamplesPromoted] = []
         self.rollbacks: list[RollbackAsked] = []
         self.pins: list[VersionPinned] = []
-        self.replay: str | None = None  # whose samples are read; None: the live ones
-        self.all_read = False  # of a replay that is read to its end
+        self.replay: str | None = None  # the replay whose samples are read; None: the live ones
+        self.all_read = False  # True: a retraining has read its replay to the end
         self.arrived = asyncio.Event()
         self._one_asking = asyncio.Lock()
-        self._told: Counter[DropReason] = Counter()  # of the batcher's dropped samples
+        self._told: Counter[DropReason] = Counter()  # how many dropped samples were logged
         self.reading: list[asyncio.Task[None]] = []
-        self.keeping: list[asyncio.Task[None]] = []  # the note of the newest plan, while the next step is taken
+        self.keeping: list[asyncio.Task[None]] = []  # writes the newest plan's note, while the next step is taken
         self.quarantine = TrainingQuarantine(SAMPLES_TOPIC, training_log, on_change=self.arrived.set)
         self._positions: dict[
             tuple[str, int], int
         ] = {}  # the next offset to read of each partition; empty: not known yet
-        self._ends: Mapping[PartitionId, int] = {}  # of the log when reading began
+        self._ends: Mapping[PartitionId, int] = {}  # the log's ends when reading began
         self._bookmark = Bookmark(settings.policy.id, training_log)
 
     @property
     def wanted(self) -> str | None:
-        """Whose samples are to be trained on from the next plan on; None: the live ones."""
+        """The replay whose samples are to be trained on from the next plan on; None: the live ones."""
         if self._retraining is not None:
             return self._retraining.replay
         standing = promotions(self._promoted)
         return standing[-1].replay if standing else None
 
     async def read_promotions(self, *, until_end: bool) -> None:
-        """Know which samples are promoted, which version the policy is to be again, and which ones are kept."""
+        """Read which samples are promoted, which rollbacks are asked for, and which versions are pinned."""
         async for records in self._log.follow([CONTROL_TOPIC], "earliest", until_end=until_end):
             events = of_policy(records, self._settings.policy.id)
             self._promoted += [event for event in events if isinstance(event, SamplesPromoted)]
@@ -104,7 +105,7 @@ class Following:
             self.arrived.set()
 
     def turn_to(self, replay: str | None, *, executed_version: int) -> None:
-        """Train on these samples from now on; what waits of others is read again when they are trained on again."""
+        """Train on the samples of `replay` from now on; waiting samples of another source are read again later."""
         if replay is not None and self._is_grouped:
             raise ConfigError(
                 f"training.method = 'stepwise' trains live samples alone, and those of replay {replay} are asked for: "
@@ -116,7 +117,7 @@ class Following:
         self.replay = replay
         these = rules(self._settings, of=of, limits=self._limits)
         if self._retraining is not None or replay is not None:
-            these = replace(these, refreshes=False)  # engines serve the policy that live samples are of
+            these = replace(these, refreshes=False)  # engines serve only the policy of the live samples
         self.batcher = Batcher(
             these, self._progress.plans, executed_version=executed_version, rejected=self._progress.rejected
         )
@@ -128,12 +129,12 @@ class Following:
         log.info("samples_from replay=%s version=%d", replay, executed_version)
 
     async def rule(self) -> None:
-        """Do what was said about samples that are set aside."""
+        """Do what people ruled about samples that are set aside."""
         await self.quarantine.rule(self._topic, self.batcher)
         await self.ask_anew()
 
     async def ask_anew(self) -> None:
-        """Say on the log which prompts are to be answered anew, each once."""
+        """Write to the log which prompts are to be answered again, each once."""
         async with self._one_asking:
             batcher = self.batcher
             late = batcher.to_refresh()
@@ -142,21 +143,21 @@ class Following:
                 batcher.asked(late)
 
     def tell_dropped(self) -> None:
-        """Say what of the samples read so far is in no batch, and why."""
+        """Log how many of the samples read so far were dropped, and why."""
         for reason, number in grown(self.batcher.dropped, self._told).items():
             level = logging.WARNING if reason in LOST else logging.INFO
             log.log(level, "samples_dropped=%d trained=never reason=%s", number, WHY[reason])
             self._told[reason] = number
 
     async def executed(self, plan: BatchPlanned, *, rejected: bool = False) -> None:
-        """The plan's step is taken, or rejected: its samples are used up, and what was read of the log is noted."""
+        """Note that the plan's step is taken or rejected: its samples are used up, and the bookmark moves on."""
         self.batcher.executed(plan, rejected=rejected)
         while self.keeping:
             await self.keeping.pop()
         self.keeping.append(asyncio.create_task(self._bookmark.keep(self._topics, plan)))
 
     def is_past(self, plan: BatchPlanned) -> bool:
-        """Return whether all of the log is read where the plan's samples stood."""
+        """Return whether the log is read up to the plan's offsets, so that all its samples would be here."""
         ends = {PartitionId(o.topic, o.partition): o.next_offset for o in plan.offsets if o.topic == self._topic}
         return bool(ends) and all(
             self._positions.get(place, -1) >= min(end, self._ends.get(place, end)) for place, end in ends.items()
@@ -200,7 +201,7 @@ class Following:
         self.arrived.set()
 
     async def _look_ahead(self, horizon: Horizon | None, settled: Sequence[str], batcher: Batcher) -> None:
-        """Tell the batcher of which settled groups all is read that is ever to come."""
+        """Tell the batcher which settled groups get no more samples, the log being read past their settlement."""
         passed = None if horizon is None else await horizon.passed(settled, self._positions)
         if passed is not None:
             batcher.read_past(passed)
@@ -208,7 +209,7 @@ class Following:
     def _start(
         self, begins: Mapping[PartitionId, int], executed: Mapping[PartitionId, int]
     ) -> dict[tuple[str, int], int]:
-        """Return where to read from, saying where that is not where the newest executed plan ends."""
+        """Return where to read from; log each partition that begins after the newest executed plan's end."""
         for place, begin in begins.items():
             if executed.get(place, begin) < begin:
                 log.warning(
@@ -233,7 +234,7 @@ def _refresh(late: Arrival) -> RefreshAsked:
 
 
 def _settle(record: Arrived, batcher: Batcher) -> list[str]:
-    """Let the batcher know of a settlement; return its group."""
+    """Tell the batcher of a settlement; return its group's id."""
     if isinstance(record, Undecodable):
         log.error(
             "record=%s-%d-%d state=passed_over reason=%s", record.topic, record.partition, record.offset, record.reason
@@ -245,7 +246,7 @@ def _settle(record: Arrived, batcher: Batcher) -> list[str]:
 
 
 def rules(settings: Settings, *, of: str, limits: ModelLimits) -> BatchRules:
-    """Return when a batch is made and of what, as the settings say; `of` names the policy that answered."""
+    """Return when a batch is made and from what, as the settings say; `of` names the policy that answered."""
     training = settings.training
     grouped = training.method == "stepwise"
     w_binary, w_opd = training.weights

@@ -1,7 +1,7 @@
-"""When all is read that stood on the log when a group was settled.
+"""Tells when everything is read that stood on the log when a group was settled.
 
-The one rule: a sample stands on the log before its group's settlement is written, so it is before the ends of the
-partitions as they are once the settlement is read.
+A sample is written to the log before its group's settlement. So it lies below the partitions' ends as they are once the
+settlement has been read.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,25 +11,25 @@ from clawstream.stream.log import PartitionId
 
 
 class Ends(Protocol):
-    """The part of a log that this needs."""
+    """The part of a log that is needed."""
 
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]: ...
 
 
 class Horizon:
-    """Asks for the ends of the topics at the start, and again for settlements that were read since."""
+    """Asks for the topics' ends at the start, and again after settlements were read."""
 
     def __init__(self, topics: Sequence[str], log: Ends) -> None:
         self._topics = topics
         self._log = log
-        self._unsure: list[str] = []  # settled groups that no ends were asked for yet
+        self._unsure: list[str] = []  # settled groups for which the ends were not asked yet
         self._ahead: tuple[Mapping[PartitionId, int], list[str]] | None = (
             None  # ends, and the groups settled before them
         )
         self._begun = False
 
     async def passed(self, settled: Iterable[str], positions: Mapping[tuple[str, int], int]) -> list[str] | None:
-        """Return the groups, of all `settled` so far, that are read past now; None: not even what was there at first.
+        """Return the groups, of all `settled` so far, that are read past now; None: not even the first ends are.
 
         `positions` are the next offsets to read.
         """
@@ -48,5 +48,5 @@ class Horizon:
 
 
 def _is_unread(position: int | None, end: int) -> bool:
-    """Whether a partition holds more before `end`; None: it came to be after the start, and nothing of it was read."""
+    """Return whether records below `end` are unread; `position` None: the partition is new and unread."""
     return end > 0 if position is None else position < end

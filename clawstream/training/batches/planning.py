@@ -1,10 +1,10 @@
 """Which samples make up the next batch. Pure: time and versions come in as arguments.
 
-Every sample is in exactly one batch, whatever is delivered twice or read again from any planned offset: a plan, once on
-the log, is executed as it stands, and what it or an earlier plan names is taken by nobody else. Of a turn and its judge
-one revision at most is planned: the newest that is there by then, and what comes later is not trained on. Its turn's
-prompt may be answered anew; until that is asked for no plan's offsets pass it, so whoever starts again finds it.
-What is late, superseded, stale or unsettled is told by the same books, so all of it stands in one file.
+Every sample is in at most one batch, even if it is delivered twice or read again from any planned offset: a plan on the
+log is executed as it stands, and no later plan takes a sample that it names. Of a turn and its judge at most one
+revision is planned, the newest that is here by then; a later one is not trained on. The turn's prompt may be answered
+again; until that is asked for, no plan's offsets pass the late sample, so a restarted trainer finds it. The same books
+show which samples are late, superseded, stale or unsettled, so all of it stands in one file.
 """
 
 from collections import Counter, defaultdict
@@ -23,23 +23,23 @@ from clawstream.events import (
 from clawstream.training.batches.grouping import SettledGroups
 from clawstream.training.batches.trainable import ModelLimits, flaw, hint_counts
 
-_Judge = tuple[str, str]  # and what it was asked with
-_Revision = tuple[bool, int, int]  # in the order in which they come to be
-_Answer = tuple[str, str, str]  # and who judged it
+_Judge = tuple[str, str]  # the judge and its prompt's version
+_Revision = tuple[bool, int, int]  # a later revision is greater
+_Answer = tuple[str, str, str]  # the answer's id, then its `_Judge`
 
 
 class DropReason(StrEnum):
     """Why a sample that arrived is in no batch of ours."""
 
-    REPEATED = "repeated"  # its id came before: the first in the partition counts
+    REPEATED = "repeated"  # a sample with its id came before: the first in the partition counts
     LATE = "late"  # another revision of its turn is in a plan
     SUPERSEDED = "superseded"  # a newer revision of its turn came
     STALE = "stale"  # sampled too many versions ago
-    NO_SIGNAL = "no_signal"  # it has only what this method gives no weight to
+    NO_SIGNAL = "no_signal"  # it holds only signals to which this method gives no weight
     OTHER_POLICY = "other_policy"
-    UNGROUPED = "ungrouped"  # it is of no group, and this method trains nothing else
+    UNGROUPED = "ungrouped"  # it belongs to no group, and this method trains only groups
     LEFT_OUT = "left_out"  # its group was settled without it
-    UNSETTLED = "unsettled"  # its group was not settled for too long
+    UNSETTLED = "unsettled"  # it waited too long for its group to be settled
     UNTRAINABLE = "untrainable"  # no step can be taken on it
 
 
@@ -52,46 +52,46 @@ class Arrival:
     offset: int
     timestamp_ms: int  # when the broker appended it
     sample: SampleAssembled
-    waits_since_ms: int | None = None  # since when an older revision did; None: it took no other's place
-    again: bool = False  # it was set aside and is to be used after all: reading has nothing to do with where it stands
+    waits_since_ms: int | None = None  # since when the revision that it replaced waited; None: it replaced none
+    again: bool = False  # it was set aside and is used after all: its offset says nothing about reading
 
     @property
     def since_ms(self) -> int:
-        """When the wait for a batch began."""
+        """When the sample, or the first revision that it replaced, began to wait."""
         return self.timestamp_ms if self.waits_since_ms is None else self.waits_since_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRules:
-    """When a batch is made, and of what."""
+    """When a batch is made, and from what."""
 
     policy_id: str
     batch_samples: int = 16
-    max_wait_ms: int = 3_600_000  # since the broker appended the oldest waiting sample; then a smaller batch is made
+    max_wait_ms: int = 3_600_000  # after the oldest waiting sample was appended a smaller batch is made
     max_versions_behind: int | None = None  # None: however old
     rewards_count: bool = True
     hints_count: bool = True
-    by_engine: bool = False  # an engine is the teacher, and a hint without its scores counts nothing
+    by_engine: bool = False  # an engine is the teacher, and a hint without the engine's scores counts nothing
     grouped: bool = False  # whole groups are trained on, each sample by its advantage
-    refreshes: bool = False  # prompts of what comes late with a hint are answered anew
-    max_unsettled_ms: int | None = None  # how long a sample waits for its group to be settled; None: however long
+    refreshes: bool = False  # the prompt of a late sample with a hint is answered again
+    max_unsettled_ms: int | None = None  # how long a sample waits for its group's settlement; None: for ever
     limits: ModelLimits = field(default_factory=ModelLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The content of a plan: samples in training order, and up to where each partition is used up by it."""
+    """The content of a plan: samples in training order, and the offset up to which it uses up each partition."""
 
     samples: tuple[SampleAssembled, ...]
     offsets: tuple[TopicOffset, ...]
-    advantages: tuple[float, ...] | None = None  # of the samples; None: they follow from their rewards
+    advantages: tuple[float, ...] | None = None  # one per sample; None: they follow from the rewards
 
 
 class Batcher:
     """Collects samples in the order in which they are read, and gives each one out once.
 
-    `planned` is every plan of this policy on the log; those after `executed_version` are still to be executed, but for
-    the `rejected`, and reading starts at `resume_offsets(planned, executed_version)`.
+    `planned` is every plan of this policy on the log; plans after `executed_version`, except the `rejected`, are still
+    to be executed. Reading starts at `resume_offsets(planned, executed_version)`.
     """
 
     def __init__(
@@ -108,18 +108,18 @@ class Batcher:
         self._waiting: dict[str, Arrival] = {}  # by sample id, in order of arrival
         self._read: dict[tuple[str, int], int] = {}  # partition -> next offset to read
         self._taken: set[str] = set()  # in a plan
-        self._stale: set[str] = set()  # dropped for good; nobody learned from them, so no revision of theirs is late
-        self._turns: defaultdict[str, dict[_Judge, _Revision | None]] = defaultdict(dict)  # in a plan, by answer
-        self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # samples that wait, by answer
-        self._newest: dict[_Answer, _Revision] = {}  # of answers with feedback
-        self._late: dict[str, Arrival] = {}  # to be answered anew, by turn
-        self._asked: set[str] = set()  # turns whose prompts were to be answered anew
+        self._stale: set[str] = set()  # dropped for good; never trained on, so their revisions are not late
+        self._turns: defaultdict[str, dict[_Judge, _Revision | None]] = defaultdict(dict)  # planned, by answer
+        self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # ids of waiting samples, by answer
+        self._newest: dict[_Answer, _Revision] = {}  # the newest revision of answers with feedback
+        self._late: dict[str, Arrival] = {}  # late samples whose prompts are to be answered again, by turn
+        self._asked: set[str] = set()  # turns whose prompts were asked to be answered again
         self._groups = SettledGroups()
         self._of_group: defaultdict[str | None, set[str]] = defaultdict(set)  # samples that wait
-        self._is_current = False  # all is read that stood on the log when reading began
-        self._chosen: dict[str, Arrival] = {}  # by the newest `due`, whose plan is on its way to the log
+        self._is_current = False  # whether everything is read that stood on the log when reading began
+        self._chosen: dict[str, Arrival] = {}  # the samples of the newest `due`, whose plan is on its way to the log
         self._pending: list[BatchPlanned] = []
-        self._found: dict[str, SampleAssembled] = {}  # of pending plans, by id
+        self._found: dict[str, SampleAssembled] = {}  # samples of pending plans, by id
         for plan in first_plans(planned):
             self._take(plan)
             self._read |= {(o.topic, o.partition): o.next_offset for o in plan.offsets}
@@ -143,26 +143,26 @@ class Batcher:
             if reason is DropReason.LATE:
                 self._keep_late(arrival)
             if reason is DropReason.NO_SIGNAL:
-                self._supersede(arrival.sample)  # it was taken back
+                self._supersede(arrival.sample)  # the signal of the older revision was taken back
         return reason
 
     def read_again(self, starts: Mapping[tuple[str, int], int]) -> None:
-        """These partitions are read from here on, which is before where a plan ends."""
+        """Note that these partitions are read again from offsets before a plan's end."""
         self._read |= starts
 
     def learn(self, event: GroupSettled, at_ms: int) -> None:
-        """Take in what became of a group, as the broker appended it at `at_ms`."""
+        """Take in a group's settlement, which the broker appended at `at_ms`."""
         self._groups.learn(event, at_ms)
         self._groups.end(step.turn_id for step in event.advantages if step.turn_id in self._turns)
         self._leave_out(event.group_id)
 
     def read_past(self, group_ids: Iterable[str]) -> None:
-        """All is read that stood on the log when reading began, and when these groups were settled."""
+        """Note that everything is read that stood on the log when reading began, and when these groups were settled."""
         self._is_current = True
         self._groups.read_past(group_ids)
 
     def flaw(self, sample: SampleAssembled) -> str | None:
-        """Return why a sample that we would train on can't be; None: it can, or it is none of ours."""
+        """Return why a sample of ours can't be trained on; None: it can, or it is not ours to train on."""
         ours = self.wants(sample.sample_id) or self._refusal(sample) in (None, DropReason.UNTRAINABLE)
         return flaw(sample, self._rules.limits) if ours else None
 
@@ -184,11 +184,11 @@ class Batcher:
         return plan, tuple(self._found[name] for name in plan.sample_ids)
 
     def missing(self, plan: BatchPlanned) -> list[str]:
-        """Return which samples of a pending plan were not read."""
+        """Return the ids of a pending plan's samples that were not read."""
         return [name for name in plan.sample_ids if name not in self._found]
 
     def executed(self, plan: BatchPlanned, *, rejected: bool = False) -> None:
-        """The step of the oldest pending plan is taken, or rejected: let go of its samples."""
+        """Note that the oldest pending plan's step is taken or rejected, and let go of its samples."""
         assert self._pending, f"version {plan.policy_version} was executed, but no plan is pending"
         assert self._pending[0].policy_version == plan.policy_version, "plans are executed in their order"
         self._pending.pop(0)
@@ -199,11 +199,12 @@ class Batcher:
             self._found.pop(name, None)
 
     def due(self, *, parent_version: int, now_ms: int) -> Batch | None:
-        """Return the batch to plan now, if there is one; its samples wait until `plan` says that it is on the log.
+        """Return the batch to plan now, if there is one; its samples keep waiting until `plan` is called.
 
-        A newer revision that is read meanwhile is late where the plan gets there, and takes its place where not.
+        A newer revision that is read meanwhile is late if the plan reaches the log, and else takes the older one's
+        place.
 
-        `now_ms` is compared with the log's own times. None also while a plan is pending: one step at a time.
+        `now_ms` is compared with the log's own times. None also while a plan is pending, since one step runs at a time.
         """
         self._drop_stale(parent_version)
         self._drop_unsettled(now_ms)
@@ -218,7 +219,7 @@ class Batcher:
         return self._batch(list(self._waiting)[: self._rules.batch_samples])
 
     def plan(self, plan: BatchPlanned) -> None:
-        """The plan is on the log: it is now the one to execute, and its samples are taken."""
+        """Note that the plan is on the log: it is to be executed, and its samples are taken."""
         self._take(plan)
         self._pending.append(plan)
         self._wanted.update(plan.sample_ids)
@@ -238,18 +239,18 @@ class Batcher:
                 self.dropped[DropReason.LEFT_OUT] += 1
 
     def to_refresh(self) -> tuple[Arrival, ...]:
-        """Return what came late and whose turn's prompt is to be answered anew; one of each turn."""
+        """Return the late samples whose prompts are to be answered again, one of each turn."""
         return tuple(self._late.values())
 
     def asked(self, arrivals: Iterable[Arrival]) -> None:
-        """It is on the log that these are to be answered anew."""
+        """Note that the log now asks for these prompts to be answered again."""
         for arrival in arrivals:
             self._late.pop(arrival.sample.turn_id, None)
             self._asked.add(arrival.sample.turn_id)
 
     @property
     def num_waiting(self) -> int:
-        """Samples that wait for a batch."""
+        """The number of samples that wait for a batch."""
         return len(self._waiting)
 
     @property
@@ -286,7 +287,7 @@ class Batcher:
         return DropReason.UNTRAINABLE if flaw(sample, self._rules.limits) is not None else None
 
     def _due_groups(self, now_ms: int) -> Batch | None:
-        """Return whole groups: none is ever in two batches."""
+        """Return a batch of whole groups, so that no group is split over two batches."""
         chosen = self._groups.choose(
             self._waiting,
             at_most=self._rules.batch_samples,
@@ -295,7 +296,7 @@ class Batcher:
         return None if chosen is None else replace(self._batch(list(chosen)), advantages=tuple(chosen.values()))
 
     def _leave_out(self, group_id: str) -> None:
-        """Let go of what waits of a settled group and is not to be trained on with it."""
+        """Drop the waiting samples of a settled group that its settlement does not name."""
         for name in list(self._of_group.get(group_id, ())):
             if self._groups.leaves_out(self._waiting[name].sample):
                 self._let_go(name)
@@ -307,13 +308,13 @@ class Batcher:
         return Batch(samples=samples, offsets=self._offsets(without=self._chosen))
 
     def _is_late(self, sample: SampleAssembled) -> bool:
-        """Return whether its turn is in a plan; a plan of an older version names samples alone."""
+        """Return whether the sample's turn is in a plan; plans written by older releases name only samples."""
         if sample.id_without_feedback in self._taken:
             return True
         return any(_is_one(judge, _judge(sample)) for judge in self._turns.get(sample.answer_id, ()))
 
     def _keep_late(self, arrival: Arrival) -> None:
-        """Have its turn's prompt answered anew, once, where it is newer than what was planned."""
+        """Have the turn's prompt answered again, once, where the late sample is newer than the planned revision."""
         sample = arrival.sample
         is_new = sample.turn_id not in self._asked and sample.turn_id not in self._late
         counts = self._rules.refreshes and sample.refreshed_id is None and sample.hint is not None
@@ -331,14 +332,14 @@ class Batcher:
         return all(revision is not None and revision < _revision(sample) for revision in planned)
 
     def _rivals(self, sample: SampleAssembled) -> list[SampleAssembled]:
-        """Return the other revisions of its turn that wait; there is one at most."""
+        """Return the waiting revisions of the sample's turn; there is at most one."""
         waiting = [self._waiting[name].sample for name in self._revisions.get(sample.answer_id, ())]
         return [other for other in waiting if _is_one(_judge(other), _judge(sample))]
 
     def _wait(self, arrival: Arrival) -> None:
-        """Let it wait in place of older revisions, as if it had come when they did."""
+        """Let the sample wait in place of older revisions, as if it had come when they did."""
         sample = arrival.sample
-        if self._rules.grouped:  # its group says which revision counts
+        if self._rules.grouped:  # the group's settlement says which revision counts
             self._waiting[sample.sample_id] = arrival
             self._revisions[sample.answer_id].add(sample.sample_id)
             self._of_group[sample.group_id].add(sample.sample_id)
@@ -401,7 +402,7 @@ class Batcher:
             self.dropped[DropReason.UNSETTLED] += 1
 
     def _offsets(self, *, without: Container[str]) -> tuple[TopicOffset, ...]:
-        """Where each partition is read from again once the waiting samples `without` are taken."""
+        """Return where each partition is read again from once the waiting samples `without` are taken."""
         next_offsets = dict(self._read)
         for arrival in self._late.values():
             where = (arrival.topic, arrival.partition)
@@ -418,7 +419,7 @@ class Batcher:
 
 
 def turn_of(sample: SampleAssembled) -> PlannedTurn:
-    """Return what a plan says of a sample: the answer that it is of, who judged it, and which revision it is."""
+    """Return a plan's entry for a sample: its answer, its judge, and which revision it is."""
     return PlannedTurn(
         turn_id=sample.answer_id,
         judge=sample.judge,
@@ -429,7 +430,7 @@ def turn_of(sample: SampleAssembled) -> PlannedTurn:
 
 
 def first_plans(planned: Iterable[BatchPlanned]) -> list[BatchPlanned]:
-    """Return the plan of each version, in order; of two for one version the first on the log counts."""
+    """Return the plan of each version, in order; of two plans for one version the first on the log counts."""
     first: dict[int, BatchPlanned] = {}
     for plan in planned:
         first.setdefault(plan.policy_version, plan)
@@ -437,9 +438,9 @@ def first_plans(planned: Iterable[BatchPlanned]) -> list[BatchPlanned]:
 
 
 def resume_offsets(planned: Iterable[BatchPlanned], executed_version: int) -> dict[tuple[str, int], int]:
-    """Return where to read each partition from; one that is missing is read from its beginning.
+    """Return where to read each partition from; a missing partition is read from its beginning.
 
-    That is where the newest executed plan ends, so that the samples of every plan still to be executed come again.
+    Reading begins where the newest executed plan ends, so the samples of every plan still to be executed come again.
     """
     offsets: dict[tuple[str, int], int] = {}
     for plan in first_plans(planned):
@@ -449,9 +450,9 @@ def resume_offsets(planned: Iterable[BatchPlanned], executed_version: int) -> di
 
 
 def versions_behind(sample: SampleAssembled, parent_version: int, rejected: Collection[int]) -> int:
-    """Return how many versions, up to the parent, were published after that of the sample's last token.
+    """Return how many versions, up to the parent, were published after the one of the sample's last token.
 
-    The numbers of rejected steps are none; 0 where the sample names no version.
+    Numbers of rejected steps don't count. 0 where the sample names no version.
     """
     newest = max((s.policy_version for s in sample.versions), default=parent_version)
     return max(parent_version - newest - sum(newest < none <= parent_version for none in rejected), 0)
@@ -466,12 +467,12 @@ def _answer(sample: SampleAssembled) -> _Answer:
 
 
 def _planned_revision(turn: PlannedTurn) -> _Revision | None:
-    """Return which revision of the turn is planned; None: the plan does not say."""
+    """Return the planned revision of the turn; None: the plan does not say."""
     return None if turn.revision is None else (turn.judge != NOBODY, turn.revision, turn.num_feedback or 0)
 
 
 def _is_one(one: _Judge, other: _Judge) -> bool:
-    """Return whether samples by these are revisions of one: what nobody judged is of the turn, whoever judges it."""
+    """Return whether samples of these judges are revisions of one: one without a judge belongs to every judge."""
     return one == other or NOBODY in (one[0], other[0])
 
 

@@ -1,7 +1,7 @@
 """What the log says of a policy so far, and what it still lacks. Pure.
 
-The one rule: of two events with one id the first on the log counts, so a version is what it was first published as, and
-no step that is taken again may come out as anything else.
+The one rule: of two events with one id the first on the log counts. So a version stays what it was first published as,
+and a step that is taken again must have the same outcome.
 """
 
 from collections.abc import Collection, Sequence
@@ -28,7 +28,7 @@ from clawstream.training.step.trainer import StepSummary
 
 @dataclass(slots=True)
 class PolicyProgress:
-    """What the policy topic says of this policy so far."""
+    """What the policy topic has said of this policy so far."""
 
     plans: list[BatchPlanned] = field(default_factory=list)
     steps: dict[int, StepTaken] = field(default_factory=dict)  # by version
@@ -51,9 +51,9 @@ class PolicyProgress:
                 self.active = event.policy_version
 
     def decided(self, version: int) -> int:
-        """Return up to which version nothing is left to do, `version` being the newest that is whole on disk.
+        """Return the version up to which nothing is left to do; `version` is the newest one that is whole on disk.
 
-        Beyond it stand the numbers of rejected steps, up to the first plan that is still to be executed.
+        Numbers of rejected steps after `version` count too, up to the first plan that is still to be executed.
         """
         for plan in first_plans(self.plans):
             if plan.policy_version > version and plan.policy_version not in self.rejected:
@@ -62,7 +62,7 @@ class PolicyProgress:
         return version
 
     def pending(self, version: int) -> list[BatchPlanned]:
-        """Return the plans that are still to be executed, in order, `version` being the newest that is on disk."""
+        """Return the plans that are still to be executed, in order; `version` is the newest one on disk."""
         return [
             plan
             for plan in first_plans(self.plans)
@@ -70,27 +70,27 @@ class PolicyProgress:
         ]
 
     def num_updates(self, first_version: int, version: int) -> int:
-        """Return how many steps lie between two versions, without those that were rejected and without rollbacks."""
+        """Return how many steps lie between two versions, not counting rejected steps and rollbacks."""
         back = {plan.policy_version for plan in first_plans(self.plans) if plan.rollback is not None}
         return version - first_version - sum(first_version < none <= version for none in back | self.rejected.keys())
 
     def rollback(self, asked: Sequence[RollbackAsked]) -> RollbackAsked | None:
-        """Return the rollback that is still to be carried out; of several the newest. None: there is none."""
+        """Return the newest rollback that is still to be carried out; None: there is none."""
         done = max((plan.rollback for plan in self.plans if plan.rollback is not None), default=0)
         first = {event.number: event for event in reversed(asked)}
         newest = max(first, default=0)
         return first[newest] if newest > done else None
 
     def needed(self, asked: Sequence[RollbackAsked], version: int) -> frozenset[int | None]:
-        """Return the versions that are still to be served or gone on from, `version` being the newest on disk."""
+        """Return the versions that are served, or that a plan or rollback starts from; `version` is the newest on disk."""
         back = self.rollback(asked)
         parents = {plan.parent_version for plan in self.pending(version)}
         return frozenset({self.active, None if back is None else back.to_version} | parents)
 
     def unsaid(self, checkpoint: Checkpoint, *, now_ms: int) -> list[PolicyEvent]:
-        """Return what the log lacks of a version that is whole on disk.
+        """Return the events that the log lacks about a version that is whole on disk.
 
-        Raises UnusableCheckpoint where the version was published with other bytes than these.
+        Raises UnusableCheckpoint where the version was published with other bytes.
         """
         version = checkpoint.version
         published = self.published.get(version)
@@ -115,9 +115,9 @@ def step_taken(
     plan: BatchPlanned, samples: Sequence[SampleAssembled], update: StepSummary, *, rejected: Collection[int],
     step_ms: int, now_ms: int,
 ) -> StepTaken:  # fmt: skip
-    """Say what the plan's step did; `samples` are those of the plan that it was taken on.
+    """Return the event of what the plan's step did; `samples` are the plan's samples that it was taken on.
 
-    `rejected` names the versions before it that were never published.
+    `rejected` names the earlier versions that were never published.
     """
     behind = [versions_behind(sample, plan.parent_version, rejected) for sample in samples] or [0]
     return StepTaken(
@@ -147,7 +147,7 @@ def step_taken(
 
 
 def rejection(plan: BatchPlanned, why: str, *, step_ms: int, now_ms: int) -> StepRejected:
-    """Say that what the plan's step came to is not published."""
+    """Return the event that the outcome of the plan's step is not published."""
     return StepRejected(
         policy_id=plan.policy_id,
         policy_version=plan.policy_version,
@@ -159,7 +159,7 @@ def rejection(plan: BatchPlanned, why: str, *, step_ms: int, now_ms: int) -> Ste
 
 
 def publication(checkpoint: Checkpoint, *, now_ms: int, policy_id: str | None = None) -> PolicyPublished:
-    """Say that engines may take the checkpoint over; `policy_id` names the policy that starts from it, if another."""
+    """Return the event that engines may take the checkpoint over; `policy_id`: another policy that starts from it."""
     policy_id = policy_id or checkpoint.plan.policy_id
     return PolicyPublished(
         policy_id=policy_id,

@@ -1,7 +1,7 @@
-"""Samples that can't be trained on: in their queue before anything moves past them, and trained on once asked.
+"""Samples that can't be trained on: written to their queue before anything moves past them, trained on once asked.
 
-The one rule: a dead letter that is replayed stays to be replayed until the step on its sample is taken, so that a
-trainer that is killed in between finds in the queue what is left to do; the plans say what was done.
+The one rule: a dead letter's replay stays asked for until the step on its sample is taken. A trainer that is killed in
+between finds in the queue what is left to do; the plans say what was done.
 """
 
 import asyncio
@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 
 
 class TrainerDeadLetterLog(Protocol):
-    """What is needed of a log."""
+    """The part of a log that is needed."""
 
     async def set_aside(self, dead_letter_id: DeadLetterId, *, error: Exception, attempt: int = 1) -> None:
         """Copy the record to its topic's dead-letter queue, acknowledged."""
 
     async def mark(self, marks: Sequence[DeadLetterMark]) -> None:
-        """Say what became of dead letters, in their queues, acknowledged."""
+        """Write marks into the dead letters' queues, acknowledged."""
 
     def follow_raw(self, topics: Sequence[str], *, until_end: bool = False) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes on the topics from their beginning, and what comes."""
+        """Yield the bytes on the topics from their beginning, then what arrives."""
 
     def replay(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
-        """Yield each partition's records from the first offset up to and without the second."""
+        """Yield each partition's records from the first offset up to but not including the second."""
 
 
 class TrainingQuarantine:
@@ -56,27 +56,27 @@ class TrainingQuarantine:
         self._log = to
         self._dead = DeadLetterReader(GROUP, [topic], to, retry_s=RETRY_S, on_change=on_change)
         self._failures = FailureRate(time.monotonic)
-        self._asked_for: dict[DeadLetterId, str] = {}  # dead letters whose samples the batcher has, which they are
-        self._lent: set[DeadLetterId] = set()  # refused again, and given to the batcher where a plan names them
+        self._asked_for: dict[DeadLetterId, str] = {}  # by dead letter that the batcher got to replay: its sample's id
+        self._lent: set[DeadLetterId] = set()  # refused again, but offered to the batcher for a pending plan
         self._told: set[DeadLetterId] = set()
 
     async def follow(self) -> None:
-        """Read the queue, and what comes, until cancelled."""
+        """Read the queue, then what arrives, until cancelled."""
         await self._dead.follow()
 
     async def current(self) -> None:
-        """Return when all that stood in the queue when `follow` began is known."""
+        """Return once everything that stood in the queue when `follow` began is read."""
         await self._dead.current.wait()
 
     def turn(self) -> None:
-        """Another batcher is used from now on."""
+        """Begin again, for another batcher."""
         self._asked_for.clear()
         self._lent.clear()
 
     async def receive(self, record: Arrived, batcher: Batcher) -> None:
-        """Let the batcher have the sample, if it is one; what can't be used is in the queue when this returns.
+        """Give the record's sample to the batcher; an unusable record is in the queue when this returns.
 
-        A sample that a pending plan names is had by the batcher in any case. Raises TooManyFailures where too many
+        The batcher gets a sample that a pending plan names in any case. Raises TooManyFailures where too many records
         can't be used.
         """
         self._failures.read()
@@ -95,9 +95,9 @@ class TrainingQuarantine:
                 log.info("sample=%s turn=%s trained=never reason=late", sample.sample_id, sample.turn_id)
 
     async def rule(self, topic: str, batcher: Batcher) -> None:
-        """Use and close what was ruled about on the topic that the batcher's samples are of.
+        """Use and close the dead letters that were ruled about, of the topic that the batcher's samples come from.
 
-        A sample that was used once and is refused since is had by the batcher where a pending plan names it.
+        A replayed sample that was refused again still goes to the batcher where a pending plan names it.
         """
         if not self._dead.current.is_set():
             return
@@ -132,14 +132,14 @@ class TrainingQuarantine:
             await self._close(dead_letter, Fate.REPLAYED, dead_letter.because)
 
     def _lend(self, record: Arrived, batcher: Batcher) -> None:
-        """Let a plan that names a sample which is refused have it: its step is taken without."""
+        """Give the batcher a refused sample that a pending plan names, so that the step can be taken (without it)."""
         sample = _sample(record)
         self._lent.add(_letter_id(record))
         if sample is not None and batcher.wants(sample.sample_id):
             batcher.receive(arrival(record, sample, again=True))
 
     def _tell(self, dead_letter: DeadLetter, topic: str) -> None:
-        """Say once that a ruling is not done now."""
+        """Log once that a ruling can't be carried out by this trainer."""
         if dead_letter.fate in (Fate.REPLAY, Fate.DISCARD) and dead_letter.id not in self._told:
             self._told.add(dead_letter.id)
             why = f"only a trainer of these samples does it, and this one reads {topic}"
@@ -159,7 +159,7 @@ class TrainingQuarantine:
         log.error("record=%s-%s-%s dead_letter=%r", *dead_letter.id[1:], dead_letter.error)
         self._failures.set_aside()
         await _until_done(lambda: self._log.set_aside(dead_letter.id, error=error, attempt=attempt))
-        self._dead.dead_letters.add(dead_letter)  # and not before: whoever is cut off here is to set it aside again
+        self._dead.dead_letters.add(dead_letter)  # only now: a trainer that is cut off before has to set it aside again
 
     async def _close(self, dead_letter: DeadLetter, fate: Fate, because: str | None) -> None:
         mark = DeadLetterMark(
@@ -176,7 +176,7 @@ class TrainingQuarantine:
 
 
 def arrival(record: Arrived, sample: SampleAssembled, *, again: bool = False) -> Arrival:
-    """Return the sample as a batcher takes it."""
+    """Return the sample in the form that a batcher takes."""
     return Arrival(
         topic=record.topic,
         partition=record.partition,
@@ -194,7 +194,7 @@ def _sample(record: Arrived) -> SampleAssembled | None:
 
 
 def _error(record: Arrived, batcher: Batcher) -> UnusableEvent | None:
-    """Return why the record can't be used; None: it can, or there is no use for it."""
+    """Return why the record can't be used; None: it can, or it is not needed."""
     if isinstance(record, Undecodable):
         return UndecodableRecord(record.reason)
     sample = _sample(record)

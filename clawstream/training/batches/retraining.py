@@ -1,4 +1,4 @@
-"""A policy of its own, trained on a replay's samples from a version of another policy on."""
+"""A policy of its own, trained on the samples of a replay, starting from a version of another policy."""
 
 import time
 from dataclasses import dataclass, replace
@@ -13,19 +13,19 @@ from clawstream.training.models.checkpoints import Checkpoint, read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retraining:
-    """What a policy of its own is trained on, and from where."""
+    """The samples that a policy of its own is trained on, and the version it starts from."""
 
     replay: str
-    of: str  # the policy whose answers the samples are, and whose version it starts from
+    of: str  # the policy that gave the samples' answers, and whose version training starts from
     from_version: int  # 0: the base
-    start: Path | None  # that version's checkpoint; None: the base
+    start: Path | None  # the checkpoint of `from_version`; None: the base
 
 
 def retraining(settings: Settings, *, replay: str, from_version: int) -> tuple[Settings, Retraining]:
-    """Return the settings of the policy POLICY-REPLAY, and what it is trained on; its versions count on from there.
+    """Return the settings of the policy POLICY-REPLAY and its retraining; its versions count on from the start version.
 
-    How old a sample is makes no difference to whether it is used: its recorded log-probs say how much it weighs. Raises
-    UnusableCheckpoint where the version that it is to start from is not on disk any more.
+    A sample is used however old it is: its recorded log-probs say how much it weighs. Raises UnusableCheckpoint where
+    the start version is not on disk any more.
     """
     start = settings.checkpoints_dir / version_name(from_version) if from_version else None
     if start is not None:
@@ -37,7 +37,7 @@ def retraining(settings: Settings, *, replay: str, from_version: int) -> tuple[S
 
 
 def first_publication(policy_id: str, base: Path, start: Checkpoint | None) -> PolicyPublished:
-    """Say what a policy starts from: the base, or a version of another policy."""
+    """Return the event that says what a policy starts from: the base, or a version of another policy."""
     now_ms = int(time.time() * 1000)
     if start is not None:
         return replace(publication(start, now_ms=now_ms, policy_id=policy_id), parent_version=None)

@@ -1,7 +1,7 @@
 """What a sample has to be for a step to be taken on it. Pure.
 
-The one rule: no sample may end a step, since its plan is on the log by then and every restart would meet it again. So
-whatever the model or the loss would break on is found here, before a plan names it.
+The one rule: no sample may break a step, since its plan is on the log by then and every restart would meet it again. So
+any sample that the model or the loss would break on is found here, before a plan names it.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from clawstream.events import SampleAssembled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What the policy's model can take; None: its configuration does not say."""
+    """The limits of the policy's model; None: its configuration does not say."""
 
     vocabulary_tokens: int | None = None
     context_tokens: int | None = None
@@ -25,7 +25,7 @@ def flaw(sample: SampleAssembled, limits: ModelLimits) -> str | None:
 
 
 def hint_counts(sample: SampleAssembled, *, by_engine: bool) -> bool:
-    """Return whether a sample's hint can be weighed; an engine's scores are made before the sample, or never."""
+    """Return whether a sample's hint can be weighed; an engine's scores exist before the sample does, or never."""
     return sample.hinted_prompt_ids is not None and (not by_engine or sample.teacher_logprobs is not None)
 
 

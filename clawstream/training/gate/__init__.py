@@ -1,1 +1,1 @@
-"""Whether a step's outcome may be published, and what is measured for that."""
+"""Whether a step's outcome may be published, and the measurements for that."""

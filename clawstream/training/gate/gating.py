@@ -1,6 +1,6 @@
-"""The gate of one step: it lets the step begin, looks where it leads, and refuses what may not be published.
+"""The gate of one step: it lets the step begin, looks where it leads, and refuses an outcome that may not be published.
 
-The one rule: what refuses a step raises StepRefused, after which its trainer is to be restored before it is used.
+The one rule: a refusal raises StepRefused, and the trainer has to be restored before it is used again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from clawstream.training.step.batch_loss import Scored
 
 
 class Gate:
-    """What one step has to pass."""
+    """The checks that one step has to pass."""
 
     def __init__(
         self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: GateMemory, *,
@@ -24,9 +24,10 @@ class Gate:
     ) -> None:  # fmt: skip
         """Look at the policy before its step. Raises StepRefused where the rewards teach nothing.
 
-        Where so many were rejected a person was told; if the judge stays as it is, it is the judge that there is.
+        After `REJECTED_IN_A_ROW` rejections a person was told; if the judge has not changed by then, it is accepted as
+        it is.
         """
-        judged = settings.weights[0] > 0 and scored.advantages is None  # those are never of one side
+        judged = settings.weights[0] > 0 and scored.advantages is None  # given advantages are never one-sided
         refusal = one_sided(samples, memory) if judged and not memory.as_it_is else None
         if refusal is not None and num_rejected < REJECTED_IN_A_ROW:
             raise StepRefused(refusal)
@@ -38,7 +39,7 @@ class Gate:
         self._probe.look_ahead(learning_rate)
 
     def let_out(self, *, version: int, seed: int) -> None:
-        """Return where the policy may be published as it is now. Raises StepRefused."""
+        """Return only if the policy may be published as it is now; else raise StepRefused."""
         refusal = self._probe.refusal(version=version, seed=seed)
         if refusal is not None:
             raise StepRefused(refusal)
@@ -46,7 +47,7 @@ class Gate:
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Have an error that would end a policy refuse the step alone."""
+    """Turn an error that would end the training into a refusal of this step alone."""
     try:
         yield
     except GradientNotFinite as error:

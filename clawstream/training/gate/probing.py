@@ -1,7 +1,7 @@
-"""What a policy says of a few answers before and after a step, and what it writes after it: the gate's measurements.
+"""The gate's measurements: how likely a policy finds a few answers before and after a step, and what it then writes.
 
-Nothing here has a gradient or changes the policy. Which way a step is to go is worked out apart from the loss, so that
-a loss with a wrong sign is seen. Where several processes train the policy each measures its share and hears of the
+Nothing here has a gradient or changes the policy. The way that a step should go is worked out apart from the loss, so
+that a loss with a wrong sign shows. Where several processes train the policy, each measures its share and gets the
 others', so that all of them decide by the same numbers. T response tokens, K tokens that the teacher likes best.
 """
 
@@ -31,7 +31,7 @@ from clawstream.training.step.advantages import GAP_CLIP_NATS
 from clawstream.training.step.answers import Suffix
 from clawstream.training.step.batch_loss import Scored
 
-WRITES_EVERY = 4  # versions, however near a step leaves the policy to itself: many small steps go far too
+WRITES_EVERY = 4  # versions, even if each step changes the policy little: many small steps go far too
 
 
 class Probe:
@@ -41,7 +41,7 @@ class Probe:
         self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: GateMemory, *,
         scored: Scored, mine: Sequence[int],
     ) -> None:  # fmt: skip
-        """`scored` is of this process' samples, whose indices are `mine`."""
+        """`scored` holds this process' samples, whose indices are `mine`."""
         self._model = model
         self._settings = settings
         wanted = model.together({index: scored.wanted(place) for place, index in enumerate(mine)})
@@ -63,9 +63,9 @@ class Probe:
         self._wanted = [ways[index] for index in self._chosen]
 
     def look_ahead(self, learning_rate: float) -> None:
-        """Look where the gradient alone leads that stands in the weights now: momentum may hide that it is wrong.
+        """Look where the current gradient alone leads, since momentum may hide that it is wrong.
 
-        It is followed as far as an update of this rate goes whose entries are all of one size.
+        The gradient is scaled so that its RMS entry moves a weight by `learning_rate`.
         """
         rms = self._model.gradient_rms()
         if rms == 0 or not isfinite(rms):
@@ -79,7 +79,7 @@ class Probe:
             self._ahead = self._look(self._suffixes[: len(self._chosen)])
 
     def refusal(self, *, version: int, seed: int) -> str | None:
-        """Return why the policy as it is now is not to be published, in words for a person; None: it is."""
+        """Return why the policy as it is now may not be published, in words for a person; None: it may."""
         after = self._look(self._suffixes)
         found = harm(self._before, after, kl_nats=KL_NATS)
         found = found or astray(self._before, after, self._ahead, self._wanted)
@@ -120,9 +120,9 @@ class Probe:
         return [seen[place] for place in range(len(suffixes))]
 
     def _way(self, scored: Scored, index: int, seen: AnswerLikelihood) -> Way | None:
-        """Return how strongly each token of a sample is to become likelier (below 0: less so); None: nothing says it.
+        """Return how strongly each token of a sample is to become likelier (below 0: less so); None: no signal says.
 
-        A hint says it token by token; without one that counts the reward says it of all.
+        A hint gives a value for each token; without a hint the reward gives one value for all tokens.
         """
         clip = GAP_CLIP_NATS
         teacher = scored.hinted.get(index)
@@ -130,7 +130,7 @@ class Probe:
             student = scored.students.get(index)
             pairs = zip(teacher.tolist(), seen.logps if student is None else student.tolist(), strict=True)
             gaps = [theirs - ours for theirs, ours in pairs]
-            return tuple(0.0 if isnan(gap) else max(-clip, min(clip, gap)) for gap in gaps)  # one that nobody knows
+            return tuple(0.0 if isnan(gap) else max(-clip, min(clip, gap)) for gap in gaps)  # NaN: the gap is not known
         wanted = scored.wanted(index)
         if wanted is None or self._settings.weights[0] == 0:
             return None
@@ -138,12 +138,12 @@ class Probe:
 
 
 def _telling(samples: Sequence[SampleAssembled], wanted: Mapping[int, float | None], at_most: int) -> list[int]:
-    """Return so many samples of a step, those first by which something is to change: they make most of its gradient."""
+    """Return `at_most` samples of a step, hinted or badly rewarded ones first: they make most of its gradient."""
     order = sorted(range(len(samples)), key=lambda i: samples[i].hinted_prompt_ids is None and (wanted[i] or 0) > 0)
     return order[:at_most]
 
 
 def _spread(num: int, at_most: int) -> list[int]:
-    """Return so many indices, evenly over all."""
+    """Return `at_most` indices below `num`, spread evenly."""
     count = min(num, at_most)
     return [position * num // count for position in range(count)]

@@ -1,11 +1,11 @@
-"""Whether what a step came to may be published, and what the next step's gate has to know of the past. Pure.
+"""Whether a step's outcome may be published, and what the next step's gate has to know of the past. Pure.
 
-The one rule: a step is rejected only where it is certain. Whatever is measured on a few answers is an interval over
-them, and its nearer end has to be beyond the bound; where there are too few answers for an interval, nothing is
-rejected by it. Numbers that are not finite need no interval.
+The one rule: a step is rejected only where it is certainly bad. A measurement on a few answers is an interval over
+them, and its nearer end has to lie beyond the bound; too few answers for an interval reject nothing. Numbers that are
+not finite need no interval.
 
-Everything is looked at on samples: recent ones, of the step itself, and the first that the policy was ever trained on.
-What an evaluation asks is asked in side turns, of which no sample is made, so it is never among them.
+All measurements are on samples: recent ones, of the step itself, and the first that the policy was ever trained on. An
+evaluation asks in side turns, of which no sample is made, so its questions are never among them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,22 +17,22 @@ from clawstream.conversation.loops import loops
 from clawstream.events import SampleAssembled
 
 CANARIES = 4
-RECENT = 8  # answers of the step's own samples that are looked at before and after it
-ANSWERED = 4  # of their prompts, which are answered anew, beside the canaries'
-WRITTEN_TOKENS = 128  # of such an answer at most
-BRIEF_TOKENS = WRITTEN_TOKENS // 2  # where people got no longer answer, one that does not end is endless
+RECENT = 8  # answers of the step's own samples that are measured before and after it
+ANSWERED = 4  # of their prompts are answered again, beside the canaries'
+WRITTEN_TOKENS = 128  # at most, of such an answer
+BRIEF_TOKENS = WRITTEN_TOKENS // 2  # where people's answer was no longer than this, one that does not end counts as bad
 KL_NATS = 0.1  # a token; none of 100 healthy steps of the demo's policy was rejected for it
-ENTROPY_FACTOR = 4.0  # a step may not make a policy so many times surer, or less sure
-ENTROPY_NATS = 0.1  # of it does not matter, whatever the factor
-ALIKE_REWARDS = 149  # with so many alike the share is above 0.98 with 95 %: nothing can be learned from them
+ENTROPY_FACTOR = 4.0  # a step may not make a policy surer, or less sure, by this factor
+ENTROPY_NATS = 0.1  # a smaller change of entropy is harmless, whatever the factor
+ALIKE_REWARDS = 149  # if all these are good, the good share exceeds 0.98 with 95 %: they teach nothing
 EARLIER_REWARDS = 32
-RARE = 1e-4  # what is less probable is no chance
-NEEDLESS_HINTS = 0.2  # of good answers at most
+RARE = 1e-4  # something less probable is not put down to chance
+NEEDLESS_HINTS = 0.2  # at most this share of good answers
 MIN_ANSWERS = 3
-BAD_SHARE = 0.5  # of the answers written anew
-STILL_NATS = 0.01  # a token: a policy that is as people want it is led by the leash alone, and hardly
+BAD_SHARE = 0.5  # of the answers written after the step
+STILL_NATS = 0.01  # a token; a smaller move may come from the leash alone, and its way means nothing
 REJECTED_IN_A_ROW = 8  # for one-sided rewards
-NEAR_NATS = 0.18  # an answer: at most 0.3 of all answers are other ones than before
+NEAR_NATS = 0.18  # an answer; then at most 0.3 of all answers differ from before
 
 # One-sided 99 % quantiles of Student's t, by degrees of freedom from 1 on.
 _T99 = (31.821, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764, 2.718, 2.681, 2.650, 2.624, 2.602)
@@ -40,7 +40,7 @@ _T99 = (31.821, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
-    """An answer that is looked at in every step."""
+    """An answer that every step's gate measures."""
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
@@ -50,30 +50,30 @@ class Canary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedReward:
-    """The judge's part of a reward that came; feedback is not asked of anybody, so it can't be one-sided."""
+    """The judge's part of a reward; people's feedback is left out, since it is unasked and can't be one-sided."""
 
     good: bool  # above 0
-    hinted: bool  # the answer has a hint how it should have been
+    hinted: bool  # the answer has a hint that says how it should have been
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateMemory:
-    """What goes from version to version: it stands in the checkpoint, and goes back with the weights."""
+    """What the gate remembers from version to version; it is kept in the checkpoint, so a rollback restores it."""
 
     canaries: tuple[Canary, ...] = ()
-    verdicts: tuple[JudgedReward, ...] = ()  # the last ones, the newest last
-    as_it_is: bool = False  # the judge says yes to everything, a person was told, and it is the judge that there is
+    verdicts: tuple[JudgedReward, ...] = ()  # the latest ones, the newest last
+    as_it_is: bool = False  # the judge says yes to everything, a person was told, and it is accepted as it is
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "GateMemory":
-        """Return the memory of which a checkpoint has these plain values; none: a new one."""
+        """Return the memory that a checkpoint's plain values describe; an empty mapping gives a new memory."""
         parts = ("prompt_ids", "response_ids")
         canaries = [Canary(**c | {name: tuple(c[name]) for name in parts}) for c in plain.get("canaries", ())]
         verdicts = [JudgedReward(good=good, hinted=hinted) for good, hinted in plain.get("verdicts", ())]
         return cls(canaries=tuple(canaries), verdicts=tuple(verdicts), as_it_is=plain.get("as_it_is", False))
 
     def plain(self) -> dict[str, Any]:
-        """Return what `of` takes."""
+        """Return the plain values that `of` takes."""
         return {
             "canaries": [asdict(canary) for canary in self.canaries],
             "verdicts": [(verdict.good, verdict.hinted) for verdict in self.verdicts],
@@ -81,9 +81,9 @@ class GateMemory:
         }
 
     def after(self, samples: Sequence[SampleAssembled], *, as_it_is: bool = False) -> "GateMemory":
-        """Return the memory once a step on these samples was kept.
+        """Return the memory after a step on these samples was kept.
 
-        A judge that was taken `as_it_is` for it is from then on, until it says no once.
+        A judge that was accepted `as_it_is` for this step stays accepted until it says no once.
         """
         first = [
             Canary(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature, stopped=stopped(s))
@@ -100,7 +100,7 @@ class GateMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLikelihood:
-    """An answer as a policy sees it."""
+    """How likely a policy finds an answer."""
 
     logps: tuple[float, ...]  # of its tokens, nats
     entropy_nats: float  # a token
@@ -113,22 +113,22 @@ Way = tuple[float, ...]  # how strongly each token of an answer is to become lik
 class WrittenAnswer:
     """A short answer by the policy after the step, to a prompt that people got an answer to."""
 
-    token_ids: tuple[int, ...]  # without the one that ends it
-    ended: bool | None  # None: nobody knows how its answers end
+    token_ids: tuple[int, ...]  # without the end token
+    ended: bool | None  # None: it is not known how the model's answers end
     answered_tokens: int  # of the answer that people got
 
 
 def stopped(sample: SampleAssembled) -> bool:
-    """Return whether something the client asked for may have ended the answer: how it would have ended nobody knows."""
+    """Return whether the client's request may have ended the answer, so that its own end is not known."""
     return sample.sampling is not None and bool(sample.sampling.stop or sample.sampling.shaping)
 
 
 def one_sided(samples: Sequence[SampleAssembled], memory: GateMemory) -> str | None:
-    """Return why rewards as these teach nothing, in words for a person; None: they do.
+    """Return why the rewards teach nothing, in words for a person; None: they do teach something.
 
-    A judge that says yes to everything is seen where it begins suddenly, where its hints say otherwise, and in the long
-    run. What gets better step by step is not that. In the long run a hint teaches where the judge did not call the
-    answer good: a hint for an answer that is like all others shows the judge, not the answer, to be wrong.
+    A judge that says yes to everything shows where it begins suddenly, where its own hints disagree, and in the long
+    run. A policy that improves step by step does not look like that. In the long run only a hint for an answer that the
+    judge did not call good still teaches: a hint for a good answer shows that the judge is wrong, not the answer.
     """
     here = _verdicts(samples)
     if not here or not all(verdict.good for verdict in here):
@@ -158,9 +158,9 @@ def one_sided(samples: Sequence[SampleAssembled], memory: GateMemory) -> str | N
 
 
 def harm(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood], *, kl_nats: float) -> str | None:
-    """Return what the step did to the policy that it may not, as these answers show; None: nothing.
+    """Return the harm that the step did to the policy, as these answers show; None: they show none.
 
-    `kl_nats` bounds how far a step may move the policy, a token. The answers are the same ones in both.
+    `kl_nats` bounds how far a step may move the policy, per token. `before` and `after` hold the same answers.
     """
     if not all(_is_finite(look) for look in after):
         return "log-probs of the policy after the step are not finite numbers"
@@ -176,9 +176,9 @@ def astray(
     ahead: Sequence[AnswerLikelihood],
     wanted: Sequence[Way | None],
 ) -> str | None:
-    """Return how the step leads away from what its own samples say; None: it is not certain that it does.
+    """Return how the step leads away from what its own samples ask for; None: that is not certain.
 
-    `ahead` is where its gradient alone leads; all are of the answers that `wanted` is of, the step's own.
+    `ahead` is where the step's gradient alone leads. All arguments are about the same answers, the step's own.
     """
     for what, there in (("the step", after), ("the gradient", ahead)):
         moves = [
@@ -194,7 +194,7 @@ def astray(
             if way is not None and any(way)
         ]
         gained = _interval([gain.cosine for gain in gains])
-        # Most answers may lose a little where one that was bad decides the step: together they gain then.
+        # Where one bad answer decides the step, most answers may lose a little although together they gain.
         if gained is not None and gained[2] < 0 and sum(gain.nats for gain in gains) < 0:
             return (
                 f"{what} leads away from what its own samples say: their tokens move that way by a cosine of "
@@ -204,16 +204,16 @@ def astray(
 
 
 def is_near(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood]) -> bool:
-    """Return whether it is certain that few answers can be other ones than before the step.
+    """Return whether it is certain that the step changes few answers.
 
-    Of two distributions of whole answers the share that differs is at most sqrt(KL / 2), by Pinsker's inequality.
+    Two distributions of whole answers differ in a share of at most sqrt(KL / 2), by Pinsker's inequality.
     """
     moved = _interval([_kl(b.logps, a.logps) * len(b.logps) for b, a in _both(before, after)])
     return moved is not None and moved[2] < NEAR_NATS
 
 
 def misspoken(written: Sequence[WrittenAnswer]) -> str | None:
-    """Return what is wrong with most of the answers that were written after the step; None: nothing."""
+    """Return what is wrong with most of the answers written after the step; None: nothing."""
     kinds = {
         "are empty": [not one.token_ids for one in written],
         "say one thing over and over": [loops(one.token_ids) for one in written],
@@ -228,7 +228,7 @@ def misspoken(written: Sequence[WrittenAnswer]) -> str | None:
 def _entropy_gone(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood]) -> str | None:
     least = ENTROPY_NATS
     for what, sign in (("surer", -1), ("less sure", 1)):
-        # Entropies a factor apart: the difference to the bound is beyond 0 with certainty.
+        # The entropies are too far apart only if their excess over the bound is certainly above 0.
         excess = []
         for b, a in _both(before, after):
             low, high = (a.entropy_nats, b.entropy_nats) if sign < 0 else (b.entropy_nats, a.entropy_nats)
@@ -245,7 +245,7 @@ def _entropy_gone(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLike
 
 
 def _verdicts(samples: Sequence[SampleAssembled]) -> tuple[JudgedReward, ...]:
-    """What the judge said, as far as it counts: where people overruled it, its word teaches nothing."""
+    """Return the judge's verdicts that count: one that people overruled teaches nothing."""
     return tuple(
         JudgedReward(good=s.reward > 0, hinted=s.hinted_prompt_ids is not None)
         for s in samples
@@ -258,7 +258,7 @@ def _counts(sample: SampleAssembled) -> bool:
 
 
 def _run(verdicts: Sequence[JudgedReward]) -> int:
-    """Return how many at the end are good."""
+    """Return how many verdicts at the end are good in a row."""
     run = 0
     while run < len(verdicts) and verdicts[-1 - run].good:
         run += 1
@@ -266,7 +266,7 @@ def _run(verdicts: Sequence[JudgedReward]) -> int:
 
 
 def _chance_of_all(num: int, *, num_good: int, num_before: int) -> float:
-    """Return the probability that `num` are all good, the share of good ones being known by those before alone."""
+    """Return the probability that `num` are all good, estimated from `num_good` of `num_before` alone."""
     chance = 1.0
     for more in range(num):
         chance *= (num_good + 1 + more) / (num_before + 2 + more)
@@ -284,10 +284,10 @@ def _is_finite(look: AnswerLikelihood) -> bool:
 
 
 class _Gain(NamedTuple):
-    """How much an answer moved the way that it was to."""
+    """How much an answer moved the way it should."""
 
-    nats: float  # a token, times how strongly each was to
-    cosine: float  # so all answers count alike
+    nats: float  # a token, weighted by how strongly each should move
+    cosine: float  # of the move and the way, so that all answers count alike
 
 
 def _gain(way: Way, old: Sequence[float], new: Sequence[float]) -> _Gain:
@@ -298,7 +298,7 @@ def _gain(way: Way, old: Sequence[float], new: Sequence[float]) -> _Gain:
 
 
 def _kl(old: Sequence[float], new: Sequence[float]) -> float:
-    """Return the mean over tokens that were sampled by the old policy; k3, which is never below 0."""
+    """Return the mean KL over tokens sampled by the old policy, by the k3 estimate, which is never below 0."""
     total = 0.0
     for before, after in zip(old, new, strict=True):
         d = min(after - before, 20.0)  # keeps the exponential finite
@@ -307,7 +307,7 @@ def _kl(old: Sequence[float], new: Sequence[float]) -> float:
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return (low, mean, high): each end is exceeded with 1 %, if values are normal; None: too few to say."""
+    """Return (low, mean, high); the true mean lies beyond each end with 1 %, if values are normal. None: too few."""
     n = len(values)
     if n < MIN_ANSWERS:
         return None
@@ -323,5 +323,5 @@ def _words(interval: tuple[float, float, float]) -> str:
 
 
 def _tail(num_bad: int, num: int, share: float) -> float:
-    """Return the probability of so many or more of `num`, each being one with the probability `share`."""
+    """Return the probability of `num_bad` or more of `num`, where each is bad with the probability `share`."""
     return sum(comb(num, k) * share**k * (1 - share) ** (num - k) for k in range(num_bad, num + 1))

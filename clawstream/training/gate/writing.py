@@ -1,7 +1,7 @@
 """Short answers by a model that is in the trainer's hands, sampled as engines sample them: from all of its tokens.
 
-Where a model is cut over processes all of them write the same answers: each computes its part of every token, and the
-one that leads draws it. B rows, L tokens of a padded prompt, V the vocabulary.
+Where a model is cut over processes, all of them write the same answers: each computes its part of every token, and the
+leading one draws the token. B rows, L tokens of a padded prompt, V the vocabulary.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from clawstream.training.models.model import Model
 from clawstream.training.step.answers import Suffix
 from clawstream.training.step.microbatches import micro_batches
 
-_NO_TOKEN = -1  # is drawn where a probability is not finite
+_NO_TOKEN = -1  # drawn where a probability is not finite
 
 
 class GeneratedAnswer(NamedTuple):
-    """What was written."""
+    """An answer that the model wrote."""
 
-    token_ids: tuple[int, ...]  # without the one that ends it
-    ended: bool | None  # False: it was cut off; None: the model names no token that ends an answer
+    token_ids: tuple[int, ...]  # without the end token
+    ended: bool | None  # False: it was cut off; None: the model names no end token
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def write(
 ) -> list[GeneratedAnswer] | None:
     """Return an answer to each question's prompt, at its temperature; None: a probability was not finite.
 
-    So many tokens are computed at once at most; they and the seed decide what is drawn.
+    At most `budget_tokens` tokens are computed at once; that number and the seed decide what is drawn.
     """
     lengths = [len(question.prompt_ids) + limit_tokens for question in questions]
     ends = _ends(model.folder)
@@ -77,7 +77,7 @@ def _drawn(logits_BV: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def _padded(questions: Sequence[Suffix], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the prompts [B, L], padded on the left, and which tokens are theirs."""
+    """Return the prompts [B, L], padded on the left, and a mask of their own tokens."""
     width = max(len(q.prompt_ids) for q in questions)
     ids_BL = torch.zeros((len(questions), width), dtype=torch.long)
     mask_BL = torch.zeros_like(ids_BL)
@@ -93,7 +93,7 @@ def _ends(folder: Path) -> list[int]:
         named = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
     else:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        named = GenerationConfig.from_model_config(config).eos_token_id  # some name it in a part of theirs
+        named = GenerationConfig.from_model_config(config).eos_token_id  # some configurations name it in a nested part
     if named is None:
         return []
     return list(named) if isinstance(named, (list, tuple)) else [named]
