@@ -1,4 +1,4 @@
-"""Lock files: whoever holds one has what it stands for alone, until it lets go or its process is gone."""
+"""Lock files: a lock's holder has sole use of what the lock stands for, until it lets go or its process is gone."""
 
 import fcntl
 import os

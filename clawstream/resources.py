@@ -1,4 +1,4 @@
-"""Where the files that travel with the package are: schemas, topics, migrations, and of docs the data dictionary.
+"""Where the files that travel with the package are: schemas, topics, migrations, and docs/dictionary.md.
 
 They stand at the top of the repository for people to read; a wheel carries them inside the package.
 """

@@ -1,4 +1,4 @@
-"""Have the log name the base of a policy before anything is done with it."""
+"""Writes to the log which base a policy has, before anything is done with it."""
 
 import asyncio
 import logging

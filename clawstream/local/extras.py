@@ -1,4 +1,4 @@
-"""Where clawstream was installed from, since its extras are had from there alone: no registry has this package."""
+"""Where clawstream was installed from: its extras come from there alone, as no registry has this package."""
 
 import json
 from importlib.metadata import PackageNotFoundError, distribution

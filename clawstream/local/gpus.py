@@ -1,7 +1,7 @@
 """Which GPU of a machine does what: the actor trains, the rollout engines serve, the judges judge. Pure.
 
-Counts and their order are those that users of OpenClaw-RL know: the actor has the first GPUs, then the rollout, then
-the judges (its PRM). `deploy/gpus.sh` is the same rule for `deploy/compose.yaml`.
+The counts and their order are those that users of OpenClaw-RL know: the first GPUs are the actor's, then the rollout's,
+then the judges' (its PRM). `deploy/gpus.sh` is the same rule for `deploy/compose.yaml`.
 """
 
 from dataclasses import dataclass

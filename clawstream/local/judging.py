@@ -1,7 +1,7 @@
-"""What the judging stage tells `clawstream status` of the judge, in its data folder: judge.json.
+"""What the judging stage tells `clawstream status` about the judge, in its data folder: judge.json.
 
 A judge that is away gives no vote until the deadline, so the log says nothing of it yet. The file is replaced as a
-whole whenever the judge begins or ceases to answer, or fails with other words, and else once in NOTED_EVERY_MS.
+whole whenever the judge begins or stops answering, or fails with another error, and otherwise once in NOTED_EVERY_MS.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Keeps our own broker and database running: one that ends is started again on its data, its port and its password."""
+"""Keeps our own broker and database running: a server that ends is started again with its data, port and password."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What an installation takes, looked at before anything is built, fetched or started."""
+"""What an installation needs, checked before anything is built, fetched or started."""
 
 import importlib.util
 import shutil

@@ -1,7 +1,7 @@
 """What a running installation tells other commands, in its data folder: its addresses and how its parts fare.
 
-run.json and parts.json are replaced as a whole, so a reader sees one moment or another and never half of one; they
-count only while the installation holds its lock, however it ended.
+run.json and parts.json are replaced as a whole, so a reader never sees half of one. They count only while the
+installation holds its lock, however it ended.
 """
 
 import json

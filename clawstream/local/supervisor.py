@@ -1,7 +1,7 @@
 """All parts of one installation as child processes: started in order, restarted when they die, stopped together.
 
-A child never outlives its supervisor, and a Ctrl-C in the terminal reaches the supervisor alone. A part that stopped so
-that a person looks first stays down, and the others go on.
+A child never outlives its supervisor, and a Ctrl-C in the terminal reaches the supervisor alone. A part that stopped
+because a person has to look first stays down, and the others go on.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""The columns of a table that holds events, by the annotations of their fields. Pure.
+"""The columns of a table that holds events, from the annotations of the events' fields. Pure.
 
-A field is a column of its name; a request's own fields stand beside the exchange's. A column may be NULL where a field
-may be None, or where one of the table's events lacks it.
+Each field is a column of the same name; the fields of a request stand beside those of its exchange. A column may be
+NULL where its field may be None, or where one of the table's events lacks the field.
 """
 
 from collections.abc import Collection

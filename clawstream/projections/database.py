@@ -1,8 +1,8 @@
 """Connections to Postgres, and whether its tables are the ones this version reads and writes.
 
-The schema changes by `upgrade` alone; whoever reads or writes calls `check` first and refuses another revision. A new
-database is made of tables.py and migrations/views.sql as they are now. In an older one `upgrade` runs the revisions and
-adds the tables and columns that it lacks, so a revision is for a change that is more than that.
+Only `upgrade` changes the schema; readers and writers first call `check`, which refuses another revision. A new
+database is made from tables.py and migrations/views.sql as they are now. In an older database `upgrade` runs the
+revisions, then adds missing tables and columns, so a revision is needed only for other changes.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The words of docs/dictionary.md in the database, as comments, and the page that is made of what is there."""
+"""The words of docs/dictionary.md as comments in the database, and a page made from the database's comments."""
 
 from dataclasses import dataclass
 from itertools import groupby

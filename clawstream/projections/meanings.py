@@ -1,6 +1,6 @@
-"""What each table, view and column means, as docs/dictionary.md says it: the comments in the database.
+"""The meaning of each table, view and column, read from docs/dictionary.md: the comments in the database.
 
-The page is where the words are written; a test holds it to what is in the database.
+The words are written on that page only; a test compares it with the database.
 """
 
 import re

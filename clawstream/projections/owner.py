@@ -1,7 +1,7 @@
 """The account that owns clawstream's database on a server of our own, and is no superuser.
 
-A cluster's first account is a superuser for ever, so what it owns is given to another; on a server of somebody else's
-that person has seen to it.
+A cluster's first account is a superuser for ever, so everything it owns is given to another account. On somebody else's
+server this is that person's task.
 """
 
 import psycopg

@@ -1,9 +1,9 @@
-"""The account that looks: it may read clawstream's tables and views, and do nothing else on the server.
+"""The account for looking: it may read clawstream's tables and views, and do nothing else on the server.
 
-A transaction that only reads is no fence for a superuser: COPY starts programs in it. So who looks logs in as another
-account, `<account>_reader`, whose password follows from that of the account which writes; `database.upgrade` makes it.
-A query can't leave it, as its session never was another's. Where it can't be had, the account that writes looks in a
-transaction that only reads, unless it has powers over the server that such a transaction leaves to it.
+A read-only transaction does not confine a superuser: COPY starts programs in it. So people look through another
+account, `<account>_reader`, whose password is derived from the writing account's; `database.upgrade` makes it. A query
+can't leave that account, as its session never had another. Where it can't be made, the writing account looks in a
+read-only transaction, unless it has powers over the server that such a transaction does not take away.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
-"""The tables, each fed by one topic; what a column means is said in docs/dictionary.md.
+"""The tables, each fed by one topic; docs/dictionary.md says what each column means.
 
-A fact's row stands under its event id, beside the place and the time at which the log holds it; its other columns are
-the fields of its event. No table refers to another: topics are read at different speeds, so joins live in the views.
-Text and JSON are stored as clawstream/projections/text.py says. `offsets`, `chain_blocks`, `set_aside` and `commits`
-are the projector's own books, `overruled` is what they said where a rebuild did not follow them.
+A fact's row is keyed by its event id, and holds the record's place and time on the log; its other columns are the
+event's fields. No table refers to another: topics are read at different speeds, so joins live in the views. Text and
+JSON are stored as clawstream/projections/text.py says. `offsets`, `chain_blocks`, `set_aside` and `commits` are the
+projector's own books; `overruled` keeps what they said where a rebuild did not follow them.
 """
 
 from collections.abc import Mapping, Sequence

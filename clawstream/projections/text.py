@@ -1,8 +1,8 @@
 """Any text and any JSON as Postgres can hold them, and back. Pure.
 
-Postgres text and jsonb refuse the character NUL and lone surrogates, and conversations contain both. They are stored
-as U+241B, a small "u" and four hex digits; U+241B itself is stored that way too, so `unescape(escape(text)) == text`
-for every text and two texts never become one. Export undoes it; in SQL it stays visible.
+Postgres text and jsonb refuse the character NUL and lone surrogates, and conversations contain both. They are stored as
+U+241B, a small "u" and four hex digits; U+241B itself is stored that way too, so `unescape(escape(text)) == text` for
+every text, and two texts never become one. Export undoes the escape; in SQL it stays visible.
 """
 
 import json

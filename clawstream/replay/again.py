@@ -1,6 +1,6 @@
 """Past requests asked again of two versions of the policy: what each would have said, prompt for prompt as recorded.
 
-Nothing goes to the log and no engine that serves people is asked: each version gets an engine of its own for so long.
+Nothing goes to the log and no engine that serves people is asked: each version gets an engine of its own meanwhile.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from clawstream.replay.blind import Pair, UnrelatedTask
 
 AT_ONCE = 8
 CONFIG = "config.json"
-# The versions that `before` and `after` are made of, themselves included: a rollback goes on from an older one than the
-# version before it, and what was learned in between is in neither.
+# The versions that `before` and `after` are made of, themselves included. A rollback goes on from an older version, so
+# what was learned in between is in neither.
 _LINES = """
     WITH RECURSIVE lines (asked, policy_version) AS (
         VALUES ({before}::bigint, {before}::bigint), ({after}::bigint, {after}::bigint)
@@ -69,7 +69,7 @@ _LEARNED = """
         )
     ORDER BY policy_version, turn_id
 """
-_MAX_NEW_TOKENS = 1024  # of an answer, where gateway.default_max_tokens says nothing
+_MAX_NEW_TOKENS = 1024  # of an answer, where gateway.default_max_tokens is not set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class LocalVersion:
 
     number: int
     path: Path
-    adapter: bool  # it lies on the base's weights
+    adapter: bool  # whether it is an adapter on the base's weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class PastRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedTurn:
-    """What somebody said, and the version that learned from it."""
+    """Something that a person said, and the version that learned from it."""
 
     policy_version: int
     turn_id: str
@@ -114,9 +114,9 @@ def versions(url: str, settings: Settings) -> dict[int, LocalVersion]:
 
 
 def past(url: str, policy_id: str, *, before: int, after: int, count: int, seed: int) -> list[PastRequest]:
-    """Return `count` answered requests by chance, all where there are fewer; equal seeds choose alike.
+    """Return `count` answered requests at random, all where there are fewer; equal seeds choose alike.
 
-    Neither version was trained on any of them, nor was one that it is made of.
+    None of the versions, nor any version that they are made of, was trained on these requests.
     """
     query = _LINES + _PAST
     rows = rows_of(url, query.format(policy_id=policy_id, before=before, after=after, seed=seed, count=count))
@@ -128,7 +128,7 @@ def past(url: str, policy_id: str, *, before: int, after: int, count: int, seed:
 
 
 def learned(url: str, policy_id: str, *, before: int, after: int) -> list[LearnedTurn]:
-    """Return what `after` and the versions that it is made of learned from and `before` did not, in their order."""
+    """Return the turns that `after` and the versions it is made of learned from and `before` did not, in order."""
     rows = rows_of(url, (_LINES + _LEARNED).format(policy_id=policy_id, before=before, after=after))
     return [
         LearnedTurn(
@@ -202,7 +202,7 @@ class VersionEngine:
         return "\n".join(part for part in (said.content.strip(), *calls) if part)
 
     async def solves(self, task: UnrelatedTask) -> bool:
-        """Return whether its likeliest answer holds what was asked for."""
+        """Return whether the version's likeliest answer to the task is right."""
         prompt_ids = self._renderer.prompt_ids([{"role": "user", "content": task.question}], {})
         return task.accepts(await self.answer(prompt_ids, temperature=0.0, seed=0))
 
@@ -216,7 +216,7 @@ async def pairs(
     seed: int,
     tell: Callable[[], None],
 ) -> list[Pair]:
-    """Return what both say to each request, in an order that nobody can tell; `tell` is called after each."""
+    """Return both versions' answers to each request, in hidden order; `tell` is called after each."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def pair(request: PastRequest) -> Pair:
@@ -237,7 +237,7 @@ async def pairs(
 
 
 def chosen(found: dict[int, LocalVersion], number: int | None, *, default: int) -> LocalVersion:
-    """Return the version named. Raises OperatorError naming those that there are."""
+    """Return the named version. Raises OperatorError, listing the versions that exist."""
     wanted = default if number is None else number
     if wanted not in found:
         there = ", ".join(map(str, sorted(found)))

@@ -1,4 +1,4 @@
-"""Which of two answers a person prefers, not knowing whose is whose, and what their choices say together. Pure."""
+"""Which of two answers a person prefers without knowing whose they are, and what the choices show together. Pure."""
 
 import re
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ class Choice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A request and two answers; which of them is shown first was drawn."""
+    """A request and two answers; the one shown first was drawn by lot."""
 
     turn_id: str
     request: str
@@ -32,11 +32,11 @@ class Pair:
 
     @property
     def is_same(self) -> bool:
-        """Whether there is nothing to choose."""
+        """Whether both answers are the same, so that there is nothing to choose."""
         return self.before == self.after
 
     def choice(self, letter: str) -> Choice:
-        """Return what was chosen by `letter`: a, the answer shown first; b; or = for neither."""
+        """Return the choice that `letter` means: a, the answer shown first; b; or = for neither."""
         if letter == "=":
             return Choice.EQUAL
         return Choice.AFTER if (letter == "a") == self.after_first else Choice.BEFORE
@@ -56,7 +56,7 @@ class UnrelatedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceCounts:
-    """How often each was preferred."""
+    """How often each version's answer was preferred."""
 
     after: int = 0
     before: int = 0
@@ -64,12 +64,12 @@ class PreferenceCounts:
 
     @property
     def decided(self) -> int:
-        """Pairs of which one answer was preferred."""
+        """The number of pairs of which one answer was preferred."""
         return self.after + self.before
 
     @property
     def chance(self) -> float | None:
-        """How likely choices as lopsided as these are where both are as good (two-sided sign test); None: no choice."""
+        """The chance of choices this lopsided if both were equally good (two-sided sign test); None: no choice."""
         if self.decided == 0:
             return None
         fewer = min(self.after, self.before)

@@ -1,6 +1,6 @@
-"""What a replay says of turns against what was said live. Pure.
+"""A replay's verdicts on turns against the live verdicts. Pure.
 
-The one rule: a turn that one side has no score for is counted apart, and never taken for a 0.
+The one rule: a turn that one side gave no score is counted apart, never as a 0.
 """
 
 import math
@@ -15,7 +15,7 @@ SCORES = (-1, 0, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What votes took; tokens as far as the judge's endpoint counted them."""
+    """What votes cost; tokens as far as the judge's endpoint counted them."""
 
     num_calls: int
     num_failed: int
@@ -25,7 +25,7 @@ class Cost:
 
     @classmethod
     def of(cls, votes: Iterable[VoteCast]) -> "Cost":
-        """Return the votes' sum; of two with one id the first counts."""
+        """Return the sum over the votes; of two votes with one id the first counts."""
         first = {vote.event_id: vote for vote in reversed(list(votes))}.values()
         return cls(
             num_calls=len(first),
@@ -38,7 +38,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedTurn:
-    """A turn at one look, as both sides judged it; None: there is no verdict, or a verdict without a score."""
+    """A turn as both sides judged it; None: there is no verdict, or a verdict without a score."""
 
     session_id: str
     turn_id: str
@@ -53,15 +53,15 @@ class ComparedTurn:
 class Comparison:
     """All turns that either side judged, in the order of their ids."""
 
-    live_judge: str | None  # whose verdicts are compared with; None: there are none
+    live_judge: str | None  # the live judge whose verdicts are compared; None: there are none
     replay_judge: str | None
     turns: tuple[ComparedTurn, ...]
     live_cost: Cost
-    replay_cost: Cost  # of the votes that the replay asked for
+    replay_cost: Cost  # the cost of the votes that the replay asked for
 
     @property
     def scored(self) -> list[ComparedTurn]:
-        """The turns that both sides gave a score."""
+        """The turns to which both sides gave a score."""
         return [turn for turn in self.turns if turn.live_score is not None and turn.replay_score is not None]
 
     @property
@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def confusion(self) -> Mapping[tuple[int | None, int | None], int]:
-        """How many turns that both sides judged have which (live, replay) score."""
+        """The number of turns by (live, replay) score, of the turns that both sides judged."""
         both = [turn for turn in self.turns if turn.live_status is not None and turn.replay_status is not None]
         return Counter((turn.live_score, turn.replay_score) for turn in both)
 
@@ -119,7 +119,7 @@ class Comparison:
 def compare(live: Iterable[Event], replayed: Iterable[Event], *, turn_ids: frozenset[str]) -> Comparison:
     """Compare the verdicts on the turns in `turn_ids`, the answers that the replay read.
 
-    On either side the judge with most verdicts speaks, and the replay's first where both have it.
+    On each side only the judge with the most verdicts counts; of equal ones, the first by name.
     """
     live, replayed = list(live), list(replayed)
     again = [event for event in replayed if isinstance(event, VerdictReached)]
@@ -171,7 +171,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _kappa(live: Sequence[int], again: Sequence[int]) -> float | None:
-    """Cohen's kappa: agreement beyond what the two shares of each score give by chance; None where that is all."""
+    """Cohen's kappa: agreement beyond what the shares of each score give by chance; None if chance gives all."""
     if not live:
         return None
     observed = sum(one == other for one, other in zip(live, again, strict=True)) / len(live)

@@ -1,7 +1,7 @@
-"""The folds of turns, judging and samples on one partition, each fed with what the others say. Pure.
+"""The folds of turns, judging and samples on one partition, each fed with the others' events. Pure.
 
-The one rule: what a fold says here is what its stage would say live, since stages give the same events however the
-topics interleave; a fact that follows from a record has that record's time.
+The one rule: a fold gives the same events here as its stage does live. Stages give the same events however the topics
+interleave, and an event that follows from a record gets that record's time.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ _ALL = 2**63 - 1
 
 
 class Said(NamedTuple):
-    """What follows from one record: events in the order in which they were said, and calls to make."""
+    """What follows from one record: events in order, and calls to make."""
 
     events: list[Event]
     calls: list[Any]
@@ -28,7 +28,7 @@ class Said(NamedTuple):
 
 
 class Host:
-    """The states of one partition number's sessions, in all folds."""
+    """The states of the sessions of one partition number, in all folds."""
 
     def __init__(self, stages: Sequence[Stage[Any, Any]]) -> None:
         self._folds = [Fold(stage) for stage in stages]
@@ -41,9 +41,9 @@ class Host:
         self._retain_ms = max(stage.retain_ms for stage in stages)
 
     def feed(self, record: Record, *, open_since_ms: int | None = None) -> Said:
-        """Let every fold that reads the record's topic see it, and what the folds say of it.
+        """Give the record to every fold that reads its topic, then the events that follow to the folds that read them.
 
-        `open_since_ms` is the time of the oldest record whose calls are not made yet: no state from then on is let go.
+        `open_since_ms` is the time of the oldest record whose calls are not made yet: no later state is let go.
         """
         self._num_fed += 1
         if self._num_fed % EXPIRE_EVERY == 0:
@@ -72,7 +72,7 @@ class Host:
 
 
 def following(cause: Record, topic: str, event: Event) -> Record:
-    """Return `event` as the record that would stand on `topic` had it been written when its cause was."""
+    """Return `event` as a record of `topic`, with the time of the record that it follows from."""
     return Record(
         topic=topic,
         partition=cause.partition,

@@ -1,6 +1,6 @@
-"""What a replay says, as records for its own topics, and the digest of its samples. Pure, but for the count.
+"""A replay's events as records for its own topics, and the digest of its samples. Pure, but for the count.
 
-The one rule: equal samples are equal digests, in whatever order, on however many partitions they were assembled.
+The one rule: equal samples give equal digests, in whatever order and on however many partitions they were assembled.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ Digests = Mapping[bytes, bytes]  # a sample's id -> the sha256 of its bytes
 
 
 class Output:
-    """Makes records of events; counts them by type, and keeps the digest of each sample, the first of an id."""
+    """Makes records of events; counts them by type, and keeps each sample's digest, the first one of an id."""
 
     def __init__(self, replay: str) -> None:
         self._replay = replay
@@ -28,9 +28,10 @@ class Output:
         self.digests: dict[bytes, bytes] = {}
 
     def record(self, event: Event, *, partition: int, at_ms: int, traceparent: str | None) -> PlacedRecord:
-        """Return the record for the topic that this replay has in place of the event's own.
+        """Return the event's record for this replay's topic in place of the event's own.
 
-        `at_ms` is when what the event follows from was said. Raises UnusableEvent for an event that can't be one.
+        `at_ms` is the time of the record that the event follows from. Raises UnusableEvent for an event that can't be
+        encoded.
         """
         kind = type(event)
         value = codec().encode(event)

@@ -1,7 +1,6 @@
 """A replay's workers as processes, each with its own connection to the broker.
 
-The one rule: a worker that ends otherwise than with its outcome ends the replay; begun again under its name it says the
-same.
+A worker that ends without its outcome ends the replay; started again under its name, the replay gives the same events.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ _JOIN_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJob:
-    """What one worker is told."""
+    """The orders of one worker."""
 
     settings: Settings
     started: ReplayStarted
@@ -43,7 +42,7 @@ class WorkerJob:
 
 
 def prepare(module: str) -> None:
-    """Have workers be forks of a process that has imported `module`, which begins to do so."""
+    """Let workers be forks of a process that imports `module`, and start that process."""
     get_context("forkserver").set_forkserver_preload([module])
     forkserver.ensure_running()
 
@@ -56,7 +55,7 @@ async def in_processes(
     exchanges_per_s: float | None,
     on_progress: Callable[[ReplayProgress], None],
 ) -> list[WorkerResult]:
-    """Return what each worker has done; `on_progress` is told what all have done together."""
+    """Return each worker's result; `on_progress` gets the progress of all together."""
     dealt = shares(started, num_workers)
     rate = None if exchanges_per_s is None else exchanges_per_s / len(dealt)
     told: dict[int, ReplayProgress] = {}

@@ -1,6 +1,6 @@
 """Which records a replay reads, frozen when it begins.
 
-The one rule: ends are offsets that were there at the start, so who writes meanwhile changes nothing.
+The one rule: a range ends at an offset that existed when the replay began, so later writes change nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ ANSWERS = "clawstream.answers.v1"
 
 
 class OffsetLog(Protocol):
-    """The part of a log that knows offsets."""
+    """The part of a log that answers about offsets."""
 
     async def begin_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]: ...
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]: ...
@@ -29,11 +29,11 @@ class OffsetLog(Protocol):
 async def frozen(
     log: OffsetLog, *, since: str | None, until: str | None, votes_from: VotesFrom, now_ms: int, scored: bool = False
 ) -> tuple[OffsetRange, ...]:
-    """Return the exchanges from `since` up to and without `until`, and all that was said that may be about them.
+    """Return the ranges of exchanges from `since` up to but not including `until`, and of all that may be about them.
 
-    That is votes, feedback and answers given anew; where hints were `scored` by an engine, those scores too. Both ends
-    are an offset on each partition, or a time: 90s, 5m, 2h, 1d before now, or ISO. None: all there is. Raises
-    OperatorError for what is neither, ConfigError for a range without a record.
+    The latter are votes, feedback and answers given again; where an engine `scored` hints, those scores too. Each end
+    is an offset on each partition, or a time: 90s, 5m, 2h, 1d before now, or ISO. None: no limit. Raises OperatorError
+    for text that is neither, ConfigError for a range without a record.
     """
     ends = await log.end_offsets([EXCHANGES])
     first = await _at(log, since, now_ms, dict(await log.begin_offsets([EXCHANGES])))
@@ -48,14 +48,14 @@ async def frozen(
     for topic in (*votes, FEEDBACK, ANSWERS, *((HINTS,) if scored else ())):
         begins, ends = dict(await log.begin_offsets([topic])), await log.end_offsets([topic])
         if since is not None and not since.isdecimal():
-            # None is ever older than what it is about.
+            # No such record is older than the exchange it is about.
             begins = dict(await log.offsets_at([topic], start_ms(since, now_ms)))
         ranges += [_range(place, begins[place], ends[place]) for place in sorted(ends)]
     return tuple(ranges)
 
 
 def by_partition(ranges: Sequence[OffsetRange], number: int) -> dict[PartitionId, tuple[int, int]]:
-    """Return what of the ranges has this partition number and holds a record."""
+    """Return the ranges of this partition number that hold a record."""
     return {
         PartitionId(part.topic, part.partition): (part.first_offset, part.end_offset)
         for part in ranges

@@ -1,4 +1,4 @@
-"""What the control topic says: which replays there are, and what is promoted."""
+"""What the control topic says: which replays there are, and which one is promoted."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -24,15 +24,15 @@ class ControlLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
-    """The control topic up to its end; of two facts with one id the first counts."""
+    """The control topic, read up to its end; of two events with one id the first counts."""
 
     started: dict[str, ReplayStarted] = field(default_factory=dict)  # by name, in order
     ended: dict[str, ReplayEnded] = field(default_factory=dict)
-    promoted: dict[str, list[SamplesPromoted]] = field(default_factory=dict)  # by policy, all that was ever said
+    promoted: dict[str, list[SamplesPromoted]] = field(default_factory=dict)  # by policy, all of them
 
     @classmethod
     async def read(cls, log: ControlLog) -> "Registry":
-        """Return what stands on the topic now."""
+        """Read the topic up to its present end."""
         found = cls()
         async for records in log.follow([CONTROL], until_end=True):
             for event in (record.event for record in records if isinstance(record, Record)):
@@ -58,7 +58,7 @@ class Registry:
         return self.ended[name]
 
     def pointer(self, policy_id: str) -> str | None:
-        """Return whose samples the policy is trained on; None: the live ones."""
+        """Return the promotion whose samples the policy is trained on; None: the live ones."""
         standing = promotions(self.promoted.get(policy_id, []))
         return standing[-1].replay if standing else None
 

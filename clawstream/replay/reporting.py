@@ -1,4 +1,4 @@
-"""A comparison read off the log, and as files: a row for each turn, and a plot."""
+"""A comparison read from the log, and written to files: a row for each turn, and a plot."""
 
 import csv
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -17,7 +17,7 @@ VERDICTS = "clawstream.verdicts.v1"
 
 
 class ReadLog(Protocol):
-    """The part of a log that reads."""
+    """The part of a log that is needed."""
 
     def follow(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
@@ -26,7 +26,7 @@ class ReadLog(Protocol):
 
 
 async def compared(log: ReadLog, started: ReplayStarted) -> Comparison:
-    """Return what the replay said against what was said live of the same answers, up to now."""
+    """Return the replay's verdicts compared with the live ones on the same answers, up to now."""
     ranges = {
         PartitionId(part.topic, part.partition): (part.first_offset, part.end_offset)
         for part in started.ranges
@@ -47,7 +47,7 @@ async def compared(log: ReadLog, started: ReplayStarted) -> Comparison:
 
 
 def write_csv(comparison: Comparison, file: Path) -> None:
-    """Write a row for each turn; what is absent is empty."""
+    """Write a row for each turn; absent values are empty."""
     with file.open("w", newline="") as out:
         writer = csv.writer(out)
         writer.writerow([field.name for field in fields(ComparedTurn)])

@@ -1,7 +1,8 @@
-"""A replay from its first word to its last: begun, worked, ended; begun again where it was killed.
+"""A replay from beginning to end; one that was killed is begun again under its name.
 
-The one rule: what a replay reads is written down before it reads, so a second run under the same name reads the same
-and writes the same events again. Votes that it asked for are facts by then, and are not asked for again.
+The one rule: the ranges that a replay reads are on the log before it reads them, so a second run under the same name
+reads the same records and writes the same events again. Votes that it asked for are on the log too, and are not asked
+for again.
 """
 
 import re
@@ -28,18 +29,18 @@ class RunLog(OffsetLog, ControlLog, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
-    """What a person asks for."""
+    """The replay that a person asks for."""
 
     name: str
     since: str | None
     until: str | None
     session_id: str | None
     votes_from: VotesFrom
-    judge: str | None  # who is asked, or whose votes count alone; None: everybody's
+    judge: str | None  # the judge to ask, or the only one whose votes count; None: every judge's
 
 
 def refuse_name(name: str) -> None:
-    """Raise ConfigError for what can't be a replay's name, or a part of a topic's and a folder's."""
+    """Raise ConfigError for a name that can't be a replay's, being a part of topic and folder names."""
     if NAME.fullmatch(name) is None:
         raise ConfigError(f"a replay can't be named {name!r}: use up to 63 of a-z, 0-9, - and _")
 
@@ -53,10 +54,10 @@ async def begin(
     *,
     teacher: str | None = None,
 ) -> tuple[ReplayStarted, ReplayEnded | None]:
-    """Return what the replay reads, written down now or by an earlier run, and how it ended if it has.
+    """Return the replay's first event, written now or by an earlier run, and how it ended if it has.
 
-    Hints are weighed by what `teacher` was recorded to make of them; None: by the trainer. Raises ConfigError for a
-    name that can't be one, or that is another replay's.
+    Hints are weighed by the recorded scores of `teacher`; None: by the trainer. Raises ConfigError for an invalid name,
+    or one of another replay.
     """
     refuse_name(wanted.name)
     registry = await Registry.read(log)
@@ -95,7 +96,7 @@ async def begin(
 async def work_through(
     log: ControlLog, started: ReplayStarted, work: Callable[[ReplayStarted], Awaitable[Sequence[WorkerResult]]]
 ) -> ReplayEnded:
-    """Have `work` do all of the replay, and write down how it ended."""
+    """Let `work` do the whole replay, and write to the log how it ended."""
     ended = _ended(started, await work(started))
     await log.append([ended])
     return ended

@@ -1,4 +1,4 @@
-"""The stages that a replay hosts, as its first event and the settings have them."""
+"""The stages that a replay hosts, set up by its first event and the settings."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ from clawstream.turns.stage import turns_stage
 
 
 def judge_settings(settings: JudgeSettings, started: ReplayStarted) -> JudgeSettings:
-    """Return the settings with what was written down when the replay began."""
+    """Return the settings with the values that the replay's first event holds."""
     return settings.model_copy(update={"votes": started.num_votes, "hint_quorum": started.hint_quorum or 1})
 
 
 def hosted(
     settings: Settings, started: ReplayStarted, renderer: Renderer, judge: Judge | None
 ) -> tuple[Callable[[], Sequence[Stage[Any, Any]]], Stage[Any, Any] | None]:
-    """Return what makes one partition's stages, and the judging stage where it asks `judge`."""
+    """Return the function that makes one partition's stages, and the judging stage where it asks `judge`."""
     section = judge_settings(settings.judge, started)
     asks = None if started.teacher is None else TeacherRule(started.teacher, waits=False)
     rules = SampleRules(
@@ -39,7 +39,7 @@ def hosted(
         turns: list[Stage[Any, Any]] = [turns_stage(), *map(scored_again, scored_by)]
         if asking is not None:
             return (*turns, asking, samples_stage(rules))
-        # A judge may have voted long after another was done with the session.
+        # One judge may have voted long after another had finished with the session.
         return (*turns, aggregation(section, started.judge), samples_stage(rules, forgets=False))
 
     return stages, asking

@@ -1,8 +1,8 @@
-"""One worker of a replay: reads its partitions, folds, asks, writes.
+"""One worker of a replay: reads its partitions, folds, calls the judge, writes.
 
-The one rule: a vote is on its topic, acknowledged, before anything follows from it; so a replay that was killed finds
-each reply that something rests on, and concludes the same. What was said of an answer, however late, is read with it: a
-turn's first sample is also its last.
+The one rule: a vote is on its topic, acknowledged, before anything follows from it. So a replay that was killed finds
+every vote that an event rests on, and concludes the same. Feedback on an answer is read together with the answer,
+however late it came, so a turn's first sample is also its last.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ GROUP_BYTES = 4 * 2**20
 BREATHE_EVERY = 100  # records; fetching goes on meanwhile
 RETRY_S = 0.25
 NEWS_EVERY_S = 0.5
-_BESIDE = (FEEDBACK, ANSWERS, HINTS)  # of the latter what the replay's teacher said alone
+_BESIDE = (FEEDBACK, ANSWERS, HINTS)  # of the latter, only those of the replay's teacher
 Beside = dict[
     tuple[str, str], "list[tuple[str, FeedbackGiven | AnswerRefreshed | _Packed]]"
 ]  # by session and turn, with their topics
 
 
 class _Packed(NamedTuple):
-    """Scores in an eighth of their size, as a partition's all wait for their answers."""
+    """Scores in an eighth of their size, as all of a partition's scores wait for their answers."""
 
     scored: TeacherScored  # without them
     teacher_logprobs: "array[float] | None"
@@ -86,18 +86,18 @@ class ReplayLog(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class ReplayProgress:
-    """What a worker has done."""
+    """What a worker has done so far."""
 
     num_exchanges: int = 0
     num_samples: int = 0
     num_calls: int = 0
-    num_votes_cast: int = 0  # those that calls of earlier runs brought too
+    num_votes_cast: int = 0  # votes by calls of earlier runs included
     num_unusable: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResult:
-    """What a worker has done when it is done."""
+    """What a worker has done in all."""
 
     progress: ReplayProgress
     counts: Mapping[str, int]  # events written, by type
@@ -107,7 +107,7 @@ class WorkerResult:
 class ReplayWorker:
     """Replays partitions; `judging` is the stage that makes calls, None where votes are known.
 
-    One partition after the other where calls are made; else two at once, of which one is worked on while the broker is
+    Where calls are made, one partition after the other; else two at once, so that one is worked on while the broker is
     asked for the other.
     """
 
@@ -133,7 +133,7 @@ class ReplayWorker:
         self._write_fails = False
 
     async def run(self, numbers: Iterable[int]) -> WorkerResult:
-        """Replay these partitions; return once all that they say is acknowledged."""
+        """Replay these partitions; return once all their events are acknowledged."""
         self._now = asyncio.get_running_loop().time
         self._began_s = self._told_s = self._now()
         if self.judging is not None:
@@ -156,7 +156,7 @@ class ReplayWorker:
                 await _Partition(self, number, tasks, known, await self._said_of(number)).run()
 
     async def _known_votes(self, number: int) -> dict[tuple[object, ...], VoteCast]:
-        """Return what the judge replied to an earlier run of this replay, the first reply to each ballot."""
+        """Return the judge's replies to an earlier run of this replay, the first one to each ballot."""
         place = PartitionId(replay_topic(VOTES, self.started.replay), number)
         end = (await self.log.end_offsets([place.topic]))[place]
         known: dict[tuple[object, ...], VoteCast] = {}
@@ -169,7 +169,7 @@ class ReplayWorker:
         return known
 
     async def _said_of(self, number: int) -> Beside:
-        """Return what was said of the partition's answers and is not said again, by turn and in each topic's order."""
+        """Return the recorded events on the partition's answers that a replay does not make, by turn, in topic order."""
         found: Beside = {}
         ranges = by_partition(self.started.ranges, number)
         places = {place: ends for place, ends in ranges.items() if place.topic in _BESIDE}
@@ -185,7 +185,7 @@ class ReplayWorker:
         return found
 
     async def pace(self) -> None:
-        """Tell how far we are, and wait where we are faster than we may be."""
+        """Report the progress, and wait where the replay is faster than allowed."""
         now_s = self._now()
         if now_s - self._told_s >= NEWS_EVERY_S:
             self._told_s = now_s
@@ -200,7 +200,7 @@ class ReplayWorker:
             try:
                 await self.log.put(records)
             except TryLater as error:
-                if not self._write_fails:  # thousands of calls may be writing: one says it for all
+                if not self._write_fails:  # thousands of calls may be writing: one logs it for all
                     log.warning("replay=%s write=failed state=retrying reason=%s", self.started.replay, error)
                 self._write_fails = True
                 await asyncio.sleep(wait_before(attempt, RETRY_S))
@@ -231,7 +231,7 @@ class _Partition:
         self._waiting_bytes = 0
         self._one_flush = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
-        self._open: dict[asyncio.Task[None], Record] = {}  # calls, and what they follow from
+        self._open: dict[asyncio.Task[None], Record] = {}  # calls, and the records they follow from
 
     async def run(self) -> None:
         worker = self._worker
@@ -304,7 +304,7 @@ class _Partition:
                 self._worker.progress.num_unusable += 1
 
     async def _flush(self) -> None:
-        """Have what waits written, while the next is made; one group at a time, so that order holds."""
+        """Write the waiting records while the next are made; one group at a time, so that the order holds."""
         async with self._one_flush:
             if self._writing is not None:
                 await self._writing
@@ -314,9 +314,9 @@ class _Partition:
                 self._writing = self._tasks.create_task(self._worker.put(records))
 
     async def _let_calls_end(self, record: Record) -> None:
-        """A session that was silent for long begins anew with this record: what was asked about it before ends first.
+        """Let a session's calls end before a record that follows a long silence: the session begins again with it.
 
-        And no more calls wait than twice those that are made at once.
+        At most twice as many calls wait as are made at once.
         """
         judging = self._worker.judging
         assert judging is not None

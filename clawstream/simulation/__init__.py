@@ -1,1 +1,1 @@
-"""Simulated people and a tiny simulated policy for them to talk to, as `clawstream demo` shows them."""
+"""Simulated people, and a tiny simulated policy for them to talk to, as `clawstream demo` shows them."""

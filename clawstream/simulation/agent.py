@@ -1,8 +1,9 @@
 """Simulates agents that try tasks with a calculator, several times each, and are told whether they were right.
 
-The one rule: the attempts at one task are a group, each of them a session; the environment's outcome is said of its
-last answer, and then that the session is over. A failed request ends an attempt, which then has no outcome.
-Run as `python -m clawstream.simulation.agent --base-url URL/v1 --problems tasks.jsonl`; steered and heard as students.
+The attempts at one task are a group, and each attempt is a session. The environment's outcome is sent about the
+attempt's last answer, then the end of the session. A failed request ends an attempt, which then has no outcome. Run as
+`python -m clawstream.simulation.agent --base-url URL/v1 --problems tasks.jsonl`; it is steered, and reports, as
+student.py is.
 """
 
 import asyncio

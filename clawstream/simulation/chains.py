@@ -1,7 +1,7 @@
-"""What an agent with a calculator is asked: a number, and what is to be done to it, operation by operation.
+"""The tasks of agents with a calculator: a number, and what is to be done to it, operation by operation.
 
-A hash of a chain alone decides its group, so those that the base policy is built on, those that agents are asked and
-the scored ones never meet. All chance is the caller's.
+A hash of a chain alone decides its group, so the chains that the base policy is built on, those that agents are asked
+and the scored ones never overlap. All chance is the caller's.
 """
 
 import hashlib

@@ -1,10 +1,10 @@
 """How the scorer of the simulation marks an answer, and what a share of marks is worth: pure.
 
-The one rule: an answer counts if its result is right and its style is the one that this person wants, each part of it:
+The one rule: an answer counts if its result is right and it has every part of the style that this person wants:
 student   no markup and no labels, every step kept, the result last
 teacher   two headings or more, the question's numbers named, a friendly word, every step kept, the result last
 ta        the verdict before any number (of a sum: whether it carries), then every step, the result last; no markup
-          (of another problem the result itself is the verdict, and comes before anything that is worked out)
+          (of another problem the result itself is the verdict, and comes before any working)
 """
 
 import json

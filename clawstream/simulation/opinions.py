@@ -1,7 +1,8 @@
-"""What the judge that simulates a judge model makes of a prompt: pure. It sees the prompt's sections, and nothing else.
+"""The opinion that the simulated judge model has of a prompt: pure. It sees the prompt's sections, and nothing else.
 
-The one rule: an opinion follows from the next state's words alone, save that a stated share of opinions is wrong, drawn
-from the prompt, the judge's seed and the vote's own seed, so that the same three always give the same opinion.
+The one rule: an opinion follows from the next state's words alone, except that a stated share of opinions is wrong.
+Which ones follows from the prompt, the judge's seed and the vote's own seed, so the same three always give the same
+opinion.
 """
 
 import hashlib

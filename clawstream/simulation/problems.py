@@ -1,7 +1,7 @@
 """The sums that the simulation talks about, and who may see which.
 
 A hash of the sum alone decides its group, so the sums that the base policy is built on, those that students ask and the
-scored ones never meet.
+scored ones never overlap.
 """
 
 import hashlib

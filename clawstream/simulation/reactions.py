@@ -1,8 +1,8 @@
 """How simulated people ask, read an answer and react to it: pure.
 
-The one rule: an answer is read as a person reads it, by its look and its result. Each person wants another style, says
-so in words or only that it was not this one, and gives themselves away by no other sign. When preferences flip, each
-wants another's style from then on, and complains as that other did.
+The one rule: an answer is read as a person reads it, by its look and its result. Each person wants a style of their
+own, names it or says only that the answer's was not it, and gives themselves away by no other sign. When preferences
+flip, each wants another person's style from then on, and complains as that person did.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""What the judge that simulates a judge of an agent's steps makes of a prompt: pure. It reads request and answer alone.
+"""The opinion that a simulated judge of agents' steps has of a prompt: pure. It reads request and answer alone.
 
-The one rule: it is blind to the outcome. Whether a step was right follows from the task and the results before it,
-never from what the task comes to, which it does not work out; a stated share of its opinions is wrong, drawn from the
-prompt, the judge's seed and the vote's own seed.
+The one rule: the judge is blind to the outcome. It judges a step by the task and the results before it, and never works
+out the task's result. A stated share of its opinions is wrong, drawn from the prompt, the judge's seed and the vote's
+own seed.
 """
 
 import hashlib

@@ -1,10 +1,10 @@
 """Simulates people who chat with the policy through an OpenAI client: a question, a look at the answer, a reaction.
 
-The one rule: a session is closed by its last request (X-Session-Done), and a failed request ends its session.
-Run as `python -m clawstream.simulation.student --base-url URL/v1 --problems students.jsonl`. JSON goes to stdout, one
-object a line. Lines on stdin steer it: `pause`, `go`, `go N` (N sessions and no more), `stop`, and `flip`: in
-sessions that start after it each person wants what their line of the file calls `flipped`. `pause` and `go N` are
-answered by {"event": "paused"} once no session is open.
+The one rule: a session is closed by its last request (X-Session-Done), and a failed request ends its session. Run as
+`python -m clawstream.simulation.student --base-url URL/v1 --problems students.jsonl`. JSON goes to stdout, one object a
+line. Lines on stdin steer it: `pause`, `go`, `go N` (N sessions and no more), `stop`, and `flip`: in sessions that
+start after it each person wants what their line of the file calls `flipped`. `pause` and `go N` are answered by
+{"event": "paused"} once no session is open.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
 """The embedded CPU engine: SGLang's native dialect over torch and transformers, in a process of its own.
 
-It exists so that the whole pipeline runs, exactly, on a laptop. One worker thread owns the model and its
-state; the event loop only queues commands and hands out what the worker sampled.
+With it the whole pipeline runs, exactly, on a laptop. One worker thread owns the model and its state; the event loop
+only queues commands and hands out the tokens that the worker sampled.
 """

@@ -1,9 +1,9 @@
 """Attention over rows of different lengths, for any transformers model that takes its attention from outside.
 
 A step packs the tokens of all requests into one sequence [1, N]: first one token for each decoding row 0..B-1, then one
-segment of prompt for each row that is being filled. Linear layers see N tokens at once, and attention is the only
-place that knows which token belongs to whom. Axes: N packed tokens, B decoding rows, H key-value heads, G query heads
-per key-value head, L keys, D head width.
+segment of prompt for each row that is being filled. Linear layers see N tokens at once; only attention knows which
+token belongs to which row. Axes: N packed tokens, B decoding rows, H key-value heads, G query heads per key-value head,
+L keys, D head width.
 """
 
 from collections.abc import Sequence

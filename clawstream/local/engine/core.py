@@ -1,7 +1,7 @@
 """The engine itself: jobs in, deltas out, one step at a time. Single-threaded, and without a clock.
 
 Every step computes one token for each decoding job and, within a budget, prompts of jobs that wait. Weights change only
-between two steps, so each token has exactly one version.
+between two steps, so exactly one version computed each token.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
-"""Grammars that answers follow: which tokens may come next, by llguidance. Of a token its text counts, not its id.
+"""Grammars that answers follow: which tokens may come next, by llguidance. A token counts by its text, not by its id.
 
-Marks that templates write as text may be written by a grammar too; other special tokens may not, and those that end an
-answer may where the grammar may end. Imported when the first grammar is asked for.
+A grammar may produce the special tokens that templates write as text, but no others; tokens that end an answer are
+allowed where the grammar may end. llguidance is imported when the first grammar is asked for.
 """
 
 import json

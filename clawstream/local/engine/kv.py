@@ -1,8 +1,8 @@
 """Where keys and values live: one row per running request, in tensors that all rows share.
 
 A row's entry at position p is the key and value of its p-th token. Axes: S rows, C capacity in tokens, H key-value
-heads, D head width. Capacity doubles when a row needs more, so that memory follows the longest
-request seen, not the limit.
+heads, D head width. Capacity doubles when a row needs more, so that memory follows the longest request seen, not the
+limit.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Which job has which row, and which keys of finished jobs a new one may begin with.
+"""Which job has which row, and which keys of finished jobs a new job may begin with.
 
 Rows 0..R-1 belong to jobs. Before a step the decoding ones come first, so that they are one view of the cache. The
-other rows keep what finished jobs left. Keys are reused only under the same cache key and only if they were computed
-entirely by the weights in use now: `epoch` counts the swaps.
+other rows keep the keys of finished jobs. Keys are reused only under the same cache key, and only if the weights in use
+now computed all of them: `epoch` counts the swaps.
 """
 
 from dataclasses import dataclass

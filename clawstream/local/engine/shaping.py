@@ -1,7 +1,7 @@
-"""Penalties, biases, least lengths and grammars: logits that differ from the model's by what the answer says so far.
+"""Penalties, biases, least lengths and grammars: the model's logits, changed by the tokens of the answer so far.
 
-In SGLang's order and by its rules: what is added, then the repetition penalty, then the biases, then the grammar, all
-before the temperature; a token counts where it stands in the answer, not in the prompt. Axis: V vocabulary.
+In SGLang's order and by its rules: additive penalties, then the repetition penalty, then the biases, then the grammar,
+all before the temperature; a token counts where it stands in the answer, not in the prompt. Axis: V vocabulary.
 """
 
 from collections.abc import Sequence

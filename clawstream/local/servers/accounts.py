@@ -1,9 +1,9 @@
-"""Whom a server runs as, where it refuses to run as root.
+"""Which account a server runs as, where it refuses to run as root.
 
-Root's own server runs in a user namespace, where root has another number: binaries and data stay root's, whatever
-folder on the way is closed to others. Where the kernel forbids such namespaces, as most containers do, the server gets
-a number that no account has, and passes closed folders by a capability; what it runs is copied to where it may, and no
-folder's permissions are changed for it.
+A server of root's runs in a user namespace, where root has another number: binaries and data stay root's, even in
+folders that are closed to others. Where the kernel forbids such namespaces, as in most containers, the server gets a
+number that no account has, and passes closed folders by a capability. Its binaries are copied to a place where it may
+run them, and no folder's permissions are changed for it.
 """
 
 import os

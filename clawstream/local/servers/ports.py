@@ -1,6 +1,6 @@
-"""Free ports of 127.0.0.1, kept for the server that was promised one until it listens.
+"""Free ports of 127.0.0.1, each kept for its server until that server listens.
 
-A port that was only looked up can be taken by anybody before the server gets there.
+A port that was only looked up could be taken by any process before the server gets there.
 """
 
 import errno

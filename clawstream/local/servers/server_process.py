@@ -1,8 +1,8 @@
-"""Keep a server for as long as this process lives, and not longer, however this process ends.
+"""Keep a server running for as long as this process lives, and not longer, however this process ends.
 
-A small watcher stands between the two. It holds one end of a pipe whose other end dies with us, so a SIGKILL of the
-owner is noticed too. Watcher and server have sessions of their own: a Ctrl-C in the terminal reaches the owner alone,
-which lets its clients finish first and stops the server last.
+A small watcher stands between the two. It holds one end of a pipe whose other end dies with us, so it notices a SIGKILL
+of the owner too. Watcher and server have sessions of their own: a Ctrl-C in the terminal reaches the owner alone, which
+lets its clients finish first and stops the server last.
 """
 
 import signal

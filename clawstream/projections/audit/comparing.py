@@ -1,6 +1,6 @@
-"""Tables made anew of the log beside those that are there, in a transaction that leaves nothing behind.
+"""The tables made again from the log, beside the existing ones, in a transaction that leaves nothing behind.
 
-What is there is seen as of one moment. The projector writes on meanwhile; a rebuild waits with its swap.
+The existing tables are seen as of one moment. Meanwhile the projector writes on, and a rebuild waits with its swap.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

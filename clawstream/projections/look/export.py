@@ -1,8 +1,8 @@
-"""`clawstream export`: what was said and what was learned from it as files, all of one moment.
+"""`clawstream export`: writes what was said and what was learned from it to files, all of one moment.
 
 One record a line in <name>.jsonl, or a row in <name>.parquet, with the columns of the queries below. JSONL has texts as
-they were said; Parquet has them as stored, escaped as clawstream/projections/text.py says, since it holds UTF-8 only.
-A file appears under its name when it is whole.
+they were said; Parquet has them as stored, escaped as clawstream/projections/text.py says, since it holds UTF-8 only. A
+file gets its name only when it is whole.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""A look at the tables at one moment, which can change nothing."""
+"""Reads the tables as of one moment, without being able to change anything."""
 
 from collections import Counter
 from collections.abc import Generator, Iterator

@@ -1,7 +1,7 @@
 """`clawstream sql`: one query that reads, printed as a table, as CSV or as JSON.
 
-Strangers wrote what is in the cells, so nothing that is printed makes a terminal do anything, and no cell of the CSV is
-a formula to a spreadsheet. The values of the JSON are those of the database.
+Strangers wrote the cells' contents, so no output makes a terminal do anything, and no cell of the CSV is a formula to a
+spreadsheet. The values of the JSON are those of the database.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""An event as people read it: one line, or JSON with everything in it. Pure."""
+"""An event in readable form: one line, or JSON with everything in it. Pure."""
 
 import json
 from dataclasses import fields, is_dataclass

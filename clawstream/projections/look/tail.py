@@ -1,4 +1,4 @@
-"""`clawstream tail`: a topic's events as people read them, as they come."""
+"""`clawstream tail`: prints a topic's events in readable form, as they come."""
 
 import json
 import re

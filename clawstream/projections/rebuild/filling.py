@@ -1,7 +1,7 @@
-"""Empty tables, filled as fast as Postgres takes it: copied without keys or indexes, which are made once all is there.
+"""Fills empty tables as fast as Postgres takes it: copies rows without keys or indexes, which are made at the end.
 
-What comes of it is what `merge` makes of the same records, bit by bit and in whatever order it had them: of one event
-the first row, and sessions that count each exchange once.
+The result is what `merge` makes of the same records, bit for bit and in whatever order it had them: the first row of
+each event, and sessions that count each exchange once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

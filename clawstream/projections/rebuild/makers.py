@@ -1,6 +1,6 @@
 """Processes that make lines: decoding is most of the work of reading a log again, and uses every core here.
 
-The one rule: a process that ends otherwise than when it is told to ends the work, and nothing of it is kept.
+The one rule: a process that ends before it is told to ends the whole work, and nothing of it is kept.
 """
 
 import asyncio

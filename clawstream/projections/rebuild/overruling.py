@@ -1,4 +1,4 @@
-"""Books that a rebuild does not follow, since a person says that the log is right; what they said stays on record."""
+"""Recorded offsets that a rebuild does not follow, as a person says that the log is right; old values are kept."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""`clawstream projection rebuild`: every table made anew of the log beside those that are read, then swapped.
+"""`clawstream projection rebuild`: makes every table again from the log, beside the tables in use, then swaps them.
 
-Readers and the projector go on meanwhile; what they name stays. At the swap the projector waits at the recorded offsets
-until the new tables have exactly what the old ones have, and goes on with the new ones where it was; readers wait a
+Readers and the projector go on meanwhile; the names that they use stay. At the swap the projector waits at the recorded
+offsets until the new tables hold exactly what the old ones hold, and then goes on with the new ones; readers wait a
 moment. Where the log and the recorded offsets contradict each other nothing is changed, unless a person says that the
 log is right.
 """

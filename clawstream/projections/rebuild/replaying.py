@@ -1,4 +1,4 @@
-"""The log read again, up to offsets that are fixed: while one part is put somewhere, the lines of the next are made."""
+"""Reads the log again up to fixed offsets: while one part is being stored, the lines of the next are made."""
 
 import asyncio
 from collections import defaultdict, deque

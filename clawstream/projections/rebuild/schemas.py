@@ -1,6 +1,6 @@
 """Two generations of the tables in one database, and the moment at which they change places.
 
-Whoever names a table gets the one in the schema that `offsets` stands in. Names are moved, never rows.
+A table's plain name means the one in the schema that holds `offsets`. A swap moves names, never rows.
 """
 
 from collections.abc import Iterator, Sequence

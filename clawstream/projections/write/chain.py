@@ -1,9 +1,9 @@
-"""The hash chain over a partition: that what the projector read is what the log holds now. Pure.
+"""The hash chain over a partition: shows that the log still holds what the projector read. Pure.
 
 Each record adds a link, a hash of the chain so far, the record's offset and its digest; the chain begins with a hash of
-topic and partition. What the chain was is kept by blocks of BLOCK_OFFSETS offsets, each with a short mark per record,
-so that a break names the record, and a log that has lost its beginning is checked from the first block that it still
-reaches. It shows an edit of the log or of the database, not of both by one hand.
+topic and partition. The chain is stored in blocks of BLOCK_OFFSETS offsets, with a short mark per record. So a break
+names the record, and a log that has lost its beginning is checked from the first block that it still reaches. The chain
+shows an edit of the log or of the database, but not of both by one person.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""The lines that COPY reads, made of the bytes of the log. Pure."""
+"""The lines that COPY reads, made from the bytes of the log. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

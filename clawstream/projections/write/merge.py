@@ -1,4 +1,4 @@
-"""Many rows into a table that may hold some of them: copied beside it, then merged; of one event the first row stays.
+"""Merges many rows into a table that may hold some of them: copied beside it, then merged; an event's first row stays.
 
 `sessions` grows by the rows that were new, so that a redelivered exchange counts once.
 """

@@ -1,4 +1,4 @@
-"""What the projector has on record of each partition, as of the reader's transaction."""
+"""What the tables record of the projector's progress on each partition, as of the reader's transaction."""
 
 from collections import defaultdict
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Owns partitions of the log and puts what is read of them into the tables.
+"""Owns partitions of the log and puts the records read from them into the tables.
 
-Nothing read is dropped: a batch that the database did not take is offered again until it does, or until the partition
-has another owner, who starts where the tables end; after a rebuild that may be ourselves.
+No record read is dropped: a batch that the database did not take is offered again until it is taken, or until the
+partition has another owner, who starts where the tables end. After a rebuild that owner may be this projector again.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""What the projector does about records that are set aside: holds up what follows them, and uses them once asked.
+"""What the projector does about records that are set aside: holds up the later ones, and uses them once asked.
 
-The one rule: the queue has a dead letter, acknowledged, before the tables move past its record; the tables have what
-came of a ruling before the queue says that it is done. So whoever is cut off in between finds in the queue what is left
-to do, and to do it again changes nothing.
+The one rule: the queue has a dead letter, acknowledged, before the tables move past its record; and the tables have the
+result of a ruling before the queue says that it is done. So a projector that is cut off in between finds in the queue
+what is left to do, and doing it again changes nothing.
 """
 
 import asyncio

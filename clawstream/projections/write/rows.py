@@ -1,7 +1,7 @@
-"""What a record of the log is as a row. Pure.
+"""A record of the log as a row. Pure.
 
-A record is one row of one table, whatever was read before it. A column has the name of the event's field; a request's
-own fields stand beside the exchange's.
+A record is one row of one table, whatever was read before it. A column has the name of the event's field; the fields of
+a request stand beside those of its exchange.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
-"""Which of the records that were read become rows, and which are set aside. Pure, but for the dead letters, which grow.
+"""Which of the records read become rows, and which are set aside. Pure, but for the dead letters, which grow.
 
-The one rule: a key has no row of a record while one before it on that partition waits, so that its rows have no hole
-that nobody ruled about. Who waits, and for what, is decided by dead_letters/records.py, as it is for every stage.
+The one rule: a key's record gets no row while an earlier one of the key on that partition waits, so that its rows have
+no hole that nobody ruled about. dead_letters/records.py decides which records wait, as for every stage.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """The projector's process: a member of a consumer group whose offsets are kept in Postgres, beside the rows.
 
-What the group notes is for people who look at its lag; where to read from is what the tables say. A record that can't
-be used is in its dead-letter queue before the tables move past it, and what follows of its key waits there behind it,
-as quarantine.py says. A flood of them stops the projector, as it does any stage.
+The tables say where to read from; the group's offsets are only for people who look at its lag. A record that can't be
+used is in its dead-letter queue before the tables move past it, and the later records of its key wait there behind it,
+as quarantine.py says. A flood of such records stops the projector, as it does any stage.
 """
 
 import asyncio

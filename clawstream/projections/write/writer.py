@@ -1,7 +1,7 @@
 """Rows and the offsets they come from, written in one transaction.
 
-The recorded offsets in `offsets` say how far each partition was read and who owns it: a writer claims a partition by
-raising its epoch, and writes only where the recorded offsets still say what it last read there. So of two writers that
+The table `offsets` says how far each partition was read and who owns it. A writer claims a partition by raising its
+epoch, and writes only where the recorded offsets still hold the values that it last read there. So of two writers that
 think they own a partition one writes, and a batch is in the tables once, whole, or not at all.
 """
 

@@ -1,7 +1,7 @@
-"""One cell of a grid as a process: a run, then scores of what it published; what it came to stands in outcome.json.
+"""One cell of a grid as a process: a run, then scores of the versions it published; outcome.json holds the result.
 
 Run as `python -m clawstream.simulation.learn.cell FOLDER`, where FOLDER/order.json says what to run. A line of JSON on
-stdout says how far it is; exit code 2 means that it failed, and what is on stderr says why.
+stdout says how far it is. Exit code 2 means that it failed, and stderr says why.
 """
 
 import asyncio

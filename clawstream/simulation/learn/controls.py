@@ -1,7 +1,7 @@
-"""Runs in which people are not listened to: what a policy becomes then is not what they said. Pure.
+"""Runs in which people are not listened to: what the policy becomes then does not come from what they said. Pure.
 
-The one rule: a control changes one thing and leaves the rest of the pipeline as it is. `coin` and `shuffled` change
-what the judge answers, `frozen` the learning rate.
+The one rule: a control changes one thing and leaves the rest of the pipeline as it is. `coin` and `shuffled` change the
+judge's answers, `frozen` the learning rate.
 """
 
 import hashlib

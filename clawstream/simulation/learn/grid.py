@@ -1,7 +1,8 @@
-"""Which runs a comparison is made of, and by which name each is known. Pure.
+"""Which runs a comparison consists of, and the name of each. Pure.
 
-The one rule: two cells with the same plan have the same name, and whatever changes a plan changes the name. A field
-that came later has as its default what was done before it came, and enters no name with it: kept runs are found again.
+The one rule: two cells with the same plan have the same name, and every change of a plan changes the name. A field that
+was added later defaults to what was done before, and its default is left out of the name, so that kept runs are found
+again.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
-"""Runs the cells of a grid, each as a process, and keeps what each came to; what is there already is not run again.
+"""Runs the cells of a grid, each as a process, and keeps their outcomes; a cell with an outcome is not run again.
 
-The one rule: a cell that fails is a row with its error, and the others go on. A failed one is run again when the grid
-is started again.
+A cell that fails is a row with its error, and the others go on. It is run again when the grid is started again.
 """
 
 import asyncio

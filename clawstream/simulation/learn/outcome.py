@@ -1,6 +1,6 @@
-"""What one cell of a grid came to, as a value and as the object of the report's JSON. Pure.
+"""The outcome of one cell of a grid, as a value and as the object of the report's JSON. Pure.
 
-The one rule: what was not measured is None, and a cell that failed has its error and no figure.
+The one rule: a figure that was not measured is None, and a failed cell has its error and no figure.
 """
 
 import statistics

@@ -1,6 +1,6 @@
 """What a grid shows: means over seeds with their intervals, and whether the controls stay where they started. Pure.
 
-A cell that failed counts nowhere but among the failed. S seeds.
+A failed cell counts only among the failed. S seeds.
 """
 
 from collections.abc import Iterable, Sequence

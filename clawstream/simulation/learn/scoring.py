@@ -1,7 +1,7 @@
 """Scores of published checkpoints, each in an engine of its own behind a gateway of its own, apart from any run.
 
-The one rule: what is scored is what lies on disk. No cache, optimizer or log of the run has a part in it, and the
-problems that are asked for it stand in no log that anybody learns from.
+The one rule: a score is of the files on disk. No cache, optimizer or log of the run has a part in it, and its problems
+stand in no log that anybody learns from.
 """
 
 import asyncio

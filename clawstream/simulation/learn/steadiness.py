@@ -1,6 +1,7 @@
-"""Whether a long run keeps what it learned, and learns anew where preferences flip. Pure.
+"""Whether a long run keeps what it learned, and learns again where preferences flip. Pure.
 
-The one rule: every line is of one run, up to the flip, and what there are no figures for holds for nobody to know.
+Every check is of one run; all but the last look at the run up to the flip. A check without figures is left open
+(`holds` is None).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The tiny policy for whoever serves it: the package's own, or built by a process that gives torch's memory back."""
+"""The folder of the tiny policy: the package's own, or built by a process that gives torch's memory back."""
 
 import subprocess
 import sys

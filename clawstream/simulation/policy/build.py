@@ -1,7 +1,7 @@
 """Builds the tiny policy that simulates a large one: sums in two styles, of which the base prefers the unwanted one.
 
-The one rule: a policy folder appears whole or not at all, under the hash of its recipe, and is built once.
-Run as `python -m clawstream.simulation.policy.build --cache-dir FOLDER`; prints the folder. B lessons, L tokens.
+The one rule: a policy folder, named by the hash of its recipe, appears whole or not at all, and is built once. Run as
+`python -m clawstream.simulation.policy.build --cache-dir FOLDER`; prints the folder. B lessons, L tokens.
 """
 
 import errno

@@ -1,8 +1,8 @@
-"""What a base policy is built on that calls a calculator: single steps of attempts at chains, of which many go wrong.
+"""The lessons of a base policy that calls a calculator: single steps of attempts at chains, many of which go wrong.
 
 The one rule: pure. The same random source gives the same steps, and no chain outside the base group is used. A step
-that goes wrong does so in one of the ways that can be unlearned: it calls with another operation or another number,
-or says a number it has before it has the result. What came before a step may have gone wrong the same way.
+goes wrong in one of the ways that can be unlearned: it calls with another operation or another number, or it says a
+number that it has before it has the result. The steps before it may have gone wrong the same way.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""What a base policy is built on that three people ask: sums in three styles, each of which one of them wants.
+"""The lessons of a base policy that three people ask: sums in three styles, each of which one of them wants.
 
-The one rule: pure. The same random source gives the same conversations. Who asks shows in the wording alone; most first
-answers are in the style that somebody else wants, and a hint says which style it is to be, whoever asks.
+The one rule: pure. The same random source gives the same conversations. Only the wording shows who asks. Most first
+answers are in a style that another person wants, and a hint names the wanted style, whoever asks.
 """
 
 import random

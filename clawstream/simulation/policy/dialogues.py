@@ -1,4 +1,4 @@
-"""What the policy that simulates a large one is built on: short conversations about sums, in two styles of answering.
+"""The lessons of the policy that simulates a large one: short conversations about sums, in two styles of answering.
 
 The one rule: pure. The same random source gives the same conversations, and no sum outside the base group is used.
 PLAIN is the style that the simulated students want; FORMATTED, with headings and bold, is what the base prefers.

@@ -1,6 +1,6 @@
-"""What the policy that simulates a large one is made of: sizes, data and optimizer, and the hash that names the result.
+"""The recipe of the policy that simulates a large one: sizes, data and optimizer, and the hash that names the result.
 
-The one rule: whatever changes the policy changes `digest`, so that a cached one is never taken for another.
+The one rule: every change to the policy changes `digest`, so that a cached policy is never taken for another.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""The demonstration's policy as the package brings it: weights in half precision, with their hash and their recipe's.
+"""The demonstration's policy as the package ships it: weights in half precision, with their hash and their recipe's.
 
-`pack` makes it of a policy that was built, `unpack` a model folder of it, with weights in single precision as a built
-one has them. `python -m clawstream.simulation.policy.build --pack FOLDER` builds it again.
+`pack` makes these files from a built policy. `unpack` makes a model folder from them, with weights in single precision,
+as a built policy has them. `python -m clawstream.simulation.policy.build --pack FOLDER` builds them again.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """The tokenizer of the policy that simulates a large one: a token per character, and whole template words.
 
-The one rule: what it encodes it decodes to the same text, for printable ASCII, tabs and line feeds; any other character
-becomes <unk>. Special tokens and chat template have Qwen3's names, so that `renderers` and SGLang treat it as Qwen3.
+The one rule: encoded text decodes to itself, for printable ASCII, tabs and line feeds; any other character becomes
+<unk>. Special tokens and chat template have Qwen3's names, so that `renderers` and SGLang treat it as Qwen3.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Which programs simulate the people of a scenario, and how a run with them goes.
 
-Everything that a run has to know of a scenario is here; what is asked in it stands in `scenarios`.
+Everything that a run has to know of a scenario is here; its questions are in `scenarios`.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the database of a run says of it, once it holds the whole log."""
+"""What a run's database says of the run, once it holds the whole log."""
 
 import asyncio
 from collections.abc import Mapping

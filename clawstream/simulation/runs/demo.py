@@ -1,4 +1,4 @@
-"""The demonstration: one run that is scored on the way, and what it measured."""
+"""The demonstration: one run that is scored on the way, and its measurements."""
 
 from clawstream.simulation.runs.figures import Figures, longest_gap_during, percentiles
 from clawstream.simulation.runs.run import Plan, RunRecord, Tell, simulate

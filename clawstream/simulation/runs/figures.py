@@ -1,4 +1,4 @@
-"""What a demonstration run measured, as one value; the score's plot and table come from it. Simulates nothing itself.
+"""The measurements of a demonstration run, as one value; the score's plot and table come from it. Simulates nothing.
 
 Pure: lists of measurements in, figures out. A figure that was not measured is None.
 """

@@ -1,7 +1,7 @@
-"""The policy, the engines, the judge and the trainer of a person's settings in place of simulated ones.
+"""The policy, the engines, the judge and the trainer of a person's settings, in place of simulated ones.
 
-The one rule: what a run lays down itself is the run's: its data, its log, its database, its people, and how it trains
-where it is compared with others. All else of the four sections is the person's.
+The one rule: a run sets only its own things: its data, log, database and people, and how it trains where it is compared
+with others. All else of the four sections comes from the person's settings.
 """
 
 import asyncio

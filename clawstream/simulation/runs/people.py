@@ -1,6 +1,6 @@
-"""The people of a scenario, and what they ask, written where the programs that simulate them read it.
+"""The people of a scenario and their questions, written where the programs that simulate them read them.
 
-Apart from the run, which needs no tokenizer: what base policies are made of is imported here.
+This module is apart from the run, which needs no tokenizer: it imports what base policies are made of.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The processes that simulate people: students who chat and the scorer, started, steered and heard from here."""
+"""The processes that simulate people: students who chat and the scorer, started, steered and read from here."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,8 @@
 """One run: the whole of clawstream on one machine, with simulated people, until the policy has made its updates.
 
-Everything but the people, their judge and the policy they talk to is the product itself, over HTTP through the real
-gateway. Where scores are taken on the way, problems are asked as side turns while the students are quiet, so that one
-version answers all.
+All but the people, their judge and the policy they talk to is the product itself, over HTTP through the real gateway.
+Where scores are taken on the way, problems are asked as side turns while the students are quiet, so that one version
+answers all.
 """
 
 import asyncio

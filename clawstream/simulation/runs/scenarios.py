@@ -1,7 +1,7 @@
 """Who talks to the policy in a simulation, and what about.
 
-Everything that tells one simulation from another is here: programs, events and parts are the same for all. What people
-ask and what is scored have no problem in common, and the base policies were built on neither.
+Everything that distinguishes one simulation from another is here: programs, events and parts are the same for all. The
+people's questions and the scored ones have no problem in common, and the base policies were built on neither.
 """
 
 import hashlib

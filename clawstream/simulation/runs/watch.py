@@ -1,4 +1,4 @@
-"""What the policy topic says of a run while it runs."""
+"""Follows what the policy topic says of a run while it runs."""
 
 import asyncio
 import contextlib

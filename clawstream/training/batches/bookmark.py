@@ -47,7 +47,7 @@ class Bookmark:
         return {place: min(commit.offset, kept.get(place, commit).offset) for place, commit in executed.items()}
 
     async def keep(self, topics: Sequence[str], plan: BatchPlanned) -> None:
-        """Note where an executed plan ends, with the digest of the record before; if that fails, the older note will do."""
+        """Note where an executed plan ends, with the digest of the record before; an older one may stay."""
         commits = _commits(topics, [plan])
         if not commits:
             return

@@ -82,7 +82,7 @@ class PolicyProgress:
         return first[newest] if newest > done else None
 
     def needed(self, asked: Sequence[RollbackAsked], version: int) -> frozenset[int | None]:
-        """Return the versions that are served, or that a plan or rollback starts from; `version` is the newest on disk."""
+        """Return the versions that are served or that plans or rollbacks start from; `version`: the newest on disk."""
         back = self.rollback(asked)
         parents = {plan.parent_version for plan in self.pending(version)}
         return frozenset({self.active, None if back is None else back.to_version} | parents)

@@ -1,8 +1,8 @@
 """LoRA adapters on matrices that are cut over processes: peft's numbers under peft's names.
 
-A matrix here may be several of Hugging Face's, joined by row: each has its own adapter, whose factors are joined too.
-Of a matrix that is cut by row its processes have the factor `down` whole and `up` cut alike; of one that is cut by
-column `up` is whole. O rows of this process, C its columns, P matrices that are joined, R the rank.
+A matrix here may be several of Hugging Face's, joined by row; each of those has its own adapter, and their factors are
+joined too. If a matrix is cut by row, each of its processes has the whole factor `down`, and `up` is cut alike; if it
+is cut by column, `up` is whole. O rows of this process, C its columns, P matrices that are joined, R the rank.
 """
 
 from collections.abc import Mapping

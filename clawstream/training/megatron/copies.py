@@ -1,7 +1,7 @@
-"""What each copy of a model keeps for all of them: as many numbers of every tensor as each of the others.
+"""Cuts every tensor into equal parts over the copies of a model, each of which keeps one part for all of them.
 
-So moments are held once over all copies. AdamW moves each number by itself, and may be given any part of a tensor. A
-part is flat, and a view of the whole; the last ones are shorter, or empty.
+So AdamW's moments are held once over all copies; AdamW moves each number by itself, so it may be given any part of a
+tensor. A part is flat, and a view of the whole; the last parts may be shorter, or empty.
 """
 
 import torch

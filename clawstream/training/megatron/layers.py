@@ -1,7 +1,7 @@
 """Megatron-Core's GPTModel with parts that compute what transformers computes, on any device.
 
-Of its own parts attention asks for CUDA kernels or builds a mask of L x L, and the norm refuses to be cut by token.
-L tokens, B rows, N heads, D their width, H the model's width.
+Megatron's own attention asks for CUDA kernels or builds a mask of L x L, and its norm can't be cut by token. L tokens,
+B rows, N heads, D their width, H the model's width.
 """
 
 from collections.abc import Iterator

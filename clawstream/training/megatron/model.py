@@ -1,9 +1,9 @@
 """A causal model cut over processes, as a trainer needs it.
 
 Every process of a copy of the model gets the same samples; each copy computes its share of a batch. Answers' log-probs
-come out on a pipeline's last stage, and are told to the others where they are asked for outside of a step. L tokens, B
-rows, N response tokens, V the vocabulary rows of this process, H the model's width. Over 400 lines: whatever a trainer
-asks of a model is answered from the same stage, places and sizes.
+come out on a pipeline's last stage, and are sent to the other stages where they are asked for outside of a step. L
+tokens, B rows, N response tokens, V the vocabulary rows of this process, H the model's width. The file has over 400
+lines since all that a trainer asks of a model needs the same stage, places and sizes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Which part of which Hugging Face tensors a process holds as which of Megatron's parameters. Pure.
 
-Every parameter is some Hugging Face tensors joined along their first axis, of which a process holds the rows (or, of
-what is multiplied from the other side, the columns) of an index. The same index takes a weight apart and puts it, or
-anything of its shape, together again.
+Every parameter joins some Hugging Face tensors along their first axis. An index lists the rows that a process holds of
+them (or the columns, of a matrix that is multiplied from the other side). The same index takes a weight, or anything of
+its shape, apart and puts it together again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

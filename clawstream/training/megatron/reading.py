@@ -1,4 +1,4 @@
-"""What attention keeps of rows that are read piece by piece, as answers are written.
+"""The keys and values that attention keeps of rows that are read piece by piece, as answers are written.
 
 B rows, L tokens of a piece, A all tokens so far, N heads, D their width.
 """

@@ -1,4 +1,4 @@
-"""Gradients of one model in many processes: summed over what each saw, measured and cut as one."""
+"""Gradients of one model in many processes: summed over all processes, then measured and clipped as one."""
 
 from collections.abc import Sequence
 from typing import Any

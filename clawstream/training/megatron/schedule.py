@@ -1,4 +1,4 @@
-"""Pieces of a batch through the stages of a model, by Megatron's own schedules."""
+"""Runs the pieces of a batch through the stages of a model, by Megatron's own schedules."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

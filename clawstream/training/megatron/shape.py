@@ -1,4 +1,4 @@
-"""What a Hugging Face configuration says of a model, as far as Megatron-Core can be given it."""
+"""What a Hugging Face configuration says of a model, as far as Megatron-Core can compute it."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Log-probs, entropies and the likeliest tokens of a vocabulary whose rows lie on several processes.
 
-No process sees another's logits: maxima, sums and few candidates are exchanged. N places, E tokens asked about at each
-of them, V the rows of this process that stand for a token, K the likeliest.
+No process sees another's logits: only maxima, sums and a few candidates are exchanged. N places, E tokens asked about
+at each of them, V the rows of this process that stand for a token, K the likeliest.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
-"""Weights between Hugging Face files and the processes that hold parts of them; none of them holds a whole model.
+"""Weights between Hugging Face files and the processes that hold parts of them; no process holds a whole model.
 
-Of the processes that share a stage's tensors, those of all copies of the model, each puts some together and writes
-those. A name's kind, as in `exp_avg/model.norm.weight`, stands before it.
+The processes that share a stage's tensors, in all copies of the model, divide the work: each puts some of the tensors
+together and writes them. A kind of tensor is a prefix of its name, as in `exp_avg/model.norm.weight`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The folder of a base: what it says, what of it can be trained, and its model as transformers puts it into memory."""
+"""The folder of a base: its limits, what of it can be trained, and its model as transformers loads it."""
 
 import shutil
 import weakref

@@ -1,7 +1,7 @@
 """Versions of a policy as folders: each whole or not there at all.
 
-A folder is written beside its place, every file of it forced to disk, its manifest last, and then renamed. So a folder
-whose manifest agrees with its files is complete, whatever was cut off when; anything else is refused or passed over.
+A folder is written beside its place, every file is forced to disk, the manifest last, and then the folder is renamed.
+So a folder whose manifest agrees with its files is complete, whatever was interrupted; any other is refused or skipped.
 """
 
 import hashlib

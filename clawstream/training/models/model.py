@@ -1,7 +1,7 @@
 """What a trainer needs of a model, wherever its weights lie: in one process, or cut into pieces over several.
 
-A model that is whole in this process overrides nothing that is defined here. In the others every process calls the
-same methods in the same order with the same samples; what is said of a batch is then the same in all of them. B rows,
+A model that is whole in this process overrides none of the methods that are defined here. With other models every
+process calls the same methods in the same order with the same samples, and all get the same result for a batch. B rows,
 L tokens of a row, T response tokens, K tokens looked at, V the vocabulary.
 """
 

@@ -1,8 +1,8 @@
 """A Hugging Face causal model as training needs it: log-probs of answers, its weights at other times, files on disk.
 
-All log-probs are computed here, by one function, whoever's weights are asked: two of them may be subtracted without
-comparing two implementations. B rows, T response tokens, N response tokens of all rows, K tokens looked at after each
-of them, V the vocabulary, H hidden width.
+One function computes all log-probs here, under whichever weights, so that the difference of two of them never compares
+two implementations. B rows, T response tokens, N response tokens of all rows, K tokens looked at after each of them, V
+the vocabulary, H hidden width.
 """
 
 import logging

@@ -1,10 +1,10 @@
 """Attention over a pack: a token sees its own segment up to itself, and the segments above that one.
 
-It is registered with transformers, so every family that looks its attention up there computes it. Torch's own attention
-is called for each block of the row, with a mask of that block or none: no mask grows with the square of the row, and
-segments that see nothing of each other are not multiplied. What a masked block sees is put together anew for the
-backward pass: kept, it would be a copy of all before it for each block. Q tokens of a block, S tokens they may see, L
-of the row.
+It is registered with transformers, so every family that looks its attention up there uses it. Torch's own attention is
+called for each block of the row, with a mask of that block or none: no mask grows with the square of the row, and
+segments that see nothing of each other are not multiplied. The keys and values that a masked block sees are gathered
+again for the backward pass: to keep them would copy, for each block, all that stands before it. Q tokens of a block, S
+tokens they may see, L of the row.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A Hugging Face model before its weights are read, for those that read a part of them each."""
+"""A Hugging Face model before its weights are read, for processes that each read a part of them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What all processes tell each other: all of them call this, in the same order."""
+"""Values that all processes exchange: all of them call these functions, in the same order."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Files of a model that several processes write, each what it put together."""
+"""Files of a model that several processes write; each writes the tensors that it put together."""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """A causal model whose weights, gradients and moments are cut evenly over processes by FSDP2.
 
-Each layer is put together just before it computes, in all processes at once: so all of them compute as many pieces of a
-batch, some of them for nothing. Tensors of processes are cut along their first axis.
+Each layer is put together just before it computes, in all processes at once. So all of them must compute equally many
+pieces of a batch, and some compute pieces without use. Tensors of processes are cut along their first axis.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What each process of a team does when it is asked; `state` is what it keeps between times."""
+"""What each process of a team does when it is asked; `state` is what the process keeps between calls."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Processes that compute together, from the side of the one that started them.
+"""Processes that compute together, from the side of the process that started them.
 
-They are asked one thing at a time, all of them the same. Where one of them ends, what they computed together is lost,
-so all of them are ended.
+All of them are asked the same thing, one thing at a time. Where one of them ends, their common work is lost, so all of
+them are ended.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A trainer that is several processes, used like one."""
+"""A trainer made of several processes, used like one."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec

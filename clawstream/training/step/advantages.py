@@ -1,7 +1,7 @@
 """How much each token of an answer is to be encouraged: reward and hint, folded into one number. Pure.
 
-A sample has a reward, a hint, or both; which of them is a mask of its own, so that an absent reward is never a reward
-of 0 and what stands in its place is never read. B samples, T response tokens; suffixes name the axes.
+A sample has a reward, a hint, or both. A mask says which, so that an absent reward is never a reward of 0 and the
+number in its place is never read. B samples, T response tokens; suffixes name the axes.
 """
 
 from dataclasses import dataclass

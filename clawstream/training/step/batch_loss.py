@@ -1,13 +1,13 @@
-"""The loss of a planned batch under the settings' method: what is scored beforehand, and each piece's sum.
+"""The loss of a planned batch under the settings' method: the scores made beforehand, and each piece's sum.
 
-What is scored before the first step of the optimizer stays as it is through all of them: teacher, reference, and the
+The scores made before the optimizer's first step stay the same through all its steps: teacher, reference, and the
 log-probs that the ratio starts from.
 
-The one rule of a gap: teacher and student in it come from the same code. Where the trainer is the teacher both are its
-own, of the weights just before the step, at the temperature of sampling. Where an engine is, both are engines' scores,
-which came with the sample, at temperature 1; what kernels and precision make of a token is then on both sides. The
-student's may be of an older version than the weights just before the step, never of one older than the answer, so it
-says what there was to learn when it was asked. Ratios and leash are the trainer's own in either case.
+The one rule of a gap: its teacher and its student are scored by the same code. If the trainer is the teacher, both are
+its own scores, by the weights just before the step, at the temperature of sampling. If an engine is the teacher, both
+are engines' scores that came with the sample, at temperature 1; kernels and precision then affect both sides alike. An
+engine's student may be of an older version than the weights just before the step, but never older than the answer, so
+the gap shows what there was to learn when it was asked. Ratios and leash are the trainer's own in either case.
 
 B samples, T response tokens, K tokens that the teacher likes best.
 """

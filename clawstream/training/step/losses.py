@@ -1,9 +1,9 @@
 """The loss of one update: a policy gradient or a distillation, and a leash to the reference. Pure: tensors in and out.
 
-Sums, not means, come out, with what they are to be divided by, so that a batch in pieces gives the gradient of the
-whole. A token takes part only if it is trained and every number it needs is finite; elsewhere nothing is read, NaN
-included, and the gradient is exactly 0. B samples, T response tokens, K tokens that the teacher likes
-best; suffixes name the axes; log-probs in nats.
+The functions return sums and what to divide them by, not means, so that a batch in pieces gives the gradient of the
+whole. A token takes part only if it is trained and every number it needs is finite; no number of another token is read,
+NaN included, and its gradient is exactly 0. B samples, T response tokens, K tokens that the teacher likes best;
+suffixes name the axes; log-probs in nats.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Cut the batch of a step into pieces that fit in memory. Pure.
 
-The one rule: how a step is cut into pieces changes no gradient, only what is computed twice. All
-chance is the seed's.
+The one rule: the cut changes no gradient, only how much is computed twice. All chance comes from the seed.
 """
 
 from collections.abc import Sequence

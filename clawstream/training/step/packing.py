@@ -1,8 +1,8 @@
-"""One row of tokens for many sequences, in which what they begin with alike stands once. Pure.
+"""One row of tokens for many sequences, in which a common beginning stands once. Pure.
 
-The row is a tree, written parents first: a token sees those before it whose segment it stands in or below, and nothing
-else, so no sequence knows what else was packed. A sequence that goes on where another ends is one segment with it: the
-turns of a session whose prompt only grows are a single causal row.
+The row is a tree, written parents first. A token sees only the earlier tokens of its own segment and of the segments
+above it, so no sequence knows what else was packed. A sequence that goes on where another ends is one segment with it:
+the turns of a session whose prompt only grows are a single causal row.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The learning rate of each update. Pure.
 
-The one rule: it falls while the policy comes nearer to what people want, and starts anew where they want other things:
-once the score of the last `WINDOW_REWARDS` answers is `RESTART_DROP` below the best that it has been.
+The rate falls while the policy comes nearer to what people want, and starts again at its peak where they want something
+else: once the score of the last `WINDOW_REWARDS` answers is `RESTART_DROP` below the best that it has been.
 """
 
 from collections.abc import Sequence

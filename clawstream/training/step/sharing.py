@@ -1,4 +1,4 @@
-"""Who computes which samples. Pure."""
+"""Which process computes which samples. Pure."""
 
 from collections.abc import Sequence
 

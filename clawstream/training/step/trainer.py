@@ -1,7 +1,7 @@
 """The optimizer's steps on one planned batch, and the state that carries over from batch to batch.
 
-What makes a version is a function of its parent's checkpoint and its plan: there is no other state, and no
-random number that the plan's seed does not fix. B samples, T response tokens.
+A version is a function of its parent's checkpoint and its plan: there is no other state, and the plan's seed fixes
+every random number. B samples, T response tokens.
 """
 
 import json
