@@ -7,21 +7,21 @@ ClawstreamError
 |   +-- UnusableCheckpoint a checkpoint folder is incomplete or of another model
 |   +-- SamplesGone        a plan names samples that are not on the log any more
 |   +-- TrainingDiverged   a step's gradient is not finite, or the step too small to be seen
-|   |   +-- GradientNotFinite  the former, which a gate rejects
+|   |   +-- GradientNotFinite  the gradient is not finite; a gate rejects the step
 |   +-- DatabaseMismatch   the database's schema is not the one this version writes
-|   +-- PartUnavailable    a server that is needed is not there (broker, database, engine, Java)
+|   +-- PartUnavailable    a needed server is not there (broker, database, engine, Java)
 |   +-- TooManyFailures    a stage set too many records aside: exit code 3, it is not to be started again unlooked at
 +-- UnusableEvent      this record can never be processed: it goes to <topic>.dlq
 |   +-- UndecodableRecord  bytes that no schema of ours explains
 |   +-- ParkedRecord       it follows one of its session that is set aside, and waits behind it
 |   +-- UnusableExchange   an exchange that can't become a turn or a sample
-+-- StepRefused       what a step came to is not published; the policy goes on from the version before
++-- StepRefused       a step's outcome is not published; the policy goes on from the version before
 +-- UnrenderableRequest  the template can't express a request; the client has to change it
-+-- TooLate            what is asked for is of no use any more; the call is given up
++-- TooLate            the result is of no use any more; the call is given up
 +-- TryLater           a peer did not answer as it should; the same call may succeed later
-    +-- NotYet             it is there, and what is asked for is not
+    +-- NotYet             the peer is there, but its result is not
 
-A message says which thing, what was found and what was expected, what happens now, and what to do.
+A message names the thing, what was found and what was expected, what happens now, and what to do.
 """
 
 from typing import ClassVar
@@ -34,7 +34,7 @@ class ClawstreamError(Exception):
 class OperatorError(ClawstreamError):
     """A person has to change something; the command line prints the message and exits with `exit_status`."""
 
-    exit_status: ClassVar[int] = 2  # something to change, or that passes: a supervisor may start it again
+    exit_status: ClassVar[int] = 2  # something to change, or something that passes: a supervisor may start the part again
 
 
 class ConfigError(OperatorError):
@@ -80,7 +80,7 @@ class TooManyFailures(OperatorError):
 
 
 class OtherBase(OperatorError):
-    """A policy is to go on with another base than it began with; each start would find the same."""
+    """A policy is to go on with another base than it began with; every start would fail the same way."""
 
     exit_status: ClassVar[int] = 3
 
@@ -121,8 +121,8 @@ class TryLater(ClawstreamError):
 
 
 class TooLate(ClawstreamError):
-    """What is asked for is of no use any more: no peer is called, and the call is given up at once."""
+    """The result is of no use any more: no peer is called, and the call is given up at once."""
 
 
 class NotYet(TryLater):
-    """A peer answered, and what is asked for is still to come: nobody is to take it for away."""
+    """A peer answered, but its result is still to come: the peer does not count as away."""

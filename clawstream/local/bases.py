@@ -27,7 +27,7 @@ class BaseLog(Protocol):
 
 
 async def name_base(policy_log: BaseLog, settings: Settings) -> None:
-    """Have the log name the base of the settings' policy, if it names none yet.
+    """Write the base of the settings' policy to the log, if the log names none yet.
 
     Raises OtherBase where the policy began with another one, ConfigError where the folder can't be read.
     """

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlparse
 
 
 def how_to_install(extra: str) -> str:
-    """Return how to have an extra of clawstream, by the checkout that it was installed from."""
+    """Return how to install an extra of clawstream from the checkout that it was installed from."""
     checkout = _checkout()
     if checkout is None:
         return f"Install clawstream from its checkout with the extra `{extra}`: pip install 'FOLDER[{extra}]'"
@@ -15,7 +15,7 @@ def how_to_install(extra: str) -> str:
 
 
 def _checkout() -> Path | None:
-    """Return the folder that clawstream runs from, or was installed from; None where that is not known."""
+    """Return the folder that clawstream runs from or was installed from; None: it is not known."""
     if (here := own_checkout()) is not None:
         return here
     try:

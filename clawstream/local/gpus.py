@@ -29,7 +29,7 @@ class Assignment:
 
 
 def share_out(machine: int, actor: int | None, rollout: int | None, judge: int | None) -> GpuCounts:
-    """Return the counts, with halves and quarters for what was not said: 8 GPUs are 4, 2 and 2.
+    """Return the counts, with halves and quarters for the unset ones: 8 GPUs become 4, 2 and 2.
 
     The judge gets no more than the others leave, which may be nothing. Raises ConfigError where they don't fit.
     """
@@ -59,7 +59,7 @@ def _way_out(machine: int) -> str:
 
 
 def assign(counts: GpuCounts, *, rollout_tp: int, judge_tp: int) -> Assignment:
-    """Return who has which GPUs: engines of `rollout_tp` each, one judge server whose replicas take `judge_tp` each.
+    """Return which GPUs each role has: engines of `rollout_tp` each, one judge server of replicas of `judge_tp` each.
 
     Raises ConfigError where one does not divide its count.
     """

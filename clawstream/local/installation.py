@@ -73,10 +73,10 @@ async def installation(
     with contextlib.ExitStack() as servers:
         servers.enter_context(alone_on(settings.data_dir))
         filled = _with_ports(settings, model_path, servers)  # first: a port that is taken is known at once
-        config = settings_file(filled.data_dir)  # every part reads the same, whatever this process was given
+        config = settings_file(filled.data_dir)  # every part reads this file, whatever settings this process was given
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
-            _keeping(say) as kept,  # for as long as a part runs
+            _keeping(say) as kept,  # servers are restarted for as long as a part runs
             Supervisor(filled.data_dir, environment=inherited_environment(), say=say, patience=_PATIENCE) as supervisor,
         ):
             engines = [] if settings.engine.urls else [_engine(config, http, filled.engine.urls[0])]
@@ -93,7 +93,7 @@ async def installation(
                 servers.enter_context(announced(filled.data_dir, addresses))
                 write_private(config, dump(_resolved(filled)))
                 stages = [name for name in STAGES if name not in _elsewhere(settings)]
-                # Each waits by itself for what it needs; they are stopped in the reverse order of these three.
+                # Each part waits by itself for what it needs; the three groups are stopped in reverse order.
                 await asyncio.gather(
                     supervisor.start([*engines, *extra_parts]),
                     supervisor.start([_part(name, config) for name in stages]),
@@ -107,7 +107,7 @@ async def installation(
 
 @contextlib.asynccontextmanager
 async def _meanwhile(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Have `work` go on beside the block, and be done at its end; it is given up where the block fails."""
+    """Run `work` beside the block and wait for it at the block's end; cancel it where the block fails."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -118,12 +118,12 @@ async def _meanwhile(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 def _ready_page(settings: Settings) -> str:
-    """Return the page that says whether the gateway serves; the one that says why not takes a key from elsewhere."""
+    """Return the page that tells whether the gateway serves; the page that says why not needs a key on other hosts."""
     return "/readyz" if settings.gateway.host in LOOPBACK else "/healthz/ready"
 
 
 def _elsewhere(settings: Settings) -> set[str]:
-    """Return the stages that do not run here."""
+    """Return the stages that this installation does not run."""
     absent = {
         "judging": settings.judge.url is None,
         "heuristics": settings.rewards.heuristic_function is None,
@@ -136,7 +136,7 @@ def _elsewhere(settings: Settings) -> set[str]:
 
 @contextlib.asynccontextmanager
 async def _keeping(say: Callable[[str], None]) -> AsyncIterator[Callable[[RestartableServer], None]]:
-    """Yield what has a server of ours started again when it ends, until the end of the block."""
+    """Yield a function that has a server of ours restarted whenever it ends, until the end of the block."""
     tasks: list[asyncio.Task[None]] = []
     try:
         yield lambda server: tasks.append(asyncio.create_task(keep(server, say=say)))
@@ -153,14 +153,14 @@ async def _with_servers(
     fresh: bool,
     say: Callable[[str], None],
 ) -> Settings:
-    """Start what is not configured, side by side; return the settings with both addresses.
+    """Start the servers that are not configured, side by side; return the settings with both addresses.
 
-    What is missing of topics and tables is made; nothing that is there is taken away.
+    Missing topics and tables are made; existing ones are kept.
     """
     found = await asyncio.gather(
         _with_broker(settings, servers, kept, fresh, say),
         _with_database(settings, servers, kept, fresh, say),
-        return_exceptions=True,  # the one that starts is waited for, so that it is stopped
+        return_exceptions=True,  # a server that is still starting is waited for, so that it is stopped
     )
     kafka, postgres = found
     if isinstance(kafka, BaseException):
@@ -228,7 +228,7 @@ def _with_ports(settings: Settings, model_path: Path, servers: contextlib.ExitSt
 
 
 def _resolved(settings: Settings) -> Settings:
-    """Return the settings as the parts get them: nothing left to choose."""
+    """Return the settings for the parts, in which nothing is left to choose."""
     instance = settings.kafka.instance or f"{socket.gethostname()}-{settings.gateway.port}"
     return settings.model_copy(
         update={

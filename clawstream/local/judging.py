@@ -19,7 +19,7 @@ _FILE = "judge.json"
 
 
 class JudgeNotes:
-    """Notes what came of each request to a judge."""
+    """Notes the outcome of each request to a judge."""
 
     def __init__(
         self, data_dir: Path, judge: str, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
@@ -30,7 +30,7 @@ class JudgeNotes:
         self._noted = judge_of(data_dir)
 
     def heard(self, error: str | None) -> None:
-        """The judge was asked, and this came of it; None: a reply. What can't be written is not."""
+        """Note the outcome of a request: an error, or None for a reply. A note that can't be written is skipped."""
         before, now = self._noted, after(self._noted, self._judge, error, self._now_ms())
         if before is not None and now.heard_ms - before.heard_ms < NOTED_EVERY_MS and _alike(before, now):
             return
@@ -41,7 +41,7 @@ class JudgeNotes:
 
 
 def judge_of(data_dir: Path) -> JudgeReachability | None:
-    """Return what was noted last; None: nothing was that can be read, as by another version or where power failed."""
+    """Return the last note; None: no readable one, as when another version wrote it or power failed."""
     try:
         return JudgeReachability(**json.loads((data_dir / _FILE).read_text()))
     except (OSError, ValueError, TypeError):

@@ -21,11 +21,11 @@ class RestartableServer(Protocol):
         """None while it runs; else its exit status."""
 
     def restart(self) -> None:
-        """Start it again; raises PartUnavailable or OSError where that can't be done, and what it held is kept."""
+        """Start it again on its kept data; raises PartUnavailable or OSError where that can't be done."""
 
 
 async def keep(server: RestartableServer, *, say: Callable[[str], None], patience: Patience | None = None) -> None:
-    """Start `server` again whenever it ends, until this is cancelled; tell `say` of each end and what hinders."""
+    """Start `server` again whenever it ends, until this is cancelled; tell `say` of each end and each obstacle."""
     patience = patience or Patience()
     name, quick_deaths = type(server).__name__.removeprefix("Embedded"), 0
     started = time.monotonic()
@@ -51,7 +51,7 @@ async def keep(server: RestartableServer, *, say: Callable[[str], None], patienc
 
 
 async def _restarted(server: RestartableServer) -> str | None:
-    """Return what kept the server from starting; when this is cancelled, the try ends first."""
+    """Return what kept the server from starting; if this is cancelled, the attempt ends first."""
     starting = asyncio.get_running_loop().run_in_executor(None, server.restart)
     try:
         await asyncio.shield(starting)

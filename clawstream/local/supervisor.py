@@ -25,7 +25,7 @@ LOOK_EVERY_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A process to keep running; `missing` says why it does not do its work yet, and is asked until it does (None)."""
+    """A process to keep running; `missing` returns why it is not ready yet, and is asked until it returns None."""
 
     name: str
     command: tuple[str, ...]
@@ -37,15 +37,15 @@ class Patience:
     """How long to wait for what."""
 
     ready_within_s: float = 120.0
-    silent_s: float = 10.0  # then it is said what a part waits for, and again when that changes
-    stop_within_s: float = 20.0  # then it is killed
+    silent_s: float = 10.0  # after this, the part's obstacle is reported, and again when it changes
+    stop_within_s: float = 20.0  # after this, the part is killed
     steady_after_s: float = 30.0  # a part that ran this long starts its next restart without a wait
     first_wait_s: float = 0.5
     longest_wait_s: float = 30.0
     start_tries: int = 3  # a part that dies this often before it was ever ready or steady ends the whole
 
     def restart_wait_s(self, quick_deaths: int) -> float:
-        """How long to wait before a part is started again that died `quick_deaths` times in a row, each time soon."""
+        """Return how long to wait before restarting a part that died soon after its start `quick_deaths` times in a row."""
         if quick_deaths <= 1:
             return 0.0 if quick_deaths == 0 else self.first_wait_s
         return min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(quick_deaths - 1, 32))
@@ -53,27 +53,27 @@ class Patience:
 
 @dataclass(slots=True, kw_only=True)
 class Child:
-    """How one part fares."""
+    """The state of one part."""
 
     part: Part
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
     proven: bool = False  # it was ready or steady once, so a death is no longer a failure to start
     failure: str | None = field(default=None)  # why it is not started again
-    waits_for_person: bool = False  # that is for a person to look at, and the others do without it
-    since_ms: int = 0  # when it came to the state that it is in, since the epoch, UTC
+    waits_for_person: bool = False  # a person has to look at the part, and the others go on without it
+    since_ms: int = 0  # when its present state began, since the epoch, UTC
 
     @property
     def running(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process runs."""
         return self.process is not None and self.process.returncode is None
 
 
 class Supervisor:
     """Keeps parts running from `__aenter__` to `__aexit__`, and parts.json in `folder` up to date.
 
-    What was started last is stopped first, and what was started together is stopped together: the gateway ends its
-    streams while the engine is still there.
+    Parts started last are stopped first, and parts started together are stopped together: the gateway ends its streams
+    while the engine still runs.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Supervisor:
     async def start(self, parts: Sequence[Part]) -> None:
         """Start all of `parts` at once and return when each is ready, or has stopped for a person to look.
 
-        Raises PartUnavailable with the end of its log for one that can't be started or does not get ready.
+        Raises PartUnavailable, with the end of the part's log, for a part that can't be started or does not get ready.
         """
         children = [Child(part=part) for part in parts]
         self.children |= {child.part.name: child for child in children}
@@ -125,7 +125,7 @@ class Supervisor:
             await asyncio.gather(*(self.stop_part(child.part.name) for child in wave))
 
     async def stop_part(self, name: str) -> None:
-        """End one part, for good; return when it is gone, with all that it left in its process group."""
+        """End one part for good; return when it and everything left in its process group are gone."""
         task = self._tasks[name]
         task.cancel()
         await asyncio.wait([task])
@@ -135,17 +135,17 @@ class Supervisor:
             self._note(child)
 
     def lose(self, why: str) -> None:
-        """Something that every part needs is gone for good: let whoever watches `failed` end the whole."""
+        """Set `failed`, since something that every part needs is gone for good; the watcher of `failed` ends the whole."""
         self._lost = why
         self.failed.set()
 
     def failure(self) -> str:
-        """Say which part can't be had, and why; call it once `failed` is set."""
+        """Return the error that names the failed part and the reason; call it once `failed` is set."""
         assert self._lost is not None, "nothing has failed"
         return self._lost
 
     def log_of(self, name: str) -> Path:
-        """Where the part's words go."""
+        """The part's log file."""
         return self._folder / "logs" / f"{name}.log"
 
     async def _keep(self, child: Child) -> None:
@@ -234,7 +234,7 @@ class Supervisor:
         child.since_ms = self._now_ms()
         try:
             write_parts(self._folder, [_state(child) for child in self.children.values()])
-        except OSError as error:  # a full disk: parts run on, and who looks sees the state of before
+        except OSError as error:  # a full disk: parts run on, and readers see the previous state
             log.warning("parts_not_written folder=%s why=%s", self._folder, error.strerror)
 
     def _words_on(self, child: Child, reason: str) -> str:
@@ -259,6 +259,6 @@ def _state(child: Child) -> PartState:
 
 
 def _kill_group(pid: int) -> None:
-    """End what the process left behind in its own group; it may be nothing."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the second of a group of zombies
+    """End the processes left behind in the process's own group, if any."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the second for a group of zombies
         os.killpg(pid, signal.SIGKILL)

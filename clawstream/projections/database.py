@@ -24,7 +24,7 @@ from clawstream.projections.tables import metadata
 from clawstream.resources import folder
 
 CONNECT_TIMEOUT_S = 5
-_UPGRADE_LOCK = 0x636C6177  # any number that no other program on this database takes
+_UPGRADE_LOCK = 0x636C6177  # an arbitrary lock number that no other program on this database uses
 _COLUMNS = """
     SELECT relname, attname FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
     WHERE relkind = 'r' AND pg_table_is_visible(attrelid) AND attnum > 0 AND NOT attisdropped
@@ -35,8 +35,8 @@ _POSTGRES_NAMES = ("postgres", "postgresql", "postgresql+psycopg")
 def connect(url: str, *, application: str = "clawstream", schema: str | None = None) -> Engine:
     """Return an engine for `url`; nothing connects before it is used. Dispose of it when done.
 
-    With `schema` it sees that schema alone, and a commit may return before it is on the disk: for tables that are
-    being built beside those that are read.
+    With `schema` it sees only that schema, and a commit may return before it is on disk: this is for tables that are
+    being built beside those in use.
     """
     try:
         address = make_url(url)
@@ -55,8 +55,8 @@ def connect(url: str, *, application: str = "clawstream", schema: str | None = N
 def upgrade(url: str, *, schema: str | None = None) -> str:
     """Bring the database to this version's revision and return it; safe while another process does the same.
 
-    The account that reads alone can read all of it, where this one may make accounts. With `schema` the tables are
-    made there, whatever stands elsewhere, and nobody is let in.
+    The read-only account gets access to all of it, where this account may make accounts. With `schema` the tables are
+    made there, whatever stands elsewhere, and no other account gets access.
     """
     engine = connect(url, schema=schema)
     try:
@@ -120,7 +120,7 @@ def looking(url: str) -> Iterator[Engine]:
 
 
 def reader_url(url: str) -> str:
-    """Return where the account that reads alone logs in; where it is not there and can't be made, that is logged."""
+    """Return the read-only account's URL; where that account is missing and can't be made, that is logged."""
     alone, writer = connect(reader.address(url).render_as_string(hide_password=False)), connect(url)
     try:
         check(writer)
@@ -132,7 +132,7 @@ def reader_url(url: str) -> str:
 
 
 def for_tools(url: str) -> str:
-    """Return `url` as psql and other tools read it, password and all."""
+    """Return `url` in the form that psql and other tools read, password included."""
     return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False).replace(" ", "%20")
 
 
@@ -143,7 +143,7 @@ def page(url: str) -> str:
 
 
 def unreachable(engine: Engine, error: OperationalError) -> PartUnavailable:
-    """Return the error that says that this database can't be used."""
+    """Return the error for a database that can't be used."""
     reason = str(error.orig).strip().splitlines()
     return PartUnavailable(
         f"Postgres at {_place(engine)} does not answer: {reason[0] if reason else error}. Nothing was changed. "
@@ -175,7 +175,7 @@ def _found(connection: Connection) -> str | None:
 
 
 def _complete(connection: Connection) -> bool:
-    """Add the tables and columns that are not there, and return whether there were any; rows say nothing in them."""
+    """Add missing tables and columns, and return whether any were missing; existing rows are NULL there."""
     metadata.create_all(connection)
     absent = _absent(connection)
     for column in absent:

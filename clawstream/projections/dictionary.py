@@ -40,7 +40,7 @@ class _Column:
 
 
 def describe(connection: Connection) -> None:
-    """Let each table, view and column of the current schema have its comment."""
+    """Set the comment of each table, view and column of the current schema."""
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     statements = []
@@ -61,7 +61,7 @@ def describe(connection: Connection) -> None:
 
 
 def page(connection: Connection) -> str:
-    """Return what there is in the current schema as Markdown, in the words of its comments."""
+    """Return the current schema as Markdown, in the words of its comments."""
     parts = [_HEAD]
     for kind, title in (("v", "Views"), ("r", "Tables")):
         parts.append(f"\n## {title}\n")

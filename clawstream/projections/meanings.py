@@ -14,7 +14,7 @@ _COLUMN = re.compile(r"^\| `(\w+)` \| .+? \| (.+) \|$", re.MULTILINE)
 
 
 def _read(page: str) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
-    """Return what a row of each relation is, and what each of its columns means."""
+    """Return the meaning of a row of each relation, and of each of its columns."""
     relations: dict[str, str] = {}
     columns: dict[tuple[str, str], str] = {}
     _, *parts = _RELATION.split(page)
@@ -29,5 +29,5 @@ RELATIONS: Mapping[str, str] = MappingProxyType(_relations)
 
 
 def meaning(relation: str, column: str) -> str | None:
-    """Return what a column of a table or view means; None where nobody has said."""
+    """Return the meaning of a column of a table or view; None where the page has none."""
     return _columns.get((relation, column))

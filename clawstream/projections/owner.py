@@ -12,7 +12,7 @@ from clawstream.errors import PartUnavailable
 from clawstream.projections.reader import derived_password
 
 OWNER = "stages"
-# CREATEROLE: it makes the account that reads alone. It may give nobody what it has not got itself.
+# CREATEROLE: it makes the read-only account. It can grant only rights that it has itself.
 _RIGHTS = "LOGIN NOSUPERUSER CREATEDB CREATEROLE NOREPLICATION NOBYPASSRLS"
 _OURS = """
     SELECT 'SCHEMA', nspname, NULL, NULL FROM pg_namespace
@@ -30,9 +30,9 @@ _OURS = """
 
 
 def url_of_owner(url: str) -> str:
-    """Return the URL of the account that owns all there is in the database at `url`, which names the superuser's.
+    """Return the URL of the account that owns everything in the database; `url` names the superuser's.
 
-    Made where it is not there; raises PartUnavailable where the server refuses.
+    A missing account is made. Raises PartUnavailable where the server refuses.
     """
     superuser = make_url(url)
     password = derived_password(str(superuser.password), OWNER)
@@ -57,7 +57,7 @@ def _make(connection: "psycopg.Connection[tuple[object, ...]]", password: str) -
 
 
 def _give(connection: "psycopg.Connection[tuple[object, ...]]", database: str) -> None:
-    """Let the owner own the database and what the superuser made in it."""
+    """Give the owner the database and everything that the superuser made in it."""
     connection.execute(sql.SQL(f"ALTER DATABASE {{}} OWNER TO {OWNER}").format(sql.Identifier(database)))
     for kind, schema, name, arguments in connection.execute(_OURS).fetchall():
         whole = sql.Identifier(*(str(part) for part in (schema, name) if part is not None))

@@ -50,13 +50,13 @@ def address(url: str) -> URL:
     writer = make_url(url)
     account = (writer.username or "clawstream").encode()[: _MOST_NAME_BYTES - len(_SUFFIX)].decode(errors="ignore")
     name = account + _SUFFIX
-    # Without a password the server knows accounts by other means, and the reader by the same.
+    # Without a password the server identifies accounts by other means, the reader too.
     password = None if writer.password is None else derived_password(str(writer.password), name)
     return writer.set(username=name, password=password)
 
 
 def make(connection: Connection, url: str) -> bool:
-    """Let the reader of the account in `url` read all tables and views; False where that account may not make it.
+    """Let the reader of the account in `url` read all tables and views; False: that account may not make a reader.
 
     The transaction of `connection` goes on in both cases.
     """
@@ -75,9 +75,9 @@ def make(connection: Connection, url: str) -> bool:
 
 
 def reading(alone: Engine, writer: Engine) -> Engine:
-    """Return the one of both to look with: `alone`, the reader's, made where it was not; else `writer`.
+    """Return the engine to look with: `alone`, the reader's (made if missing), or else `writer`.
 
-    Raises OperatorError where that one has power over the server.
+    Raises OperatorError where `writer` would be used and has power over the server.
     """
     chosen = alone if is_there(alone, writer) else writer
     with chosen.connect() as connection:
@@ -93,14 +93,14 @@ def reading(alone: Engine, writer: Engine) -> Engine:
 
 
 def is_there(alone: Engine, writer: Engine) -> bool:
-    """Whether `alone`, the reader's, can read; it is made where it is not there, and that it can't be is logged."""
+    """Whether `alone`, the reader's, can read; a missing reader is made, and a failure to make it is logged."""
     return _can_read(alone) or _made(writer, alone)
 
 
 @cache
 def derived_password(password: str, name: str) -> str:
     """Return the password of the account `name` that follows from another account's."""
-    # Slow on purpose: the result is given to people, who could try to guess the writer's password from it.
+    # Slow on purpose: people get the result, and could try to guess the writer's password from it.
     return hashlib.scrypt(password.encode(), salt=f"clawstream {name}".encode(), n=2**14, r=8, p=1)[:24].hex()
 
 
@@ -109,7 +109,7 @@ def _can_read(alone: Engine) -> bool:
         with alone.connect() as connection:
             return bool(connection.execute(_MAY, {"what": "SELECT"}).scalar())
     except OperationalError:
-        return False  # that it is away is said of the writer
+        return False  # an absent database is reported for the writer
 
 
 def _made(writer: Engine, alone: Engine) -> bool:
@@ -153,13 +153,13 @@ def _set_password(connection: Connection, reader: URL) -> None:
     if reader.password is None:
         return
     driver, name = _driver(connection), reader.username or ""
-    # Scrambled here, so that no log of the server's has it.
+    # Scrambled here, so that no log of the server's holds the password.
     scrambled = driver.pgconn.encrypt_password(str(reader.password).encode(), name.encode(), b"scram-sha-256")
     driver.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(name), sql.Literal(scrambled.decode())))
 
 
 def _grant(connection: Connection, name: str) -> None:
-    """Give what is missing alone: a grant waits for those who have the table."""
+    """Grant only missing rights: a grant waits for sessions that use the table."""
     driver, reader = _driver(connection), sql.Identifier(name)
     database, schema, connects, uses = connection.execute(_PLACE, {"reader": name}).one()
     names = {"reader": reader, "database": sql.Identifier(database), "schema": sql.Identifier(schema)}

@@ -97,7 +97,7 @@ def _facts(
     *more: Column[Any],
     **indexes: Sequence[str],
 ) -> Table:
-    """A table of these events, which are of `topic`; where there are several, `kind` says which one a row is."""
+    """A table of these events of `topic`; where there are several, a row's `kind` says which event it is."""
     return Table(
         name,
         metadata,
@@ -198,7 +198,7 @@ offsets = Table(
     _must("topic", Text),
     _must("partition", Integer),
     _must("next_offset", BigInteger),
-    _must("epoch", BigInteger),  # counts the projectors that owned the partition; the newest alone may write
+    _must("epoch", BigInteger),  # counts the projectors that owned the partition; only the newest may write
     _may("chain", LargeBinary),  # see clawstream/projections/write/chain.py; NULL: nothing was read
     _may("chain_from", BigInteger),  # the offset of its first record
     PrimaryKeyConstraint("topic", "partition"),
@@ -232,14 +232,14 @@ set_aside = Table(
 )
 
 overruled = Table(
-    "overruled",  # what the books said where a person had the tables rebuilt with `--trust-log`
+    "overruled",  # what the books said before a rebuild with `--trust-log`
     metadata,
     _must("topic", Text),
     _must("partition", Integer),
     _must("overruled_at", DateTime(timezone=True)),
     _must("next_offset", BigInteger),
     _may("chain", LargeBinary),
-    _must("made_next_offset", BigInteger),  # what the log gave in place of it
+    _must("made_next_offset", BigInteger),  # what the log gave in its place
     _may("made_chain", LargeBinary),
     _must("kept_schema", Text),  # where the old tables were left
     PrimaryKeyConstraint("topic", "partition", "overruled_at"),
@@ -258,7 +258,7 @@ commits = Table(
 
 FACTS = tuple(table for table in metadata.sorted_tables if "topic" in table.info)
 TOPICS = tuple(dict.fromkeys(table.info["topic"] for table in FACTS))
-RELATIONS = tuple(dict.fromkeys((*metadata.tables, *meanings.RELATIONS)))  # all that people may read
+RELATIONS = tuple(dict.fromkeys((*metadata.tables, *meanings.RELATIONS)))  # everything that people may read
 for table in metadata.tables.values():
     table.comment = meanings.RELATIONS.get(table.name)
     for column in table.columns:

@@ -24,19 +24,19 @@ _MAX_NUMBER_LENGTH = 4000  # digits, and the power of ten; jsonb takes 16383 dig
 
 
 def escape(text: str) -> str:
-    """Return `text` as Postgres can hold it."""
+    """Return `text` in a form that Postgres can hold."""
     return _UNSTORABLE.sub(lambda found: _code(ord(found[0])), text)
 
 
 def unescape(text: str) -> str:
-    """Return the text that `escape` made this of."""
+    """Return the text from which `escape` made this one."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
 
 
 def storable_json(raw: bytes) -> str:
     """Return JSON that jsonb takes: `raw` with the strings in it escaped.
 
-    What jsonb can't hold at all (not JSON, nested too deep, a number out of range) becomes a JSON string of its text.
+    Text that jsonb can't hold at all (not JSON, nested too deep, a number out of range) becomes a JSON string.
     """
     text = raw.decode(errors="surrogateescape")
     if ESCAPE in text or "\\u" in text:

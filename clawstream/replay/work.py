@@ -169,7 +169,7 @@ class ReplayWorker:
         return known
 
     async def _said_of(self, number: int) -> Beside:
-        """Return the recorded events on the partition's answers that a replay does not make, by turn, in topic order."""
+        """Return recorded events on the partition's answers that a replay does not make, by turn, in topic order."""
         found: Beside = {}
         ranges = by_partition(self.started.ranges, number)
         places = {place: ends for place, ends in ranges.items() if place.topic in _BESIDE}

@@ -38,13 +38,13 @@ class HeldOutQuestion:
 
     @property
     def wish(self) -> str:
-        """Whose style is wanted."""
+        """The person whose style is wanted."""
         return self.wants or self.persona
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerMark:
-    """What one answer is worth."""
+    """The marks of one answer."""
 
     right: bool
     styled: bool

@@ -84,11 +84,11 @@ class Arrivals:
 
 
 class CutStream(Exception):
-    """A stream ended without a finish reason."""
+    """A stream that ended without a finish reason."""
 
 
 class Student:
-    """Holds sessions, one after the other, with one client; as whoever each task says."""
+    """Holds sessions, one after the other, with one client, as the person that each task names."""
 
     def __init__(self, client: openai.AsyncOpenAI, model: str, *, max_tokens: int, hint_share: float) -> None:
         self._client, self._model, self._max_tokens = client, model, max_tokens
@@ -234,7 +234,7 @@ class StudentPool(Generic[T]):
 
 
 def say(line: dict[str, object]) -> None:
-    """Print one line for whoever started this process."""
+    """Print one line for the process that started this one."""
     print(orjson.dumps(line).decode(), flush=True)
 
 

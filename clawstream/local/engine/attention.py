@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from clawstream.local.engine.kv import KvRows
 
 NAME = "clawstream_rows"
-# What one more attention call costs, in keys that a batched call could read in the same time.
+# The cost of one more attention call, as the number of keys that a batched call reads in the same time.
 _CALL_COST_KEYS = 2048
 
 
@@ -34,7 +34,7 @@ class PromptSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardPass:
-    """All that attention needs to know about one forward pass."""
+    """Everything that attention needs to know about one forward pass."""
 
     kv: KvRows
     write_N: Tensor
@@ -46,7 +46,7 @@ class ForwardPass:
 
 
 def plan_step(kv: KvRows, decode_lengths: Sequence[int], prefills: Sequence[tuple[int, int, int]]) -> ForwardPass:
-    """The step whose row r < B has decode_lengths[r] keys (its new one included), then (row, past, count) segments."""
+    """Return the step: row r < B has decode_lengths[r] keys (the new one included), then (row, past, count) segments."""
     capacity = kv.capacity_tokens
     write = [row * capacity + length - 1 for row, length in enumerate(decode_lengths)]
     segments = []
@@ -74,7 +74,7 @@ def plan_step(kv: KvRows, decode_lengths: Sequence[int], prefills: Sequence[tupl
 def split_long_rows(lengths: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """Keys that one batched call reads in every row, and the rows whose length asks for a call of their own.
 
-    Of all cuts through the sorted lengths, the one that reads the fewest keys.
+    Of all cuts through the sorted lengths, this is the one that reads the fewest keys.
     """
     if not lengths:
         return 0, ()
@@ -99,7 +99,7 @@ def attend_rows(
     step: ForwardPass,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
-    """Writes the new keys and values, and answers [1, N, query heads, D]; registered with transformers under NAME."""
+    """Write the new keys and values, and return [1, N, query heads, D]; registered with transformers under NAME."""
     del attention_mask
     index = module.layer_idx
     assert isinstance(index, int)

@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 
 class Mailbox:
-    """What the worker has sampled for one request and nobody has sent yet; unsent deltas become one."""
+    """The tokens that the worker has sampled for one request and that are unsent; unsent deltas become one."""
 
     def __init__(self) -> None:
         self._unsent: TokenDelta | None = None
         self._arrival: asyncio.Future[None] | None = None
 
     def push(self, delta: TokenDelta) -> None:
-        """The delta is sent with the next chunk."""
+        """Let the delta be sent with the next chunk."""
         if self._unsent is None:
             self._unsent = delta
         else:
@@ -40,7 +40,7 @@ class Mailbox:
             self._arrival.set_result(None)
 
     async def take(self) -> TokenDelta:
-        """All that is unsent, waiting for something."""
+        """Wait until something is unsent, then return all of it."""
         while self._unsent is None:
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
@@ -79,7 +79,7 @@ class CpuBackend:
         self._model = model
         self._worker = worker
         self._adapters_of_core = core.adapters
-        self._model_path = self._first_model_path = model_path  # versions bring no tokenizer of their own
+        self._model_path = self._first_model_path = model_path  # versions have no tokenizer of their own
         self._version = core.version
         self._num_rows = num_rows
         self._tokenizer = tokenizer
@@ -95,7 +95,7 @@ class CpuBackend:
         grammar = None
         if sampling.shaping is not None and sampling.shaping.has_grammar:
             grammar = await self._grammar(sampling.shaping, stop_ids)
-            self._check(call)  # a second one of its name may have come meanwhile
+            self._check(call)  # a second request of its name may have come meanwhile
         tokens = list(call.request.input_ids)
         mailbox = Mailbox()
         job = Job(

@@ -21,13 +21,13 @@ from clawstream.local.engine.rows import JobRows
 from clawstream.local.engine.sampling import draw, scaled_logprobs, top_logprobs
 from clawstream.local.engine.shaping import shaped
 
-# Prompt tokens a step may compute: many when nobody waits for a token, few while others stream.
+# Prompt tokens that a step may compute: many when no job waits for a token, few while jobs stream.
 IDLE_PREFILL_TOKENS = 8192
 BUSY_PREFILL_TOKENS = 512
-# And how many pairs of a token and one before it: in a long prompt these take the time, not the tokens.
+# And how many pairs of a token and an earlier one: in a long prompt the pairs take the time, not the tokens.
 IDLE_PREFILL_PAIRS = 1 << 21
 BUSY_PREFILL_PAIRS = 1 << 19
-_LEAST_PIECE_TOKENS = 16  # so that a long prompt comes to its end beside ever new short ones
+_LEAST_PIECE_TOKENS = 16  # so that a long prompt gets finished although new short ones keep coming
 # Logits of a prompt that is scored are kept below this many numbers (256 MB).
 _SCORED_LOGITS = 1 << 26
 
@@ -36,19 +36,19 @@ Output = tuple[Job, TokenDelta]
 
 @dataclass(slots=True, kw_only=True)
 class _Budget:
-    """What a step may still compute of prompts."""
+    """How much of prompts a step may still compute."""
 
     tokens: int
     pairs: int
 
     def piece(self, past: int, share: int) -> int:
-        """How many tokens behind `past` others fit into one of so many shares of what is left."""
+        """Return how many tokens after `past` others fit into one of `shares` shares of the rest."""
         half = past / 2
         fits = int((half * half + max(self.pairs, 0) / share) ** 0.5 - half)
         return max(min(fits, self.tokens // share), _LEAST_PIECE_TOKENS)
 
     def take(self, past: int, count: int) -> None:
-        """So many tokens behind `past` others will be computed."""
+        """Use budget for tokens after `past` others."""
         self.tokens -= count
         self.pairs -= count * (past + count)
 
@@ -85,11 +85,11 @@ class Core:
         return len(self._waiting)
 
     def submit(self, job: Job) -> None:
-        """The job gets a row when one is free."""
+        """Queue the job; it gets a row when one is free."""
         self._waiting.append(job)
 
     def abort(self, job: Job, message: str) -> list[Output]:
-        """The job is gone; its last delta says why. Nothing where it had finished."""
+        """Remove the job; its last delta says why. Does nothing where it had finished."""
         if job.finished:
             return []
         if job in self._rows.jobs:
@@ -104,18 +104,18 @@ class Core:
         return [*self._rows.jobs, *self._waiting]
 
     def swap_weights(self, weights: Mapping[str, Tensor], version: str | None) -> None:
-        """The next token is sampled by these weights; running jobs keep their keys, later ones reuse none of them."""
+        """Sample from the next token on by these weights; running jobs keep their keys, later ones reuse none of them."""
         self._model.apply(weights)
         self._rows.new_epoch()
         if version is not None:
             self.version = version
 
     def forget_cache(self) -> None:
-        """No later job reuses a key that exists now."""
+        """Let no later job reuse a key that exists now."""
         self._rows.new_epoch()
 
     def retract(self) -> None:
-        """Running jobs wait again and lose their keys, to be computed anew by whatever weights are then in use."""
+        """Let running jobs wait again, without their keys, to be computed again by the weights then in use."""
         jobs = self._rows.release_all()
         for job in jobs:
             job.restart()
@@ -146,7 +146,7 @@ class Core:
             pairs=BUSY_PREFILL_PAIRS if num_decoding else IDLE_PREFILL_PAIRS,
         )
         filling: list[tuple[Job, int]] = []
-        # The shortest rest first, and half of what is left stays for those who come: nobody waits for a long prompt.
+        # The shortest rest first, and half of the budget stays for later jobs: none waits for a long prompt.
         for job in sorted(self._rows.jobs[num_decoding:], key=lambda job: job.target - job.num_computed):
             self._fill(job, budget, filling, share=2)
         while budget.tokens > 0 and self._waiting and not self._rows.full:
@@ -218,7 +218,7 @@ class Core:
                 job.input_top.append(_written(top[index][: job.call.top_logprobs_num]))
 
     def _finish_scored(self) -> list[Output]:
-        """Jobs that wanted no token end when their prompt is computed."""
+        """End the jobs that wanted no token, once their prompt is computed."""
         done = [job for job in self._rows.jobs if not job.max_new_tokens and job.num_computed >= job.target]
         for job in done:
             if job.call.logprob_start == job.num_prompt - 1:
@@ -230,7 +230,7 @@ class Core:
 
 
 def _wanted_logits(jobs: Sequence[Job], counts: Sequence[int]) -> tuple[list[Job], list[tuple[Job, int]], list[int]]:
-    """Jobs that draw a token, (job, position) pairs that are scored, and the packed indices of both, in that order."""
+    """Return jobs that draw a token, (job, position) pairs to score, and the packed indices of both, in that order."""
     drawn, drawn_at, scored, scored_at = [], [], [], []
     first = 0
     for job, count in zip(jobs, counts, strict=True):

@@ -24,7 +24,7 @@ _MAX_REMAINDERS = 10_000  # llguidance makes a state of each: 2 million took 52 
 
 
 class GrammarTokenizer:
-    """What llguidance asks of a vocabulary: each token's bytes, and which of them are no text."""
+    """The vocabulary as llguidance needs it: each token's bytes, and which tokens are no text."""
 
     def __init__(self, tokenizer: Tokenizer, eos_token_id: int) -> None:
         self._tokenizer = tokenizer
@@ -39,14 +39,14 @@ class GrammarTokenizer:
 
 
 class Grammars:
-    """One model's vocabulary, as grammars see it."""
+    """One model's vocabulary, in the form that grammars use."""
 
     def __init__(self, file: Path, eos_token_id: int) -> None:
         wrapped = TokenizerWrapper(GrammarTokenizer(Tokenizer.from_file(str(file)), eos_token_id))
         self._tokenizer = LLTokenizer(wrapped)
 
     def matcher(self, shaping: Shaping, stop_ids: frozenset[int]) -> "Matcher":
-        """Return what follows the grammar from its beginning; raises RequestRefused for one that is none."""
+        """Return a matcher at the grammar's beginning; raises RequestRefused for an invalid grammar."""
         kind, said = next(
             (kind, said)
             for kind, said in (("json_schema", shaping.json_schema), ("regex", shaping.regex), ("ebnf", shaping.ebnf))
@@ -83,13 +83,13 @@ class Matcher:
         logits_V.masked_fill_(~allowed_V, -torch.inf)
 
     def take(self, token: int) -> None:
-        """The answer is one token longer."""
+        """Take in the answer's next token."""
         if token not in self._stop_ids:
             self._matcher.consume_token(token)
 
 
 def _check_multiples(schema: str) -> None:
-    """Raise RequestRefused where `multipleOf` takes more states than can be made while others wait."""
+    """Raise RequestRefused where `multipleOf` needs more states than can be made while other requests wait."""
     try:
         steps = [*_multiples(json.loads(schema))]
     except ValueError:

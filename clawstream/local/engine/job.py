@@ -22,11 +22,11 @@ class Sink(Protocol):
     """Where a job's deltas go, on the event loop."""
 
     def push(self, delta: TokenDelta) -> None:
-        """The delta will be sent."""
+        """Let the delta be sent."""
 
 
 class Grammar(Protocol):
-    """What the answer has to follow, as far as it has come."""
+    """The grammar that the answer follows, at the answer's present place."""
 
     def mask(self, logits_V: Tensor, /) -> None:
         """Make every token impossible that can't come next."""
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def cache_key(self) -> tuple[str | None, str | None]:
-        """Rows are shared between jobs of one key only."""
+        """Only jobs with the same key share rows."""
         return self.call.request.extra_key, self.call.request.lora_name
 
     @property
@@ -76,7 +76,7 @@ class Job:
 
     @property
     def decoding(self) -> bool:
-        """One token short of the next draw, with keys in its row."""
+        """Whether only one token is to be computed before the next draw, with keys in the row."""
         return self.max_new_tokens > 0 and self.num_computed == len(self.tokens) - 1 > 0
 
     def scored_positions(self, past: int, count: int) -> range:
@@ -87,7 +87,7 @@ class Job:
         return range(max(past, start), min(past + count, self.num_prompt - 1))
 
     def add_token(self, token: int, version: str) -> None:
-        """The answer is one token longer, sampled by `version`."""
+        """Add the answer's next token, sampled by `version`."""
         self.tokens.append(token)
         if self.grammar is not None:
             self.grammar.take(token)
@@ -97,14 +97,14 @@ class Job:
             self.spans.append(WeightsSpan(version, 1))
 
     def restart(self) -> None:
-        """Nothing of the job is computed; its answer so far stays."""
+        """Forget that anything of the job is computed; its answer so far stays."""
         self.num_computed = 0
         if not self.num_answered:
             self.input_logprobs.clear()
             self.input_top.clear()
 
     def delta(self, version: str, finish: FinishReason | None) -> TokenDelta:
-        """What there is to say about the job now, without tokens."""
+        """Return a delta about the job as it is now, without tokens."""
         first, self.input_sent = not self.input_sent, True
         return TokenDelta(
             token_ids=[],

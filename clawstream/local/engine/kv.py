@@ -45,7 +45,7 @@ class KvRows:
 
     @torch.inference_mode()
     def reserve(self, num_tokens: int, used_tokens: Sequence[int]) -> None:
-        """Every row can hold `num_tokens` tokens afterwards; row r keeps its first used_tokens[r] entries."""
+        """Make room for `num_tokens` tokens in every row; row r keeps its first used_tokens[r] entries."""
         if num_tokens <= self.capacity_tokens:
             return
         capacity = self.capacity_tokens
@@ -64,14 +64,14 @@ class KvRows:
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """The first `num_tokens` entries of row `target` equal those of row `source`."""
+        """Copy the first `num_tokens` entries of row `source` to row `target`."""
         for layer in self._layers.values():
             for tensor_SCHD in layer:
                 tensor_SCHD[target, :num_tokens] = tensor_SCHD[source, :num_tokens]
 
     @torch.inference_mode()
     def swap(self, one: int, one_tokens: int, other: int, other_tokens: int) -> None:
-        """The rows trade their first entries."""
+        """Swap the rows' first entries."""
         for layer in self._layers.values():
             for tensor_SCHD in layer:
                 kept = tensor_SCHD[one, :one_tokens].clone()

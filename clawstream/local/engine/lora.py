@@ -40,19 +40,19 @@ class Adapters:
         return name in self._pairs
 
     def add(self, name: str, pairs: Mapping[str, _Pair]) -> None:
-        """Requests may name the adapter."""
+        """Add the adapter, so that requests may name it."""
         self._pairs[name] = dict(pairs)
         for layer in pairs.keys() - self._hooked:
             self._linear[layer].register_forward_hook(self._hook(layer))
             self._hooked.add(layer)
 
     def remove(self, name: str) -> None:
-        """The adapter is gone; no job may still use it."""
+        """Remove the adapter, which no job may still use."""
         del self._pairs[name]
 
     @contextmanager
     def using(self, names: Sequence[str | None], counts: Sequence[int]) -> Iterator[None]:
-        """Within, `counts[i]` packed tokens in a row belong to the adapter names[i]."""
+        """For the length of the block, `counts[i]` consecutive packed tokens belong to the adapter names[i]."""
         if self._pairs:
             owner = torch.repeat_interleave(torch.arange(len(names)), torch.tensor(counts))
             for name in {name for name in names if name is not None}:

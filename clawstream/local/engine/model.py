@@ -21,7 +21,7 @@ _TOLERANCE_NATS = 1e-2
 
 
 class RowModel:
-    """The model and what the engine has to know of it."""
+    """The model, and what the engine has to know about it."""
 
     def __init__(self, path: str, *, dtype: torch.dtype = torch.float32) -> None:
         try:
@@ -53,7 +53,7 @@ class RowModel:
     def forward(
         self, token_ids: Sequence[int], positions: Sequence[int], step: ForwardPass, keep: Sequence[int]
     ) -> Tensor:
-        """Logits [len(keep), V] after the packed tokens at the indices in `keep`; the rows hold all tokens."""
+        """Return logits [len(keep), V] after the packed tokens at indices `keep`; the rows then hold all tokens."""
         logits: Tensor = self._model(
             input_ids=torch.tensor(token_ids).unsqueeze(0),
             position_ids=torch.tensor(positions).unsqueeze(0),
@@ -73,7 +73,7 @@ class RowModel:
 
     @torch.inference_mode()
     def _check_exact(self, path: str, expected: Tensor) -> None:
-        """Serves no model whose attention (sliding windows, sinks, soft caps) these rows would compute wrongly."""
+        """Refuse a model whose attention (sliding windows, sinks, soft caps) these rows would compute wrongly."""
         probe = self._probe()
         last = len(probe) - 1
         kv = KvRows(num_rows=2, context_length_tokens=self.context_length_tokens)
@@ -92,13 +92,13 @@ class RowModel:
             )
 
     def apply(self, weights: Mapping[str, Tensor]) -> None:
-        """The checked weights are in place; runs between two steps."""
+        """Put the checked weights in place; runs between two steps."""
         own = self._model.state_dict()
         for name, tensor in weights.items():
             own[name].copy_(tensor)
 
     def read_weights(self, path: str) -> dict[str, Tensor]:
-        """The weights in a folder, by the names of this model; raises UnusableCheckpoint where they are not its own."""
+        """Return the folder's weights by this model's names; raises UnusableCheckpoint for another model's weights."""
         own = self._model.state_dict()
         tied = set(getattr(self._model, "all_tied_weights_keys", None) or ())
         found: dict[str, Tensor] = {}

@@ -17,7 +17,7 @@ _SHORTEST_REUSE_TOKENS = 16
 
 @dataclass(slots=True, kw_only=True)
 class _Left:
-    """What a row without a job still holds."""
+    """The content of a row without a job."""
 
     tokens: TokenArray
     cache_key: tuple[str | None, str | None]
@@ -47,12 +47,12 @@ class JobRows:
         return len(self.jobs) == self.kv.num_rows
 
     def new_epoch(self) -> None:
-        """Nothing computed so far is reused by a later job; jobs that run keep their keys."""
+        """Begin a new epoch: later jobs reuse nothing computed so far; running jobs keep their keys."""
         self.epoch += 1
         self._left = [self._empty() for _ in range(self.kv.num_rows)]
 
     def admit(self, job: Job) -> None:
-        """The job has the next row, filled with the longest prefix that another row can give it."""
+        """Give the job the next row, filled with the longest prefix that another row has."""
         row = len(self.jobs)
         source, num_shared = self._longest_prefix(job)
         if source is None:
@@ -70,11 +70,11 @@ class JobRows:
         self.jobs.append(job)
 
     def reserve(self) -> None:
-        """Every job's row has room for all tokens it holds now."""
+        """Make room in every job's row for all tokens that the job holds now."""
         self._reserve(max((len(job.tokens) for job in self.jobs), default=0))
 
     def release(self, job: Job) -> None:
-        """The job has no row; what it computed stays for reuse where it may be reused."""
+        """Take the job's row away; its keys stay for reuse, where they may be reused."""
         row, last = self.jobs.index(job), len(self.jobs) - 1
         left = self._remains(job)
         self._trade_jobs(row, last)
@@ -82,7 +82,7 @@ class JobRows:
         self._left[last] = left
 
     def arrange(self) -> int:
-        """The decoding rows come first afterwards; answers how many they are."""
+        """Move the decoding rows to the front; return their number."""
         first, last = 0, len(self.jobs) - 1
         while True:
             while first <= last and self.jobs[first].decoding:
@@ -94,7 +94,7 @@ class JobRows:
             self._trade_jobs(first, last)
 
     def release_all(self) -> list[Job]:
-        """No job has a row and nothing is left for reuse; the jobs in the order of their rows."""
+        """Take all rows away and leave nothing for reuse; return the jobs in the order of their rows."""
         jobs, self.jobs = self.jobs, []
         self._left = [self._empty() for _ in range(self.kv.num_rows)]
         return jobs
@@ -127,7 +127,7 @@ class JobRows:
         return left.tokens if left.epoch == self.epoch and left.cache_key == job.cache_key else _NOTHING
 
     def _make_room(self, row: int, spare: int | None = None) -> None:
-        """Row `row` may be overwritten: the remains used longest ago are given up, never those of `spare`."""
+        """Make row `row` free for overwriting: the keys used longest ago are given up, never those of `spare`."""
         free = [index for index in range(row, self.kv.num_rows) if index != spare] or [row]
         victim = min(free, key=lambda index: self._left[index].tick)
         if victim != row:

@@ -48,7 +48,7 @@ def scaled_logprobs(logits_BV: Tensor, temperatures: Sequence[float]) -> Tensor:
 def draw(
     logits_BV: Tensor, samplings: Sequence[SamplingParams], seeds: Sequence[int], indices: Sequence[int], num_top: int
 ) -> Draw:
-    """The next token of each row, with the log-prob it had before top-p, top-k and min-p."""
+    """Draw the next token of each row; return it with its log-prob before top-p, top-k and min-p."""
     logp_BV = scaled_logprobs(logits_BV, [sampling.temperature for sampling in samplings])
     greedy = [sampling.temperature == 0.0 for sampling in samplings]
     if all(greedy):

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 # Below this size a second thread costs more in hand-overs than it computes.
 _ONE_THREAD_PARAMETERS = 20_000_000
-# The worker gives the interpreter up at every tensor operation; the event loop should not keep it for 5 ms.
+# The worker releases the interpreter at every tensor operation; the event loop should not keep it for 5 ms.
 _SWITCH_INTERVAL_S = 0.0005
 
 
@@ -38,7 +38,7 @@ def serve(
     threads: int | None = None,
     weight_version: str = "default",
 ) -> None:
-    """Serves until SIGINT or SIGTERM; raises PartUnavailable where it can't, RuntimeError if the worker dies."""
+    """Serve until SIGINT or SIGTERM; raises PartUnavailable where it can't, RuntimeError if the worker dies."""
     # transformers and OpenMP start with as many threads as there are cores; until the size is known, one will do.
     torch.set_num_threads(threads or 1)
     model = RowModel(model_path)
@@ -97,7 +97,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _decoder(model_path: str) -> Decode | None:
-    """Text of token ids, special tokens included; None where the model folder has no tokenizer."""
+    """Return a function from token ids to text, special tokens included; None: the folder has no tokenizer."""
     file = Path(model_path) / "tokenizer.json"
     if not file.is_file():
         return None

@@ -12,11 +12,11 @@ from torch import Tensor
 from clawstream.events import Shaping
 from clawstream.local.engine.job import Job
 
-_LEAST = 1e-30  # a repetition penalty nearer to 0 would make logits that are no numbers
+_LEAST = 1e-30  # a smaller repetition penalty would make logits that are not finite
 
 
 def shaped(logits_BV: Tensor, jobs: Sequence[Job]) -> Tensor:
-    """The logits of each job's next token as its request shapes them; others' rows are as they were."""
+    """Return the logits of each job's next token as its request shapes them; rows of other jobs are unchanged."""
     if all(job.call.request.sampling.shaping is None for job in jobs):
         return logits_BV
     logits_BV = logits_BV.float().clone()

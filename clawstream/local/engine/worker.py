@@ -41,26 +41,26 @@ class EngineWorker:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """The thread takes commands."""
+        """Start the thread, which then takes commands."""
         self._thread.start()
 
     def stop(self) -> None:
-        """The thread has ended; running requests are aborted."""
+        """Abort running requests and end the thread."""
         self._commands.put(None)
         self._thread.join()
 
     def post(self, command: Command) -> None:
-        """The command runs between two steps, after those posted before it."""
+        """Queue the command; it runs between two steps, after those posted before it."""
         self._commands.put(command)
 
     async def call(self, function: Callable[[Core], Result]) -> Result:
-        """The function's result, once it has run between two steps."""
+        """Run the function between two steps and return its result."""
         future: Future[Result] = Future()
 
         def command(core: Core) -> Iterable[Output]:
             try:
                 future.set_result(function(core))
-            except BaseException as error:  # whoever waits is told, and the worker ends as it would have
+            except BaseException as error:  # the waiting caller gets the error, and the worker ends as it would have
                 future.set_exception(error)
                 raise
             return ()
@@ -69,7 +69,7 @@ class EngineWorker:
         return await asyncio.wrap_future(future)
 
     async def pause(self, *, retract: bool) -> None:
-        """No step runs until `resume`."""
+        """Run no step until `resume`."""
 
         def stop_stepping(core: Core) -> None:
             self._paused = True
@@ -79,7 +79,7 @@ class EngineWorker:
         await self.call(stop_stepping)
 
     async def resume(self) -> None:
-        """Steps run again."""
+        """Let steps run again."""
 
         def step_again(_core: Core) -> None:
             self._paused = False
@@ -99,7 +99,7 @@ class EngineWorker:
             self._loop.call_soon_threadsafe(self._on_end)
 
     def _obey(self) -> bool:
-        """Runs what is queued, waiting for a command when there is nothing to compute; False after `stop`."""
+        """Run the queued commands; wait for one when there is nothing to compute. False after `stop`."""
         block = self._paused or not self._core.busy
         while True:
             try:

@@ -25,25 +25,25 @@ _ASKED_WITHIN_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who a server runs as: the programs before its own that make it so, and whose its files have to be."""
+    """The account of a server: the command prefix that makes it run so, and the owner that its files need."""
 
     prefix: tuple[str, ...] = ()
-    owner_id: int | None = None  # None: files are ours as they are
-    is_root: bool = False  # outside of its namespace, so no folder is closed to it
+    owner_id: int | None = None  # None: files keep their owner
+    is_root: bool = False  # seen from outside its namespace, so no folder is closed to it
 
     def command(self, command: Sequence[str]) -> list[str]:
         """Return `command`, to be run by this identity."""
         return [*self.prefix, *command]
 
     def give(self, path: Path) -> None:
-        """Let `path`, with all below it, be owned by it."""
+        """Make this identity the owner of `path` and everything below it."""
         if self.owner_id is None or path.lstat().st_uid == self.owner_id:
             return
-        for entry in (*path.rglob("*"), path):  # the folder last: one that is half given is given again
+        for entry in (*path.rglob("*"), path):  # the folder last: a half given one is given again
             os.chown(entry, self.owner_id, _group(self.owner_id), follow_symlinks=False)
 
     def reachable(self, programs: Path) -> Path:
-        """Return where this identity can run what is in `programs`, a folder of a package's; copied if need be."""
+        """Return a folder where this identity can run the `programs` of a package; they are copied if need be."""
         if self.owner_id is None or self.is_root or not _closed(programs / "bin"):
             return programs
         package = programs.parent
@@ -56,7 +56,7 @@ class Identity:
             for entry in (draft, *draft.rglob("*")):
                 _open(entry)
             SHARED_PROGRAMS.chmod(0o755)
-            shutil.rmtree(copy, ignore_errors=True)  # closed to who is to run it, so nobody does
+            shutil.rmtree(copy, ignore_errors=True)  # closed to the account that is to run it, so it is never used
             draft.rename(copy)
         if _closed(copied / "bin"):
             raise PartUnavailable(
@@ -68,9 +68,9 @@ class Identity:
 
 
 def identity_for(data: Path) -> Identity:
-    """Return who serves `data`: we, or where we are root and that is refused, somebody with no other files.
+    """Return the identity that serves `data`: ours, or where root is refused, one that owns no other files.
 
-    Raises PartUnavailable if `data` is somebody else's and we can't become them, or a program for that is missing.
+    Raises PartUnavailable if another user owns `data` and we can't become that user, or lack a program for it.
     """
     owner_id = data.stat().st_uid if data.exists() else None
     if os.geteuid() != 0:
@@ -91,7 +91,7 @@ def identity_for(data: Path) -> Identity:
 
 
 def named(identity: Identity, data: Path) -> Identity:
-    """Return who makes the cluster `data` for `identity`: initdb wants an account that has a name."""
+    """Return the identity that makes the cluster `data` for `identity`: initdb wants an account with a name."""
     if identity.owner_id is None or identity.is_root or _has_account(identity.owner_id):
         return identity
     return _as_user(_nobody_id(), data)
@@ -136,13 +136,13 @@ def _group(user_id: int) -> int:
 
 
 def _open(entry: Path) -> None:
-    """Let others read what its owner may read, and run what its owner may run, whatever the umask is."""
+    """Let others read and run whatever the owner may, whatever the umask is."""
     if not entry.is_symlink():
         mode = stat.S_IMODE(entry.stat().st_mode)
         entry.chmod(mode | (mode & 0o500) >> 3 | (mode & 0o500) >> 6)
 
 
 def _closed(folder: Path) -> bool:
-    """Whether other users can't get to `folder`, or not into it."""
+    """Whether other users can't reach `folder`, or can't enter it."""
     ways = (folder.absolute(), *folder.absolute().parents)
     return any(not way.stat().st_mode & stat.S_IXOTH for way in ways)

@@ -20,18 +20,18 @@ CLAIM_WITHIN_S = 30.0  # a server whose owner was killed needs a moment to end
 
 
 def data_folder(name: str) -> Path:
-    """Where `name` is kept between runs."""
+    """The folder in which `name` is kept between runs."""
     return Path(platformdirs.user_data_dir("clawstream")) / name
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept; nothing is lost when it is deleted."""
+    """The folder for downloads; deleting it loses nothing."""
     return Path(platformdirs.user_cache_dir("clawstream"))
 
 
 @contextmanager
 def claimed(folder: Path, *, fresh: bool = False, within_s: float = CLAIM_WITHIN_S) -> Iterator[int]:
-    """Have `folder` for one server, emptied if `fresh`; yield the descriptor of its lock.
+    """Claim `folder` for one server, emptied if `fresh`; yield the descriptor of its lock.
 
     The claim lasts while any process holds that descriptor: hand it to the server's process before the block ends.
     """
@@ -50,12 +50,12 @@ def claimed(folder: Path, *, fresh: bool = False, within_s: float = CLAIM_WITHIN
 
 
 def publish(folder: Path, address: str) -> None:
-    """Let `address_in` find the server that claimed `folder`; for this user's eyes, as it may hold a password."""
+    """Let `address_in` find the server that claimed `folder`; only this user can read it, as it may hold a password."""
     write_private(folder / _ADDRESS, address)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Let `path` hold `text`, from one moment to the next, for this user's eyes only."""
+    """Write `text` to `path` atomically, readable by this user only."""
     written = path.with_name(f"{path.name}.new")
     written.unlink(missing_ok=True)
     written.touch(mode=0o600)

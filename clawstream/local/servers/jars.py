@@ -40,7 +40,7 @@ _MIRROR = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jar:
-    """One file as it has to be."""
+    """One pinned file."""
 
     coordinates: str  # group:artifact:version
     num_bytes: int
@@ -48,13 +48,13 @@ class Jar:
 
 
 def pinned() -> tuple[Jar, ...]:
-    """Return what the broker needs."""
+    """Return the jars that the broker needs."""
     lines = [line.split() for line in PINS.read_text().splitlines() if not line.startswith("#")]
     return tuple(Jar(coordinates=name, num_bytes=int(size), sha256=sha256) for name, size, sha256 in lines)
 
 
 def java() -> Path:
-    """Return the Java to run: that of JAVA_HOME where it is new enough, else the one that the extra `local` brought.
+    """Return the Java to run: JAVA_HOME's where it is new enough, else the one of the extra `local`.
 
     Raises PartUnavailable where there is none.
     """
@@ -88,7 +88,7 @@ def _java(home: str | None) -> Path:
 
 
 def _version(program: Path) -> int | None:
-    """Return the major version that a Java says it has, as in `openjdk version "17.0.1"`; None: it says none."""
+    """Return the major version that a Java prints, as in `openjdk version "17.0.1"`; None: it prints none."""
     try:
         done = subprocess.run(
             [program, "-version"], capture_output=True, text=True, timeout=_ASKED_WITHIN_S, check=False
@@ -100,9 +100,9 @@ def _version(program: Path) -> int | None:
 
 
 def broker_jars(cache: Path) -> Path:
-    """The folder with the jars below `cache`, fetched if it is not there; shows so on stderr.
+    """Return the folder with the jars below `cache`, fetched if it is missing; progress goes to stderr.
 
-    Raises PartUnavailable, and leaves no folder, where one can't be had or is not the pinned one.
+    Raises PartUnavailable, and leaves no folder, where a jar can't be had or is not the pinned one.
     """
     folder = cache / f"kafka-4.1.0-{hashlib.sha256(PINS.read_bytes()).hexdigest()[:8]}"
     if folder.is_dir():

@@ -34,9 +34,9 @@ READY_WITHIN_S = 90.0
 STOP_WITHIN_S = 15.0
 _LOOK_EVERY_S = 0.02
 _CONFIG = Path(__file__).parent / "broker"
-_CORRELATION = 0x636C6177  # comes back in the reply; a server that is no broker does not say it
+_CORRELATION = 0x636C6177  # comes back in the reply; a server other than a broker does not send it
 _DATA, _NEW_DATA = "data", "data.new"
-_STARTED = "Kafka Server started"  # its last word of a start: it lists itself, and takes requests
+_STARTED = "Kafka Server started"  # its last log line of a start: it lists itself, and takes requests
 # The first compiler only: half the processor time of a start and 35 MB less, for a load that never needs the second.
 _JVM = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
         "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true")  # fmt: skip
@@ -45,9 +45,8 @@ _JVM = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-
 class EmbeddedKafka:
     """A broker on `data_dir`, from `__enter__` to `__exit__` and never longer than this process.
 
-    What it holds is kept between runs; `fresh` empties it first. Only who has the password in its folder is let in,
-    unless it is `open_to_all` on this machine. Raises PartUnavailable with the end of the broker's
-    log if it does not get ready.
+    Its data is kept between runs; `fresh` empties it first. Clients need the password in its folder, unless it is
+    `open_to_all` on this machine. Raises PartUnavailable with the end of the broker's log if it does not get ready.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class EmbeddedKafka:
         return self._server_process.exit_status()
 
     def _format_once(self, command: Sequence[str]) -> None:
-        """A data folder has a cluster id of its own for life; one that was half formatted is formatted again."""
+        """Format the data folder once, with a cluster id of its own; a half formatted one is formatted again."""
         if (self.data_dir / _DATA).is_dir():
             return
         shutil.rmtree(self.data_dir / _NEW_DATA, ignore_errors=True)
@@ -135,7 +134,7 @@ class EmbeddedKafka:
         (self.data_dir / _NEW_DATA).rename(self.data_dir / _DATA)
 
     def _close_once(self, command: Sequence[str]) -> None:
-        """Data of a broker that let everybody in gets a password; for that it is started so once more."""
+        """Give data of a broker without a password one; for that the broker is started once more without it."""
         if self._open_to_all or self._fresh or password_in(self.data_dir) or not (self.data_dir / _DATA).is_dir():
             return
         with EmbeddedKafka(self.data_dir, cache_dir=self._cache_dir, open_to_all=True) as broker:
@@ -164,7 +163,7 @@ class EmbeddedKafka:
 
 
 def new_cluster_id() -> str:
-    """16 bytes in base64, 15 of them random: one that begins with "-" is an option to Kafka's tools, so none does."""
+    """Return 16 bytes in base64, 15 of them random: the first is fixed, as a leading "-" is an option to Kafka's tools."""
     return base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
 
 
@@ -176,7 +175,7 @@ def server_properties(log_dir: str, ports: str) -> str:
 
 
 def _run(command: Sequence[str], words: Sequence[str], folder: Path, what: str) -> None:
-    """Run a tool of Kafka's whose words may hold a secret: by a file, as everybody sees a process's command line."""
+    """Run a tool of Kafka's with arguments in a file: they may be secret, and all users see command lines."""
     told = folder / "told"
     folders.write_private(told, "\n".join(f'"{word}"' for word in words))
     done = subprocess.run(

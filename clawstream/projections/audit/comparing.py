@@ -27,19 +27,19 @@ _SCRATCH_MEMORY = "128MB"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A row that is not as the log says."""
+    """A row that differs from the row that the log gives."""
 
     table: str
     key: str
     what: str  # missing, extra, different
-    column: str | None = None  # the first that differs
+    column: str | None = None  # the first column that differs
     expected: str | None = None  # by the log, cut short; None is NULL
     found: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """Of one table: how many rows were compared, how many differ, and the first of them."""
+    """The result for one table: how many rows were compared, how many differ, and the first differing ones."""
 
     num_rows: int
     num_different: int
@@ -47,28 +47,28 @@ class Differences:
 
 
 class Scratch:
-    """Empty tables like those of the projection; `compare` says how what was put there differs from what is there."""
+    """Empty tables like those of the projection; `compare` reports how rows put there differ from the projection's."""
 
     def __init__(self, cursor: psycopg.Cursor, schema: str) -> None:
         self.cursor = cursor  # sees the projection until `begin`
         self._schema = schema
 
     def begin(self, begins: Mapping[PartitionId, int]) -> None:
-        """Make the tables; rows of records before `begins` are not compared, as the log does not have them any more."""
+        """Make the tables; rows of records before `begins` are not compared, as the log has lost those records."""
         cursor = self.cursor
         for table in COMPARED:
             cursor.execute(_LIKE.format(name=sql.Identifier(table.name), live=self._live(table)))
         cursor.execute("CREATE TEMPORARY TABLE reach (topic text, partition integer, begin bigint) ON COMMIT DROP")
         reach = [(*place, offset) for place, offset in begins.items()]
         cursor.executemany("INSERT INTO reach VALUES (%s, %s, %s)", reach)
-        cursor.execute("SET LOCAL search_path = pg_temp")  # whoever fills tables names them alone
+        cursor.execute("SET LOCAL search_path = pg_temp")  # code that fills tables names them without a schema
 
     def put(self, lines: TableLines) -> None:
-        """Add rows."""
+        """Add rows to the tables."""
         copy(self.cursor, lines)
 
     def complete(self) -> None:
-        """Take that these were all."""
+        """Note that all rows were put."""
         for table in COMPARED:
             key = {"name": sql.Identifier(table.name), "key": _key(table)}
             try:
@@ -80,7 +80,7 @@ class Scratch:
         count_sessions(self.cursor)
 
     def keys(self) -> set[str]:
-        """Return the keys of the records that the projection's rows are of."""
+        """Return the record keys that the projection's rows have."""
         parts = [
             sql.SQL("SELECT {} FROM {}").format(sql.Identifier(key_column(table)), self._live(table))
             for table in COMPARED
@@ -88,7 +88,7 @@ class Scratch:
         return {key for (key,) in self.cursor.execute(sql.SQL(" UNION ").join(parts))}
 
     def without_outcome(self) -> tuple[int, list[str]]:
-        """Return how many answers of main turns nobody said anything of, though a later one or a day came; and some."""
+        """Return how many answers of main turns have no outcome, though a later answer or a day came; and some ids."""
         query = _WITHOUT_OUTCOME.format(
             exchanges=self._live(tables.exchanges),
             turns=self._live(tables.turns),
@@ -98,7 +98,7 @@ class Scratch:
         return len(found), found[:MAX_NAMED]
 
     def compare(self, table: Table, only: Collection[str] | None) -> Differences:
-        """Compare every row, both ways; or those of the records with the keys `only`, as they are stored."""
+        """Compare every row, both ways; with `only`, the rows of records with these keys (as stored)."""
         parts = {
             "key": _key(table),
             "live": self._live(table),
@@ -133,13 +133,13 @@ def scratch(url: str) -> Iterator[Scratch]:
         with engine.connect() as connection:
             driver = connection.connection.driver_connection
             assert isinstance(driver, psycopg.Connection)
-            driver.rollback()  # what the pool asked first
+            driver.rollback()  # end the transaction of the pool's first query
             driver.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             cursor = driver.cursor()
             try:
                 cursor.execute(f"SET LOCAL temp_buffers = '{_SCRATCH_MEMORY}'")
                 names = sql.SQL(", ").join(sql.Identifier(name) for name in tables.metadata.tables)
-                # Before the moment is chosen: the tables that were locked are those that are compared.
+                # Locked before the moment is chosen, so that the locked tables are the compared ones.
                 cursor.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
                 yield Scratch(cursor, live_schema(cursor))
             finally:
@@ -181,7 +181,7 @@ def _record_key(table: Table) -> sql.Identifier:
 
 _LIKE = sql.SQL("CREATE TEMPORARY TABLE {name} (LIKE {live} INCLUDING GENERATED) ON COMMIT DROP")
 _UNIQUE = sql.SQL("ALTER TABLE pg_temp.{name} ADD PRIMARY KEY ({key})")
-# An answer without a later one waits for its reaction. A stage that saw it says so once the session is silent, and
+# An answer without a later one waits for its reaction. The stage settles it once the session is silent, and
 # forgets it after a day.
 _WITHOUT_OUTCOME = sql.SQL("""
     SELECT exchange_id FROM {exchanges} e
@@ -199,7 +199,7 @@ _WITHOUT_OUTCOME = sql.SQL("""
 """)
 
 _COUNT = sql.SQL("SELECT count(*) FROM {made} WHERE {wanted}")
-# *<> compares what is stored, byte for byte, and takes NULL for a value.
+# *<> compares the stored bytes, and takes NULL for a value.
 _DIFFERENT = sql.SQL("""
     SELECT coalesce(l.{key}, m.{key})::text, l.{key} IS NULL, m.{key} IS NULL, {columns}
     FROM (SELECT * FROM {live} WHERE {wanted}) AS l
@@ -231,4 +231,4 @@ def _difference(table: Table, found: Sequence[object]) -> Difference:
                 expected=None if expected is None else str(expected),
                 found=None if there is None else str(there),
             )
-    return Difference(table=table.name, key=str(key), what="different")  # in what its type takes for equal
+    return Difference(table=table.name, key=str(key), what="different")  # bytes differ, values are equal

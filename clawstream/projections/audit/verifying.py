@@ -28,7 +28,7 @@ from clawstream.stream.log import PartitionId, Raw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """How many keys are compared, and what chooses them."""
+    """How many keys are compared, and the seed that chooses them."""
 
     keys: int
     seed: int
@@ -36,38 +36,38 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What was compared and what is not as it should be."""
+    """What was compared, and what is wrong."""
 
     records: int  # read of the log
-    records_chained: int  # of these compared with the chain; others are older than the chain, or its start expired
-    records_set_aside: int  # that have no row, as the projector says; what they would be is not compared
-    records_unread: int | None  # others that can't be read and have no row; None: a sample does not tell
+    records_chained: int  # of these, compared with the chain; the others are older than the chain, or its start expired
+    records_set_aside: int  # set aside by the projector, so without a row; they are not compared
+    records_unread: int | None  # others that can't be read and have no row; None: a sample does not count them
     unchained: Mapping[PartitionId, int]  # partitions without a chain, and how many records of each were read
     breaks: Sequence[Break]
-    rows: int  # made of the log and compared
+    rows: int  # rows made from the log and compared
     rows_differ: int
-    differences: Sequence[Difference]  # the first of each table
-    expired: Mapping[PartitionId, int]  # where the log has lost its beginning: the first offset that it has
-    keys: int | None  # compared; None: all
+    differences: Sequence[Difference]  # the first differences of each table
+    expired: Mapping[PartitionId, int]  # where the log has lost its beginning: its first offset
+    keys: int | None  # keys compared; None: all
     answers_without_outcome: int  # neither paired nor orphaned, and not the newest of their sessions, or silent a day
     without_outcome: Sequence[str]  # the first of these
-    overruled: Sequence[Overruled]  # recorded offsets that a person had rebuilds not follow, the oldest first
+    overruled: Sequence[Overruled]  # recorded offsets that a rebuild overruled at a person's word, the oldest first
 
     @property
     def chain_ok(self) -> bool | None:
-        """Whether every record is the one that was projected; None: no record could be compared."""
+        """Whether every record compared is the one that was projected; None: none could be compared."""
         if self.breaks:
             return False
         return None if self.records and not self.records_chained else True
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong, and no partition that was projected is without a chain."""
+        """Whether nothing is wrong, and every projected partition has a chain."""
         return not self.breaks and not self.unchained and self.rows_differ == 0
 
     @property
     def verdict(self) -> str:
-        """What is wrong, and what to do, for a person; it is read where `ok` is false."""
+        """What is wrong, and what to do, in words for a person; used where `ok` is false."""
         wrong = [f"{len(self.breaks)} breaks of the hash chain"] if self.breaks else []
         wrong += [f"{self.rows_differ} rows differ"] if self.rows_differ else []
         if wrong:
@@ -106,10 +106,10 @@ class Audit:
 
 
 async def verify(url: str, log: ReplayedLog, *, sample: Sample | None, tell: Tell) -> Audit:
-    """Compare chain and rows with the log up to the offsets on record; the database is left as it was.
+    """Compare chain and rows with the log up to the recorded offsets; the database is left as it was.
 
-    With `sample` the chain is compared whole, and the rows of some keys. Raises DatabaseMismatch where the database is
-    of another log or revision.
+    With `sample` the whole chain is compared, but only the rows of some keys. Raises DatabaseMismatch where the
+    database belongs to another log or revision.
     """
     async with on_a_thread(scratch(url)) as beside:
         return await _verify(beside, log, sample, tell)
@@ -163,7 +163,7 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
 
 
 class _LogReading:
-    """What is known while the log is read; blocking."""
+    """The state while the log is read; its methods block."""
 
     def __init__(
         self, beside: Scratch, begins: Mapping[PartitionId, int], ends: Mapping[PartitionId, int], sample: Sample | None
@@ -256,7 +256,7 @@ class _Choice:
 
 
 def _stored_key(record: Raw) -> str | None:
-    """Return the key as rows have it; None: it is not one of ours, and its record has no row."""
+    """Return the key as rows store it; None: it is not one of ours, so its record has no row."""
     try:
         return indexable((record.key or b"").decode("utf-8", "surrogatepass"))
     except UnicodeDecodeError:

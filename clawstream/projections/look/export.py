@@ -28,7 +28,7 @@ _JSON_OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
 class FileFormat(StrEnum):
-    """What kind of file."""
+    """The format of the files."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
@@ -81,7 +81,7 @@ _SAMPLES = """
     FROM samples
     ORDER BY session_id, source_partition, source_offset
 """
-# A judgement needs a judge; who is taught by thumbs alone has these.
+# A judgement needs a judge; a policy taught by thumbs alone has these.
 _FEEDBACK = """
     SELECT f.session_id, f.turn_id, f.feedback_id, f.source, f.key_name, f.score, f.text,
         last_user_text(request_messages(f.turn_id)) AS request,
@@ -162,7 +162,7 @@ def export(url: str, folder: Path, *, form: FileFormat) -> dict[str, int]:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """Yield a path to write to; what is written there gets the name `path` if all went well."""
+    """Yield a path to write to; that file gets the name `path` if the block ends without an error."""
     part = path.with_name(f"{path.name}.part")
     try:
         yield part

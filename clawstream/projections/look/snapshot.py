@@ -15,22 +15,22 @@ from clawstream.projections.look.summaries import printable
 
 
 class Json(str):
-    """JSON as its text: it may be nested deeper than parsers go, and whoever prints it needs no more."""
+    """JSON as its text: it may be nested too deep for parsers, and the text is enough for printing."""
 
     __slots__ = ()
 
 
 class _JsonLoader(Loader):
     def load(self, data: Buffer) -> Json:
-        """Take it as it is."""
+        """Return the JSON's text unchanged."""
         return Json(bytes(data).decode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryResult:
-    """What a query gives: its columns, known before there is a row, and the rows as they arrive."""
+    """A query's result: its columns, known before the first row, and the rows as they arrive."""
 
-    names: tuple[str, ...]  # made different where two are alike
+    names: tuple[str, ...]  # made unique where two are alike
     type_oids: tuple[int, ...]
     rows: Iterator[tuple[object, ...]]
 
@@ -59,7 +59,7 @@ def ask(cursor: psycopg.Cursor, query: str) -> Iterator[QueryResult]:
 
 @contextmanager
 def snapshot(url: str, *, timeout_s: float) -> Iterator[psycopg.Cursor]:
-    """Yield a cursor of the account that reads alone, which sees one moment; each statement has `timeout_s`.
+    """Yield a cursor of the read-only account, which sees one moment; each statement may take `timeout_s`.
 
     The errors are those of `database.looking`, and OperatorError with Postgres's own words where a statement fails.
     """
@@ -71,7 +71,7 @@ def snapshot(url: str, *, timeout_s: float) -> Iterator[psycopg.Cursor]:
             driver.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             driver.read_only = True
             cursor = driver.cursor()
-            # Before the moment is chosen: a rebuild then waits with its other tables until this has ended.
+            # Locked before the moment is chosen: a rebuild then waits with its swap until this has ended.
             cursor.execute("LOCK TABLE offsets IN ACCESS SHARE MODE")
             for name in ("json", "jsonb"):
                 cursor.adapters.register_loader(name, _JsonLoader)

@@ -25,7 +25,7 @@ from clawstream.projections.look.summaries import printable, printable_json
 
 TIMEOUT_S = 60.0
 MAX_TABLE_ROWS = 1000
-_OF_FORMULAS = tuple("=+-@\t\n\uff1d\uff0b\uff0d\uff20")  # the last are the first in full width
+_OF_FORMULAS = tuple("=+-@\t\n\uff1d\uff0b\uff0d\uff20")  # the last of these are the first in full width
 _NUMBER = re.compile(r"[+-]?[0-9]{1,300}(?:\.[0-9]{0,300})?(?:[eE][+-]?[0-9]{1,3})?")
 
 
@@ -38,19 +38,19 @@ class RowFormat(StrEnum):
 
 
 def print_query(url: str, query: str, *, form: RowFormat, out: TextIO, timeout_s: float = TIMEOUT_S) -> None:
-    """Print what `query` finds; the errors are those of `snapshot`."""
+    """Print the result of `query`; the errors are those of `snapshot`."""
     with snapshot(url, timeout_s=timeout_s) as cursor, ask(cursor, query) as answer:
         _PRINT[form](answer, out)
 
 
 def rows_of(url: str, query: str, *, timeout_s: float = TIMEOUT_S) -> list[dict[str, object]]:
-    """Return what `query` finds, by column, JSON as its text; the errors are those of `snapshot`."""
+    """Return the rows of `query`, by column, JSON as its text; the errors are those of `snapshot`."""
     with snapshot(url, timeout_s=timeout_s) as cursor, ask(cursor, query) as answer:
         return [dict(zip(answer.names, row, strict=True)) for row in answer.rows]
 
 
 def as_json(value: object) -> object:
-    """Return what orjson does not know as something that it does; for its `default`."""
+    """Return a value that orjson does not know in a form that it knows; for its `default`."""
     if isinstance(value, Json):
         return orjson.Fragment(value.encode())
     if isinstance(value, str):
@@ -104,7 +104,7 @@ def _short(value: object) -> str | None:
 
 
 def _csv_cell(value: object) -> str | None:
-    """A cell that no spreadsheet takes for a formula: where it would, an apostrophe goes before it."""
+    """A cell that no spreadsheet takes for a formula: an apostrophe is put before one that it would."""
     cell = _cell(value)
     if cell is None:
         return None

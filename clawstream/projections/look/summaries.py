@@ -46,7 +46,7 @@ _OWN_BLOCK = '"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>'  # a message of the client
 
 
 def line(event: Event) -> str:
-    """Return what the event says, in one line without control characters."""
+    """Return a summary of the event, in one line without control characters."""
     return printable(
         _exchange(event)
         or _judging(event)
@@ -59,7 +59,7 @@ def line(event: Event) -> str:
 
 
 def printable(text: str, *, kept: str = "") -> str:
-    """Return `text` with what a terminal would obey, or can't show, written as an escape; but for those in `kept`."""
+    """Return `text` with characters that a terminal obeys, or can't show, as escapes, except those in `kept`."""
     if text.isprintable():
         return text
     return "".join(
@@ -68,14 +68,14 @@ def printable(text: str, *, kept: str = "") -> str:
 
 
 def printable_json(text: str) -> str:
-    """Return JSON of the same value as the JSON in `text`, which holds nothing that a terminal would obey."""
+    """Return JSON of the same value as `text`, without characters that a terminal would obey."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
 
 
 def as_dict(record: Record) -> dict[str, object]:
-    """Return the record as plain values; JSON that the event holds is JSON here."""
+    """Return the record as plain values; JSON in the event stays JSON here."""
     return {
         "topic": record.topic,
         "partition": record.partition,

@@ -20,13 +20,13 @@ _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class FollowedLog(Protocol):
-    """What tail needs of a log."""
+    """The part of a log that tail needs."""
 
     def follow(self, topics: Sequence[str], start: Start = "earliest") -> AsyncIterator[Sequence[Arrived]]:
-        """Yield what is on the topics and what comes."""
+        """Yield the records on the topics, then what arrives."""
 
     def replay(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
-        """Yield each partition's records from the first offset up to and without the second, in order."""
+        """Yield each partition's records from the first offset up to but not including the second, in order."""
 
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]:
         """Return the offset that each partition's next record will have."""
@@ -37,16 +37,16 @@ class FollowedLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailOptions:
-    """What to show."""
+    """Which records to show."""
 
     topic: str  # whole
-    session_id: str | None = None  # the record key, so a policy's id does too; None: all
+    session_id: str | None = None  # the record key, so a policy's id works too; None: all
     start: Start = "latest"
     until_end: bool = False
 
 
 def wanted(topic: str, *, session_id: str | None, since: str | None, until_end: bool, now_ms: int) -> TailOptions:
-    """Return what the words of a command line ask for; raises OperatorError for words that it can't read.
+    """Return the options that a command line's words ask for; raises OperatorError for words that it can't read.
 
     `topic` may be short ("turns"). Without `since` it begins now, or at the earliest record where it ends at the end.
     """
@@ -57,7 +57,7 @@ def wanted(topic: str, *, session_id: str | None, since: str | None, until_end: 
 
 
 def start_ms(since: str, now_ms: int) -> int:
-    """Return the time that "90s", "5m", "2h", "1d" (before `now_ms`) or an ISO time means, in ms since the epoch."""
+    """Return the time meant by "90s", "5m", "2h", "1d" (before `now_ms`) or an ISO time, in ms since the epoch."""
     ago = _AGO.fullmatch(since)
     if ago is not None:
         return now_ms - int(ago[1]) * _UNIT_MS[ago[2]]
@@ -74,7 +74,7 @@ def start_ms(since: str, now_ms: int) -> int:
 async def tail(log: FollowedLog, what: TailOptions, *, as_json: bool, out: TextIO) -> None:
     """Print each record once until cancelled or, with `until_end`, where the topic ends.
 
-    What is there is printed in the order of time, what comes as it comes.
+    Existing records are printed in order of time, later ones as they arrive.
     """
     ends = await log.end_offsets([what.topic])
     starts = await log.offsets_at([what.topic], what.start) if what.start != "latest" else ends
@@ -95,12 +95,12 @@ async def tail(log: FollowedLog, what: TailOptions, *, as_json: bool, out: TextI
 async def in_time_order(
     batches: AsyncGenerator[Sequence[Arrived], None], ranges: Mapping[PartitionId, tuple[int, int]]
 ) -> AsyncGenerator[Arrived, None]:
-    """Yield what `batches` have of the ranges, those of one partition in their order, else the older one first.
+    """Yield the records of `batches` in the ranges: in order within a partition, else the older one first.
 
-    What of a partition comes later than others' is waited for, so at worst all is held until the batches end.
+    Records of a slower partition are waited for, so at worst all records are held until the batches end.
     """
     held = {place: deque[Arrived]() for place in ranges}
-    pending = set(ranges)  # may still have an older one than all that are held
+    pending = set(ranges)  # partitions that may still have an older record than all held ones
     async with aclosing(batches):
         async for arrivals in batches:
             for arrived in arrivals:
@@ -126,7 +126,7 @@ def _show(arrived: Arrived, what: TailOptions, *, as_json: bool, out: TextIO) ->
 
 
 def as_line(record: Record) -> str:
-    """Return time, event, key and what it says."""
+    """Return a line with time, event, key and summary."""
     name = type(record.event).__name__
     return f"{_time(record.timestamp_ms)}  {name:<17}  {printable(record.key)}  {line(record.event)}"
 

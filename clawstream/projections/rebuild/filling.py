@@ -29,12 +29,12 @@ def copy(cursor: psycopg.Cursor, lines: TableLines) -> None:
 
 
 def keep_the_first(cursor: psycopg.Cursor, table: Table) -> None:
-    """Delete every row of an event but that of its first record."""
+    """Delete every row of an event but the one of its first record."""
     cursor.execute(_KEEP_THE_FIRST.format(table=sql.Identifier(table.name)))
 
 
 def links_of(batch: RawBatch) -> list[Link]:
-    """Return what the chain takes of the records."""
+    """Return the records' links for the chain."""
     return [Link(raw.offset, digest_of(raw)) for raw in batch.records]
 
 
@@ -42,7 +42,7 @@ class Chaining:
     """The chains of partitions that are read from their beginning, and the blocks that are not written yet."""
 
     def __init__(self) -> None:
-        self._open: dict[PartitionId, ChainBlock] = {}  # the last of each
+        self._open: dict[PartitionId, ChainBlock] = {}  # the last block of each
         self._whole: list[tuple[PartitionId, ChainBlock]] = []
         self._begins: dict[PartitionId, int] = {}
 
@@ -63,7 +63,7 @@ class Chaining:
             self._open[place] = before
 
     def write(self, cursor: psycopg.Cursor, *, rest: bool) -> None:
-        """Write the blocks that are whole, and with `rest` those that are not."""
+        """Write the blocks that are whole; with `rest`, also those that are not."""
         found = self._whole + (list(self._open.items()) if rest else [])
         self._whole = []
         with cursor.copy(
@@ -73,7 +73,7 @@ class Chaining:
                 copying.write_row((*place, block.number, block.next_offset, block.chain, block.marks))
 
     def write_progress(self, cursor: psycopg.Cursor, ends: Mapping[PartitionId, int]) -> None:
-        """Write that the partitions were read up to `ends`."""
+        """Record that the partitions were read up to `ends`."""
         cursor.executemany(
             _BOOK,
             [
@@ -93,7 +93,7 @@ class Filling:
         cursor.execute(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(sql.Identifier(one.name) for one in FACTS)))
 
     def take(self, batches: Sequence[RawBatch], lines: TableLines | None) -> None:
-        """Add the rows of the next records of some partitions, and what the chain takes of them."""
+        """Add the rows of the next records of some partitions, and their links for the chain."""
         assert lines is not None, "rows are made of every record"
         copy(self._cursor, lines)
         self.num_unread += len(lines.unread)
@@ -101,14 +101,14 @@ class Filling:
         self._chaining.write(self._cursor, rest=False)
 
     def finish(self, ends: Mapping[PartitionId, int]) -> None:
-        """Write that all was read up to `ends`."""
+        """Record that all was read up to `ends`."""
         self._chaining.write(self._cursor, rest=True)
         self._chaining.write_progress(self._cursor, ends)
 
 
 @contextmanager
 def filling(building: Engine) -> Iterator[Filling]:
-    """Yield what fills the tables; they have it when the block ends without an error."""
+    """Yield a `Filling`; the tables hold its rows once the block ends without an error."""
     connection = building.raw_connection()
     try:
         driver = connection.driver_connection

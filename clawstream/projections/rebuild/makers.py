@@ -18,8 +18,8 @@ from clawstream.projections.write.lines import RowRecords, TableLines, lines
 
 Make = Callable[[RowRecords], Awaitable[TableLines]]
 
-FEW_RECORDS = 20_000  # of which the lines are made sooner than a process has started
-MOST_PROCESSES = 4  # more would wait for the one that reads the log for them
+FEW_RECORDS = 20_000  # a process takes longer to start than to make the lines of so few records
+MOST_PROCESSES = 4  # more would wait for the process that reads the log for them
 _JOIN_S = 10.0
 
 
@@ -31,7 +31,7 @@ def num_processes() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Makers:
-    """What makes lines, and how many processes do."""
+    """The function that makes lines, and how many processes it uses."""
 
     make: Make
     processes: int
@@ -39,9 +39,9 @@ class Makers:
 
 @asynccontextmanager
 async def makers(num_records: int) -> AsyncIterator[Makers]:
-    """Yield what makes lines, of about so many records in all: in processes, or on a thread of ours for a few.
+    """Yield the function that makes lines of about `num_records` records: in processes, or for few records on a thread.
 
-    It raises PartUnavailable where a process ended before its work was done.
+    That function raises PartUnavailable where a process ended before its work was done.
     """
     if num_records < FEW_RECORDS:
         yield Makers(make=lambda told: asyncio.to_thread(lines, told), processes=0)
@@ -97,9 +97,9 @@ class _Maker:
 
 
 def _serve(told: "Connection[TableLines, RowRecords]") -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches whoever started us, who ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the process that started this one, which ends it
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)  # rows are trees of tuples and texts; next to nothing is a cycle
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # whoever started us is gone
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the process that started this one is gone
         while True:
             told.send(lines(told.recv()))

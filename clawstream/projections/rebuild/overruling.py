@@ -13,7 +13,7 @@ from clawstream.stream.log import PartitionId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overruled:
-    """What the recorded offsets said of a partition, and what stands there in place of it."""
+    """What the recorded offsets said of a partition, and what replaced them."""
 
     place: PartitionId
     at: datetime
@@ -41,23 +41,23 @@ def overrule(
     made: Mapping[PartitionId, PartitionClaim],
     kept_schema: str,
 ) -> None:
-    """Put what was made in place of these recorded offsets, and note what they said."""
+    """Replace these recorded offsets by those of the rebuilt tables, and note the old ones."""
     for place, progress in progress_of.items():
         end, chain = made[place].next_offset, made[place].chain
         cursor.execute(_NOTED, (*place, progress.next_offset, progress.chain, end, chain, kept_schema))
-        # Other records will stand there, and have rows and commits of their own.
+        # Other records will take these offsets, with rows and commits of their own.
         cursor.execute(_UNCOMMITTED, (*place, end))
         cursor.execute(_NOT_SET_ASIDE, (*place, end))
         cursor.execute(_SET, (end, *place))
 
 
 def fence(cursor: psycopg.Cursor, places: Iterable[PartitionId]) -> None:
-    """Let no projector that goes on from the chain that was there write these; it claims them again, and reads this."""
+    """Keep projectors that go on from the old chain from writing these partitions; they claim them again first."""
     cursor.executemany("UPDATE offsets SET epoch = epoch + 1 WHERE topic = %s AND partition = %s", list(places))
 
 
 def overruled_of(cursor: psycopg.Cursor) -> list[Overruled]:
-    """Return all that was ever overruled, the oldest first."""
+    """Return every entry that was ever overruled, the oldest first."""
     return [
         Overruled(
             place=PartitionId(topic, partition),

@@ -35,8 +35,8 @@ from clawstream.projections.write.writer import PartitionClaim, TableWriter
 from clawstream.stream.ends import past_the_end
 from clawstream.stream.log import Arrived, PartitionId, Undecodable
 
-_BUILD_LOCK = 0x636C6178  # any number that no other program on this database takes
-HELD_RECORDS = 2000  # as many as the projector is kept waiting for, unless it is as fast as we are
+_BUILD_LOCK = 0x636C6178  # an arbitrary lock number that no other program on this database uses
+HELD_RECORDS = 2000  # the projector is kept waiting for at most so many, unless it reads as fast as we do
 SWAP_TRIES = 600
 SWAP_AGAIN_S = 0.5
 _IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected)
@@ -44,24 +44,24 @@ _IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """What was made."""
+    """The result of a rebuild."""
 
     records: int
-    records_set_aside: int  # that have no row, as the projector says
+    records_set_aside: int  # set aside by the projector, so without a row
     records_unread: int  # others that can't be read and have no row
-    processes: int  # that made rows, beside this one
+    processes: int  # processes that made rows, beside this one
     seconds: Mapping[str, float]  # by phase
-    kept_schema: str | None  # where the old tables are; None: they are gone
+    kept_schema: str | None  # the schema of the old tables; None: they are dropped
     kept_because: str | None
     overruled: Sequence[
         str
-    ]  # partitions whose recorded offsets were not followed; the table of that name says what they said
-    fenced: Sequence[str]  # that a projector which runs has to claim again, and does
+    ]  # partitions whose recorded offsets were not followed; the table `overruled` keeps the old ones
+    fenced: Sequence[str]  # partitions that a running projector has to claim again, which it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What the projector has read, and which records of that have no row, as they are set aside."""
+    """What the projector has read, and which of those records have no row, being set aside."""
 
     progress_of: Mapping[PartitionId, PartitionProgress]
     left_out: LeftOut
@@ -70,12 +70,12 @@ class Recorded:
 async def rebuild(
     url: str, log: ReplayedLog, *, keep: bool, forget_expired: bool, trust_log: bool = False, tell: Tell
 ) -> Rebuilt:
-    """Make the tables anew and swap them in; without `keep` the old ones are dropped.
+    """Make the tables again and swap them in; without `keep` the old ones are dropped.
 
     Raises OperatorError, with the tables as they were, where another rebuild runs, where the log has lost records that
-    the tables have and `forget_expired` does not allow for that, or where the log is not what was projected. With
-    `trust_log` that is no error: the new tables are of the log as it is, the old ones are kept, and what their recorded
-    offsets said of it is noted.
+    the tables have and `forget_expired` does not allow for that, or where the log is not the one that was projected.
+    With `trust_log` the last is no error: the new tables follow the log as it is, the old ones are kept, and their
+    recorded offsets are noted.
     """
     engine = database.connect(url, application="clawstream rebuild")
     building = database.connect(url, application="clawstream rebuild", schema=BUILDING)
@@ -144,7 +144,7 @@ class _Build:
         self._claims: dict[PartitionId, PartitionClaim] = {}
         self._trust_log = trust_log
         self._begins: dict[PartitionId, int] = {}
-        self._cut: dict[PartitionId, int] = {}  # the log's end where the recorded offsets go further
+        self._cut: dict[PartitionId, int] = {}  # the log's end, where the recorded offsets lie beyond it
         self._filled: Sequence[PartitionId] = ()
         self._left_out: LeftOut = {}
         self.records = 0
@@ -162,7 +162,7 @@ class _Build:
 
     @property
     def num_left_out(self) -> int:
-        """How many records have no row as they are set aside."""
+        """How many records have no row, being set aside."""
         return sum(map(len, self._left_out.values()))
 
     def recorded(self) -> Recorded:
@@ -171,7 +171,7 @@ class _Build:
             return _without(_recorded(cursor), self._cut)
 
     async def begin(self, recorded: Recorded, *, forget_expired: bool) -> Recorded:
-        """Refuse a log that the tables can't be made of; return what of the records is to be read."""
+        """Refuse a log that the tables can't be made from; return which of the recorded records are to be read."""
         ends, self._begins = await asyncio.gather(self._log.end_offsets(TOPICS), self._log.begin_offsets(TOPICS))
         offsets = {place: progress.next_offset for place, progress in recorded.progress_of.items()}
         if not self._trust_log:
@@ -190,7 +190,7 @@ class _Build:
         return recorded
 
     async def fill(self, recorded: Recorded, make: Make) -> None:
-        """Fill the tables, empty and without keys, with all of that."""
+        """Fill the tables, which are empty and without keys, with all recorded records."""
         ranges, left = self._ranges(recorded), self.left(recorded)
         self._left_out = recorded.left_out
         self._filled = list(ranges)
@@ -204,7 +204,7 @@ class _Build:
                 self.num_unread += tables.num_unread
 
     async def make_indexes(self, missing: Sequence[schemas.MissingIndex]) -> None:
-        """Make what rows are merged by and readers need; from here on the tables are as the projector's."""
+        """Make the indexes that merging and readers need; from here on the tables are like the projector's."""
         room = asyncio.Semaphore(num_processes())
         num_made = 0
 
@@ -221,7 +221,7 @@ class _Build:
         self._claims = await asyncio.to_thread(self._writer.claim, self._filled)
 
     async def catch_up(self) -> None:
-        """Read until little is left of what the projector has read, or until it reads as fast as we do."""
+        """Read until little is left of what the projector has read, or until it reads as fast as this rebuild."""
         before = None
         recorded = await asyncio.to_thread(self.recorded)
         await self._use_released(recorded.left_out)
@@ -230,7 +230,7 @@ class _Build:
             before, recorded = left, await asyncio.to_thread(self.recorded)
 
     async def swap_in(self, old: str) -> str:
-        """Let the new tables have the names, and the old ones stand in the schema `old`; return that."""
+        """Give the new tables the names, and move the old ones to the schema `old`; return `old`."""
         for _ in range(SWAP_TRIES):
             try:
                 async with on_a_thread(schemas.projector_held(self._engine)) as cursor:
@@ -253,7 +253,7 @@ class _Build:
         )
 
     def left(self, recorded: Recorded) -> int:
-        """Return how many records of these are not in the tables."""
+        """Return how many of these records are not in the tables yet."""
         return sum(max(0, end - start) for start, end in self._ranges(recorded).values())
 
     def _ranges(self, recorded: Recorded) -> dict[PartitionId, tuple[int, int]]:
@@ -270,7 +270,7 @@ class _Build:
         new = [place for place in recorded.progress_of if place not in self._claims]
         if new:
             self._claims |= await asyncio.to_thread(self._writer.claim, new)
-        # First, so that the rows of each key are made in order: nothing after these was used before they were.
+        # First, so that each key's rows are made in order: these records were used before any later one of their key.
         await self._use_released(recorded.left_out)
         if not left:
             return
@@ -287,7 +287,7 @@ class _Build:
         self.records += done
 
     async def _use_released(self, left_out: LeftOut) -> None:
-        """Make the rows of what was left out and is not any more; what is left out now is known from here on."""
+        """Make the rows of records that are not left out any more; from here on the new `left_out` counts."""
         before, self._left_out = self._left_out, left_out
         for place, offsets in before.items():
             wanted = offsets - left_out.get(place, frozenset())
@@ -318,7 +318,7 @@ class _Build:
             self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
 
     def _settle(self, found: Mapping[PartitionId, PartitionProgress]) -> None:
-        """Say which recorded offsets are wrong, or refuse; and which partitions a projector can't just go on with."""
+        """Find the wrong recorded offsets, or refuse them; find the partitions that a projector has to claim again."""
         other = [place for place, progress in found.items() if self._is_other(place, progress)]
         if other and not self._trust_log:
             first = other[0]
@@ -338,12 +338,12 @@ class _Build:
 
 
 def _recorded(cursor: psycopg.Cursor) -> Recorded:
-    # In this order: of what was read then, less and less is left out.
+    # In this order: of the records read by then, ever fewer are left out.
     return Recorded(progress_of=partition_progress(cursor), left_out=left_out(cursor))
 
 
 def _without(recorded: Recorded, cut: Mapping[PartitionId, int]) -> Recorded:
-    """Return what of that the log has, which ends where `cut` says."""
+    """Return the part of `recorded` that the log still has, which ends where `cut` says."""
     progress_of, left_out = dict(recorded.progress_of), dict(recorded.left_out)
     for place, end in cut.items():
         progress_of[place] = replace(progress_of[place], next_offset=end)

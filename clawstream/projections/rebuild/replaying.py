@@ -15,18 +15,18 @@ T = TypeVar("T")
 RECORDS_AT_ONCE = 4000
 BYTES_AT_ONCE = 16_000_000
 
-Tell = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+Tell = Callable[[str, int, int], None]  # the work's name, how much is done, of how much
 Take = Callable[[Sequence[RawBatch], TableLines | None], None]
 
 
 class ReplayedLog(Protocol):
-    """What reading again needs of a log."""
+    """The part of a log that reading again needs."""
 
     def replay(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
-        """Yield each partition's records from the first offset up to and without the second, in order."""
+        """Yield each partition's records from the first offset up to but not including the second, in order."""
 
     def replay_raw(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield their bytes."""
+        """Yield the bytes of what `replay` yields."""
 
     async def begin_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
         """Return the oldest offset that each partition still has."""
@@ -44,9 +44,9 @@ async def read_again(
     make: Make | None,
     left_out: LeftOut,
 ) -> int:
-    """Give all records of the ranges to `take`, on a thread and in order per partition; return how many there are.
+    """Give all records of the ranges to `take`, on a thread and in order per partition; return their number.
 
-    With `make` it has their lines too, but for those that are left out. `tell` is told how many were taken so far.
+    With `make`, `take` gets their lines too, except of records left out. `tell` gets the number taken so far.
     """
     taken = 0
     wanted = {place: range_ for place, range_ in ranges.items() if range_[0] < range_[1]}

@@ -17,7 +17,7 @@ from clawstream.projections.tables import FACTS, metadata
 from clawstream.projections.write.merge import count_sessions
 
 BUILDING = "clawstream_rebuild"
-HOLD_WITHIN_MS = 10_000  # a batch of the projector's takes less
+HOLD_WITHIN_MS = 10_000  # longer than a batch of the projector takes
 # Readers wait for so long at most, which is less than the second after which Postgres looks for deadlocks: a reader
 # that has a table and waits for one that we have is never the one that it ends.
 SWAP_WITHIN_MS = 800
@@ -52,7 +52,7 @@ def session(engine: Engine) -> Iterator[psycopg.Cursor]:
 
 
 def make_building(engine: Engine) -> None:
-    """Make the schema to build in, empty; what a rebuild that was cut off left there is gone."""
+    """Make the schema to build in, empty; the remains of an interrupted rebuild are dropped."""
     with session(engine) as cursor:
         cursor.execute(f"DROP SCHEMA IF EXISTS {BUILDING} CASCADE")
         cursor.execute(f"CREATE SCHEMA {BUILDING}")
@@ -60,7 +60,7 @@ def make_building(engine: Engine) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingIndex:
-    """An index that was taken away, and how it is made."""
+    """An index that was dropped, and the statement that makes it."""
 
     table: str
     name: str
@@ -91,7 +91,7 @@ def take_indexes_away(building: Engine) -> list[MissingIndex]:
 
 
 def make_index(building: Engine, missing: MissingIndex) -> None:
-    """Make one of them; a table that is to have a key keeps the first row of each."""
+    """Make one of the indexes; before a key is made, its table keeps only the first row of each."""
     with session(building) as cursor:
         cursor.execute(f"SET maintenance_work_mem = '{_INDEX_MEMORY}'")
         try:
@@ -102,7 +102,7 @@ def make_index(building: Engine, missing: MissingIndex) -> None:
 
 
 def complete(building: Engine, made: Sequence[MissingIndex]) -> None:
-    """Let the indexes that are keys be keys, count the sessions, and let the planner know the tables."""
+    """Turn the indexes of keys into keys, count the sessions, and analyze the tables for the planner."""
     with session(building) as cursor:
         for index in made:
             if index.is_key:
@@ -117,9 +117,9 @@ def complete(building: Engine, made: Sequence[MissingIndex]) -> None:
 
 @contextmanager
 def projector_held(engine: Engine) -> Iterator[psycopg.Cursor]:
-    """Yield a cursor in a transaction in which no projector writes, from its recorded offsets on; readers go on.
+    """Yield a cursor in a transaction during which no projector writes or moves its offsets; readers go on.
 
-    What was done in it stands if the block ends without an error, and is undone if not. Raises LockNotAvailable.
+    Its changes are committed if the block ends without an error, else undone. Raises LockNotAvailable.
     """
     with session(engine) as cursor, cursor.connection.transaction():
         cursor.execute(f"SET LOCAL lock_timeout = {HOLD_WITHIN_MS}")
@@ -128,9 +128,9 @@ def projector_held(engine: Engine) -> Iterator[psycopg.Cursor]:
 
 
 def swap(cursor: psycopg.Cursor, old: str) -> None:
-    """Move what has the names to the schema `old`, and what was built to where that was, with the same readers.
+    """Move the tables in use to the schema `old`, and the built ones to their place, with the same readers.
 
-    The recorded offsets go on as they were. Raises QueryCanceled where a query does not let go of a table.
+    The recorded offsets stay as they were. Raises QueryCanceled where a query does not release a table.
     """
     live = live_schema(cursor)
     names = {"live": sql.Identifier(live), "new": sql.Identifier(BUILDING), "old": sql.Identifier(old)}
@@ -151,7 +151,7 @@ def swap(cursor: psycopg.Cursor, old: str) -> None:
 
 
 def dropped(engine: Engine, old: str) -> str | None:
-    """Drop a generation and return None, or leave it as it is and return why: something of others rests on it."""
+    """Drop a generation and return None, or leave it and return why: objects of others depend on it."""
     with session(engine) as cursor:
         cursor.execute(f"SET lock_timeout = {DROP_WITHIN_MS}")
         things = _things(cursor, old)
@@ -166,7 +166,7 @@ def dropped(engine: Engine, old: str) -> str | None:
     return None
 
 
-# When a row could first be read is not on the log.
+# The log does not hold when a row could first be read.
 _BOOKS = (
     sql.SQL("TRUNCATE {new}.commits, {new}.set_aside"),
     sql.SQL("INSERT INTO {new}.set_aside SELECT * FROM {live}.set_aside"),
@@ -179,7 +179,7 @@ _BOOKS = (
     """),
 )
 _MOVE = sql.SQL("ALTER {} {} SET SCHEMA {}")
-# Views before what they are of, as queries take them.
+# Views before their tables, in the order in which queries lock them.
 _THINGS = """
     SELECT CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, relname, NULL, oid
     FROM pg_class WHERE relnamespace = %(schema)s::regnamespace AND relkind IN ('r', 'v')

@@ -30,7 +30,7 @@ _CELL_ENDS = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def to_cell(name: str, kind: object, *, enum: bool) -> ToCell:
-    """Return what makes a cell of a value that is not None, for a column of this name and type."""
+    """Return the function that makes a cell of a value other than None, for a column of this name and type."""
     if enum:
         return attrgetter("value")  # a word of ours
     if isinstance(kind, JSONB):
@@ -43,14 +43,14 @@ def to_cell(name: str, kind: object, *, enum: bool) -> ToCell:
 
 
 def indexable(text: str) -> str:
-    """Return an id as it is stored: itself, or its start and its hash where it is too long for an index."""
+    """Return an id in stored form: itself, or its start and its hash where it is too long for an index."""
     stored = escape(text)
     if len(stored) <= _KEPT_ID_CHARACTERS or len(stored.encode()) <= _MAX_ID_BYTES:
         return stored
     return f"{stored[:_KEPT_ID_CHARACTERS]}{ESCAPE}{hashlib.sha256(stored.encode()).hexdigest()}"
 
 
-@lru_cache(1024)  # a batch of records has one time, as the broker appends it
+@lru_cache(1024)  # the broker gives a batch of records one time
 def time_cell(timestamp_ms: int) -> str:
     """Return a time in ms since the epoch."""
     return (_EPOCH + timedelta(milliseconds=timestamp_ms)).isoformat()
@@ -67,7 +67,7 @@ def _text(text: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether the text is its own cell; most are, and these tests are the quickest that there are."""
+    """Return whether the text is its own cell, as most texts are; these are the quickest tests for that."""
     return text.isascii() and text.isprintable() and "\\" not in text
 
 

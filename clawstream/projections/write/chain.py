@@ -21,7 +21,7 @@ MARK_BYTES = 4
 
 
 class Link(NamedTuple):
-    """What the chain takes of a record."""
+    """The part of a record that the chain takes."""
 
     offset: int
     digest: bytes
@@ -39,22 +39,22 @@ class ChainBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break:
-    """A record that is not what was projected; without an offset, the block's own recorded offsets are wrong."""
+    """A record other than the one that was projected; without an offset, the block's own recorded offsets are wrong."""
 
     place: PartitionId
     first_offset: int
-    end_offset: int  # without it; the next one where a single record is meant
+    end_offset: int  # exclusive; the next offset where a single record is meant
     what: str
 
 
 def seed(place: PartitionId) -> bytes:
-    """Return the chain of a partition of which nothing was read."""
+    """Return the initial chain of a partition."""
     topic, partition = place
     return blake2b(f"{partition} {topic}".encode(), digest_size=CHAIN_BYTES).digest()
 
 
 def blocks(chain: bytes, links: Iterable[Link]) -> list[ChainBlock]:
-    """Return what `links`, ascending, add to the blocks of a partition whose chain was `chain`."""
+    """Return the blocks that `links` (ascending) add to a partition whose chain was `chain`."""
     made = []
     for number, group in groupby(links, key=_block_of):
         marks = bytearray()
@@ -68,7 +68,7 @@ def blocks(chain: bytes, links: Iterable[Link]) -> list[ChainBlock]:
 
 @dataclass(slots=True, kw_only=True)
 class ChainCheck:
-    """Compares the blocks on record with the links of the log, which are told in order; then `finish`."""
+    """Compares the recorded blocks with the log's links: `tell` them in order, then `finish`."""
 
     place: PartitionId
     recorded: deque[ChainBlock]  # that are still to come, ascending
@@ -89,7 +89,7 @@ class ChainCheck:
             self._waiting.append(link)
 
     def finish(self, head: bytes | None) -> None:
-        """Take that these were all; `head` is the chain that the recorded offsets give for the whole partition."""
+        """Note that these were all; `head` is the recorded chain of the whole partition."""
         if self._waiting:
             self._compare(self._waiting)
         while self.recorded:
@@ -113,7 +113,7 @@ class ChainCheck:
             self.chain = read.chain
             return
         block = self.recorded.popleft()
-        self.chain = block.chain  # what follows is compared for itself
+        self.chain = block.chain  # the following blocks are compared by themselves
         if block.chain == read.chain:
             return
         found = _differences(self.place, block, links)

@@ -20,7 +20,7 @@ class RawBatch:
 
 
 class RowRecord(NamedTuple):
-    """What a row needs of a record; as it goes to another process, so its headers are left behind."""
+    """The part of a record that a row needs; headers are left out, since it goes to another process."""
 
     offset: int
     timestamp_ms: int
@@ -29,7 +29,7 @@ class RowRecord(NamedTuple):
 
 
 RowRecords = Sequence[tuple[PartitionId, Sequence[RowRecord]]]
-LeftOut = Mapping[PartitionId, frozenset[int]]  # offsets of records that have no row as they are set aside
+LeftOut = Mapping[PartitionId, frozenset[int]]  # offsets of records that have no row, being set aside
 
 
 class Unread(NamedTuple):
@@ -49,7 +49,7 @@ class TableLines:
 
 
 def row_records(batches: Iterable[RawBatch], left_out: LeftOut) -> RowRecords:
-    """Return what `lines` needs of the batches, without the records that are left out."""
+    """Return the batches' records in the form that `lines` needs, without those left out."""
     return [
         (
             batch.place,

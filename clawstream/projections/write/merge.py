@@ -16,7 +16,7 @@ from clawstream.projections.write.rows import TableRow, columns
 
 
 def merge(cursor: psycopg.Cursor, table: Table, rows: Sequence[TableRow]) -> None:
-    """Insert the rows, in log order, whose events the table does not hold; part of the caller's transaction."""
+    """Insert the rows (in log order) of events that the table does not hold; part of the caller's transaction."""
     statements = _statements(table)
     cursor.execute(statements[0])
     with cursor.copy(statements[1]) as copy:
@@ -25,20 +25,20 @@ def merge(cursor: psycopg.Cursor, table: Table, rows: Sequence[TableRow]) -> Non
 
 
 def count_sessions(cursor: psycopg.Cursor) -> None:
-    """Make all of `sessions`, which is empty, of rows that were not merged but copied."""
+    """Fill the empty table `sessions` from rows that were copied, not merged."""
     for name, counted in sorted(_COUNTED.items()):
         every_row = sql.SQL("SELECT * FROM {}").format(sql.Identifier(name))
         cursor.execute(sql.SQL(counted + _ADDED).format(fresh=every_row, sessions=column_names(tables.sessions)))
 
 
 def column_names(table: Table) -> sql.Composed:
-    """Return the names of the columns that are written, as COPY and INSERT take them."""
+    """Return the names of the written columns, in the form that COPY and INSERT take."""
     return sql.SQL(", ").join(map(sql.Identifier, columns(table)))
 
 
 @cache
 def _statements(table: Table) -> tuple[sql.Composed, sql.Composed, sql.Composed]:
-    """(make the place to copy to, copy, merge)."""
+    """Return the statements that make the temporary table, copy into it, and merge it."""
     names = {
         "table": sql.Identifier(table.name),
         "staging": sql.Identifier(f"staged_{table.name}"),

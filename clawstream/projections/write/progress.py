@@ -46,7 +46,7 @@ def blocks_of(cursor: psycopg.Cursor) -> dict[PartitionId, list[ChainBlock]]:
 
 
 def left_out(cursor: psycopg.Cursor) -> LeftOut:
-    """Return the offsets that were read and have no row as they are set aside, or were discarded."""
+    """Return the offsets of records that were read and have no row, being set aside or discarded."""
     found: defaultdict[PartitionId, set[int]] = defaultdict(set)
     for topic, partition, offset in cursor.execute("SELECT topic, partition, source_offset FROM set_aside"):
         found[PartitionId(topic, partition)].add(offset)
@@ -54,7 +54,7 @@ def left_out(cursor: psycopg.Cursor) -> LeftOut:
 
 
 def waiting(cursor: psycopg.Cursor, group: str) -> list[DeadLetter]:
-    """Return the dead letters of what is set aside and waits, in order per partition."""
+    """Return the waiting dead letters, in order per partition."""
     return [
         DeadLetter(
             id=DeadLetterId(group, topic, partition, offset),

@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 5.0
-LOST_GRACE_S = 60.0  # a rebalance tells a member within that time that a partition is not its own
+LOST_GRACE_S = 60.0  # within this time a rebalance tells a member which partitions it lost
 
 _NOTHING: Mapping[PartitionId, Sequence[DeadLetter]] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
 class Projector:
-    """The partitions that are ours and the writer; one task uses it. The database is waited for until `stop`."""
+    """The partitions that are ours, and the writer; one task uses it. It waits for the database until `stop`."""
 
     def __init__(self, writer: TableWriter, stop: asyncio.Event, *, lost_grace_s: float = LOST_GRACE_S) -> None:
         self._writer = writer
@@ -42,34 +42,34 @@ class Projector:
         self._claims: dict[PartitionId, PartitionClaim] = {}
         self._lost_at_s: dict[PartitionId, float] = {}
         self.overtaken = (
-            False  # a rebuild has made the recorded offsets of partitions of ours anew; `leave`, and claim them again
+            False  # a rebuild has rewritten the recorded offsets of partitions of ours; `leave`, and claim them again
         )
 
     async def claim(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
-        """Own these partitions; return where each is to be read from. Raises TryLater only once `stop` is set."""
+        """Claim these partitions; return where each is to be read from. Raises TryLater only once `stop` is set."""
         claims = await self._until_taken(partial(self._writer.claim, list(places)))
         self.release(claims)
         self._claims |= claims
         return {place: claim.next_offset for place, claim in claims.items()}
 
     def release(self, places: Iterable[PartitionId]) -> None:
-        """Own these partitions no more; what was read of them and not written is somebody else's to read."""
+        """Give these partitions up; records that were read and not written are the next owner's to read."""
         for place in places:
             self._claims.pop(place, None)
             self._lost_at_s.pop(place, None)
 
     def leave(self) -> None:
-        """Own nothing any more; what was read and not written is for whoever claims next, as we may."""
+        """Give all partitions up; records read and not written are the next claimant's, which may be this projector."""
         self._claims.clear()
         self._lost_at_s.clear()
         self.overtaken = False
 
     def positions(self) -> dict[PartitionId, int]:
-        """Return the first offset that is not in the tables, of each partition that is ours."""
+        """Return, for each partition that is ours, the first offset that is not in the tables."""
         return {place: claim.next_offset for place, claim in self._claims.items()}
 
     def missing(self, batches: Iterable[RecordBatch]) -> list[RecordBatch]:
-        """Return what the tables lack of the batches of partitions that are ours."""
+        """Return the records that the tables lack, of partitions that are ours."""
         ours = [(batch, self._claims[batch.place].next_offset) for batch in batches if batch.place in self._claims]
         return [
             replace(batch, records=[record for record in batch.records if record.offset >= start])
@@ -80,8 +80,7 @@ class Projector:
     async def take(
         self, batches: Sequence[RecordBatch], set_aside: Mapping[PartitionId, Sequence[DeadLetter]] = _NOTHING
     ) -> None:
-        """Put what was read of partitions that are ours into the tables, and what of it is set aside into their
-        recorded offsets.
+        """Put the batches' records of our partitions into the tables, and `set_aside` into the tables' own books.
 
         Raises TryLater only once `stop` is set, UnusableRecords as `TableWriter.write` does, and OperatorError where
         somebody else keeps writing a partition that the group says is ours.
@@ -103,7 +102,7 @@ class Projector:
         return await self._until_taken(self._writer.waiting)
 
     async def use(self, place: PartitionId, release: Release) -> bool:
-        """Write what becomes of dead letters of the partition; return whether it was ours to. Raises as `take` does."""
+        """Write the outcome of the partition's dead letters; return whether it was ours. Raises as `take`."""
         claim = self._claims.get(place)
         if claim is None:
             return False
@@ -154,7 +153,7 @@ def _slices(
     claims: Mapping[PartitionId, PartitionClaim],
     set_aside: Mapping[PartitionId, Sequence[DeadLetter]],
 ) -> list[Slice]:
-    """Return what is to be written of the batches; on a thread, since it takes a while."""
+    """Return the slices to write; runs on a thread, since it takes a while."""
     found = []
     for batch in batches:
         dead_letters = set_aside.get(batch.place, ())
@@ -164,7 +163,7 @@ def _slices(
 
 
 def in_batches(records: Iterable[Arrived]) -> list[RecordBatch]:
-    """Return what was read of some partitions by partition."""
+    """Return the records as one batch per partition."""
     placed: defaultdict[PartitionId, list[Arrived]] = defaultdict(list)
     for record in records:
         placed[PartitionId(record.topic, record.partition)].append(record)
@@ -172,7 +171,7 @@ def in_batches(records: Iterable[Arrived]) -> list[RecordBatch]:
 
 
 def slice_of(batch: RecordBatch, claim: PartitionClaim, left_out: Container[int] = ()) -> Slice:
-    """Return what the tables of the claim lack of the batch, without rows of the records at the offsets `left_out`.
+    """Return the slice of the batch that the claim's tables lack, without rows of the records at `left_out`.
 
     Raises UnusableRecords where a record can't be made a row.
     """
@@ -191,7 +190,7 @@ def slice_of(batch: RecordBatch, claim: PartitionClaim, left_out: Container[int]
 
 
 def link_of(record: Arrived) -> Link:
-    """Return what the chain takes of a record; its offset and bytes, whatever they mean."""
+    """Return the record's link for the chain, made of its offset and bytes, whatever they mean."""
     digest = digest_of(record.raw) if isinstance(record, Undecodable) else record.digest
     assert digest is not None, "the record was read from a log"
     return Link(record.offset, digest)

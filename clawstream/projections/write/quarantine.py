@@ -36,21 +36,21 @@ _log = logging.getLogger(__name__)
 
 
 class DeadLetterLog(Protocol):
-    """What is needed of a log."""
+    """The part of a log that is needed."""
 
     async def set_aside(self, dead_letter_id: DeadLetterId, *, error: Exception, attempt: int = 1) -> None:
         """Copy the record to its topic's dead-letter queue, acknowledged."""
 
     async def mark(self, marks: Sequence[DeadLetterMark]) -> None:
-        """Say what became of dead letters, in their queues, acknowledged."""
+        """Write marks into the dead letters' queues, acknowledged."""
 
     def follow_raw(self, topics: Sequence[str], *, until_end: bool = False) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes on the topics from their beginning, and what comes."""
+        """Yield the bytes on the topics from their beginning, then what arrives."""
 
     def replay(
         self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None
     ) -> AsyncGenerator[Sequence[Arrived], None]:
-        """Yield each partition's records of the key from the first offset up to and without the second."""
+        """Yield each partition's records of the key from the first offset up to but not including the second."""
 
 
 class ProjectionQuarantine:
@@ -67,24 +67,24 @@ class ProjectionQuarantine:
         self._assignment: _AssignedDeadLetters | None = None
 
     async def begin(self) -> None:
-        """Follow the queues; what the tables say waits does so, whatever the queues still have of it."""
+        """Follow the queues; a dead letter that waits by the tables waits, even if the queues have lost it."""
         self._assignment = _AssignedDeadLetters(await self._projector.waiting(), self._log)
 
     def end(self) -> None:
-        """Decide nothing more: partitions are being given anew."""
+        """Decide nothing more, as partitions are being reassigned."""
         if self._assignment is not None:
             self._assignment.following.cancel()
         self._assignment = None
 
     async def take(self, batches: Sequence[RecordBatch]) -> None:
-        """Put the batches into the tables, but for what is set aside, which is in its queue then."""
+        """Put the batches into the tables, except records set aside, which are in their queue when this returns."""
         unusable: dict[DeadLetterId, Exception] = {}
         while (dead_letters := await self._dead_letters()) is not None:
             missing = self._projector.missing(batches)
             found = {batch.place: sort_out(batch, dead_letters, unusable) for batch in missing}
             await self._set_aside([one for some in found.values() for one in some])
             if self._is_over(dead_letters):
-                return  # whoever has the partitions now reads these again
+                return  # the partitions' new owner reads these records again
             try:
                 await self._projector.take(
                     missing, {place: [one.dead_letter for one in some] for place, some in found.items()}
@@ -95,7 +95,7 @@ class ProjectionQuarantine:
                 return
 
     async def release(self) -> None:
-        """Use and close what was ruled about, as far as it is known and the tables have come to it."""
+        """Use and close the dead letters that were ruled about, as far as the queues are read and the tables reach."""
         assignment, dead_letters = self._assignment, await self._dead_letters()
         if assignment is None or dead_letters is None:
             return
@@ -108,7 +108,7 @@ class ProjectionQuarantine:
         assignment.settled = state
 
     def _ready(self, dead_letters: KnownDeadLetters) -> list[tuple[PartitionId, list[DeadLetter]]]:
-        """Return what is to be done by partition and key, in the log's order."""
+        """Return the dead letters to use or close, by partition and key, in the log's order."""
         positions = self._projector.positions()
         found: list[tuple[PartitionId, list[DeadLetter]]] = []
         for number in {place.partition for place in positions}:
@@ -121,7 +121,7 @@ class ProjectionQuarantine:
         return found
 
     async def _release(self, dead_letters: KnownDeadLetters, place: PartitionId, ready: Sequence[DeadLetter]) -> bool:
-        """Return whether it was done; False: it is to be tried again, or is somebody else's to do."""
+        """Return whether the dead letters were released; False: try again, or the partition is not ours any more."""
         ready = ready[:RELEASED_AT_ONCE]
         try:
             records = await self._read(place, ready)
@@ -146,7 +146,7 @@ class ProjectionQuarantine:
         ready: Sequence[DeadLetter],
         records: Mapping[int, Arrived],
     ) -> Release | None:
-        """Return what the tables have now; None where the partition is not ours any more."""
+        """Return the release that the tables hold now; None: the partition is not ours any more."""
         unusable: dict[DeadLetterId, Exception] = {}
         while True:
             release = await asyncio.to_thread(released, ready, records, unusable)
@@ -165,7 +165,7 @@ class ProjectionQuarantine:
             return {record.offset: record async for records in there for record in records}
 
     async def _dead_letters(self) -> KnownDeadLetters | None:
-        """Return the dead letters, once all that stood in the queues is known; None: we have no partitions."""
+        """Return the dead letters, once the queues are read to where they ended; None: we have no partitions."""
         assignment = self._assignment
         if assignment is None:
             return None
@@ -178,7 +178,7 @@ class ProjectionQuarantine:
         return self._assignment is None or self._assignment.dead_letters is not dead_letters
 
     async def _set_aside(self, found: Sequence[SetAside]) -> None:
-        """Have the new ones of these in their queues."""
+        """Copy the new ones to their queues."""
         for dead_letter, error in found:
             if error is not None:
                 if dead_letter.reason is not Reason.PARKED:
@@ -204,21 +204,21 @@ class ProjectionQuarantine:
 
 
 class _AssignedDeadLetters:
-    """The dead letters from when partitions are given to us until they are taken away."""
+    """The dead letters during one assignment of partitions to us."""
 
     def __init__(self, waiting: Sequence[DeadLetter], log: DeadLetterLog) -> None:
         self._dead = DeadLetterReader(GROUP, TOPICS, log, retry_s=RETRY_S)
-        self._waiting = waiting  # by the tables; not told to the dead letters yet
+        self._waiting = waiting  # waiting by the tables; not added to `dead_letters` yet
         self.following = asyncio.create_task(self._dead.follow())
         self.settled: tuple[int, dict[PartitionId, int]] | None = None
 
     @property
     def dead_letters(self) -> KnownDeadLetters:
-        """All that is known of them."""
+        """All dead letters known so far."""
         return self._dead.dead_letters
 
     async def current(self, stop: asyncio.Event) -> None:
-        """Return when all that stood in the queues is known; raises TryLater once `stop` is set, and what broke."""
+        """Return once the queues are read to their first end; raises TryLater once `stop` is set, or reading's error."""
         if not self._dead.current.is_set():
             waits = [asyncio.create_task(self._dead.current.wait()), asyncio.create_task(stop.wait())]
             await asyncio.wait([*waits, self.following], return_when=asyncio.FIRST_COMPLETED)
@@ -230,9 +230,9 @@ class _AssignedDeadLetters:
             self.following.result()
 
     def take_unknown(self) -> list[DeadLetter]:
-        """Let the dead letters have what the tables say waits; return those of which no queue has a copy any more.
+        """Add the dead letters that wait by the tables; return those of which no queue has a copy any more.
 
-        What a queue says is done with, and the tables not, as when they are of a backup, is to be done again.
+        A ruling that is done by the queue but not by the tables (say, restored from a backup) is carried out again.
         """
         unknown = []
         for dead_letter in self._waiting:
@@ -252,6 +252,6 @@ def _offset(dead_letter: DeadLetter) -> int:
 
 
 def _error(dead_letter: DeadLetter) -> Exception:
-    """Return the error as it was said when the record was set aside."""
+    """Return an error like the one with which the record was set aside."""
     kinds = {Reason.PARKED: ParkedRecord, Reason.UNDECODABLE: UndecodableRecord, Reason.UNUSABLE: UnusableEvent}
     return kinds.get(dead_letter.reason, RuntimeError)(dead_letter.error.partition(": ")[2])

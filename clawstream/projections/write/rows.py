@@ -25,7 +25,7 @@ TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = MappingProxyType(
 
 
 class TableRow(NamedTuple):
-    """A row to be: its table's name, and a cell for each of that table's `columns`, as COPY takes them."""
+    """A future row: its table's name, and a cell for each of that table's `columns`, as COPY takes them."""
 
     table: str
     cells: tuple[str, ...]
@@ -55,7 +55,7 @@ def row(record: Record) -> TableRow | None:
 
 
 def _maker(event: type[Event]) -> Callable[[Record], TableRow]:
-    """Return what makes the rows of an event."""
+    """Return the function that makes the rows of an event."""
     table, kind = TABLE_OF[event]
     names = columns(table)
     assert names[: len(_PLACE)] == _PLACE, f"{table.name} begins with other columns"
@@ -90,11 +90,11 @@ def _maker(event: type[Event]) -> Callable[[Record], TableRow]:
 
 
 _PLACE = ("event_id", "source_topic", "source_partition", "source_offset", "log_time")
-_SAYS_NOTHING = ("IDENTITY", False)  # any attribute that is there: the column does not depend on it
+_SAYS_NOTHING = ("IDENTITY", False)  # any existing attribute will do: the column does not depend on it
 
 
 def _said(kind: type, names: frozenset[str]) -> dict[str, tuple[str, bool]]:
-    """Return where the fields with these names are, in the dataclass or in one that it holds, and which are enums."""
+    """Return where these fields are, in the dataclass or in one that it holds, and which are enums."""
     found: dict[str, tuple[str, bool]] = {}
     hints = get_type_hints(kind)
     for field in fields(kind):

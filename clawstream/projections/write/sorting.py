@@ -28,7 +28,7 @@ GROUP = "project"
 
 
 class UnusableRecords(Exception):
-    """Records of a batch of which no rows can be; nothing of the batch was written."""
+    """Records of a batch that can't become rows; nothing of the batch was written."""
 
     def __init__(self, errors: Mapping[DeadLetterId, Exception]) -> None:
         super().__init__("; ".join(f"{'/'.join(map(str, at))}: {error}" for at, error in errors.items()))
@@ -39,17 +39,17 @@ class SetAside(NamedTuple):
     """A record without a row."""
 
     dead_letter: DeadLetter
-    error: Exception | None  # None: its queue has it
+    error: Exception | None  # None: its queue has the dead letter already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """What becomes of dead letters of one key and partition that were ruled about, and of what waited behind them."""
+    """The outcome for one key's and partition's dead letters: those ruled about, and those that waited behind."""
 
     rows: Sequence[TableRow]
     used: Sequence[int]  # offsets
     discarded: Sequence[int]
-    again: SetAside | None  # can't be used after all; what comes after it waits on
+    again: SetAside | None  # the record that can't be used after all; later ones wait on
     closed: Sequence[DeadLetterMark]
 
 
@@ -59,7 +59,7 @@ def sort_out(
     """Return what of the batch is set aside, by what is known of it, and what waits behind that; `dead_letters` has it
     then.
 
-    What can't be read on a topic without a queue is in nobody's way: nobody could rule about it.
+    A record that can't be read, on a topic without a queue, holds up nothing: nobody could rule about it.
     """
     found = []
     for record in batch.records:
@@ -81,9 +81,9 @@ def sort_out(
 
 
 def rows_of(records: Iterable[Arrived]) -> list[TableRow]:
-    """Return the rows of the records; what can't be read has none.
+    """Return the rows of the records; a record that can't be read has none.
 
-    Raises UnusableRecords where none can be made of some.
+    Raises UnusableRecords where some records can't become rows.
     """
     found: list[TableRow] = []
     errors: dict[DeadLetterId, Exception] = {}
@@ -91,7 +91,7 @@ def rows_of(records: Iterable[Arrived]) -> list[TableRow]:
         if not isinstance(record, Undecodable):
             try:
                 made = row(record)
-            except Exception as error:  # noqa: BLE001  # as in the runner: it would break each projector in turn
+            except Exception as error:  # noqa: BLE001  # as in the runner: such a record would break each projector in turn
                 errors[DeadLetterId(GROUP, record.topic, record.partition, record.offset)] = error
             else:
                 found += [] if made is None else [made]
@@ -103,9 +103,9 @@ def rows_of(records: Iterable[Arrived]) -> list[TableRow]:
 def released(
     ready: Sequence[DeadLetter], records: Mapping[int, Arrived], unusable: Mapping[DeadLetterId, Exception]
 ) -> Release:
-    """Return what becomes of dead letters of one key and partition, in order; `records` has what stands at an offset.
+    """Return the outcome for one key's and partition's dead letters, in order; `records` are by offset.
 
-    Of a record that the log has no more nothing can be made, now or later: its dead letter is discarded.
+    A dead letter whose record the log has lost is discarded, since it can never be used.
     """
     rows: list[TableRow] = []
     used, discarded, closed = [], [], []

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class GroupLog(DeadLetterLog, Protocol):
-    """What the projector needs of a log."""
+    """The part of a log that the projector needs."""
 
     def join(
         self, group: str, topics: Sequence[str], listener: Listener, *, instance_id: str | None = None
@@ -48,9 +48,9 @@ class GroupLog(DeadLetterLog, Protocol):
 async def project(url: str, log: GroupLog, *, stop: asyncio.Event, instance_id: str | None = None) -> None:
     """Keep the tables at `url` equal to the log until `stop`; a database or broker that goes away is waited for.
 
-    Where a rebuild has made the recorded offsets of our partitions anew we leave the group and join it again, and go on
-    from them. A projector that comes back under its `instance_id` has its partitions at once.
-    Raises DatabaseMismatch for a database of another revision, or one that has read further than this log goes.
+    Where a rebuild has rewritten the recorded offsets of our partitions, this leaves the group, joins it again and goes
+    on from them. A projector that comes back under its `instance_id` has its partitions at once. Raises
+    DatabaseMismatch for a database of another revision, or one that has read further than this log goes.
     """
     engine = database.connect(url, application="clawstream project")
     projector = Projector(TableWriter(engine), stop)
@@ -64,7 +64,7 @@ async def project(url: str, log: GroupLog, *, stop: asyncio.Event, instance_id: 
                 async with log.join(GROUP, TOPICS, listener, instance_id=instance_id) as member:
                     await _follow(member, projector, quarantine, stop, failures)
             except TryLater as error:
-                # A member that was not given its partitions never will be: the next one is.
+                # A member that was once refused its partitions never gets them; a new member does.
                 _log.warning("state=waiting_for_kafka reason=%r", str(error))
                 await _pause(stop, RETRY_S)
             quarantine.end()
@@ -107,7 +107,7 @@ def _batch(place: PartitionId, records: Sequence[Arrived]) -> RecordBatch:
 async def _note(
     member: Member, positions: dict[PartitionId, int], noted: dict[PartitionId, int]
 ) -> dict[PartitionId, int]:
-    """Let the group know what is new in `positions`; return what it knows."""
+    """Commit the changed `positions` to the group; return what the group has now."""
     news = {place: Commit(offset) for place, offset in positions.items() if noted.get(place) != offset}
     if not news:
         return noted
@@ -139,7 +139,7 @@ class _ProjectorAssignment:
         self._quarantine.end()
         begins = await self._offsets.begin_offsets(TOPICS)
         claimed = await self._projector.claim(committed)
-        # After the claim, which may take as long as the database is away: another projector may write meanwhile.
+        # After the claim, which lasts while the database is away: another projector may write meanwhile.
         ends = await self._offsets.end_offsets(TOPICS)
         refuse_another_log(claimed, ends)
         await self._quarantine.begin()
@@ -149,6 +149,6 @@ class _ProjectorAssignment:
         return {place: max(offset, begins[place]) for place, offset in claimed.items()}
 
     async def revoked(self, places: frozenset[PartitionId]) -> None:
-        """What is under way fails at the recorded offsets, if its partition is claimed before it is written."""
+        """Give the partitions up; a write under way fails at the recorded offsets if another projector claims first."""
         self._quarantine.end()
         self._projector.release(places)

@@ -32,22 +32,22 @@ KEEP_COMMITS = "30 days"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionClaim:
-    """That a partition is ours under `epoch`, and the first offset that is not in the tables."""
+    """Our claim of a partition under `epoch`, and the first offset that is not in the tables."""
 
     next_offset: int
     epoch: int
-    chain: bytes | None = None  # over what was read so far; None: nothing since there are chains
+    chain: bytes | None = None  # over the records read so far; None: no record since there are chains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """What was read of one partition: every record from the claim's offset up to `next_offset`."""
+    """The records read of one partition: every one from the claim's offset up to `next_offset`."""
 
     place: PartitionId
     claim: PartitionClaim
     next_offset: int
     rows: Sequence[TableRow]
-    blocks: Sequence[ChainBlock]  # what the records add to the chain
+    blocks: Sequence[ChainBlock]  # the blocks that the records add to the chain
     first_offset: int | None  # of the first of the records; None: there is none
     set_aside: Sequence[DeadLetter] = ()  # of records that have no row
 
@@ -64,7 +64,7 @@ class TableWriter:
         self._engine = engine
 
     def claim(self, places: Iterable[PartitionId]) -> dict[PartitionId, PartitionClaim]:
-        """Own these partitions from now on: whoever owned them can't write them any more.
+        """Claim these partitions: from now on their former owners can't write them.
 
         Raises TryLater while the database is away.
         """
@@ -76,8 +76,8 @@ class TableWriter:
     def write(self, batch: Sequence[Slice]) -> frozenset[PartitionId]:
         """Write all of the batch and return nothing, or write none of it and return the partitions that were lost.
 
-        Raises TryLater while the database is away; to write the same batch again is safe whatever happened to it.
-        Raises UnusableRecords, with nothing written, for rows that the database refuses.
+        Raises TryLater while the database is away; writing the same batch again is always safe. Raises UnusableRecords,
+        with nothing written, for rows that the database refuses.
         """
         with self._refusals([row for part in batch for row in part.rows]), _transaction(self._engine) as cursor:
             states = {part.place: _advance(cursor, part) for part in sorted(batch, key=lambda part: part.place)}
@@ -93,9 +93,9 @@ class TableWriter:
         return lost
 
     def overtaken(self, claims: Mapping[PartitionId, PartitionClaim]) -> frozenset[PartitionId]:
-        """Return which of these, which were lost, a rebuild took: the recorded offsets say another chain, or less.
+        """Return which of these lost claims a rebuild took: its recorded offsets have another chain, or lie lower.
 
-        A projector that takes a partition changes neither before it has written more. Raises TryLater while the
+        Another projector that claims a partition changes neither before it writes more. Raises TryLater while the
         database is away.
         """
         with _transaction(self._engine) as cursor:
@@ -103,7 +103,7 @@ class TableWriter:
         return frozenset(place for place, claim in claims.items() if _is_overtaken(claim, found.get(place)))
 
     def waiting(self) -> list[DeadLetter]:
-        """Return the dead letters of what is set aside and waits; raises TryLater while the database is away."""
+        """Return the waiting dead letters; raises TryLater while the database is away."""
         with _transaction(self._engine) as cursor:
             return waiting(cursor, GROUP)
 
@@ -114,7 +114,7 @@ class TableWriter:
         Raises as `write` does, and is as safe to do again.
         """
         with self._refusals(release.rows), _transaction(self._engine) as cursor:
-            # An update, as a rebuild that swaps the tables lets nobody make one.
+            # An update of the offsets, which a rebuild blocks while it swaps the tables.
             cursor.execute(_HELD, (*place, claim.epoch))
             if cursor.rowcount != 1:
                 return False
@@ -127,7 +127,7 @@ class TableWriter:
 
     @contextmanager
     def _refusals(self, rows: Sequence[TableRow]) -> Iterator[None]:
-        """Say which of the rows it is where the database refuses what they hold."""
+        """Where the database refuses a row's contents, raise UnusableRecords that name the row."""
         try:
             yield
         except (psycopg.DataError, psycopg.IntegrityError) as error:
@@ -151,7 +151,7 @@ class TableWriter:
 
 class _WriteState(Enum):
     ADVANCED = "advanced"
-    WRITTEN = "written"  # by this very batch, whose commit was not answered
+    WRITTEN = "written"  # by this very batch, whose commit got no answer
     LOST = "lost"
 
 
@@ -214,13 +214,13 @@ def _advance(cursor: psycopg.Cursor, part: Slice) -> _WriteState:
 
 
 def _what(error: psycopg.Error) -> str:
-    """Return what a refusal is about; the database's own words quote the row."""
+    """Return what a refusal is about, without the database's own words, which quote the row."""
     about = error.diag.constraint_name or error.diag.column_name
     return f"{type(error).__name__}{f' ({about})' if about else ''}"
 
 
 def _noted(dead_letter: DeadLetter) -> tuple[object, ...]:
-    """A dead letter as the table has it; what is asked of it, and not done, is in its queue alone."""
+    """A dead letter as the table holds it; a ruling that is not done yet stands only in its queue."""
     fate = Fate.DISCARDED if dead_letter.fate is Fate.DISCARDED else Fate.OPEN
     error = escape(dead_letter.error[:MESSAGE_CHARACTERS])
     _, *at = dead_letter.id

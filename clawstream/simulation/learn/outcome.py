@@ -76,13 +76,13 @@ class ReportRow:
     error: str | None
 
     def score(self, update: int) -> VersionScore | None:
-        """The score at `update`; None where there is none."""
+        """Return the score at `update`; None where there is none."""
         if update == 0:
             return self.reference.baseline
         return None if self.outcome is None else self.outcome.scores.get(update)
 
     def reference_at(self, update: int) -> Reference:
-        """The base by what people want at `update`."""
+        """Return the base's scores by what people want at `update`."""
         flipped = self.reference.flipped if self.cell.is_flipped(update) else None
         return flipped or self.reference
 
@@ -97,7 +97,7 @@ class ReportRow:
         return None if version is None else (version - until) / version
 
     def interactions(self, update: int) -> int | None:
-        """How many answers people had got when the batch of `update` was planned; None: that was not counted."""
+        """Return how many answers people had got when `update`'s batch was planned; None: that was not counted."""
         if update == 0:
             return 0
         return None if self.outcome is None else self.outcome.interactions.get(update)

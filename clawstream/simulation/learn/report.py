@@ -13,8 +13,8 @@ from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.outcome import Reference, ReportRow
 from clawstream.simulation.runs.casting import CASTS
 
-CONTROL_RISE = 0.10  # a control may end so far above the base
-CONTROL_GAP = 0.40  # and its method ends at least so far above it
+CONTROL_RISE = 0.10  # a control may end at most this far above the base
+CONTROL_GAP = 0.40  # and its method has to end at least this far above the control
 # Below these lie 95 and 97.5 % of the draws of Student's t with 1, 2, ... 30 degrees of freedom: NIST/SEMATECH
 # e-Handbook of Statistical Methods, 1.3.6.7.2. With more of them the last one is taken, some 4 % too wide at most.
 T950 = (

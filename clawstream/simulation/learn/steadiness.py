@@ -17,14 +17,14 @@ LAST_BELOW_BEST = 0.06
 SETTLED_AFTER = 16  # updates
 LATE_BELOW_BEST = 0.15
 REJECTED_SHARE = 0.05
-ENTROPY, LENGTH = (0.1, 3.0), (0.7, 1.4)  # to those of the first batch, which the base answered
+ENTROPY, LENGTH = (0.1, 3.0), (0.7, 1.4)  # as a share of the first batch's, which the base answered
 FLIPPED_SHARE = 0.6  # of the ceiling
 _EPSILON = 1e-9  # shares of some 500, as floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadinessCheck:
-    """One thing that is wanted of a run: what was found, and whether it holds; None: there are no figures to say so."""
+    """A requirement on a run: what was found, and whether it holds; None: there are no figures for it."""
 
     wanted: str
     found: tuple[float, ...] | None
@@ -62,13 +62,13 @@ def steadiness(row: ReportRow) -> tuple[SteadinessCheck, ...]:
 
 
 def with_lines(row: ReportRow) -> dict[str, Any]:
-    """Return the object of the report, with the lines of a run that has some under `wanted`."""
+    """Return the row's object in the report, with its checks, if any, under `wanted`."""
     lines = {line.wanted: {"found": line.found, "holds": line.holds} for line in steadiness(row)}
     return row.as_json() | ({"wanted": lines} if lines else {})
 
 
 def _below(scores: Mapping[int, float], at: Sequence[int], allowed: float, wanted: str) -> SteadinessCheck:
-    """How far the worst of the scores at these updates is below the best of all."""
+    """Check how far the worst score at these updates is below the best of all."""
     late = [scores[update] for update in at if update in scores]
     if not late:
         return SteadinessCheck(wanted=wanted, found=None, holds=None)
@@ -80,7 +80,7 @@ _NAMES = MappingProxyType({"entropy": "entropy", "mean_length": "length"})
 
 
 def _within(steps: Sequence[StepFigures], name: str, bounds: tuple[float, float]) -> SteadinessCheck:
-    """The least and the most of every step's figure, as a share of the first's."""
+    """Check the least and the greatest of a figure over all steps, as shares of the first step's."""
     wanted = f"{_NAMES[name]} within {list(bounds)} of the start"
     found = [getattr(step, name) for step in steps]
     known = [value for value in found if value is not None]
@@ -94,7 +94,7 @@ def _within(steps: Sequence[StepFigures], name: str, bounds: tuple[float, float]
 
 
 def _learned_anew(row: ReportRow, after: int) -> SteadinessCheck:
-    """The best share of the ceiling, both by what is wanted since the flip."""
+    """Check the best share of the ceiling after the flip; score and ceiling are by the flipped wishes."""
     wanted = f"{FLIPPED_SHARE} of the ceiling within {ANEW_WITHIN} of the flip"
     since = [u for u in row.cell.score_at if after < u <= after + ANEW_WITHIN]
     scores = [s.score for u in since if (s := row.score(u)) is not None]

@@ -36,7 +36,7 @@ def made_by() -> str:
 
 
 def unpack(folder: Path) -> None:
-    """Let `folder` be there, as a model folder that is whole; raises PartUnavailable where the package is damaged."""
+    """Make `folder` a whole model folder, if it is missing; raises PartUnavailable where the package is damaged."""
     shipped = (SHIPPED / _WEIGHTS).read_bytes()
     sha256, expected = hashlib.sha256(shipped).hexdigest(), _seal()["sha256"]
     if sha256 != expected:

@@ -21,7 +21,7 @@ _GROUPS_TOPIC = "clawstream.groups.v1"
 
 
 async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch, log: KafkaLog) -> None:
-    """Let people ask for one batch after the other, each answered by the policy that all before it taught.
+    """Let people ask for one batch after the other, each answered by the policy trained on all earlier batches.
 
     Less than a batch is left over when they ask, and a session gives one sample at most, where no answers are given
     anew: so no more batches are planned than are missing. Raises PartUnavailable where too few of them are to be had.
@@ -53,7 +53,7 @@ async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess,
 
 
 async def _held(num_sessions: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch) -> None:
-    """Let people hold so many sessions, and whoever waits for what comes of them know that they are at it."""
+    """Let people hold so many sessions, and restart the watch's time limit meanwhile."""
     while num_sessions > 0:
         await students.hold(min(num_sessions, AT_A_TIME * cast.batch_samples))
         num_sessions -= AT_A_TIME * cast.batch_samples
@@ -63,7 +63,7 @@ async def _held(num_sessions: int, cast: ScenarioPrograms, students: StudentProc
 async def steps(
     num_rounds: int, attempts: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch, log: KafkaLog
 ) -> None:
-    """Let agents take so many rounds of steps, each with the policy that all before it taught.
+    """Let agents take so many rounds of steps, each with the policy trained on all earlier rounds.
 
     Groups are whole, so the last round may have a group's steps too many. Raises PartUnavailable where a request
     failed: its group would never be whole.

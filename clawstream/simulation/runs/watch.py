@@ -11,14 +11,14 @@ from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 
 POLICY_TOPIC = "clawstream.policy.v1"
-UPDATE_WITHIN_S = 300.0  # a run in which nothing comes of what is said for this long has failed
+UPDATE_WITHIN_S = 300.0  # a run that makes no version for this long has failed
 
 
 class Watch:
     """The versions so far: planned, trained, published, served; and the stages that make samples of what is said."""
 
     def __init__(self, answers_per_hint: int = 1) -> None:
-        # Samples make answers anew, and these make samples: who sees all of them done twice in a row saw the end of it.
+        # Samples lead to prompts answered again, and these to samples: only if all are done twice in a row is it the end.
         self.refreshes = answers_per_hint > 1
         self.stages = ("turns", "judging", *(("refresh",) if self.refreshes else ()), "samples")
         self.planned = self.taken = self.activated = 0
@@ -64,7 +64,7 @@ class Watch:
         return tuple(sorted({0, *self.published}))
 
     def begin_rounds(self) -> None:
-        """From now on it is rounds that are counted; the version served now is the base's."""
+        """Count rounds from now on; the version served now is the base's."""
         self.rounds = self.rounds or (self.activated,)
 
     def end_round(self) -> None:
@@ -87,7 +87,7 @@ class Watch:
         return self.planned == self.taken == max(self.published, default=0) == self.activated
 
     def wait_anew(self) -> None:
-        """Have who waits do so for as long again: people were heard, and have more to say."""
+        """Restart the time limit of `until`: people were heard, and have more to say."""
         self._alive_at_s = asyncio.get_running_loop().time()
 
     async def plans_more(self, num_planned: int, *, within_s: float) -> bool:

@@ -30,7 +30,7 @@ from clawstream.training.megatron.shape import Shape, Sizes
 class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
     """A matrix that is cut by row, multiplied as the configuration's `autocast_dtype`; so is its gradient.
 
-    Torch's autocast is off: under it Megatron's backward pass exchanges gradients as what was not cast.
+    Torch's autocast is off: with it Megatron's backward pass would exchange gradients in the uncast type.
     """
 
     def _forward_impl(self, input: Tensor, weight: Tensor, **given: Any) -> Tensor:  # noqa: A002  # its name there
@@ -42,7 +42,7 @@ class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
 class RowLinear(RowParallelLinear):  # type: ignore[misc]
     """A matrix that is cut by column, multiplied as `ColumnLinear` is; its parts are summed in float32.
 
-    What goes from layer to layer takes over the precision of what is added to it.
+    The stream from layer to layer takes the precision of the values added to it.
     """
 
     def _forward_impl(self, input: Tensor, weight: Tensor, **given: Any) -> Tensor:  # noqa: A002  # its name there

@@ -14,8 +14,9 @@ from clawstream.training.megatron.shape import Shape, Sizes
 def reduce_gradients(stage: Any, shape: Shape, sizes: Sizes) -> None:
     """Sum the gradients over copies of the model, and of weights that several processes hold for different work.
 
-    Those are norms and whole factors of adapters where tokens are cut by sequence, norms of heads where heads are cut,
-    and an embedding whose weights are the head's on another stage. A process that computed nothing adds 0.
+    Such weights are norms and whole factors of adapters where tokens are cut by sequence, norms of heads where heads
+    are cut, and an embedding that shares the weights of the head on another stage. A process that computed nothing adds
+    0.
     """
     data, tensor = parallel_state.get_data_parallel_group(), parallel_state.get_tensor_model_parallel_group()
     for name, parameter in stage.named_parameters():

@@ -42,7 +42,7 @@ class Folder:
 
 
 def held(place: ParameterSource, rank: int, part: Sequence[int], folder: Folder) -> Tensor:
-    """Return what a process holds, a part of this shape, of the folder's tensors."""
+    """Return the part, of this shape, that a process holds of the folder's tensors."""
     values = [folder.read(name, shape) for name, shape in zip(place.names, place.shapes(part), strict=True)]
     return place.part(values[0] if len(values) == 1 else torch.cat(values), rank)
 

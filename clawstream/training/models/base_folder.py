@@ -19,14 +19,14 @@ from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.models.model_folder import TensorHeader, tensor_headers, text_config
 from clawstream.training.batches.trainable import ModelLimits
 
-_ONE_THREAD_BYTES = 80_000_000  # of weights: 20 million parameters, as the embedded engine has it
+_ONE_THREAD_BYTES = 80_000_000  # of weights: 20 million parameters, the embedded engine's limit too
 _NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".md"})  # weights, words
 _READ_AS_THEY_ARE = frozenset({"F64", "F32", "F16", "BF16"})
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def limits_of(folder: Path) -> ModelLimits:
-    """Return what the model in the folder can take, by its configuration; raises UnusableCheckpoint."""
+    """Return the limits of the folder's model, by its configuration; raises UnusableCheckpoint."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
@@ -36,14 +36,14 @@ def limits_of(folder: Path) -> ModelLimits:
 
 
 def copy_words(base: Path, folder: Path) -> None:
-    """Copy what a base has beside its weights: configuration, tokenizer, chat template."""
+    """Copy a base's files other than weights: configuration, tokenizer, chat template."""
     for file in sorted(base.iterdir()):
         if file.is_file() and file.suffix not in _NOT_COPIED and not file.name.endswith(".index.json"):
             shutil.copyfile(file, folder / file.name)
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
-    """Return what all of the base's weights are stored as; float32 where they differ, or can't be seen."""
+    """Return the type in which all of the base's weights are stored; float32 where types differ, or can't be read."""
     stored = {header.dtype for header in (tensor_headers(folder) or {}).values()}
     return _HALVES.get(stored.pop(), torch.float32) if len(stored) == 1 else torch.float32
 
@@ -51,7 +51,7 @@ def stored_dtype(folder: Path) -> torch.dtype:
 def refuse_quantized(folder: Path) -> None:
     """Raise ConfigError where what a folder's files hold has to be computed with before it is the model's weights.
 
-    Files that are not whole are for who loads them to refuse.
+    Incomplete files are refused when they are loaded.
     """
     found = None
     headers: Mapping[str, TensorHeader] = {}
@@ -72,7 +72,7 @@ def refuse_quantized(folder: Path) -> None:
 
 
 def unloadable(folder: Path, error: Exception) -> UnusableCheckpoint:
-    """Return what to raise where transformers can load no model from the folder."""
+    """Return the error for a folder from which transformers can load no model."""
     return UnusableCheckpoint(
         f"{folder}: no causal model that transformers can load: {error}. Nothing is trained. Name a Hugging Face "
         "folder with config.json and safetensors."
@@ -97,7 +97,7 @@ def loaded_core(folder: Path, device: str) -> Any:
 
 
 def checkpoint_layers(core: Any) -> None:
-    """Keep only what goes into each layer; transformers' own switch does so in training mode alone."""
+    """Keep only each layer's input for the backward pass; transformers' own switch does so in training mode alone."""
     layers = [layer for layer in core.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
@@ -110,7 +110,7 @@ def checkpoint_layers(core: Any) -> None:
 def compute_again(layers: Iterable[Any]) -> None:
     """Have the backward pass compute each layer again, from what goes into it, instead of keeping what is inside."""
     for layer in layers:
-        layer.forward = partial(_computed_again, weakref.ref(layer))  # else a model that is let go of stays in memory
+        layer.forward = partial(_computed_again, weakref.ref(layer))  # else a discarded model stays in memory
 
 
 def changes_with_length(config: Any) -> bool:
@@ -126,7 +126,7 @@ def _computed_again(layer_of: Callable[[], Any], *args: Any, **kwargs: Any) -> A
 
 
 def _stretched(config: Any, positions: int | None) -> int | None:
-    """Return the context in tokens as engines have it: what rotary embeddings were stretched to counts."""
+    """Return the context in tokens as engines count it: with stretched rotary embeddings, the stretched length."""
     scaling = getattr(config, "rope_scaling", None) or {}
     if positions is None or "original_max_position_embeddings" in scaling:
         return positions

@@ -52,13 +52,13 @@ class Checkpoint:
 
     @property
     def is_adapter(self) -> bool:
-        """Whether it lies on the base's weights, in place of being all of them."""
+        """Whether it is an adapter on the base's weights, not a full set of weights."""
         return any(file.name == ADAPTER_CONFIG for file in self.files)
 
 
 @contextmanager
 def alone_on(root: Path) -> Iterator[None]:
-    """Be the one process that writes versions here; raises PartUnavailable where another one does."""
+    """Hold the lock for writing versions here; raises PartUnavailable where another process holds it."""
     root.mkdir(parents=True, exist_ok=True)
     in_use = (
         f"{root}: another process trains this policy. Two would take different steps under one version's name, so "
@@ -69,7 +69,7 @@ def alone_on(root: Path) -> Iterator[None]:
 
 
 def write(root: Path, plan: BatchPlanned, step: StepTaken, save: Callable[[Path], None]) -> Checkpoint:
-    """Have `save` fill a folder, and put it in its place whole; a broken one of the same version gives way."""
+    """Let `save` fill a folder, then put it whole in its place; a broken folder of the same version is replaced."""
     root.mkdir(parents=True, exist_ok=True)
     target = root / version_name(plan.policy_version)
     writing = root / f".writing-{target.name}"
@@ -89,7 +89,7 @@ def write(root: Path, plan: BatchPlanned, step: StepTaken, save: Callable[[Path]
 
 
 def folder_of(root: Path, version: int) -> Path:
-    """Return where the version stands, if it does."""
+    """Return the version's folder, whether or not it exists."""
     return root / version_name(version)
 
 
@@ -111,7 +111,7 @@ def read(folder: Path, *, contents: bool = True) -> Checkpoint:
 
 
 def latest(root: Path) -> Checkpoint | None:
-    """Return the newest complete checkpoint; what is incomplete is passed over and logged. None: there is none."""
+    """Return the newest complete checkpoint; incomplete ones are skipped and logged. None: there is none."""
     for version in sorted(_versions(root), reverse=True):
         try:
             return read(root / version_name(version))
@@ -121,9 +121,9 @@ def latest(root: Path) -> Checkpoint | None:
 
 
 def prune(root: Path, *, keep: int, needed: Container[int | None]) -> tuple[int, ...]:
-    """Remove all but the newest `keep` versions, and what an interrupted write left; return the versions removed.
+    """Remove all but the newest `keep` versions, and the remains of interrupted writes; return the versions removed.
 
-    Those that are `needed` stay, however old; so does the newest, from which training resumes.
+    The `needed` versions stay, however old; so does the newest, from which training resumes.
     """
     for path in root.iterdir():
         if _ASIDE.fullmatch(path.name):
@@ -199,7 +199,7 @@ def _describe(folder: Path, path: Path) -> File:
 
 
 def _remove(folder: Path) -> None:
-    """Take the folder out of its place first: a removal that is interrupted leaves no half of it there."""
+    """Rename the folder first, so that an interrupted removal leaves no half of it in its place."""
     aside = folder.with_name(f".removing-{folder.name}")
     if aside.exists():
         shutil.rmtree(aside)

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from clawstream.training.step.answers import Suffix
 from clawstream.training.step.microbatches import micro_batches
 
-HEAD_BYTES = 2**29  # of logits at once, and thrice that computed from them; of more, some are computed again backward
+HEAD_BYTES = 2**29  # of logits at once, and thrice that computed from them; with more, some are computed again backward
 
 Weights = Mapping[str, Tensor]
 T = TypeVar("T")
 
 
 class Top(NamedTuple):
-    """What a model says at each place of an answer: of the token that stands there, and of the likeliest ones."""
+    """A model's scores at each place of an answer: of the token that stands there, and of the likeliest tokens."""
 
     own_T: Tensor  # log-probs
     ids_TK: Tensor
@@ -35,12 +35,12 @@ class Top(NamedTuple):
 
     @classmethod
     def of(cls, ids_TE: Tensor, logp_TE: Tensor) -> "Top":
-        """Return this of tokens and their log-probs, the answer's own before the others."""
+        """Return a `Top` of tokens and their log-probs; the answer's own token comes first."""
         return cls(logp_TE[:, 0], ids_TE[:, 1:], logp_TE[:, 1:])
 
 
 class Look(NamedTuple):
-    """What a model says at each place of answers, NaN past each row's end."""
+    """A model's scores at each place of answers, NaN past each row's end."""
 
     logp_BT: Tensor  # of the response's tokens
     entropy_BT: Tensor  # nats; without gradient
@@ -48,14 +48,14 @@ class Look(NamedTuple):
 
 
 class Glance(NamedTuple):
-    """What a model says at each place of one answer."""
+    """A model's scores at each place of one answer."""
 
     logp_T: Tensor
     entropy_T: Tensor  # nats
 
 
 def head_pieces(num_tokens: int, rows: int) -> list[slice]:
-    """Return which places a head of so many rows is applied to at once: to as many as `HEAD_BYTES` of logits hold."""
+    """Return the slices of places to which the head is applied at once: as many as fit in `HEAD_BYTES` of logits."""
     size = max(1, HEAD_BYTES // (4 * rows))
     return [slice(start, start + size) for start in range(0, num_tokens, size)]
 
@@ -68,13 +68,13 @@ class Model(ABC):
     """A causal model whose trained weights are float32, in evaluation mode."""
 
     folder: Path  # of the base
-    trained: dict[str, nn.Parameter]  # what this process holds of them
+    trained: dict[str, nn.Parameter]  # the part of them that this process holds
     device: torch.device
     published_dtype: torch.dtype
 
     @property
     def rounds(self) -> bool:
-        """Whether what is published is less exact than what is trained."""
+        """Whether published weights are less exact than the trained ones."""
         return self.published_dtype != torch.float32
 
     def published(self) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ class Model(ABC):
         return {name: p.detach().to("cpu", self.published_dtype, copy=True) for name, p in self.trained.items()}
 
     def changed_share(self, before: Weights) -> float:
-        """Return which share of the published numbers, of all processes, is not as it was `before`."""
+        """Return the share of published numbers, over all processes, that differ from `before`."""
         changed, numbers = 0, 0
         for name, value in self._counted(self.trained):
             changed += int((value.to("cpu", self.published_dtype) != before[name]).sum())
@@ -100,7 +100,7 @@ class Model(ABC):
         return sqrt(squares / numbers) if numbers else 0.0
 
     def copy(self) -> dict[str, Tensor]:
-        """Return the trained weights that this process holds as they are now."""
+        """Return a copy of the trained weights that this process holds."""
         return {name: p.detach().clone() for name, p in self.trained.items()}
 
     @contextmanager
@@ -119,18 +119,18 @@ class Model(ABC):
                 parameter.data = current[name]
 
     def put(self, weights: Weights) -> None:
-        """Have a copy of these weights from here on."""
+        """Take over a copy of these weights."""
         for name, parameter in self.trained.items():
             parameter.detach().copy_(weights[name])
 
     @property
     def moved(self) -> Mapping[str, nn.Parameter]:
-        """Return what this process' optimizer is to move of each trained weight: here the weight itself."""
+        """Return the tensors that this process' optimizer moves: here the trained weights themselves."""
         return self.trained
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Have the trained weights' gradients where they are moved; afterwards they are moved in every process."""
+        """Put the gradients where the weights are moved; after the block the moved weights are in every process."""
         yield
 
     @abstractmethod
@@ -139,15 +139,15 @@ class Model(ABC):
 
     @abstractmethod
     def look(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> Look:
-        """Return the same, and more of each place; `among` [T, K] names tokens to score beside those of each row."""
+        """Return a `Look` at each place; `among` [T, K] names tokens to score beside those of each row."""
 
     @abstractmethod
     def glance(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[Glance]:
-        """Return what the current weights say at each place of each response, in order, without gradient."""
+        """Return a `Glance` at each response by the current weights, in order, without gradient."""
 
     @abstractmethod
     def reading(self, mask_BL: Tensor) -> AbstractContextManager[Read]:
-        """Read rows piece by piece, none of it twice: what is read first has the mask's shape, and 0 where it pads.
+        """Read rows piece by piece, no token twice; the first piece has the mask's shape, and 0 marks padding.
 
         Rows are padded on the left. All processes read the same ones, without gradient.
         """
@@ -170,24 +170,24 @@ class Model(ABC):
     def restore(self, folder: Path, masters: Path | None = None) -> None:
         """Take over the weights that `save` wrote, or the more exact ones that they were written from.
 
-        Those are in `masters`, or in numbered parts beside its name.
+        The latter are in the file `masters`, or in its numbered parts.
         """
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes what is written once."""
+        """Whether this process writes the files that are written once."""
         return True
 
     def share(self, lengths_tokens: Sequence[int]) -> list[int]:
-        """Return which samples this process computes, of all those with these lengths."""
+        """Return which samples this process computes, of all samples, which have these lengths."""
         return list(range(len(lengths_tokens)))
 
     def together(self, found: Mapping[int, T]) -> dict[int, T]:
-        """Return what all processes found of what `share` dealt out."""
+        """Return the results of all processes for the samples that `share` dealt out."""
         return dict(found)
 
     def agreed(self, values: Tensor) -> Tensor:
-        """Return the values of the process that leads, in every process; what it does by them is then the same."""
+        """Return the leading process' values in every process, so that all act alike."""
         return values
 
     def groups(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[list[int]]:
@@ -199,14 +199,15 @@ class Model(ABC):
     ) -> None:
         """Sum the gradients of `total_of` over the groups, and over all processes.
 
-        `total_of` is called where the answers' log-probs come out, and calls `look` on the group's `suffixes` once.
+        `total_of` is called in the process where the answers' log-probs come out, and calls `look` once on the group's
+        `suffixes`.
         """
-        del suffixes  # whoever has all of the model needs no more than `look` is given
+        del suffixes  # a process with the whole model needs only the arguments of `look`
         for group in groups:
             total_of(group).backward()  # type: ignore[no-untyped-call]
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over all samples, whoever computes them."""
+        """Return the sum of each value over all samples, whichever process computes them."""
         return list(values)
 
     def clip(self, max_norm: float) -> float:
@@ -214,7 +215,7 @@ class Model(ABC):
         return float(nn.utils.clip_grad_norm_(list(self.trained.values()), max_norm))
 
     def save_state(self, folder: Path, stem: str, state: Mapping[str, Weights]) -> None:
-        """Write kinds of tensors, each like the trained weights; of any trainer, any other can read them."""
+        """Write kinds of tensors, each shaped like the trained weights; every trainer can read every other's files."""
         tensors = {
             key(kind, name): value.detach().contiguous()
             for kind, values in state.items()
@@ -223,7 +224,7 @@ class Model(ABC):
         save_file(tensors, folder / f"{stem}.safetensors")
 
     def load_state(self, folder: Path, stem: str) -> dict[str, dict[str, Tensor]] | None:
-        """Return what `save_state` wrote, on this model's device but for what has no axis; None: there is nothing."""
+        """Return what `save_state` wrote, on this model's device except for scalars; None: there is nothing."""
         found = dict(stored(folder, stem))
         state: dict[str, dict[str, Tensor]] = {}
         for one, read in found.items():
@@ -233,15 +234,15 @@ class Model(ABC):
         return state or None
 
     def save_moments(self, folder: Path, moments: Mapping[str, Weights]) -> None:
-        """Write kinds of tensors, each like what is moved; of any trainer, any other can read them."""
+        """Write kinds of tensors, each shaped like `moved`; every trainer can read every other's files."""
         self.save_state(folder, "optimizer", moments)
 
     def load_moments(self, folder: Path) -> dict[str, dict[str, Tensor]]:
-        """Return what `save_moments` wrote, as far as this process moves it; nothing where nothing was moved yet."""
+        """Return the part of `save_moments`' tensors that this process moves; empty where nothing was moved yet."""
         return self.load_state(folder, "optimizer") or {}
 
     def _counted(self, tensors: Weights) -> Iterator[tuple[str, Tensor]]:
-        """Return of tensors like the trained weights the numbers here that no other process counts."""
+        """Return, of tensors shaped like the trained weights, the numbers that only this process counts."""
         return ((name, value.detach()) for name, value in tensors.items())
 
     def _totals(self, values: Sequence[float]) -> list[float]:

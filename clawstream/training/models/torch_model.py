@@ -36,14 +36,14 @@ log = logging.getLogger(__name__)
 
 ENTROPY_ROWS = 512
 
-SAME_NATS = 1e-3  # as far as one computation of a log-prob may be from another
+SAME_NATS = 1e-3  # how far two computations of a log-prob may differ
 
 
 class TorchModel(Model):
     """A causal model with float32 weights, all of them trained or those of a LoRA adapter.
 
     It stays in evaluation mode, so that the weights being trained and the weights just before the step agree exactly.
-    Answers are computed in one row, where the model's family is known to allow it; else each in a row, padded.
+    Answers are computed in one packed row where the model's family is known to allow it; else each in a padded row.
     """
 
     def __init__(self, folder: Path, core: Any, adapter: Any | None) -> None:
@@ -104,7 +104,7 @@ class TorchModel(Model):
         if not self.packs:
             yield read
             return
-        self._core.set_attn_implementation("sdpa")  # ours knows neither caches nor padding
+        self._core.set_attn_implementation("sdpa")  # our attention knows neither caches nor padding
         try:
             yield read
         finally:
@@ -113,7 +113,7 @@ class TorchModel(Model):
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
         """Return log-probs [B, T] of the responses, NaN past each one's end.
 
-        Logits are computed for response tokens only: the prompt's cost the most and nobody reads them.
+        Logits are computed for response tokens only: the prompt's would cost the most and are not read.
         """
         answers, hidden_NH = self._before_head(suffixes)
         logp_N1, _ = self._under_head(hidden_NH, answers, answers.target_N.unsqueeze(1), entropy=False)
@@ -129,7 +129,7 @@ class TorchModel(Model):
         return Look(answers.rows(logp_NE[:, 0]), answers.rows(entropy_N), answers.rows(logp_NE[:, 1:]))
 
     def groups(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[list[int]]:
-        """Return the indices of the suffixes in groups, each of at most so many tokens in a pass, or of one suffix."""
+        """Return the suffixes' indices in groups, each of at most `budget_tokens` in a pass, or of one suffix."""
         if self.packs:
             return packed_batches([s.read_ids for s in suffixes], budget_tokens=budget_tokens)
         return micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens)
@@ -203,7 +203,7 @@ class TorchModel(Model):
 
     @contextmanager
     def _rounded(self) -> Iterator[None]:
-        """Have all weights as the base has them; what is saved says so of itself."""
+        """Round all weights to the base's type, so that the saved files name that type."""
         exact = [(p, p.data) for p in self._core.parameters()]
         try:
             for parameter, data in exact:
@@ -240,7 +240,7 @@ class TorchModel(Model):
         return head_pieces(len(hidden_NH), self._core.get_output_embeddings().weight.shape[0])
 
     def _multiplying(self) -> torch.autocast:
-        # Without its cache, which keeps a copy of each matrix until the pass is over: none is multiplied twice in it.
+        # Without autocast's cache, which keeps a copy of each matrix until the pass ends: none is used twice in it.
         enabled = self._dtype != torch.float32
         return torch.autocast(self.device.type, self._dtype, enabled=enabled, cache_enabled=False)
 
@@ -262,7 +262,7 @@ class TorchModel(Model):
     def _in_groups(
         self, suffixes: Sequence[Suffix], scored: Callable[[list[Suffix]], Sequence[T]], budget_tokens: int
     ) -> list[T]:
-        """Return what `scored` says of each suffix, in order; it is given as many at once as fit."""
+        """Return the results of `scored` for each suffix, in order; it gets as many suffixes at once as fit."""
         found: dict[int, T] = {}
         for group in self.groups(suffixes, budget_tokens=budget_tokens):
             found |= zip(group, scored([suffixes[i] for i in group]), strict=True)
@@ -284,7 +284,7 @@ class TorchModel(Model):
 
     @torch.no_grad()
     def _pack_if_same(self) -> None:
-        """Compute answers in one row from here on, if this model does so as it does in rows of their own."""
+        """Compute answers in one row from here on, if this model gives the same results as in separate rows."""
         if self._core.config.model_type not in tree_attention.FAMILIES:
             log.info("packing=off model_type=%s reason=not known to allow it", self._core.config.model_type)
             return
@@ -311,7 +311,7 @@ def _entropies(logits_NV: Tensor) -> Tensor:
 
 
 def _example(vocabulary_tokens: int, small_tokens: int) -> list[Suffix]:
-    """Return answers whose row has each kind of block: a beginning alone, and what goes on from it under a mask."""
+    """Return answers whose row has each kind of block: a beginning alone, and continuations under a mask."""
     one = [7 * n % vocabulary_tokens for n in range(24 + small_tokens // 2)]
     other = [*one[:24], (one[24] + 1) % vocabulary_tokens, *one[25:]]
     forks = [Suffix(ids[:-4], ids[-4:], 1.0) for ids in (one, other)]

@@ -9,7 +9,7 @@ from clawstream.training.models.model import T
 
 
 def together(found: Mapping[int, T]) -> dict[int, T]:
-    """Return what all processes found; where several found the same, one's word is taken in all of them."""
+    """Return the results of all processes; where several have the same key, all take one process' value."""
     parts: list[Mapping[int, T]] = [{}] * dist.get_world_size()
     dist.all_gather_object(parts, dict(found))
     return {number: value for part in parts for number, value in part.items()}

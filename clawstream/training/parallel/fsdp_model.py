@@ -31,7 +31,7 @@ from clawstream.training.parallel.files import write_parts
 from clawstream.training.step.answers import Suffix
 from clawstream.training.step.sharing import shares
 
-_NOTHING = Suffix([0], [0], 1.0)  # what a process computes while others still have pieces
+_NOTHING = Suffix([0], [0], 1.0)  # a process without pieces computes this while others still have some
 
 
 class FsdpModel(TorchModel):
@@ -66,7 +66,7 @@ class FsdpModel(TorchModel):
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes what is written once."""
+        """Whether this process writes the files that are written once."""
         return dist.get_rank() == 0
 
     def published(self) -> dict[str, Tensor]:
@@ -91,12 +91,12 @@ class FsdpModel(TorchModel):
         return self._computing(partial(super().logprobs, suffixes))
 
     def look(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> Look:
-        """Return the same, and more of each place; `among` [T, K] names tokens to score beside those of each row."""
+        """Return a `Look` at each place; `among` [T, K] names tokens to score beside those of each row."""
         return self._computing(partial(super().look, suffixes, among))
 
     @contextmanager
     def reading(self, mask_BL: Tensor) -> Iterator[Read]:
-        """Read rows piece by piece, none of it twice: what is read first has the mask's shape, and 0 where it pads."""
+        """Read rows piece by piece, no token twice; the first piece has the mask's shape, and 0 marks padding."""
         with super().reading(mask_BL) as read:
             yield lambda ids_BL: self._computing(partial(read, ids_BL))
 
@@ -105,11 +105,11 @@ class FsdpModel(TorchModel):
         return shares(lengths_tokens, dist.get_world_size())[dist.get_rank()]
 
     def together(self, found: Mapping[int, T]) -> dict[int, T]:
-        """Return what all processes found of what `share` dealt out."""
+        """Return the results of all processes for the samples that `share` dealt out."""
         return exchange.together(found)
 
     def agreed(self, values: Tensor) -> Tensor:
-        """Return the values of the process that leads, in every process; what it does by them is then the same."""
+        """Return the leading process' values in every process, so that all act alike."""
         return exchange.agreed(values)
 
     def accumulate(
@@ -122,7 +122,7 @@ class FsdpModel(TorchModel):
             (self.look([_NOTHING]).logp_BT.sum() * 0).backward()  # type: ignore[no-untyped-call]
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over all samples, whoever computes them."""
+        """Return the sum of each value over all samples, whichever process computes them."""
         return self._totals(values)
 
     def _totals(self, values: Sequence[float]) -> list[float]:
@@ -209,11 +209,11 @@ class FsdpModel(TorchModel):
             held.copy_(_cut(value, held) if isinstance(held, DTensor) else value)
 
     def _counted(self, tensors: Weights) -> Iterator[tuple[str, Tensor]]:
-        """Return of tensors like the trained weights the numbers here that no other process counts."""
+        """Return, of tensors shaped like the trained weights, the numbers that only this process counts."""
         return ((name, _here(value)) for name, value in tensors.items())
 
     def _computing(self, compute: Callable[[], T]) -> T:
-        """Compute where the weights that belong to no layer are whole."""
+        """Compute with the weights outside of layers put together."""
         if self._within:
             return compute()
         self._within = True
@@ -223,7 +223,7 @@ class FsdpModel(TorchModel):
             self._within = False
 
     def _idle(self, count: int) -> int:
-        """Return how many pieces the process with the most has beyond this one's."""
+        """Return by how many pieces this process has fewer than the process with the most."""
         most = torch.tensor(count, device=self.device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         return int(most) - count
@@ -231,7 +231,7 @@ class FsdpModel(TorchModel):
     def _in_groups(
         self, suffixes: Sequence[Suffix], scored: Callable[[list[Suffix]], Sequence[T]], budget_tokens: int
     ) -> list[T]:
-        """Return what `scored` says of each suffix, in order, in as many groups as the process with the most has."""
+        """Return the results of `scored` for each suffix, in order, in as many passes as the process with the most."""
         groups = self.groups(suffixes, budget_tokens=budget_tokens)
         idle = self._idle(len(groups))
         found: dict[int, T] = {}
@@ -243,7 +243,7 @@ class FsdpModel(TorchModel):
 
 
 def refuse_what_is_not_cut(folder: Path, *, adapter: bool) -> None:
-    """Raise ConfigError for a model that has its layers elsewhere, or other names than in its files.
+    """Raise ConfigError for a model whose layers are not at `layers`, or whose names differ from its files'.
 
     Raises UnusableCheckpoint where there is none.
     """
@@ -262,7 +262,7 @@ def refuse_what_is_not_cut(folder: Path, *, adapter: bool) -> None:
 
 
 class _Root(nn.Module):
-    """Around the whole model, because FSDP puts its weights together when this is called."""
+    """Wraps the whole model, because FSDP puts its weights together when this is called."""
 
     def __init__(self, core: Any) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ class _Root(nn.Module):
 def _named_as_in_files(folder: Path, core: Any) -> bool:
     """Whether a model's files hold what it needs under its own names, and nothing under a name that it ties to another.
 
-    An adapter's weights aside. What becomes of tied weights that differ in the files is for transformers to decide.
+    Adapters' weights are ignored. Where tied weights differ in the files, transformers decides what becomes of them.
     """
     there = (tensor_headers(folder) or {}).keys()
     kept = core.state_dict().keys()
@@ -286,14 +286,14 @@ def _named_as_in_files(folder: Path, core: Any) -> bool:
 
 
 def _cut(whole: Tensor, like: Tensor) -> DTensor:
-    """Return this process' part of it; each cuts its own, and nothing is sent."""
+    """Return this process' part of `whole`; each process cuts its own, and nothing is sent."""
     data = like.detach()
     assert isinstance(data, DTensor)
     return distribute_tensor(whole.to(data.device, data.dtype), data.device_mesh, data.placements, src_data_rank=None)
 
 
 def _here(value: Tensor) -> Tensor:
-    """Return the numbers that this process holds, themselves."""
+    """Return the numbers that this process holds, not a copy."""
     return value.to_local().detach() if isinstance(value, DTensor) else value.detach()
 
 

@@ -69,16 +69,16 @@ class Processes:
     def ask(self, work: str, *args: Any) -> list[Any]:
         """Return what `work(state, *args)` returns in each process, by rank.
 
-        It is named as "module:function", so that only those processes import what computes.
+        `work` is named as "module:function", so that only those processes import the computing code.
 
-        Raises what it raised in the first process to say so, or PartUnavailable where a process ended. None is left
-        then.
+        Raises the error of the first process to report one, or PartUnavailable where a process ended. Then all
+        processes are ended.
         """
         if not self._members:
             raise PartUnavailable("the trainer's processes have ended. Start `clawstream train` again")
         replies: dict[int, Any] = {}
         for _, connection in self._members:
-            with contextlib.suppress(BrokenPipeError):  # that it ended is found below
+            with contextlib.suppress(BrokenPipeError):  # a process that ended is found below
                 connection.send((work, args))
         while len(replies) < len(self._members):
             waiting = {connection: rank for rank, (_, connection) in enumerate(self._members) if rank not in replies}
@@ -129,7 +129,7 @@ class Processes:
 
 
 def _serve(connection: Connection, rank: int, count: int, store: Path, start: Start) -> None:
-    """Do what is asked until nobody asks any more."""
+    """Do the work that is asked for until the connection closes."""
     for stopping in (signal.SIGINT, signal.SIGTERM):  # they are for the process that started this one, which asks
         signal.signal(stopping, signal.SIG_IGN)
     _end_with_parent()
@@ -167,5 +167,5 @@ def _answer(work: str, state: dict[str, Any], args: Sequence[Any]) -> tuple[Exce
         return None, getattr(importlib.import_module(module), name)(state, *args)
     except OperatorError as error:
         return error, None
-    except Exception:  # noqa: BLE001  # whatever it is, it is the starting process' to raise
+    except Exception:  # noqa: BLE001  # any error goes to the starting process, which raises it
         return RuntimeError(traceback.format_exc()), None

@@ -19,7 +19,8 @@ _MEMBER = "clawstream.training.parallel.member"
 class Team:
     """The processes of a trainer; each holds a part of the policy, its moments and its reference.
 
-    All methods raise PartUnavailable where a process ended; none is left then, and there is nothing more to ask.
+    All methods raise PartUnavailable where a process ended; then all processes are ended, and nothing more can be
+    asked.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Team:
 
 
 def device_of(settings: TrainingSettings, named: str) -> str:
-    """Return what a team computes on, given what one process would; raises ConfigError for what can't be."""
+    """Return the team's device, given the one that a single process would use; raises ConfigError if there is none."""
     if settings.trainer == "megatron" and find_spec("megatron") is None:
         raise ConfigError(
             'training.trainer = "megatron" needs megatron-core, which is not installed. Nothing is trained. Install '

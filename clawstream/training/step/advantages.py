@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 GAP_MASK_NATS = -0.1  # below this the teacher likes a token clearly less than the student does
-GAP_CLIP_NATS = 5.0  # a token's gap between teacher and policy counts up to this, both ways: one may be 20
+GAP_CLIP_NATS = 5.0  # a token's gap between teacher and policy is clipped to this, both ways: one may be 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signals:
-    """How the two signals are weighed; a weight of 0 means that its signal is not there at all."""
+    """The weights of the two signals; a weight of 0 means that its signal does not exist at all."""
 
     w_binary: float = 1.0
     w_opd: float = 1.0
@@ -32,8 +32,8 @@ def token_advantages(
     gap_BT      [B, T] float, nats: teacher (which saw the hint) less student; read only where hinted_B
     hinted_B    [B] bool
 
-    A hinted sample's reward that is below 0 falls only on tokens that the teacher likes clearly less than
-    the student does: what the hint does not object to is not punished with the rest.
+    A hinted sample's negative reward falls only on tokens that the teacher likes clearly less than the student does:
+    tokens that the hint does not object to are not punished with the rest.
     """
     rewarded_B1 = (rewarded_B & (signals.w_binary > 0)).unsqueeze(1)
     hinted_B1 = (hinted_B & (signals.w_opd > 0)).unsqueeze(1)
@@ -48,5 +48,5 @@ def token_advantages(
 
 
 def has_signal(rewarded_B: Tensor, hinted_B: Tensor, *, signals: Signals) -> Tensor:
-    """Return [B] bool: which samples say anything under these weights; the others belong to no mean."""
+    """Return [B] bool: which samples have a signal under these weights; the others enter no mean."""
     return (rewarded_B & (signals.w_binary > 0)) | (hinted_B & (signals.w_opd > 0))

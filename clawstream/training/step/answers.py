@@ -19,7 +19,7 @@ class Suffix(NamedTuple):
 
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
-    temperature: float  # below GREEDY_BELOW it is scored as 1: engines report it so
+    temperature: float  # below GREEDY_BELOW it is scored as at 1, since engines report it so
 
     @property
     def num_tokens(self) -> int:
@@ -28,17 +28,17 @@ class Suffix(NamedTuple):
 
     @property
     def read_ids(self) -> Tokens:
-        """What a model reads to score it: nothing is asked after the last response token."""
+        """The tokens that a model reads to score the answer: all but the last response token."""
         return (*self.prompt_ids, *self.response_ids[:-1])
 
     @property
     def scale(self) -> float:
-        """What its logits are divided by."""
+        """The number that its logits are divided by."""
         return 1.0 if self.temperature < GREEDY_BELOW else self.temperature
 
 
 def padded(sequences: Sequence[Tokens]) -> tuple[list[list[int]], list[Sequence[int]]]:
-    """Return rows of equal length, one a sequence, and where its tokens stand when all rows are one."""
+    """Return rows of equal length, one per sequence, and its tokens' places once all rows are joined."""
     width = max(map(len, sequences))
     rows = [[*sequence, *([0] * (width - len(sequence)))] for sequence in sequences]
     return rows, [range(n * width, n * width + len(s)) for n, s in enumerate(sequences)]
@@ -62,8 +62,8 @@ class Answers:
         self.scale_N = torch.tensor([suffixes[row].scale for row in row_N], device=device)
 
     def before(self, hidden_RLH: Tensor) -> Tensor:
-        """Return what each response token is predicted from [N, H]."""
-        # Not by an index: several answers may follow one place, and threads would add up its gradient in any order.
+        """Return the states [N, H] from which each response token is predicted."""
+        # Not by an index: several answers may follow one place, and threads would sum its gradient in any order.
         return nn.functional.embedding(self._place_N, hidden_RLH.flatten(0, 1))
 
     def rows(self, values_N: Tensor) -> Tensor:

@@ -33,24 +33,24 @@ from clawstream.training.step.losses import (
     policy_loss,
 )
 
-TOPK_TOKENS = 50  # of the teacher, at each place; all others are one more
+TOPK_TOKENS = 50  # of the teacher, at each place; all other tokens count as one more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """What is known of a batch before its steps; one entry per sample."""
+    """The scores of a batch before its steps; one entry per sample."""
 
     samples: Sequence[SampleAssembled]
     plain: list[Suffix]
-    hinted: Mapping[int, Tensor]  # the teacher's log-probs [T], by index; of the samples whose hint counts
-    students: Mapping[int, Tensor]  # to hold those against, [T]; without an entry the trainer's own before the step are
-    tops: Mapping[int, Top]  # what it likes best, where its whole distribution counts
-    old: list[Tensor] | None  # [T] each; None: one step is taken, and the weights being trained are those before it
+    hinted: Mapping[int, Tensor]  # the teacher's log-probs [T], by index, of samples whose hint counts
+    students: Mapping[int, Tensor]  # the student's [T] for the gap; without an entry, the trainer's own before the step
+    tops: Mapping[int, Top]  # the teacher's likeliest tokens, where its whole distribution counts
+    old: list[Tensor] | None  # [T] each; None: only one step, so the weights being trained are the old ones
     reference: list[Tensor] | None  # [T] each; None only without a leash
-    advantages: Sequence[float] | None = None  # one per sample; None: they follow from rewards
+    advantages: Sequence[float] | None = None  # one per sample; None: they follow from the rewards
 
     def wanted(self, index: int) -> float | None:
-        """How much the sample's answer is to become likelier, hints aside; None: nothing says it."""
+        """How much the sample's answer is to become likelier, hints aside; None: there is no signal."""
         return self.samples[index].learned_reward if self.advantages is None else self.advantages[index]
 
 
@@ -83,9 +83,9 @@ class BatchLoss:
         moves: bool,
         advantages: Sequence[float] | None = None,
     ) -> Scored:
-        """Return what the loss needs to know; `teacher` None: the current weights.
+        """Return the scores that the loss needs; `teacher` None: the current weights.
 
-        `moves` says that the weights will not be the current ones throughout.
+        `moves` says that the weights change between the optimizer's steps.
         """
         model, budget = self._model, self._budget_tokens
         plain = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in samples]
@@ -101,7 +101,7 @@ class BatchLoss:
             students = {i: _floats(samples[i].student_logprobs or ()) for i in chosen}
             answers = model.score(leashed, weights=reference, budget_tokens=budget)
         else:
-            at_once = teacher is reference  # with the hint and without it a question begins alike
+            at_once = teacher is reference  # a question begins alike with the hint and without it
             own, tops_asked = self._taught([*questions, *leashed] if at_once else questions, teacher)
             hinted = dict(zip(chosen, own, strict=False))
             tops = dict(zip(chosen, tops_asked, strict=False))
@@ -118,7 +118,7 @@ class BatchLoss:
         )
 
     def _taught(self, suffixes: list[Suffix], teacher: Weights | None) -> tuple[list[Tensor], list[Top]]:
-        """Return the teacher's log-probs [T] of each answer, and what it likes best there, if that is asked for."""
+        """Return the teacher's log-probs [T] of each answer, and its likeliest tokens there, if they are needed."""
         if self._top_tokens is None:
             return self._model.score(suffixes, weights=teacher, budget_tokens=self._budget_tokens), []
         tops = self._model.likeliest(
@@ -168,9 +168,9 @@ class BatchLoss:
         )  # fmt: skip
 
     def _look(self, scored: Scored, group: Sequence[int]) -> tuple[Look, Tensor]:
-        """Return what the policy says, of the teacher's likeliest tokens too, and what the teacher says of those.
+        """Return the policy's scores, also of the teacher's likeliest tokens, and the teacher's scores of these.
 
-        That is [B, T, K], NaN where it was not asked; K is 0 where it is asked for none.
+        The latter are [B, T, K], NaN where there are none; K is 0 where the teacher is asked for none.
         """
         suffixes = [scored.plain[i] for i in group]
         if self._top_tokens is None:
@@ -184,7 +184,7 @@ class BatchLoss:
         return look, top_teacher_BTK
 
     def _known(self, scored: Scored, group: Sequence[int], look: Look) -> tuple[LogProbs, Tensor]:
-        """Return the log-probs by other weights, and which tokens are to be trained."""
+        """Return the log-probs under the other weights, and which tokens are to be trained."""
         here_BT = look.logp_BT.detach()
         samples = [scored.samples[i] for i in group]
         old_BT = here_BT if scored.old is None else _padded([scored.old[i] for i in group], like_BT=here_BT)

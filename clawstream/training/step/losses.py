@@ -15,31 +15,31 @@ import torch
 from torch import Tensor
 
 MAX_KL_DIFFERENCE_NATS = 10.0
-LEAST_TAIL = 1e-7  # of probability: a float32 sum of all tokens may reach 1
+LEAST_TAIL = 1e-7  # of the rest's probability: a float32 sum of all tokens may reach 1
 MAX_LOG_RATIO_NATS = 20.0  # keeps exp() finite in float32; the clipped objective is flat or hopeless long before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """Which loss.
+    """The choice of loss and its parameters.
 
     `loss` is PPO's clipped objective (arXiv:1707.06347), plain importance sampling, or CISPO, which clips the ratio and
     leaves every token its gradient (arXiv:2506.13585).
 
-    The policy may move by the clip against the weights just before the step, whose staleness the importance weight
-    corrects.
+    The clip bounds how far the policy moves from the weights just before the step; the importance weight corrects the
+    staleness of these against the weights that sampled.
     """
 
     loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
     clip_low: float = 0.2  # how far below 1 a token's ratio of policies still counts
     clip_high: float = 0.28  # how far above 1: more, so that an unlikely token can rise (arXiv:2503.14476)
-    importance_cap: float = 2.0  # a token of an older version counts at most so many times
+    importance_cap: float = 2.0  # bounds the importance weight of a token
     kl: float = 0.02  # 0: no leash, and no reference is needed
-    divergence: Literal["reverse", "forward"] = "reverse"  # from the teacher, where its whole distribution is known
+    divergence: Literal["reverse", "forward"] = "reverse"  # where the teacher's whole distribution is known
 
     @property
     def clips(self) -> bool:
-        """Whether there is anything that a ratio can go too far for."""
+        """Whether the loss clips the ratio."""
         return self.loss != "importance_sampling"
 
 
@@ -49,16 +49,16 @@ class LogProbs(NamedTuple):
     old: Tensor  # the weights just before the step
     sampled: Tensor  # as the engine reported them; NaN: it reported none
     reference: Tensor | None  # None only without a leash
-    entropy: Tensor | None = None  # of the weights being trained at each place, for the figures alone
+    entropy: Tensor | None = None  # of the weights being trained, at each place; only for the figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSums:
-    """What a part of a batch adds to the figures of the whole; parts are added up."""
+    """A part's contribution to the figures of the whole batch; parts are added up."""
 
     num_sequences: int = 0  # with at least one token kept
     num_tokens: int = 0  # kept
-    num_tokens_dropped: int = 0  # to be trained, but a number was missing or not finite
+    num_tokens_dropped: int = 0  # tokens to be trained for which a number was missing or not finite
     num_clipped: int = 0
     ratio_moved: bool = False
     loss_sum: float = 0.0  # of means by sequence
@@ -89,14 +89,14 @@ class LossFigures:
     loss_nats: float | None
     kl_reference_nats: float | None  # None also without a leash
     clipped_share: float | None  # None also where nothing can be clipped: the ratio is 1 throughout, or has no bounds
-    behaviour_kl_nats: float | None  # sampled - old, a token
-    entropy_nats: float | None  # of the policy in the first epoch, a token
+    behaviour_kl_nats: float | None  # sampled - old, per token
+    entropy_nats: float | None  # per token, of the policy in the first epoch
 
 
 def figures(steps: Sequence[LossSums], objective: Objective, *, epochs: int = 1) -> LossFigures:
     """Return the means over all steps of an update, each with its parts added up.
 
-    Tokens are counted in the first epoch, and entropy is of it: later ones are on answers that were already learned.
+    Tokens and entropy are of the first epoch alone: later epochs see answers that were already learned.
     """
     whole, first = sum(steps, LossSums()), sum(steps[: len(steps) // epochs], LossSums())
     some = whole.num_tokens > 0
@@ -142,10 +142,10 @@ def distillation_loss(
     logp_new_BT: Tensor, top_new_BTK: Tensor, top_teacher_BTK: Tensor, known: LogProbs, trained_BT: Tensor, *,
     objective: Objective, weight: float = 1.0,
 ) -> tuple[Tensor, LossSums]:  # fmt: skip
-    """Return as `policy_loss` does, of `weight` times how far policy and teacher are apart at each token's place.
+    """Return as `policy_loss` does; the loss is `weight` times the divergence of policy and teacher at each place.
 
-    Both are known by the log-probs [B, T, K] of the same K tokens, the teacher's likeliest; all others are one more
-    event, so that no probability leaves the sum unseen.
+    Both are given as log-probs [B, T, K] of the same K tokens, the teacher's likeliest. All other tokens count as one
+    more event, so that all probability is in the sum.
     """
     known_BT = top_new_BTK.isfinite().all(2) & top_teacher_BTK.isfinite().all(2)
     kept_BT = _finite(logp_new_BT, known, objective) & known_BT & trained_BT
@@ -161,7 +161,7 @@ def divergence_where(
     known_BT: Tensor, top_new_BTK: Tensor, top_teacher_BTK: Tensor, *, direction: Literal["reverse", "forward"]
 ) -> Tensor:
     """Return `divergence` where both are known, and 0 without a gradient elsewhere."""
-    # In place of what is not read stands anything finite, the same on both sides.
+    # Values that are not read are replaced by a finite one, the same on both sides.
     stand_in = top_new_BTK.new_full((), -log(2 * top_new_BTK.shape[2]))
     known_BT1 = known_BT.unsqueeze(2)
     return divergence(
@@ -172,14 +172,14 @@ def divergence_where(
 
 
 def divergence(top_new_BTK: Tensor, top_teacher_BTK: Tensor, *, direction: Literal["reverse", "forward"]) -> Tensor:
-    """Return KL(policy || teacher) [B, T], or the other way about, over K tokens and the rest as one more."""
+    """Return KL(policy || teacher) [B, T], or the reverse ("forward"), over K tokens and the rest as one more."""
     new_BTE, teacher_BTE = _with_tail(top_new_BTK), _with_tail(top_teacher_BTK)
     p_BTE, q_BTE = (new_BTE, teacher_BTE) if direction == "reverse" else (teacher_BTE, new_BTE)
     return (p_BTE.exp() * (p_BTE - q_BTE)).sum(2)
 
 
 def _with_tail(logp_BTK: Tensor) -> Tensor:
-    """Return the log-probs with that of all other tokens behind them, which is never quite 0."""
+    """Return the log-probs followed by that of all other tokens together, whose probability is never quite 0."""
     head_BT1 = logp_BTK.logsumexp(2, keepdim=True).clamp(max=-LEAST_TAIL)
     return torch.cat([logp_BTK, torch.log(-torch.expm1(head_BT1))], 2)
 
@@ -206,9 +206,9 @@ def _importance(old_BT: Tensor, sampled_BT: Tensor, objective: Objective) -> Ten
 
 
 def _leash(new_BT: Tensor, ratio_BT: Tensor, known: LogProbs, kept_BT: Tensor, objective: Objective) -> Tensor:
-    """Return KL(new || reference) at each token, of which the sum over what older weights sampled is an estimate.
+    """Return an estimate of KL(new || reference) at each token, from tokens that older weights sampled.
 
-    Without their weights a token that the policy has unlearned since would count e^10 times.
+    Without importance weights a token that the policy has unlearned since would count e^10 times.
     """
     if objective.kl == 0 or known.reference is None:
         return torch.zeros_like(ratio_BT)

@@ -11,8 +11,8 @@ from clawstream.training.step.packing import Tokens, in_order, num_added
 def micro_batches(lengths_tokens: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
     """Return groups of indices, each of at most `budget_tokens` once its rows are padded to its longest.
 
-    Rows of like length go together, longest first, so that a batch too large for the machine fails at once. A row that
-    is longer than the budget is a group of its own.
+    Rows of similar length go together, longest first, so that a batch too large for the machine fails at once. A row
+    longer than the budget is a group of its own.
     """
     order = sorted(range(len(lengths_tokens)), key=lambda i: (-lengths_tokens[i], i))
     groups: list[list[int]] = []
@@ -28,8 +28,8 @@ def micro_batches(lengths_tokens: Sequence[int], *, budget_tokens: int) -> list[
 def packed_batches(sequences: Sequence[Tokens], *, budget_tokens: int) -> list[list[int]]:
     """Return groups of indices, each of at most `budget_tokens` once it is a pack.
 
-    Sequences that begin alike go together, so that it is computed once. The largest group comes first, and a sequence
-    that is longer than the budget is a group of its own.
+    Sequences with a common beginning go together, so that it is computed once. The largest group comes first, and a
+    sequence longer than the budget is a group of its own.
     """
     groups: list[list[int]] = []
     sizes: list[int] = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-LEAST_SHARED_TOKENS = 16  # a shorter beginning is computed again: that costs less than one more segment
+LEAST_SHARED_TOKENS = 16  # a shorter common beginning is computed again, which costs less than one more segment
 
 Tokens = tuple[int, ...]
 
@@ -18,7 +18,7 @@ Tokens = tuple[int, ...]
 class Segment(NamedTuple):
     """Tokens that follow one another in every sequence that reaches them."""
 
-    parent: int | None  # its number in the pack; None: it begins a sequence
+    parent: int | None  # the parent's number in the pack; None: it begins a sequence
     start: int  # in the row
     end: int
     subtree_end: int  # where the last segment below it ends; its own end where none is
@@ -35,7 +35,7 @@ class Pack:
 
 
 def pack(sequences: Sequence[Tokens]) -> Pack:
-    """Return the sequences, none of them empty, in one row; their order decides nothing but that of `places`."""
+    """Return the sequences, none of them empty, in one row; their order affects only the order of `places`."""
     order = in_order(sequences)
     ordered = [sequences[i] for i in order]
     shared = [0, *(num_shared(one, other) for one, other in pairwise(ordered))]  # with the one before
@@ -61,12 +61,12 @@ def pack(sequences: Sequence[Tokens]) -> Pack:
 
 
 def in_order(sequences: Sequence[Tokens]) -> list[int]:
-    """Return the indices of the sequences so that those that begin alike stand together, a beginning first."""
+    """Return the indices ordered so that sequences with a common beginning are neighbours, the beginning first."""
     return sorted(range(len(sequences)), key=lambda i: sequences[i])
 
 
 def num_shared(one: Tokens, other: Tokens) -> int:
-    """Return how many tokens both begin with."""
+    """Return the length of the common beginning."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -78,7 +78,7 @@ def num_shared(one: Tokens, other: Tokens) -> int:
 
 
 def num_added(before: Tokens, sequence: Tokens) -> int:
-    """Return by how many tokens at most a pack grows by a sequence next in order after `before`."""
+    """Return how many tokens, at most, `sequence` adds to a pack that has its predecessor `before`."""
     return len(sequence) - max(0, num_shared(before, sequence) - LEAST_SHARED_TOKENS + 1)
 
 

@@ -17,12 +17,12 @@ RESTART_DROP = 0.5  # of a mean of -1 and 1: more than five standard deviations 
 class Schedule:
     """Where the rate's fall began, and how the policy has fared since."""
 
-    num_updates: int = 0  # since then, without rejected steps; a rollback goes back with it
-    last_rewards: tuple[float, ...] = ()  # since then, the newest last
-    best_mean: float | None = None  # None: there were fewer than a window's
+    num_updates: int = 0  # updates since then, without rejected steps; a rollback restores it
+    last_rewards: tuple[float, ...] = ()  # rewards since then, the newest last
+    best_mean: float | None = None  # None: there are fewer rewards than a window's
 
     def after(self, rewards: Sequence[float]) -> "Schedule":
-        """Return the schedule by which one more step is taken, its samples having these rewards."""
+        """Return the schedule for one more step, whose samples have these rewards."""
         last, num_updates = (*self.last_rewards, *rewards)[-WINDOW_REWARDS:], self.num_updates + 1
         if len(last) < WINDOW_REWARDS:
             return Schedule(num_updates=num_updates, last_rewards=last, best_mean=self.best_mean)

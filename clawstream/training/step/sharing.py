@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 
 def shares(lengths_tokens: Sequence[int], count: int) -> list[list[int]]:
-    """Return for each of `count` the indices of its samples, in order, so that none has much more to read than others.
+    """Return the indices of each of `count` processes' samples, in order, so that none reads much more than others.
 
-    The longest come first, each to whoever has the least so far; equal input gives equal shares everywhere.
+    The longest samples are dealt first, each to the process with the least so far; equal input gives equal shares.
     """
     found: list[list[int]] = [[] for _ in range(count)]
     tokens = [0] * count

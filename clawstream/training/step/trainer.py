@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 
 BETAS = (0.9, 0.98)
 WEIGHT_DECAY = 0.1  # of AdamW, for matrices alone
-MAX_GRAD_NORM = 1.0  # a longer gradient is cut to this, so that one odd batch moves the policy no further than others
-EMA_DECAY = 0.99  # of the average that teaches, how much stays at each step: it is half new after 69
+MAX_GRAD_NORM = 1.0  # longer gradients are clipped to this, so that one odd batch moves the policy no further
+EMA_DECAY = 0.99  # the share of the teacher's moving average that stays at each step; half is new after 69 steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """What one step did; None: there was nothing to average, or no token to train on and so no step."""
+    """The figures of one step; None: nothing to average, or no token to train on and so no step."""
 
     num_samples: int
     num_hinted: int
@@ -55,17 +55,17 @@ class StepSummary:
 
 
 class _Taken(NamedTuple):
-    """What the optimizer's steps of one update came to."""
+    """The results of the optimizer's steps in one update."""
 
     tallies: list[LossSums]
     gaps: list[Tensor]
-    grad_norms: list[float]  # of those that were taken
+    grad_norms: list[float]  # of the steps that were taken
 
 
 class Trainer:
     """A policy being trained: its model, the weights at its start, and its optimizer."""
 
-    # What goes on from version to version, beside the weights and the optimizer's moments.
+    # The state that carries over from version to version, beside the weights and the optimizer's moments.
     _ema: dict[str, Tensor] | None
     _schedule: Schedule
     _memory: GateMemory
@@ -74,7 +74,7 @@ class Trainer:
         self, base: Path, settings: TrainingSettings, *, device: str = "cpu", model: Model | None = None,
         max_grad_norm: float = MAX_GRAD_NORM, weight_decay: float = WEIGHT_DECAY,
     ) -> None:  # fmt: skip
-        """With a model of the base that is loaded already, every process that holds a part of it has such a trainer."""
+        """With a `model` already loaded, every process that holds a part of it has such a trainer."""
         self._settings = settings
         self._max_grad_norm = max_grad_norm
         self._model = model or TorchModel.load(base, **load_options(settings, device))
@@ -98,8 +98,8 @@ class Trainer:
         With `advantages` each sample has its own, and its reward is only recorded.
 
         Where no token can be trained on, the weights stay as they are. Raises GradientNotFinite, with the weights as
-        they were before that step of the optimizer, or TrainingDiverged; `gated`, StepRefused alone, after which this
-        trainer is to be restored before it is used.
+        they were before that step of the optimizer, or TrainingDiverged. If `gated`, it raises only StepRefused, after
+        which this trainer has to be restored before it is used.
         """
         with refused() if gated else nullcontext():
             return self._update(
@@ -144,7 +144,7 @@ class Trainer:
     def _score(
         self, samples: Sequence[SampleAssembled], mine: Sequence[int], *, advantages: Sequence[float] | None
     ) -> Scored:
-        """Return what the policy before the step, its teacher and its reference say of this process' samples."""
+        """Return the scores of this process' samples by the policy before the step, its teacher and its reference."""
         teacher = {"reference": self._reference, "ema": self._ema}.get(self._settings.teacher)
         return self._loss.score(
             [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=self._settings.epochs > 1,
@@ -158,7 +158,7 @@ class Trainer:
         )  # fmt: skip
 
     def _take(self, num_steps: int, scored: Scored, *, version: int, rate: float, gate: Gate | None) -> _Taken:
-        """Take the optimizer's steps, each on all samples; one without a token to train on is none."""
+        """Take the optimizer's steps, each on all samples; a step without a token to train on is skipped."""
         taken = _Taken([], [], [])
         for _ in range(num_steps):
             tally, gap_N = self._accumulate(scored)
@@ -171,7 +171,7 @@ class Trainer:
         return taken
 
     def save(self, folder: Path) -> None:
-        """Write the weights for engines, and beside them all that `restore` needs."""
+        """Write the weights for engines, and beside them everything that `restore` needs."""
         self._model.save(folder)
         state = folder / STATE_FOLDER
         state.mkdir(exist_ok=True)
@@ -196,7 +196,7 @@ class Trainer:
     def restore(self, folder: Path | None) -> None:
         """Go on from a checkpoint of this policy, as if this process had made it; None: from its start.
 
-        `folder` is verified already. Nothing is left of what this trainer did before.
+        `folder` is verified already. Nothing of this trainer's former state is kept.
         """
         self._optimizer.state.clear()
         if folder is None:
@@ -221,7 +221,7 @@ class Trainer:
             self._ema = self._saved_ema(state)
 
     def _begin(self) -> None:
-        """Have what goes on from version to version as it is at the policy's start, where the weights are."""
+        """Set the state that carries over as it is at the policy's start, where the weights are."""
         self._ema = self._model.copy() if self._settings.teacher == "ema" else None
         self._schedule = Schedule()
         self._memory = GateMemory()
@@ -309,7 +309,7 @@ class Trainer:
 
 
 def load_options(settings: TrainingSettings, device: str) -> dict[str, Any]:
-    """Return how the settings have a model loaded, whoever trains it."""
+    """Return the options with which the settings have a model loaded, by any trainer."""
     return {
         "lora_rank": settings.lora_rank, "device": device, "seed": settings.seed,
         "dtype": getattr(torch, settings.dtype), "recompute_layers": settings.gradient_checkpointing,
