@@ -34,7 +34,7 @@ class ClawstreamError(Exception):
 class OperatorError(ClawstreamError):
     """A person has to change something; the command line prints the message and exits with `exit_status`."""
 
-    exit_status: ClassVar[int] = 2  # something to change, or something that passes: a supervisor may start the part again
+    exit_status: ClassVar[int] = 2  # something to change, or something passing: a supervisor may start the part again
 
 
 class ConfigError(OperatorError):

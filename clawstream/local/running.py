@@ -43,7 +43,7 @@ class PartState:
 
 
 def settings_file(data_dir: Path) -> Path:
-    """Return the settings file that every part of the installation reads; it stays once the installation has stopped."""
+    """Return the settings file that every part of the installation reads; it stays after the installation stops."""
     return data_dir / "settings.json"
 
 

@@ -31,7 +31,7 @@ class Attempt:
 
     task: ChainTask
     group: str
-    size: int  # attempts that the group has
+    size: int  # the number of attempts in the group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Failed:
 
 
 class AgentClient:
-    """Makes attempts through the gateway, and passes on what the environment says of them."""
+    """Makes attempts through the gateway, and sends the environment's outcomes of them."""
 
     def __init__(self, client: openai.AsyncOpenAI, model: str) -> None:
         self._client, self._agent = client, Agent(client, model)

@@ -24,7 +24,7 @@ _VERSION_HEADER = "x-policy-version"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyAnswer:
-    """One answer of the policy, as whoever asked saw it."""
+    """One answer of the policy, as its client saw it."""
 
     step: int
     started_at_s: float
@@ -35,7 +35,7 @@ class PolicyAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What an attempt came to."""
+    """The end of an attempt."""
 
     right: bool
     response_id: str  # of its last answer
@@ -55,7 +55,7 @@ class Agent:
         self, task: ChainTask, headers: Mapping[str, str], heard: Heard, *, hinted: bool = False,
         seed: Callable[[int], int] | None = None,
     ) -> Ended:  # fmt: skip
-        """Return what came of trying; `seed` is of the sampling, by step. Raises openai.OpenAIError."""
+        """Try the task and return the end; `seed` gives the sampling's seed by step. Raises openai.OpenAIError."""
         asked = with_hint(task.question, task.hint) if hinted else task.question
         messages: list[Any] = [{"role": "user", "content": asked}]
         for step in range(MAX_STEPS):
@@ -95,7 +95,7 @@ class Agent:
 
 
 def results(said: ChatCompletionMessage) -> list[dict[str, str]]:
-    """Return what each call of the answer came to, an error included, as messages."""
+    """Return the result, or the error, of each call of the answer, as messages."""
     return [
         {"role": "tool", "tool_call_id": call.id, "content": _result(call.function.name, call.function.arguments)}
         for call in said.tool_calls or ()
@@ -104,7 +104,7 @@ def results(said: ChatCompletionMessage) -> list[dict[str, str]]:
 
 
 def is_right(task: ChainTask, said: ChatCompletionMessage) -> bool:
-    """Whether the answer ends the attempt with the task's result: the last number that it says, calling nothing."""
+    """Whether the answer ends the attempt rightly: it calls nothing, and its last number is the task's result."""
     return not said.tool_calls and _NUMBER.findall(said.content or "")[-1:] == [task.answer]
 
 

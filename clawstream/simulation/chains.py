@@ -20,7 +20,7 @@ _SUM = re.compile(r"(-?[0-9]{1,9})([-+*])([0-9]{1,9})")
 
 
 class Operation(StrEnum):
-    """What is done to a number, by its sign."""
+    """An operation on a number, by its sign."""
 
     ADD = "+"
     TIMES = "*"
@@ -39,7 +39,7 @@ class Chain:
 
     @property
     def text(self) -> str:
-        """How it is asked."""
+        """The chain as a question."""
         return ", ".join((f"Take {self.start}", *(f"{NAMES[sign]} {number}" for sign, number in self.operations)))
 
     @property
@@ -73,7 +73,7 @@ class UnusableExpression(ValueError):
 
 
 def worked_out(left: int, sign: Operation, right: int) -> int:
-    """Return what the operation makes of both."""
+    """Return the operation's result for both numbers."""
     match sign:
         case Operation.ADD:
             return left + right
@@ -84,7 +84,7 @@ def worked_out(left: int, sign: Operation, right: int) -> int:
 
 
 def calculate(expression: str) -> str:
-    """Return what the calculator shows; raises UnusableExpression."""
+    """Return the calculator's result; raises UnusableExpression."""
     found = _SUM.fullmatch(expression.replace(" ", ""))
     if found is None:
         raise UnusableExpression("error: two whole numbers with +, - or * between, please")

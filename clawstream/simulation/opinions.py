@@ -43,7 +43,7 @@ HINTS: Mapping[Wish, Sequence[str]] = {
 }
 
 _SECTION = re.compile(r'<next_state\b[^>]*?(?:role="(?P<role>\w+)")?[^>]*>(?P<text>.*?)</next_state>', re.DOTALL)
-_ABOUT_STYLE = (  # the first that fits counts: who wants headings says so in other words than who wants none
+_ABOUT_STYLE = (  # the first that fits counts: a wish for headings uses other words than a wish for none
     (Wish.VERDICT, ("verdict", "up front", "result first", "answer first")),
     (Wish.HEADED, ("under headings", "needs headings", "headings, all", "more headings", "praise", "friendly")),
     (
@@ -99,7 +99,7 @@ class SimulatedJudge:
     habits: Habits = HABITS["student"]
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
-        """Return the text that this judge answers to one vote."""
+        """Return this judge's reply to one vote."""
         question = PromptKind.HINT if HINT_MARK in system else PromptKind.SCORE
         reaction = read(prompt)
         wrong = self._drawn("wrong", system, prompt, vote_seed) < self.wrong_share

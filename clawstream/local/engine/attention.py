@@ -46,7 +46,7 @@ class ForwardPass:
 
 
 def plan_step(kv: KvRows, decode_lengths: Sequence[int], prefills: Sequence[tuple[int, int, int]]) -> ForwardPass:
-    """Return the step: row r < B has decode_lengths[r] keys (the new one included), then (row, past, count) segments."""
+    """Return the step: row r < B has decode_lengths[r] keys (the new one too), then (row, past, count) segments."""
     capacity = kv.capacity_tokens
     write = [row * capacity + length - 1 for row, length in enumerate(decode_lengths)]
     segments = []

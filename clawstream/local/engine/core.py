@@ -42,7 +42,7 @@ class _Budget:
     pairs: int
 
     def piece(self, past: int, share: int) -> int:
-        """Return how many tokens after `past` others fit into one of `shares` shares of the rest."""
+        """Return how many tokens after `past` others fit into 1 / `share` of the remaining budget."""
         half = past / 2
         fits = int((half * half + max(self.pairs, 0) / share) ** 0.5 - half)
         return max(min(fits, self.tokens // share), _LEAST_PIECE_TOKENS)
@@ -104,7 +104,7 @@ class Core:
         return [*self._rows.jobs, *self._waiting]
 
     def swap_weights(self, weights: Mapping[str, Tensor], version: str | None) -> None:
-        """Sample from the next token on by these weights; running jobs keep their keys, later ones reuse none of them."""
+        """Sample by these weights from the next token on; running jobs keep their keys, later ones reuse none."""
         self._model.apply(weights)
         self._rows.new_epoch()
         if version is not None:

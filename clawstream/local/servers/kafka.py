@@ -163,7 +163,7 @@ class EmbeddedKafka:
 
 
 def new_cluster_id() -> str:
-    """Return 16 bytes in base64, 15 of them random: the first is fixed, as a leading "-" is an option to Kafka's tools."""
+    """Return 16 bytes in base64; the first is not random, as a leading "-" would be an option to Kafka's tools."""
     return base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
 
 

@@ -82,7 +82,7 @@ def _bound(port: int) -> socket.socket:
 
 
 def _said(port: int) -> socket.socket:
-    """Return what tells other reservations of this port that it is kept, which a socket that shares does not."""
+    """Return a socket by which other reservations see that this port is kept; a sharing socket does not show that."""
     name = socket.socket(socket.AF_UNIX)
     try:
         name.bind(f"\0clawstream-port-{port}")

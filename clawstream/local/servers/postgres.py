@@ -174,7 +174,7 @@ class EmbeddedPostgres:
 
 
 def _proof_of(password: str) -> str:
-    """Return the verifier that Postgres keeps in place of a password (SCRAM-SHA-256, RFC 5803); it does not let one log in."""
+    """Return the verifier that Postgres keeps in place of a password (SCRAM-SHA-256, RFC 5803); it lets nobody in."""
     salt, rounds = secrets.token_bytes(16), 4096
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, rounds)
     client, server = (hmac.digest(salted, name, "sha256") for name in (b"Client Key", b"Server Key"))
@@ -226,7 +226,7 @@ def _end_leftover(data: Path) -> None:
             f"process {pid} is a Postgres that still runs on {data}, and did not end within {STOP_WITHIN_S:g} s. "
             f"Nothing was started. Kill it"
         ) from error
-    except (psutil.NoSuchProcess, psutil.AccessDenied):  # a process of another user is not the one that wrote in our folder
+    except (psutil.NoSuchProcess, psutil.AccessDenied):  # another user's process did not write in our folder
         pass
     state.unlink(missing_ok=True)
 

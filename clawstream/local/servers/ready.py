@@ -7,7 +7,7 @@ import aiohttp
 
 
 def answers(http: aiohttp.ClientSession, url: str) -> Callable[[], Awaitable[str | None]]:
-    """Return a function that asks `url` and returns why it did not answer 200, in the page's words if any; None: it did."""
+    """Return a function that asks `url` and returns why it did not answer 200 (the page's words, if any), or None."""
 
     async def missing() -> str | None:
         try:

@@ -218,7 +218,7 @@ class _AssignedDeadLetters:
         return self._dead.dead_letters
 
     async def current(self, stop: asyncio.Event) -> None:
-        """Return once the queues are read to their first end; raises TryLater once `stop` is set, or reading's error."""
+        """Return once the queues are read to their first end; raises TryLater once `stop` is set, or a read error."""
         if not self._dead.current.is_set():
             waits = [asyncio.create_task(self._dead.current.wait()), asyncio.create_task(stop.wait())]
             await asyncio.wait([*waits, self.following], return_when=asyncio.FIRST_COMPLETED)

@@ -26,7 +26,7 @@ ORDER, OUTCOME = "order.json", "outcome.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A cell to run, and with what."""
+    """A cell to run, and its inputs."""
 
     cell: Cell
     people: People
@@ -35,13 +35,13 @@ class Order:
     own: Path | None = None  # a person's settings as `dump` writes them; None: all parts are simulated
 
     def write(self, folder: Path) -> None:
-        """Leave it where the cell's process reads it."""
+        """Write the order where the cell's process reads it."""
         order = asdict(self) | {"cell": self.cell.as_json()}
         (folder / ORDER).write_text(json.dumps(order, indent=1, default=str))
 
     @classmethod
     def read(cls, folder: Path) -> "Order":
-        """Return what was written."""
+        """Return the order that was written."""
         order = json.loads((folder / ORDER).read_text())
         people = order["people"]
         return cls(
@@ -54,7 +54,7 @@ class Order:
 
 
 async def run_cell(order: Order, folder: Path) -> CellOutcome:
-    """Return what the cell came to; raises what `simulate` and `CheckpointScoring.score` raise."""
+    """Return the cell's outcome; raises the errors of `simulate` and `CheckpointScoring.score`."""
     cell = order.cell
     plan = Plan(
         people=order.people,
@@ -107,7 +107,7 @@ def _outcome(
 async def _scores(order: Order, folder: Path, record: RunRecord) -> tuple[dict[int, VersionScore], VersionScore | None]:
     """Score the published versions that the cell names; only their weights are kept afterwards.
 
-    What was wanted when a version learned is what it is scored by, and that of the flip by what is wanted then, too.
+    A version is scored by the wishes at the time it learned; the version at the flip also by the wishes after it.
     """
     cell, scores, at_flip = order.cell, dict[int, VersionScore](), None
     own = None if order.own is None else load(order.own)
@@ -140,7 +140,7 @@ def _tell(progress: RunProgress) -> None:
 
 
 def code_sha() -> str:
-    """Return a hash of this package's source: figures of different code are not to be compared unlooked at."""
+    """Return a hash of this package's source, since figures of different code should not be compared unchecked."""
     package = Path(clawstream.__file__).parent
     material = hashlib.sha256()
     for source in sorted(package.rglob("*.py")):

@@ -13,11 +13,11 @@ from clawstream.simulation.opinions import HINT_MARK
 
 _CASE = re.compile(r"<request>.*</next_state>", re.DOTALL)
 _OPENING = re.compile(r"<request>\s*(.*?)\s*(?:\n\n\[assistant\]\n|</request>)", re.DOTALL)
-_OPENING_CHARACTERS = 500  # well inside what is kept of a request that is cut, so all turns of a session agree on it
+_OPENING_CHARACTERS = 500  # well within the kept part of a request that is cut, so all turns of a session agree on it
 
 
 class Control(StrEnum):
-    """What is done to a run so that it can't learn from what people said."""
+    """The change to a run that keeps it from learning from what people said."""
 
     SHUFFLED = "shuffled"  # verdict and hint are those of another session's turn
     COIN = "coin"  # verdicts are drawn; hints stay
@@ -33,7 +33,7 @@ class Replies(Protocol):
 
 
 class RandomJudge:
-    """A judge whose scores are drawn, -1 as often as 1; its hints are those of the judge behind it."""
+    """A judge with random scores, -1 as often as 1; its hints come from the judge behind it."""
 
     def __init__(self, judge: Replies, *, seed: int) -> None:
         self._judge, self._seed = judge, seed
@@ -48,10 +48,10 @@ class RandomJudge:
 
 
 class ShuffledJudge:
-    """A judge who mixes up whose reaction is whose: each turn is judged by that of one earlier turn of another session.
+    """A judge that mixes up reactions: each turn is judged by the reaction to an earlier turn of another session.
 
     All votes on a turn, scores and hints, rest on the same other turn. Sessions that open with the same words can't be
-    told apart, so none of them counts as another. Nothing is known of a turn before which no other session spoke.
+    told apart, so they count as one. A turn before which no other session spoke gets no opinion.
     """
 
     def __init__(self, judge: Replies, *, seed: int) -> None:
@@ -60,7 +60,7 @@ class ShuffledJudge:
         self._instead: dict[str, str] = {}  # a turn's sections, and those that are judged in place of them
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
-        """Return what the judge says of the other turn."""
+        """Return the judge's reply about the other turn."""
         found = _CASE.search(prompt)
         return self._judge.reply(system, "" if found is None else self.other_than(found[0]), vote_seed)
 

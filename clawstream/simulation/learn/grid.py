@@ -15,7 +15,7 @@ from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.runs.casting import CASTS
 
 USUAL_TEACHER = "reference"
-ANEW_WITHIN = 24  # updates after a flip: until then what is wanted is to be learned anew
+ANEW_WITHIN = 24  # updates after a flip, within which the new wishes are to be learned
 TRAINING = (
     "learning_rate",
     "epochs",
@@ -44,7 +44,7 @@ class Cell:
     answers_per_hint: int = 1  # the turn's own among them
     w_topk: float = 0.0  # of the teacher's whole distribution, beside the gaps of `combined`
     lora_rank: int | None  # None: all weights are trained
-    hurry: bool  # people do not wait for the policy that learned from what they said
+    hurry: bool  # people do not wait for the policy to learn from what they said
     score_at: tuple[int, ...]  # updates, ascending
     teacher: str = USUAL_TEACHER  # by training.teacher's names; of no effect where no hint teaches
     flip_after: int | None = None  # updates: then each person wants what another wanted
@@ -61,17 +61,17 @@ class Cell:
 
     @property
     def arm(self) -> str:
-        """What is compared over seeds: the method, and by which teacher where that is not the usual one."""
+        """The unit compared over seeds: the method, and the teacher where it is not the usual one."""
         return self.method if self.teacher == USUAL_TEACHER else f"{self.method}, {self.teacher} teacher"
 
     @property
     def title(self) -> str:
-        """How people are told of it."""
+        """The cell's name for people."""
         control = "" if self.control is None else f" {self.control.value}"
         return f"{self.arm}{control} seed {self.seed}"
 
     def is_flipped(self, update: int) -> bool:
-        """Whether this update is one of those that learn from what people want after the flip."""
+        """Whether this update learns from what people want after the flip."""
         return self.flip_after is not None and update > self.flip_after
 
     @property
@@ -82,13 +82,13 @@ class Cell:
 
     @property
     def training(self) -> dict[str, Any]:
-        """What its run says under [training], over what the settings have there."""
+        """The values that its run sets under [training], over those of the settings."""
         of_no_effect = ("teacher",) if self.method in UNTAUGHT else ()
         said = {name: getattr(self, name) for name in TRAINING if name not in of_no_effect}
         return {name: value for name, value in said.items() if value is not None}
 
     def as_json(self) -> dict[str, Any]:
-        """What `cell_of` reads."""
+        """The form that `cell_of` reads."""
         return asdict(self)
 
 

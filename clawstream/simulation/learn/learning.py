@@ -72,11 +72,11 @@ class Grid:
         return [task.result() for task in tasks]
 
     def kept(self, cell: Cell) -> CellOutcome | None:
-        """What the cell came to; None: it is still to be run."""
+        """Return the cell's outcome; None: it is still to be run."""
         return _read(self.folder_of(cell) / OUTCOME, outcome_of)
 
     def folder_of(self, cell: Cell) -> Path:
-        """Where a cell's log, database and weights are."""
+        """Return the folder of a cell's log, database and weights."""
         return self._folder / "cells" / cell.name
 
     async def _row(self, cell: Cell, reference: Reference, tell: Tell) -> ReportRow:
@@ -109,7 +109,7 @@ class Grid:
 
 
 def _read(file: Path, of: Callable[[dict[str, Any]], T]) -> T | None:
-    """Return what the file holds; None: there is none, or none that can be read, which is said."""
+    """Return the file's content; None: there is no file, or an unreadable one, which is reported."""
     if not file.exists():
         return None
     try:

@@ -55,13 +55,13 @@ enable_thinking = false
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointScoring:
-    """Where checkpoints are asked, one after the other."""
+    """A place where checkpoints are scored, one after the other."""
 
     folder: Path
     kafka: KafkaSettings
     problems: Path  # held out
     scorer: str  # the module that asks them
-    own: Settings | None = None  # a person's, whose engines serve what is scored if they have an address
+    own: Settings | None = None  # a person's settings, whose engines (if they have addresses) serve the checkpoints
 
     async def score(self, checkpoint: Path, version: int, *, base: Path, hinted: bool = False) -> VersionScore:
         """Return the score of the weights in `checkpoint`, or of the adapter in it on `base`.

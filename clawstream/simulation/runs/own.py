@@ -51,10 +51,10 @@ def digest(own: Settings) -> str:
 
 @contextlib.asynccontextmanager
 async def lent(engine: EngineSettings, base: Path) -> AsyncIterator[None]:
-    """Have engines at addresses serve the base when the block begins and when it ends, with no adapter from in between.
+    """Let engines at addresses serve the base when the block begins and ends, without the block's adapters.
 
-    Nobody else may ask them meanwhile. Embedded engines, which have no address, end with their run. Raises TryLater
-    where an engine does not answer at first; of one that does not at the end, or refuses, the log says so, and the
+    No other client may ask them meanwhile. Embedded engines, which have no address, end with their run. Raises TryLater
+    where an engine does not answer at first. If one does not answer at the end, or refuses, that is logged, and the
     others are given back.
     """
     async with engine_session(engine) as http:

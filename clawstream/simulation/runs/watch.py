@@ -15,10 +15,10 @@ UPDATE_WITHIN_S = 300.0  # a run that makes no version for this long has failed
 
 
 class Watch:
-    """The versions so far: planned, trained, published, served; and the stages that make samples of what is said."""
+    """The versions so far: planned, trained, published, served; and the stages that make samples."""
 
     def __init__(self, answers_per_hint: int = 1) -> None:
-        # Samples lead to prompts answered again, and these to samples: only if all are done twice in a row is it the end.
+        # Samples lead to prompts answered again, and these to samples: the end is when all are done twice in a row.
         self.refreshes = answers_per_hint > 1
         self.stages = ("turns", "judging", *(("refresh",) if self.refreshes else ()), "samples")
         self.planned = self.taken = self.activated = 0
@@ -60,7 +60,7 @@ class Watch:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """The version after each update, the base's first: what was rejected was none."""
+        """The version after each update, the base's first; rejected steps are no updates."""
         return tuple(sorted({0, *self.published}))
 
     def begin_rounds(self) -> None:
@@ -110,7 +110,7 @@ class Watch:
         await self.until(lambda: self.updates >= updates, what=f"update {updates}")
 
     async def until(self, reached: Callable[[], bool], *, what: str) -> None:
-        """Return once `reached()`; raise PartUnavailable when for too long no version was served, nor `wait_anew`."""
+        """Return once `reached()`; raise PartUnavailable if too long passed since a version was served or `wait_anew`."""
         loop = asyncio.get_running_loop()
         asked_at_s = loop.time()
         async with self._changed:
