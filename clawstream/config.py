@@ -94,7 +94,7 @@ class EngineSettings(Section):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The engines in force: `urls`, or the embedded one."""
+        """The addresses of the engines in force: `urls`, or the embedded engine's."""
         return self.urls or (f"http://127.0.0.1:{self.port}",)
 
     @property
@@ -122,7 +122,7 @@ class PolicySettings(Section):
 
     @property
     def is_named(self) -> bool:
-        """Whether it has an id of its own."""
+        """Whether the policy has an id other than the default."""
         return bool(self.id != type(self).model_fields["id"].default)
 
 
@@ -351,7 +351,7 @@ class TrainingSettings(Section):
 
     @property
     def refreshes(self) -> bool:
-        """Whether prompts of the past are answered anew."""
+        """Whether prompts of the past are answered again."""
         return self.late == "refresh" or self.answers_per_hint > 1
 
     def _is_said(self, name: str) -> bool:
@@ -390,7 +390,7 @@ class TrainingSettings(Section):
 
     @property
     def resolved(self) -> "TrainingSettings":
-        """The same with all that is derived said, so that it means the same whatever is derived later."""
+        """The same settings with every derived value written out, so that later releases read them alike."""
         return self if self.w_topk is not None else self.model_copy(update={"w_topk": float(self._can_diverge)})
 
     @property
@@ -515,7 +515,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment goes before the file, which `load` passes as arguments, unless the file shuts it out."""
+        """Put the environment before the file (which `load` passes as arguments), unless the file shuts it out."""
         if init_settings().get("environment") is False:
             return (init_settings,)
         return _Environment(settings_cls), init_settings
@@ -558,7 +558,7 @@ def load(path: Path | None) -> Settings:
 
 
 def _origin(location: tuple[int | str, ...], path: Path | None, values: Mapping[str, Any]) -> str:
-    """Where the value was said: a variable, which overrides the file, or the file."""
+    """Return where the value was set: by a variable, which overrides the file, or in the file."""
     names = [PREFIX + "__".join(map(str, location[:depth])).upper() for depth in (1, 2)] if location else []
     if values.get("environment") is not False:
         for name in os.environ:
@@ -580,7 +580,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown_variables() -> None:
-    """A variable that overrides nothing is a typing error."""
+    """Refuse CLAWSTREAM_* variables that override nothing, as they are typing errors."""
     fields = Settings.model_fields
     known = {f"{PREFIX}{name}".upper() for name in fields}
     for name, field in fields.items():
@@ -602,12 +602,12 @@ def _problem(item: dict[str, object]) -> str:
         return f"unknown key {key}: remove it, or see `clawstream config` for the keys there are"
     found = item.get("input")
     hidden = isinstance(found, dict) or "@" in repr(found) or key.endswith(("api_key", "password"))
-    where = f"{key}: " if key else ""  # no key: it is about several
+    where = f"{key}: " if key else ""  # no key: the error is about several
     return f"{where}{item.get('msg')}" + ("" if hidden else f" (found {found!r})")
 
 
 def dump(settings: Settings) -> str:
-    """Return the settings as JSON that `load` reads, passwords in clear; no variable overrides it any more."""
+    """Return the settings as JSON that `load` reads, passwords in clear; no variable overrides that JSON."""
     return json.dumps(_revealed(settings.model_dump() | {"environment": False}))
 
 
@@ -627,7 +627,7 @@ def _revealed(value: object) -> object:
 
 
 def quiet_transformers() -> None:
-    """Let transformers, once imported, tell errors only; its advice is for people who write models."""
+    """Let transformers, once imported, log errors only; its advice is for people who write models."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 

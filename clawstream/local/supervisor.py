@@ -45,7 +45,7 @@ class Patience:
     start_tries: int = 3  # a part that dies this often before it was ever ready or steady ends the whole
 
     def restart_wait_s(self, quick_deaths: int) -> float:
-        """Return how long to wait before restarting a part that died soon after each of its last `quick_deaths` starts."""
+        """Return how long to wait before restarting a part that died soon after its last `quick_deaths` starts."""
         if quick_deaths <= 1:
             return 0.0 if quick_deaths == 0 else self.first_wait_s
         return min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(quick_deaths - 1, 32))

@@ -44,7 +44,7 @@ STAGES = (
     "project",
     GROUP,
 )  # each reads as a group of its own name; the trainer reads without a group
-REFRESHING = ("refresh",)  # where prompts are answered anew
+REFRESHING = ("refresh",)  # where prompts are answered again
 GROUPED = ("trajectories", "groups")  # where groups are trained on
 NUM_VERDICTS = 5
 LOG_WITHIN_S = 20.0

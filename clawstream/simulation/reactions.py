@@ -163,7 +163,7 @@ def ask(task: PersonTask, rng: random.Random) -> str:
 
 
 def impression(task: PersonTask, answer: str) -> Impression:
-    """Return how `answer` strikes whoever asked; the look comes before the number, as it does to the eye."""
+    """Return how `answer` strikes the asker; its look counts before its number, as it does to the eye."""
     if not _LOOKS_RIGHT[task.wish](task, answer):
         return Impression.OFF_STYLE
     if not _is_right(task, answer):

@@ -155,7 +155,7 @@ class StudentPool(Generic[T]):
     ) -> None:  # fmt: skip
         self._student, self._seed, self._flipped = student, seed, flipped
         self._plan: Iterator[tuple[int, T]] = enumerate(
-            itertools.cycle(sums) if isinstance(sums, Sequence) else sums  # whoever makes them says when they end
+            itertools.cycle(sums) if isinstance(sums, Sequence) else sums  # the caller decides when sessions end
         )
         if num_sessions is not None:
             self._plan = itertools.islice(self._plan, num_sessions)

@@ -1,7 +1,7 @@
-"""Who may use the embedded broker: whoever has the password in its folder, which this user alone can read.
+"""Who may use the embedded broker: clients with the password in its folder, which only this user can read.
 
-Clients prove that they have it (SCRAM) and do not send it, so a stranger who listens on the port of a broker that is
-down learns nothing. The controller's port is for the broker itself, by a password that changes with each start.
+Clients prove that they have the password (SCRAM) and do not send it, so a stranger who listens on the port of a broker
+that is down learns nothing. The controller's port is for the broker itself, by a password that changes with each start.
 """
 
 import secrets
@@ -20,7 +20,7 @@ _MODULES = "org.apache.kafka.common.security"
 
 
 def new_password() -> str:
-    """Return one that needs no quoting anywhere."""
+    """Return a password that needs no quoting anywhere."""
     return secrets.token_hex(24)
 
 
@@ -33,7 +33,7 @@ def password_in(folder: Path) -> str | None:
 
 
 def keep_password(folder: Path, password: str) -> None:
-    """Let `password_in` find it."""
+    """Store the password where `password_in` finds it."""
     write_private(folder / _KEPT_IN, password)
 
 

@@ -40,7 +40,7 @@ CHAT_TEMPLATE = """\
 
 
 def core(words: tuple[str, ...] = ()) -> Tokenizer:
-    """Return what encodes and decodes; the same vocabulary, in the same order, each time. `words` are tokens too."""
+    """Return the encoder and decoder; its vocabulary is the same, in the same order, each time. `words` are tokens."""
     characters = [c for c in string.printable if c not in "\r\x0b\x0c"]
     made = Tokenizer(
         models.WordLevel(
@@ -58,8 +58,8 @@ def core(words: tuple[str, ...] = ()) -> Tokenizer:
 
 @cache
 def build(words: tuple[str, ...] = ()) -> "PreTrainedTokenizerFast":
-    """Return the tokenizer as transformers has them."""
-    from transformers import PreTrainedTokenizerFast  # seconds of imports, which whoever asks for a digest needs not
+    """Return the tokenizer in transformers' form."""
+    from transformers import PreTrainedTokenizerFast  # seconds of imports, which a digest does not need
 
     return PreTrainedTokenizerFast(
         tokenizer_object=core(words),

@@ -23,8 +23,9 @@ _GROUPS_TOPIC = "clawstream.groups.v1"
 async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch, log: KafkaLog) -> None:
     """Let people ask for one batch after the other, each answered by the policy trained on all earlier batches.
 
-    Less than a batch is left over when they ask, and a session gives one sample at most, where no answers are given
-    anew: so no more batches are planned than are missing. Raises PartUnavailable where too few of them are to be had.
+    Less than a batch of samples is left over when they ask, and a session gives one sample at most where no prompts are
+    answered again, so no more batches are planned than are missing. Raises PartUnavailable where too few batches come
+    about.
     """
     enough = cast.batch_samples
     while (missing := target - watch.updates) > 0:

@@ -87,7 +87,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """How far the run is, for whoever watches it."""
+    """The progress of a run, for its watchers."""
 
     phase: str
     update: int = 0
@@ -270,17 +270,17 @@ async def _teach(
 
 
 def _next_stop(plan: Plan, reached: int) -> int:
-    """After which update people are stopped next: for a score, for a flip, or for good."""
+    """Return after which update people are stopped next: for a score, for a flip, or for good."""
     flips = () if plan.flip_after is None or plan.flip_after <= reached else (plan.flip_after,)
     every = plan.score_every or plan.updates
     return min(plan.updates, (reached // every + 1) * every, *flips)
 
 
 def _free_until(plan: Plan, target: int) -> int:
-    """Until which update people ask on while weights are trained.
+    """Return the update up to which people ask on while weights are trained.
 
-    By when an update is served they have said enough for the next one, so before a score the last one is asked for
-    batch by batch.
+    When an update is served, people have already said enough for the next one. So before a score, the last update is
+    asked for batch by batch.
     """
     return target if plan.patient or plan.score_every is None else target - 1
 

@@ -110,7 +110,7 @@ class Watch:
         await self.until(lambda: self.updates >= updates, what=f"update {updates}")
 
     async def until(self, reached: Callable[[], bool], *, what: str) -> None:
-        """Return once `reached()`; raise PartUnavailable if too long passed since a version was served or `wait_anew`."""
+        """Return once `reached()`; raise PartUnavailable if for too long no version is served and `wait_anew` not called."""
         loop = asyncio.get_running_loop()
         asked_at_s = loop.time()
         async with self._changed:

@@ -27,7 +27,7 @@ from clawstream.training.models.unread import unread
 
 
 class Adapter(nn.Module):
-    """What is added to what a matrix gives; the few numbers between the factors are all that is exchanged for it."""
+    """The addition to a matrix's output; only the few numbers between the two factors are exchanged for it."""
 
     def __init__(
         self, weight_OC: Tensor, place: ParameterSource, group: dist.ProcessGroup, *, rank: int, scale: float,
@@ -38,14 +38,14 @@ class Adapter(nn.Module):
         self.down = nn.Parameter(torch.zeros(count * rank, weight_OC.shape[1]))
         self.up = nn.Parameter(torch.zeros(weight_OC.shape[0], rank))
         self._by_row, self._by_sequence, self._group, self._scale = place.axis == 0, by_sequence, group, scale
-        self._dtype = dtype  # of its products
+        self._dtype = dtype  # the precision of its products
         whole = self.down if self._by_row else self.up
         whole.sequence_parallel = by_sequence  # type: ignore[attr-defined]  # then each process sees other tokens
         if self._by_row:
             self.register_buffer("_of_OP1", _matrices(place, group.rank()).unsqueeze(2), persistent=False)
 
     def forward(self, arrived: Tensor) -> Tensor:
-        """Return what to add, cut as the matrix' own output is."""
+        """Return the addition, cut as the matrix' own output is."""
         exchange = {
             (True, False): copy_to_tensor_model_parallel_region,
             (True, True): gather_from_sequence_parallel_region,
@@ -69,7 +69,7 @@ def adapt(
     stage: nn.Module, places: Mapping[str, ParameterSource], group: dist.ProcessGroup, *, rank: int, scale: float,
     by_sequence: bool, dtype: torch.dtype,
 ) -> dict[str, ParameterSource]:  # fmt: skip
-    """Freeze the stage under adapters of its layers' matrices; return the place of each of their parameters."""
+    """Freeze the stage and put adapters on its layers' matrices; return the place of each adapter parameter."""
     stage.requires_grad_(False)
     found: dict[str, ParameterSource] = {}
     for name, place in places.items():
@@ -86,8 +86,8 @@ def adapt(
 
 
 def as_begun(folder: Path, rank: int, seed: int) -> PeftModel:
-    """Return the adapter that TorchModel begins with, on a model of the folder's shapes whose numbers are anything."""
-    return with_adapter(unread(folder), rank, seed)  # peft draws where the weights are: in main memory
+    """Return the adapter that TorchModel begins with, made on a model of the folder's shapes with arbitrary weights."""
+    return with_adapter(unread(folder), rank, seed)  # peft draws random numbers where the weights lie: in main memory
 
 
 def _factors(place: ParameterSource, rank: int) -> dict[str, ParameterSource]:

@@ -11,13 +11,13 @@ from torch.nn import functional
 
 
 def part(whole: Tensor, copies: dist.ProcessGroup) -> Tensor:
-    """Return the numbers [n] of a contiguous tensor that this copy keeps, themselves."""
+    """Return the part [n] of a contiguous tensor that this copy keeps, as a view."""
     size = _size(whole.numel(), copies)
     return whole.view(-1)[copies.rank() * size : (copies.rank() + 1) * size]
 
 
 def spread(whole: Tensor, copies: dist.ProcessGroup) -> None:
-    """Have in every copy's tensor the numbers that each of them has in its own part."""
+    """Fill every copy's tensor with the parts that the other copies keep."""
     if copies.size() == 1:
         return
     mine = _padded(part(whole, copies), whole.numel(), copies)
@@ -27,7 +27,7 @@ def spread(whole: Tensor, copies: dist.ProcessGroup) -> None:
 
 
 def together(mine: Tensor, shape: torch.Size, copies: dist.ProcessGroup, rank: int) -> Tensor | None:
-    """Return the tensor of this shape whose parts the copies have, on the copy that is named; None on the others."""
+    """Return the whole tensor of this shape on the named copy, from all copies' parts; None on the others."""
     padded = _padded(mine, shape.numel(), copies)
     parts = [torch.empty_like(padded) for _ in range(copies.size())] if copies.rank() == rank else None
     dist.gather(padded, parts, dst=dist.get_global_rank(copies, rank), group=copies)

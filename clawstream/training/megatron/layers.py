@@ -61,20 +61,20 @@ class Norm(nn.Module):
         self._epsilon = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return it normalised along the last axis."""
+        """Return the input normalised along the last axis."""
         exact = hidden.float()
         exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self._epsilon)
         return self.weight * exact.to(hidden.dtype)
 
 
 class Exact(nn.Module):
-    """In place of a head's norm: Megatron rotates heads in the precision that they come in."""
+    """Replaces a head's norm: Megatron rotates heads in the precision that they come in."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
     def forward(self, heads: Tensor) -> Tensor:
-        """Return them in float32."""
+        """Return the heads in float32."""
         return heads.float()
 
 
@@ -109,7 +109,7 @@ class Attention(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Angles from given frequencies, in place of those that Megatron can work out itself."""
+    """Rotary angles from given frequencies, in place of Megatron's own."""
 
     def __init__(self, frequency_D: Tensor, tensor: int) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def read_by(stage: nn.Module, reading: PiecewiseCache) -> Iterator[None]:
 
 
 class Gpt(GPTModel):  # type: ignore[misc]
-    """Megatron's model up to what its head multiplies: the head is applied to few of the tokens, elsewhere."""
+    """Megatron's model up to the head's input: the head is applied elsewhere, to few of the tokens."""
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         return hidden_states
@@ -198,7 +198,7 @@ def _config(shape: Shape, sizes: Sizes, dtype: torch.dtype) -> TransformerConfig
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
         use_cpu_initialization=True,
-        perform_initialization=False,  # weights are read at once
+        perform_initialization=False,  # weights are read right after
         params_dtype=torch.float32,
         pipeline_dtype=torch.float32,
         autocast_dtype=dtype,  # read by Column and Row alone

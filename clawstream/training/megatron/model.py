@@ -44,7 +44,7 @@ from clawstream.training.step.sharing import shares
 
 def join(sizes: Sizes) -> None:
     """Make Megatron's process groups of torch.distributed's processes, in place of those that there were."""
-    for group in parallel_state._global_process_group_list or ():  # noqa: SLF001  # it forgets them; their threads stay
+    for group in parallel_state._global_process_group_list or ():  # noqa: SLF001  # Megatron forgets its groups; their threads stay
         if group is not None:
             dist.destroy_process_group(group)
     parallel_state.destroy_model_parallel()
@@ -52,7 +52,7 @@ def join(sizes: Sizes) -> None:
 
 
 class MegatronModel(Model):
-    """What this process holds of a model: some layers, and of those some rows or columns."""
+    """This process' part of a model: some layers, and of those some rows or columns."""
 
     def __init__(self, folder: Path, stage: Any, shape: Shape, sizes: Sizes, device: torch.device) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class MegatronModel(Model):
         self._last = self._pipeline.rank() == self._pipeline.size() - 1
         self._rows = vocabulary.VocabularyRows.of(self._tensor, shape.vocabulary)
         self._places = _places(shape, sizes, self._pipeline.rank())
-        self._adapter: PeftModel | None = None  # what its files say of it; its numbers are in `trained`
+        self._adapter: PeftModel | None = None  # the adapter's configuration; its weights are in `trained`
         self.trained = dict(stage.named_parameters())
         assert self.trained.keys() == self._places.keys(), self.trained.keys() ^ self._places.keys()
 
@@ -98,17 +98,17 @@ class MegatronModel(Model):
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes what is written once."""
+        """Whether this process writes the files that are written once."""
         return dist.get_rank() == 0
 
     @cached_property
     def moved(self) -> Mapping[str, nn.Parameter]:
-        """Return what this process' optimizer is to move of each trained weight: this copy's part of it."""
+        """Return the tensors that this process' optimizer moves: this copy's part of each trained weight."""
         return {name: nn.Parameter(part(p.data, self._data)) for name, p in self.trained.items()}
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Have the trained weights' gradients where they are moved; afterwards they are moved in every copy."""
+        """Put the gradients where the weights are moved; after the block the moved weights are in every copy."""
         for name, parameter in self.trained.items():
             assert parameter.grad is not None, "they were summed over all processes"
             self.moved[name].grad = part(parameter.grad.contiguous(), self._data)
@@ -122,7 +122,7 @@ class MegatronModel(Model):
         return self.look(suffixes).logp_BT
 
     def look(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> Look:
-        """Return the same, and more of each place; `among` [T, K] names tokens to score beside those of each row."""
+        """Return a `Look` at each place; `among` [T, K] names tokens to score beside those of each row."""
         answers = Answers(suffixes, self.device, None)
         ids_NE = answers.target_N.unsqueeze(1)
         if among is not None:
@@ -138,7 +138,7 @@ class MegatronModel(Model):
 
     @torch.no_grad()
     def glance(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[Glance]:
-        """Return what the current weights say at each place of each response, in order, without gradient."""
+        """Return a `Glance` at each response by the current weights, in order, without gradient."""
 
         def glanced(group: list[Suffix]) -> list[list[Tensor]]:
             look = self.look(group)
@@ -150,7 +150,7 @@ class MegatronModel(Model):
 
     @contextmanager
     def reading(self, mask_BL: Tensor) -> Iterator[Read]:
-        """Read rows piece by piece, none of it twice: what is read first has the mask's shape, and 0 where it pads."""
+        """Read rows piece by piece, no token twice; the first piece has the mask's shape, and 0 marks padding."""
         reading = PiecewiseCache(mask_BL)
 
         def read(ids_BL: Tensor) -> Tensor:
@@ -227,11 +227,11 @@ class MegatronModel(Model):
         return self._totals(values if counts else [0.0] * len(values))
 
     def together(self, found: Mapping[int, T]) -> dict[int, T]:
-        """Return what all processes found of what `share` dealt out."""
+        """Return the results of all processes for the samples that `share` dealt out."""
         return exchange.together(found)
 
     def agreed(self, values: Tensor) -> Tensor:
-        """Return the values of the process that leads, in every process; what it does by them is then the same."""
+        """Return the leading process' values in every process, so that all act alike."""
         return exchange.agreed(values)
 
     def clip(self, max_norm: float) -> float:
@@ -269,7 +269,7 @@ class MegatronModel(Model):
             self._take(Folder(folder))
 
     def _adapt(self, adapter: PeftModel) -> None:
-        """Train the adapter from here on, and nothing else."""
+        """From here on train only the adapter."""
         config = adapter.peft_config["default"]
         self._places = adapt(
             self._stage, self._places, self._tensor,
@@ -341,7 +341,7 @@ class MegatronModel(Model):
         return not place.copied and (place.axis is not None or self._tensor.rank() == 0)
 
     def _counted(self, tensors: Weights) -> Iterator[tuple[str, Tensor]]:
-        """Return of tensors like the trained weights the numbers here that no other process counts."""
+        """Return, of tensors shaped like the trained weights, the numbers that only this process counts."""
         return ((name, value.detach()) for name, value in tensors.items() if self._counts(name))
 
     def _totals(self, values: Sequence[float]) -> list[float]:
@@ -351,7 +351,7 @@ class MegatronModel(Model):
         return [float(value) for value in total.tolist()]
 
     def _hidden(self, ids_BL: Tensor) -> Tensor:
-        """Return what this stage makes of the rows [L, B, H]; of its tokens alone where they are cut by sequence."""
+        """Return this stage's output [L, B, H] for the rows; only its own tokens where they are cut by sequence."""
         short = -ids_BL.shape[1] % self._sizes.tensor
         if self._sizes.by_sequence and short:
             ids_BL = functional.pad(ids_BL, (0, short))
@@ -400,7 +400,7 @@ class MegatronModel(Model):
         self, dtypes: Sequence[torch.dtype], suffixes: Sequence[Suffix],
         scored: Callable[[list[Suffix]], list[list[Tensor]]], budget_tokens: int, tail: tuple[int, ...],
     ) -> list[list[Tensor]]:  # fmt: skip
-        """Return what the last stage scores of each suffix, [T, *tail] each, to every process of this copy."""
+        """Return the last stage's scores of each suffix, [T, *tail] each, in every process of this copy."""
         groups = micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens)
         found: dict[int, list[Tensor]] = {}
 
@@ -423,7 +423,7 @@ class MegatronModel(Model):
         return told
 
     def _tell(self, values: Tensor) -> None:
-        """Have the last stage's values in all stages."""
+        """Send the last stage's values to all stages."""
         dist.broadcast(values, dist.get_global_rank(self._pipeline, self._pipeline.size() - 1), group=self._pipeline)
 
 

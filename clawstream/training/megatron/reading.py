@@ -25,7 +25,7 @@ class PiecewiseCache:
 
     @contextmanager
     def piece(self, num_tokens: int) -> Iterator[None]:
-        """Read so many tokens more of each row; those that only fill up its length are seen and kept by none."""
+        """Read `num_tokens` more of each row; tokens that only fill up its length are neither seen nor kept."""
         self._num_next = num_tokens
         yield
         self._seen.clear()

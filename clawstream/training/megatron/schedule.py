@@ -11,7 +11,7 @@ from torch import Tensor
 def run(
     stage: Any, groups: Sequence[Sequence[int]], step: Callable[[Sequence[int]], Tensor], *, forward_only: bool
 ) -> None:
-    """Take each group through all stages, all of whose processes call this.
+    """Take each group through all stages; every process of every stage calls this.
 
     `step` computes this stage's part: what the next one goes on with, or on the last one the sum to go backward from.
     """

@@ -67,7 +67,7 @@ class Shape:
 
 
 def shape_of(folder: Path, config: Any) -> Shape:
-    """Return the shape; raises ConfigError for what would be computed otherwise than transformers does."""
+    """Return the shape; raises ConfigError for a model that would be computed otherwise than by transformers."""
     if config.model_type not in _FAMILIES:
         raise _refused(folder, f"model_type = {config.model_type!r}", f"one of {', '.join(sorted(_FAMILIES))}")
     for name in ("attention_bias", "mlp_bias"):
