@@ -91,7 +91,7 @@ def rows_of(records: Iterable[Arrived]) -> list[TableRow]:
         if not isinstance(record, Undecodable):
             try:
                 made = row(record)
-            except Exception as error:  # noqa: BLE001  # as in the runner: such a record would break each projector in turn
+            except Exception as error:  # noqa: BLE001  # as in the runner: it would break each projector in turn
                 errors[DeadLetterId(GROUP, record.topic, record.partition, record.offset)] = error
             else:
                 found += [] if made is None else [made]

@@ -110,7 +110,7 @@ class Watch:
         await self.until(lambda: self.updates >= updates, what=f"update {updates}")
 
     async def until(self, reached: Callable[[], bool], *, what: str) -> None:
-        """Return once `reached()`; raise PartUnavailable if for too long no version is served and `wait_anew` not called."""
+        """Return once `reached()`; raise PartUnavailable after too long without a version served or a `wait_anew`."""
         loop = asyncio.get_running_loop()
         asked_at_s = loop.time()
         async with self._changed:

@@ -44,7 +44,7 @@ from clawstream.training.step.sharing import shares
 
 def join(sizes: Sizes) -> None:
     """Make Megatron's process groups of torch.distributed's processes, in place of those that there were."""
-    for group in parallel_state._global_process_group_list or ():  # noqa: SLF001  # Megatron forgets its groups; their threads stay
+    for group in parallel_state._global_process_group_list or ():  # noqa: SLF001  # it forgets its groups; their threads stay
         if group is not None:
             dist.destroy_process_group(group)
     parallel_state.destroy_model_parallel()
