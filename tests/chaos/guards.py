@@ -149,14 +149,14 @@ def _go_on_where_we_were() -> None:
         return
 
     async def assigned(self: Any, committed: Mapping[PartitionId, Commit | None]) -> Mapping[PartitionId, int]:
-        kept = dict(self._shares)
+        kept = dict(self._partitions)
         starts = dict(await assign(self, committed))
-        for number in kept.keys() & self._shares.keys():
-            share = kept[number]
-            self._shares[number].end()
-            self._shares[number] = share
-            self.member.resume(share.places)
-            starts |= {place: max(starts[place], share.read_up_to(place)) for place in share.places}
+        for number in kept.keys() & self._partitions.keys():
+            partition = kept[number]
+            self._partitions[number].end()
+            self._partitions[number] = partition
+            self.member.resume(partition.places)
+            starts |= {place: max(starts[place], partition.read_up_to(place)) for place in partition.places}
         return starts
 
     _Worker.revoked = revoked  # type: ignore[method-assign, assignment]
