@@ -22,7 +22,8 @@ from tests.parts.training.parallel.conftest import QUESTIONS
 TENSOR = Sizes(processes=2, tensor=2)
 PIPELINE = Sizes(processes=2, pipeline=2)
 DATA = Sizes(processes=2)
-pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
+# Slow, as CI alone installs the extra `megatron`; the processes' first imports take half a minute on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 CUTS = [
     pytest.param(TENSOR, id="tensor"),
     pytest.param(PIPELINE, id="pipeline"),
@@ -43,7 +44,6 @@ def suffixes() -> list[Suffix]:
     return [Suffix(tokens(prompt), tokens(response), temperature) for prompt, response, temperature in LENGTHS]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sizes", CUTS)
 @pytest.mark.parametrize("family", families.CONFIGS)
 def test_log_probs_and_likeliest_tokens_are_transformers_own(
@@ -66,7 +66,6 @@ def test_log_probs_and_likeliest_tokens_are_transformers_own(
             assert all(len(set(row)) == len(row) for row in top.ids_TK.tolist())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sizes", CUTS)
 @pytest.mark.parametrize("family", families.CONFIGS)
 def test_answers_are_written_token_by_token_as_transformers_writes_them(
@@ -81,7 +80,6 @@ def test_answers_are_written_token_by_token_as_transformers_writes_them(
     assert two.ask(f"{QUESTIONS}:written", questions, 11, 64) == [expected, expected]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sizes", CUTS)
 @pytest.mark.parametrize("family", families.CONFIGS)
 def test_an_exported_model_has_the_bytes_that_it_was_loaded_from(
@@ -108,7 +106,6 @@ def test_what_is_published_is_as_exact_as_the_base(two: Processes, tmp_path: Pat
     assert {read().dtype for read in after.values()} == {torch.bfloat16}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sizes", CUTS)
 @pytest.mark.parametrize("family", families.CONFIGS)
 def test_entropies_and_gradients_are_those_of_the_whole(
@@ -156,7 +153,6 @@ def assert_looked(answers: list[Any], look: Look, whole: TorchModel, sizes: Size
         torch.testing.assert_close(gradients[name], expected, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sizes", CUTS)
 @pytest.mark.parametrize("family", families.CONFIGS)
 def test_an_adapter_begins_says_and_learns_as_pefts_does(
@@ -242,7 +238,6 @@ def test_a_model_that_cannot_be_cut_so_is_refused(models: dict[str, Path]) -> No
         refuse_uneven(models["qwen3"], shape, Sizes(processes=4, pipeline=4))
 
 
-@pytest.mark.slow
 def test_processes_that_are_cut_anew_keep_no_groups_of_the_cut_before(two: Processes) -> None:
     cuts = [TENSOR, PIPELINE, DATA]
 

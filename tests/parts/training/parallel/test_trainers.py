@@ -346,6 +346,7 @@ def test_settings_that_no_trainer_can_follow_are_refused(changes: dict[str, obje
         settings_of(changes)
 
 
+@pytest.mark.slow  # it needs the extra `megatron`, which CI alone installs
 def test_a_trainer_that_cannot_compute_here_is_refused_before_it_starts(base: Path) -> None:
     with pytest.raises(ConfigError, match="needs a GPU for each of its processes"):
         refuse_what_cannot_be(base, settings_of(TENSOR))
