@@ -1,7 +1,8 @@
 """The log on Kafka.
 
 The one rule: an acknowledged event stays, in the order in which it was written, by key. Callers name topics and groups
-without the installation's prefix.
+without the installation's prefix. The file has over 400 lines, as reading, writing and groups share one connection and
+its errors.
 """
 
 import asyncio

@@ -31,7 +31,7 @@ RUNS = (
 
 async def asked(url: str, folder: Path, run: tuple[str, ...]) -> tuple[int | None, str]:
     """The exit status of schemathesis, and what it said."""
-    root = str(Path(unsaid.__file__).parents[2])
+    root = str(Path(unsaid.__file__).parents[3])
     arguments = [
         *("run", f"{url}/openapi.json", "--header", f"Authorization: Bearer {KEY}", "--checks", "all", *run),
         *("--max-examples", str(EXAMPLES), "--seed", "1", "--generation-database", "none", "--no-color"),
