@@ -39,7 +39,7 @@ from clawstream.events import (
 )
 from clawstream.groups.stage import GROUPS_TOPIC, groups_stages
 from clawstream.inference.engines.engine import EngineRefused, ScoreRequest, Scores
-from clawstream.inference.judges.judge_client import JudgeReply
+from clawstream.inference.judge_client import JudgeReply
 from clawstream.judging.stage import judging_stage
 from clawstream.refresh.stage import Policy, refresh_stage
 from clawstream.samples.joining import SampleRules, TeacherRule

@@ -17,8 +17,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from sqlalchemy.engine import make_url
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers.access import listeners
-from clawstream.local.servers.kafka import EmbeddedKafka, answers, server_properties
+from clawstream.local.servers.kafka import EmbeddedKafka, answers, listeners, server_properties
 from clawstream.local.servers.ports import reserved
 from clawstream.local.servers.postgres import EmbeddedPostgres
 

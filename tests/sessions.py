@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from clawstream.conversation.continuing import Renderer, Request, continue_prompt
-from clawstream.conversation.echoes import ShownAnswer, answered, find_echoes
+from clawstream.conversation.continuing import Renderer, Request, ShownAnswer, answered, continue_prompt, find_echoes
 from clawstream.conversation.history import Parent, WholeRequest, shorten
 from clawstream.events import (
     Event,

@@ -14,13 +14,12 @@ import typer
 from rich.console import Console
 
 from clawstream import __version__
-from clawstream.cli import audit, dlq, keys, launch, policy, read, stages, status, topics, up
+from clawstream.cli import audit, dlq, keys, launch, policy, read, replay, stages, status, topics, up
 from clawstream.cli.learning import demo, learn
 from clawstream.cli.openclaw import command
 from clawstream.cli.process import Context, harmless
-from clawstream.cli.replaying import replay
 from clawstream.errors import OperatorError, TryLater
-from clawstream.local.extras import how_to_install
+from clawstream.resources import how_to_install
 
 app = typer.Typer(
     name="clawstream",

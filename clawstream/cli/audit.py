@@ -14,8 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from clawstream.cli.process import Context, leave_what_is_loaded, log_to_stderr
-from clawstream.cli.servers import broker, database
+from clawstream.cli.process import Context, broker, database, leave_what_is_loaded, log_to_stderr
 from clawstream.errors import OperatorError
 from clawstream.layout import show
 

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clawstream import layout
-from clawstream.cli.process import Context, log_to_stderr
-from clawstream.cli.servers import broker
+from clawstream.cli.process import Context, broker, log_to_stderr
 
 if TYPE_CHECKING:
     from clawstream.stream.dead_letters.records import DeadLetter, Fate

@@ -140,7 +140,7 @@ async def _running(
 
 
 def _part(server: SglangServer, http: "aiohttp.ClientSession") -> "Part":
-    from clawstream.local.servers.ready import answers
+    from clawstream.local.servers.server_process import answers
     from clawstream.local.supervisor import Part
 
     return Part(name=server.name, command=server.command, missing=answers(http, f"{server.url}/health"))

@@ -14,14 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from clawstream import layout
-from clawstream.cli.process import Context, harmless, log_to_stderr
-from clawstream.cli.servers import broker
+from clawstream.cli.process import Context, broker, harmless, log_to_stderr
 from clawstream.config import KafkaSettings, Settings
 from clawstream.errors import OperatorError
 
 if TYPE_CHECKING:
     from clawstream.events import Event, RollbackAsked, VersionPinned
-    from clawstream.monitoring.versions import VersionFacts
+    from clawstream.monitoring.policy import VersionFacts
     from clawstream.stream.kafka.kafka_log import KafkaLog
 
 Asked = TypeVar("Asked", "RollbackAsked", "VersionPinned")
@@ -64,7 +63,7 @@ def list_versions(context: typer.Context, as_json: _JSON = False) -> None:
 @policy.command()
 def show(context: typer.Context, version: _VERSION, as_json: _JSON = False) -> None:
     """Show one version: the figures of its step, the samples of its plan, and the versions that it was made of."""
-    from clawstream.monitoring.versions import ancestors
+    from clawstream.monitoring.policy import ancestors
 
     known, _ = _told(_settings(context))
     one = _known(known, version)
@@ -95,7 +94,7 @@ def rollback(context: typer.Context, version: _VERSION, as_json: _JSON = False) 
     their optimizer, under a number of its own. Nothing is stopped, and nothing that was said is taken back.
     """
     from clawstream.events import RollbackAsked
-    from clawstream.monitoring.versions import newest
+    from clawstream.monitoring.policy import newest
 
     settings = _settings(context)
 
@@ -236,7 +235,7 @@ def _ask(settings: Settings, asking: "Callable[[dict[int, VersionFacts], Sequenc
 
 async def _both(settings: Settings, kafka: KafkaSettings) -> "tuple[dict[int, VersionFacts], list[Event]]":
     from clawstream.events import PolicyEvent
-    from clawstream.monitoring.versions import versions
+    from clawstream.monitoring.policy import versions
     from clawstream.stream.kafka.connect import connected
 
     async with connected(kafka, client_id="policy") as log:

@@ -1,20 +1,59 @@
-"""What every command shares: its settings, its log lines, and stopping on a signal."""
+"""What every command shares: its settings, its log lines, the servers it looks at, and stopping on a signal."""
 
 import asyncio
 import gc
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
 from rich.markup import escape
 
-from clawstream.cli.log_lines import Seldom
-from clawstream.config import Settings, load, quiet_transformers
+from clawstream.config import KafkaSettings, Settings, load, quiet_transformers
+from clawstream.errors import PartUnavailable
+
+EVERY_S = 10.0
+_MOST_KNOWN = 1000  # lines; a template is one, whatever is put into it
+
+
+@dataclass(slots=True)
+class _LinesSaid:
+    at_s: float
+    num_left_out: int = 0
+
+
+class Seldom(logging.Filter):
+    """Lets each line of a logger and those below it through once in `every_s`, with how many were left out since.
+
+    While a broker is away aiokafka says the same of each attempt of each client: hundreds of lines a second.
+    """
+
+    def __init__(self, name: str, *, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(name)
+        self._every_s = every_s
+        self._clock = clock
+        self._said: dict[tuple[str, str], _LinesSaid] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the line is said."""
+        if not super().filter(record):  # somebody else's
+            return True
+        line, now_s = (record.name, str(record.msg)), self._clock()
+        known = self._said.get(line)
+        if known is not None and now_s - known.at_s < self._every_s:
+            known.num_left_out += 1
+            return False
+        if known is not None and known.num_left_out:
+            record.msg = f"{record.msg} (and {known.num_left_out} more since this was said)"
+        if len(self._said) >= _MOST_KNOWN:
+            self._said.clear()
+        self._said[line] = _LinesSaid(now_s)
+        return True
 
 
 def harmless(text: str, *, kept: str = "") -> str:
@@ -116,3 +155,66 @@ def hide_torch() -> None:
     quiet_transformers()
     if "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]  # how Python marks a module as not to be had
+
+
+@contextmanager
+def database(settings: Settings) -> Iterator[str]:
+    """Yield the database's URL; an installation that is stopped has its own Postgres started for so long."""
+    if settings.postgres.url is not None:
+        yield settings.postgres.url.get_secret_value()
+        return
+    from clawstream.local.servers.accounts import address_in
+    from clawstream.local.servers.postgres import EmbeddedPostgres
+
+    folder = settings.data_dir / "postgres"
+    _existing(folder, "database", "CLAWSTREAM_POSTGRES")
+    running = address_in(folder)
+    if running is not None:
+        yield running
+        return
+    with EmbeddedPostgres(folder) as postgres:
+        yield postgres.url
+
+
+def database_address(settings: Settings) -> str:
+    """Return the URL of the database, configured or running; raises PartUnavailable where neither is."""
+    if settings.postgres.url is not None:
+        return settings.postgres.url.get_secret_value()
+    from clawstream.local.servers.accounts import address_in
+
+    folder = settings.data_dir / "postgres"
+    _existing(folder, "database", "CLAWSTREAM_POSTGRES")
+    running = address_in(folder)
+    if running is None:
+        raise PartUnavailable(
+            f"the database in {folder} does not run, so it has no address. Start `clawstream up`: its address "
+            "is the one that it had last, as long as nobody else took the port"
+        )
+    return running
+
+
+@contextmanager
+def broker(settings: Settings) -> Iterator[KafkaSettings]:
+    """Yield where the broker is; an installation that is stopped has its own Kafka started for so long."""
+    if settings.kafka.bootstrap is not None:
+        yield settings.kafka
+        return
+    from clawstream.local.servers.accounts import address_in
+    from clawstream.local.servers.kafka import EmbeddedKafka, access_to
+
+    folder = settings.data_dir / "kafka"
+    _existing(folder, "log", "CLAWSTREAM_KAFKA")
+    running = address_in(folder)
+    if running is not None:
+        yield settings.kafka.model_copy(update=access_to(folder, running))
+        return
+    with EmbeddedKafka(folder, cache_dir=settings.cache_dir) as kafka:
+        yield settings.kafka.model_copy(update=kafka.access)
+
+
+def _existing(folder: Path, what: str, variable: str) -> None:
+    if not folder.exists():
+        raise PartUnavailable(
+            f"there is no {what} in {folder}: nothing was ever run there. Start `clawstream up`, name the "
+            f"settings file of the run you mean with --config, or set {variable} to a server's address"
+        )

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from clawstream.cli.process import Context, run_until_stopped
-from clawstream.cli.servers import broker, database
+from clawstream.cli.process import Context, broker, database, run_until_stopped
 from clawstream.config import KafkaSettings
 from clawstream.errors import OperatorError
 

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clawstream.cli.process import Context, hide_torch, leave_what_is_loaded, log_to_stderr, pulse, run_until_stopped
-from clawstream.cli.servers import broker
+from clawstream.cli.process import (
+    Context,
+    broker,
+    hide_torch,
+    leave_what_is_loaded,
+    log_to_stderr,
+    pulse,
+    run_until_stopped,
+)
 from clawstream.config import Settings
 from clawstream.errors import ConfigError
 
@@ -57,7 +64,7 @@ def gateway(context: typer.Context) -> None:
     settings = _settings(context, "gateway")
     hide_torch()
     from clawstream.gateway.app import serve
-    from clawstream.local.bases import name_base
+    from clawstream.local.installation import name_base
     from clawstream.stream.kafka.connect import connected_once_there
 
     async def main(stop: asyncio.Event) -> None:
@@ -84,9 +91,9 @@ def judging(context: typer.Context) -> None:
         raise ConfigError(
             "judge.url is not set: name an OpenAI-compatible endpoint, for example http://127.0.0.1:8000/v1"
         )
-    from clawstream.inference.judges.judge_client import JudgeClient
+    from clawstream.inference.judge_client import JudgeClient
     from clawstream.judging.stage import judging_stage
-    from clawstream.local.judging import JudgeNotes
+    from clawstream.local.running import JudgeNotes
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         from clawstream.stream.runner.hosting import run
@@ -161,7 +168,7 @@ def refresh(context: typer.Context) -> None:
     settings = _settings(context, "refresh")
     hide_torch()
     from clawstream.inference.engines.sglang import SglangEngine, engine_session
-    from clawstream.inference.models.vocabulary import num_embeddings
+    from clawstream.inference.model_folder import num_embeddings
     from clawstream.refresh.answering import Refresher
     from clawstream.refresh.stage import refresh_stage
     from clawstream.rendering.renderer import PromptRenderer
@@ -205,7 +212,7 @@ def train(
 ) -> None:
     """Train on samples in micro-batches; publish a version after each step."""
     settings = _settings(context, "train")
-    from clawstream.local.bases import name_base
+    from clawstream.local.installation import name_base
     from clawstream.training.loop import train as loop
 
     if samples_of is None:
@@ -225,7 +232,7 @@ def train(
         return
     name = samples_of
     from clawstream.replay.registry import Registry
-    from clawstream.training.batches.retraining import retraining
+    from clawstream.training.batches.following import retraining
 
     own, what = retraining(settings, replay=name, from_version=from_policy)
 

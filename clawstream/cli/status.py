@@ -19,7 +19,7 @@ from clawstream.layout import show
 
 if TYPE_CHECKING:
     from clawstream.local.running import Addresses, PartState
-    from clawstream.monitoring.judge import JudgeReachability
+    from clawstream.monitoring.alarm import JudgeReachability
     from clawstream.monitoring.policy import LearnedFrom
     from clawstream.monitoring.status import LogStatus, Status
 
@@ -53,8 +53,8 @@ def status(
 
 
 async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
-    from clawstream.local.servers.access import access_to
-    from clawstream.local.servers.folders import address_in
+    from clawstream.local.servers.accounts import address_in
+    from clawstream.local.servers.kafka import access_to
     from clawstream.monitoring.reading import due_of
     from clawstream.monitoring.status import GROUPED, REFRESHING
     from clawstream.monitoring.status import status as asked
@@ -77,15 +77,15 @@ async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
 
 
 def _judge_name(judge: JudgeSettings) -> str | None:
-    from clawstream.inference.judges.judge_client import judge_name
+    from clawstream.inference.judge_client import judge_name
 
     return None if judge.url is None else judge_name(judge.model, judge.url)
 
 
 def _judge(settings: Settings, found: "Status") -> "JudgeReachability | None":
     """Return what is known last of the judge, by the log or by the stage that asks it here."""
-    from clawstream.local.judging import judge_of
-    from clawstream.monitoring.judge import newest
+    from clawstream.local.running import judge_of
+    from clawstream.monitoring.alarm import newest
 
     name = _judge_name(settings.judge)
     by_log = None if found.log is None else found.log.judge

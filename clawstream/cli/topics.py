@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from clawstream.cli.process import Context
-from clawstream.cli.servers import broker, database, database_address
+from clawstream.cli.process import Context, broker, database, database_address
 from clawstream.config import Settings
 from clawstream.errors import OperatorError
 
@@ -99,8 +98,8 @@ def passwords(
     folder: Annotated[Path, typer.Argument(help="For KAFKA_SECRETS of deploy/compose.yaml; it is made.")],
 ) -> None:
     """Write a password for each stage's Kafka user into files of variables; refuse where some are."""
-    from clawstream.local.servers.access import new_password
-    from clawstream.local.servers.folders import write_private
+    from clawstream.local.servers.accounts import write_private
+    from clawstream.local.servers.kafka import new_password
     from clawstream.stream.kafka.access import OPERATOR, USERS, environments
 
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,12 +118,12 @@ def passwords(
 @topics.command()
 def grant(context: typer.Context) -> None:
     """Let each stage's Kafka user do what its stage does and nothing else, by topics/*.yaml."""
-    from clawstream.stream.kafka import granting
+    from clawstream.stream.kafka import access
     from clawstream.stream.kafka.connect import security_of
 
     with broker(_settings(context)) as kafka:
         assert kafka.bootstrap is not None
-        given, taken = asyncio.run(granting.grant(kafka.bootstrap, kafka.prefix, security=security_of(kafka)))
+        given, taken = asyncio.run(access.grant(kafka.bootstrap, kafka.prefix, security=security_of(kafka)))
     for sign, changes in (("+", given), ("-", taken)):
         for change in changes:
             typer.echo(f"{sign} {change}")

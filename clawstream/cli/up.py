@@ -12,6 +12,7 @@ from rich.console import Console
 from clawstream.cli.process import Context, harmless, hide_torch, log_to_stderr, run_until_stopped
 from clawstream.config import GatewaySettings, Settings
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable, TryLater
+from clawstream.events import Event, PolicyActivated, PolicyEvent, PolicyRejected, StepRejected, StepTaken
 from clawstream.local.needs import refuse_what_is_missing
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def as_tiny(settings: Settings, model_path: Path) -> Settings:
     without thinking, as it was built: else it garbles its answers. And it learns as it does in the demonstration: by
     the rate of a large model it would not move.
     """
-    from clawstream.inference.models.bases import fingerprint
+    from clawstream.inference.bases import fingerprint
     from clawstream.simulation.policy.recipe import LEARNING_RATE
 
     policy, training = settings.policy, settings.training
@@ -122,7 +123,6 @@ async def _context_tokens(running: "Installation") -> int:
 
 async def tell_versions(console: Console, settings: Settings) -> None:
     """Say of each version from now on that it is served, or why it is not; never returns."""
-    from clawstream.cli.version_news import VersionNews
     from clawstream.stream.kafka.connect import connected
     from clawstream.stream.stage import Record
 
@@ -144,9 +144,8 @@ async def _test_vote(settings: Settings) -> str | None:
 
     Nothing waits for it: turns that are put to it meanwhile are asked about for ten minutes.
     """
-    from clawstream.inference.judges.judge_client import judge_name
-    from clawstream.inference.judges.judge_trial import problem_with
-    from clawstream.local.judging import JudgeNotes
+    from clawstream.inference.judge_client import judge_name, problem_with
+    from clawstream.local.running import JudgeNotes
 
     if settings.judge.url is None:
         return None
@@ -164,7 +163,7 @@ def _greet(
     no_vote: str | None,
 ) -> None:
     from clawstream.cli.openclaw.openclaw_config import too_few
-    from clawstream.inference.judges.judge_client import DEADLINE_S
+    from clawstream.inference.judge_client import DEADLINE_S
 
     settings, addresses = running.settings, running.addresses
     console.print(f"\n[bold green]clawstream is up[/]: {addresses.gateway}/v1 serves {settings.policy.served_model}")
@@ -202,3 +201,35 @@ def wants_key(settings: Settings) -> bool:
 
     ring = read_keys(settings.keys_file)
     return settings.gateway.api_key is None and bool(ring.keys) and not ring.open
+
+
+class VersionNews:
+    """The events of one policy as lines for whoever watches."""
+
+    def __init__(self, policy_id: str) -> None:
+        self._policy_id = policy_id
+        self._steps: dict[int, StepTaken] = {}
+        self._served = 0  # the newest version that was said to be served; that the base is, is no news
+
+    def line(self, event: Event) -> str | None:
+        """Return what is to be said of the event; None: nothing."""
+        if not isinstance(event, PolicyEvent) or event.policy_id != self._policy_id:
+            return None
+        match event:
+            case StepTaken():
+                self._steps[event.policy_version] = event
+            case StepRejected():
+                return f"step {event.policy_version} was rejected, and the version before it stays: {event.reason}"
+            case PolicyRejected():
+                return f"{event.engine} did not take version {event.policy_version} over: {event.reason}"
+            case PolicyActivated(policy_version=version) if version > self._served:
+                self._served = version
+                return f"version {version} is served{self._learned(version)}"
+        return None
+
+    def _learned(self, version: int) -> str:
+        step = self._steps.pop(version, None)
+        if step is None:
+            return ""
+        reward = "" if step.mean_reward is None else f" with a mean reward of {step.mean_reward:.2f}"
+        return f": it learned from {step.num_samples} samples{reward}, {step.num_hinted} of them with a hint"

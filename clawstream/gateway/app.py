@@ -27,8 +27,7 @@ from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.access.security import Guard
 from clawstream.gateway.answering.admission import Admission, epoch_ms
 from clawstream.gateway.bounds import Bounds
-from clawstream.gateway.engines.pool import Engines
-from clawstream.gateway.engines.served import ServedEngine
+from clawstream.gateway.engines import Engines, ServedEngine
 from clawstream.gateway.http.connection import connection_class
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.http.pages import build_app
@@ -36,13 +35,11 @@ from clawstream.gateway.outbox.delivery import Delivery, SealedLog
 from clawstream.gateway.outbox.recorder import Recorder
 from clawstream.gateway.outbox.spool import Spool
 from clawstream.gateway.outbox.spool_file import FOLDER, Fsync, SpoolInUse
-from clawstream.gateway.sessions.conversations import Conversations
-from clawstream.gateway.sessions.matching import SessionIndex
-from clawstream.gateway.sessions.prompting import PromptMaker
-from clawstream.gateway.sessions.sampled_answers import SampledAnswers
+from clawstream.gateway.prompting import PromptMaker
+from clawstream.gateway.sessions import Conversations, SampledAnswers, SessionIndex
 from clawstream.gateway.watching import FollowableLog, follow_policy, learn_owners, learn_sessions
 from clawstream.inference.engines.sglang import SglangEngine, engine_session
-from clawstream.inference.models.vocabulary import largest_token_id, num_embeddings, too_small_for
+from clawstream.inference.model_folder import largest_token_id, num_embeddings, too_small_for
 from clawstream.rendering.renderer import PromptRenderer
 
 LOG = logging.getLogger(__name__)

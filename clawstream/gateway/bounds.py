@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from clawstream.gateway.engines.served import ANSWERS_WITHIN_S
+from clawstream.gateway.engines import ANSWERS_WITHIN_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

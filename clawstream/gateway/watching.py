@@ -9,22 +9,19 @@ from dataclasses import replace
 from itertools import count
 from typing import Protocol, TypeVar
 
-from clawstream.conversation.echoes import answered
+from clawstream.conversation.continuing import answered
 from clawstream.conversation.history import WholeRequest, whole
 from clawstream.conversation.messages import parse, role_of
 from clawstream.errors import OperatorError, TryLater, UnusableExchange
 from clawstream.events import Event, ExchangeCompleted, PolicyActivated, SessionDone
 from clawstream.gateway.access.owners import Owners, SessionClaim, claim_of
-from clawstream.gateway.answering.closing import closing
+from clawstream.gateway.answering.outlets import closing
 from clawstream.gateway.dialects.responses import conversation_of
-from clawstream.gateway.engines.pool import Engines
+from clawstream.gateway.engines import Engines
 from clawstream.gateway.requests.wire import scope_of
-from clawstream.gateway.sessions.conversations import Conversations
-from clawstream.gateway.sessions.matching import SessionIndex
-from clawstream.gateway.sessions.sampled_answers import SampledAnswers
-from clawstream.stream.codec.avro import codec
-from clawstream.stream.log import Arrived, Raw, Start
-from clawstream.stream.records import arrived
+from clawstream.gateway.sessions import Conversations, SampledAnswers, SessionIndex
+from clawstream.stream.avro import codec
+from clawstream.stream.log import Arrived, Raw, Start, arrived
 from clawstream.stream.stage import Record
 
 E = TypeVar("E", bound=Event)

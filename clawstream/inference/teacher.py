@@ -16,12 +16,17 @@ from typing import Protocol
 
 from clawstream.config import Settings
 from clawstream.errors import ConfigError, NotYet, TryLater
-from clawstream.inference.engines.adapters import cache_key
+from clawstream.inference.engines.behaviour import cache_key, served
 from clawstream.inference.engines.engine import EngineRefused, ScoreRequest, Scores, ServerInfo
-from clawstream.inference.engines.served import served
 from clawstream.inference.engines.sglang import SglangEngine, engine_session
-from clawstream.inference.judges.judge_client import judge_name
-from clawstream.inference.models.vocabulary import difference, largest_token_id, spread, too_small_for, vocabulary
+from clawstream.inference.judge_client import judge_name
+from clawstream.inference.model_folder import (
+    difference,
+    largest_token_id,
+    spread,
+    too_small_for,
+    vocabulary,
+)
 
 log = logging.getLogger(__name__)
 

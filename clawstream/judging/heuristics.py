@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from clawstream.conversation.history import rebuild
-from clawstream.conversation.main_messages import answer_before
-from clawstream.conversation.messages import ComparableCall, Message, parse, tool_calls_of
-from clawstream.conversation.standing import reaction
+from clawstream.conversation.history import reaction, rebuild
+from clawstream.conversation.messages import ComparableCall, Message, answer_before, parse, tool_calls_of
 from clawstream.errors import UnusableEvent
 from clawstream.events import (
     Event,

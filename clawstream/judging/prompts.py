@@ -8,8 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawstream.conversation.authors import Author
-from clawstream.conversation.messages import Message, is_ephemeral, role_of, text_of, tool_calls_of, written_in
+from clawstream.conversation.messages import Author, Message, is_ephemeral, role_of, text_of, tool_calls_of, written_in
 
 PROMPT_VERSION = "2026-11-c"
 SECTION_TOKENS = 2000  # of request, answer and next state each: a judge of a context of 8,192 tokens has room

@@ -11,12 +11,16 @@ from typing import Protocol
 from clawstream.config import JudgeSettings
 from clawstream.errors import TryLater
 from clawstream.events import Event, VoteCast, VoteStatus
-from clawstream.inference.judges.judge_client import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE_S, JudgeRefused, JudgeReply
-from clawstream.judging.asking import Ballot, Judging, observe
-from clawstream.judging.concluding import Cast, count
+from clawstream.inference.judge_client import (
+    CALL_TIMEOUT_S,
+    CALLS_AT_ONCE,
+    DEADLINE_S,
+    JudgeRefused,
+    JudgeReply,
+)
+from clawstream.judging.asking import Ballot, Judging, JudgingState, observe
 from clawstream.judging.prompts import PROMPT_VERSION
-from clawstream.judging.readings import read
-from clawstream.judging.session import JudgingState
+from clawstream.judging.votes import Cast, count, read
 from clawstream.stream.stage import Record, Stage, Step
 
 READS = (

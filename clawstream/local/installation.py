@@ -1,4 +1,4 @@
-"""One installation on one machine: a broker and a database (ours, or the configured ones), and every part as a process.
+"""One installation on one machine: a broker and a database, its policy's base on the log, and every part as a process.
 
 `installation(settings)` is the composition root of `clawstream up` and of the demo. While it runs, other commands find
 it through its data folder (running.py).
@@ -10,10 +10,11 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 
@@ -27,21 +28,66 @@ from clawstream.config import (
     dump,
     inherited_environment,
 )
+from clawstream.events import Event, PolicyEvent
+from clawstream.inference.bases import base_in, refuse_other, to_name
 from clawstream.inference.engines.sglang import LOADS_WITHIN_S
-from clawstream.local.bases import name_base
-from clawstream.local.keeping import RestartableServer, keep
 from clawstream.local.running import Addresses, alone_on, announced, settings_file
-from clawstream.local.servers.folders import write_private
+from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.ports import HOST, reserved
 from clawstream.local.servers.postgres import EmbeddedPostgres
-from clawstream.local.servers.ready import answers
-from clawstream.local.supervisor import Part, Patience, Supervisor
+from clawstream.local.servers.server_process import answers
+from clawstream.local.supervisor import Part, Patience, RestartableServer, Supervisor, keep
 from clawstream.projections import database
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.connect import connected, security_of
+from clawstream.stream.log import Arrived, Start
+from clawstream.stream.stage import Record
 
 log = logging.getLogger(__name__)
+
+POLICY_TOPIC = "clawstream.policy.v1"
+
+
+class BaseLog(Protocol):
+    """The part of a log that the policy topic needs."""
+
+    async def append(self, events: Sequence[Event]) -> None: ...
+    def follow(
+        self, topics: Sequence[str], start: Start, *, until_end: bool = False
+    ) -> AsyncIterator[Sequence[Arrived]]: ...
+
+
+async def name_base(policy_log: BaseLog, settings: Settings) -> None:
+    """Write the base of the settings' policy to the log, if the log names none yet.
+
+    Raises OtherBase where the policy began with another one, ConfigError where the folder can't be read.
+    """
+    policy_id = settings.policy.id
+    base = await asyncio.to_thread(base_in, settings.engine.base_policy, settings.cache_dir)
+    named = to_name(
+        policy_id,
+        base,
+        await _of_policy(policy_log, policy_id),
+        checkpoints_dir=settings.checkpoints_dir,
+        now_ms=time.time_ns() // 1_000_000,
+    )
+    if named is None:
+        return
+    await policy_log.append([named])
+    refuse_other(policy_id, base, await _of_policy(policy_log, policy_id))  # another part may have been quicker
+    log.info("base_named policy=%s path=%s model=%s", policy_id, base.path, (base.model_sha256 or "unseen")[:12])
+
+
+async def _of_policy(policy_log: BaseLog, policy_id: str) -> list[PolicyEvent]:
+    found = [
+        record.event
+        async for records in policy_log.follow([POLICY_TOPIC], "earliest", until_end=True)
+        for record in records
+        if isinstance(record, Record)
+    ]
+    return [event for event in found if isinstance(event, PolicyEvent) and event.policy_id == policy_id]
+
 
 Listening = TypeVar("Listening", GatewaySettings, MonitorSettings)
 STAGES = ("turns", "judging", "heuristics", "samples", "refresh", "groups", "train", "weights", "project", "monitor")

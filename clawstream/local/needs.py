@@ -8,8 +8,8 @@ from pathlib import Path
 
 from clawstream.config import Settings
 from clawstream.errors import PartUnavailable
-from clawstream.local.extras import how_to_install
 from clawstream.local.servers.jars import java
+from clawstream.resources import how_to_install
 
 LEAST_FREE_BYTES = 64 * 2**20
 _TRAINS = ("torch", "peft", "safetensors")

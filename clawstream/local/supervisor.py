@@ -1,4 +1,4 @@
-"""All parts of one installation as child processes: started in order, restarted when they die, stopped together.
+"""All parts of one installation as child processes, and its own servers: started in order, restarted, stopped together.
 
 A child never outlives its supervisor, and a Ctrl-C in the terminal reaches the supervisor alone. A part that stopped
 because a person has to look first stays down, and the others go on.
@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from clawstream.errors import PartUnavailable, TooManyFailures
 from clawstream.local.running import PartState, write_parts
@@ -262,3 +263,57 @@ def _kill_group(pid: int) -> None:
     """End the processes left behind in the process's own group, if any."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the second for a group of zombies
         os.killpg(pid, signal.SIGKILL)
+
+
+_LOOK_EVERY_S = 0.25
+
+
+class RestartableServer(Protocol):
+    """A server that was started once."""
+
+    log: Path
+
+    def exit_status(self) -> int | None:
+        """None while it runs; else its exit status."""
+
+    def restart(self) -> None:
+        """Start it again on its kept data; raises PartUnavailable or OSError where that can't be done."""
+
+
+async def keep(server: RestartableServer, *, say: Callable[[str], None], patience: Patience | None = None) -> None:
+    """Start `server` again whenever it ends, until this is cancelled; tell `say` of each end and each obstacle."""
+    patience = patience or Patience()
+    name, quick_deaths = type(server).__name__.removeprefix("Embedded"), 0
+    started = time.monotonic()
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        status = server.exit_status()
+        if status is None:
+            continue
+        quick_deaths = 0 if time.monotonic() - started >= patience.steady_after_s else quick_deaths + 1
+        say(f"{name} ended with {status}: starting it again on its data (its log: {server.log})")
+        hindered: str | None = None
+        while True:
+            await asyncio.sleep(patience.restart_wait_s(quick_deaths))
+            found = await _restarted(server)
+            if found is None:
+                break
+            quick_deaths += 1
+            if found != hindered:
+                say(f"{name} can't be started yet, and is tried again: {found}")
+                hindered = found
+        say(f"{name} runs again")
+        started = time.monotonic()
+
+
+async def _restarted(server: RestartableServer) -> str | None:
+    """Return what kept the server from starting; if this is cancelled, the attempt ends first."""
+    starting = asyncio.get_running_loop().run_in_executor(None, server.restart)
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait([starting])
+        raise
+    except (PartUnavailable, OSError) as error:
+        return str(error)
+    return None

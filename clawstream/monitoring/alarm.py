@@ -1,16 +1,106 @@
-"""Whether learning stands still, and why. Pure.
+"""Whether learning stands still, and why: the judge, waiting samples, rewards. Pure.
 
 Every alarm names a cause. An alarm about rewards needs `STILL_SAMPLES` samples, since fewer say nothing; an alarm about
 a part that does nothing at all needs only `FEW` turns, votes or verdicts.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import sqrt
 from statistics import linear_regression, mean
 from typing import NamedTuple
 
-from clawstream.events import StepRejected, StepTaken
-from clawstream.monitoring.tallies import EventCounts
+from clawstream.events import StepRejected, StepTaken, VoteCast, VoteStatus
+from clawstream.monitoring.windows import EventCounts
+from clawstream.stream.stage import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeReachability:
+    """How the judge fared at one moment, as seen by a process that asked it."""
+
+    judge: str
+    error: str | None  # why it does not answer; None: it does
+    since_ms: int  # since when that is so, since the epoch, UTC
+    heard_ms: int  # when it was last asked, with this outcome
+
+
+def by_votes(votes: Iterable[Record], judge: str) -> JudgeReachability | None:
+    """Return how `judge` fares by its newest votes, given in any order; None: none of the votes is its own.
+
+    A question that is still being retried has no vote yet.
+    """
+    found: JudgeReachability | None = None
+    for record in sorted(votes, key=lambda record: record.timestamp_ms):
+        if isinstance(record.event, VoteCast) and record.event.judge == judge:
+            failed = record.event.status is VoteStatus.FAILED
+            error = (record.event.error or "no reply") if failed else None
+            found = after(found, judge, error, record.timestamp_ms)
+    return found
+
+
+def after(before: JudgeReachability | None, judge: str, error: str | None, at_ms: int) -> JudgeReachability:
+    """Return how the judge fares after it was asked at `at_ms`; `error` says why no answer came, None: one did."""
+    goes_on = before is not None and before.judge == judge and (before.error is None) is (error is None)
+    since_ms = before.since_ms if goes_on and before is not None else at_ms
+    return JudgeReachability(judge=judge, error=error, since_ms=since_ms, heard_ms=at_ms)
+
+
+def newest(*known: JudgeReachability | None, judge: str) -> JudgeReachability | None:
+    """Return the latest that is known of `judge`; None: nothing is."""
+    mine = [one for one in known if one is not None and one.judge == judge]
+    return max(mine, key=lambda one: one.heard_ms, default=None)
+
+
+IDLE_MS = 10 * 60_000  # a restarted trainer first loads a model, then takes the due batch
+STEP_MS = 30 * 60_000  # a step of a large policy may take long
+
+
+class BatchRule(NamedTuple):
+    """When the trainer takes a batch."""
+
+    batch_samples: int
+    max_wait_ms: int
+
+
+class TrainerSign(NamedTuple):
+    """The newest that the log says of the trainer."""
+
+    what: str
+    at_ms: int
+    in_step: bool  # a batch is planned and its outcome is not on the log yet
+
+
+def overdue(came_ms: Sequence[int], due: BatchRule, seen: TrainerSign | None, now_ms: int) -> str | None:
+    """Say, in words for a person, that the trainer seems to have stopped; None: it does not seem so.
+
+    `came_ms` says since when each unplanned sample waits.
+    """
+    last = (
+        "was never heard of" if seen is None else f"was last heard of {_minutes(now_ms - seen.at_ms)} ago ({seen.what})"
+    )
+    if seen is not None and seen.in_step:
+        if now_ms - seen.at_ms < STEP_MS:
+            return None
+        return f"the trainer {last}, and that step is still to come: does `clawstream train` run? Its log says more"
+    since = sorted(came_ms)
+    full_ms = since[due.batch_samples - 1] if len(since) >= due.batch_samples else None
+    due_ms = min(
+        (ms for ms in (full_ms, since[0] + due.max_wait_ms if since else None) if ms is not None), default=None
+    )
+    if due_ms is None or now_ms - max(due_ms, 0 if seen is None else seen.at_ms) < IDLE_MS:
+        return None
+    return (
+        f"{len(since)} samples wait, a batch of them is due for {_minutes(now_ms - due_ms)}, and the trainer {last}: "
+        "does `clawstream train` run? Its log says whether it ended (training.max_updates) or has no use for them "
+        "(training.method, training.max_versions_behind)"
+    )
+
+
+def _minutes(ms: int) -> str:
+    minutes = max(0, ms) // 60_000
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
+
 
 STILL_SAMPLES = 128
 FEW = 4  # turns, votes or verdicts, which one person gives in minutes

@@ -14,10 +14,9 @@ from typing import Any, Protocol
 
 import faust
 
-from clawstream.stream.codec.avro import codec
+from clawstream.stream.avro import codec
 from clawstream.stream.kafka.client import Broker, KafkaSecurity
-from clawstream.stream.log import Arrived, Raw
-from clawstream.stream.records import arrived
+from clawstream.stream.log import Arrived, Raw, arrived
 
 SESSION_TIMEOUT_S = 10.0  # a killed monitor is forgotten after this, and the next one may begin
 BUFFERED_RECORDS = 256

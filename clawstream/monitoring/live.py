@@ -8,11 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clawstream.monitoring.alarm import starved
-from clawstream.monitoring.clock import Believed, BrokerClock
-from clawstream.monitoring.clock import alarm as clock_alarm
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.tallies import EventCounts
-from clawstream.monitoring.windows import MINUTE_MS, Window, Windows, total
+from clawstream.monitoring.windows import MINUTE_MS, Believed, BrokerClock, EventCounts, Window, Windows, total
+from clawstream.monitoring.windows import alarm as clock_alarm
 from clawstream.stream.log import Arrived
 from clawstream.stream.stage import Record
 

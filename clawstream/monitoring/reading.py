@@ -3,9 +3,9 @@
 import time
 
 from clawstream.config import TrainingSettings
-from clawstream.monitoring.clock import Believed
+from clawstream.monitoring.alarm import BatchRule
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.waiting import BatchRule
+from clawstream.monitoring.windows import Believed
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 

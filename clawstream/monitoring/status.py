@@ -15,9 +15,7 @@ import aiohttp
 from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable, TopicMismatch, TryLater
 from clawstream.events import VerdictReached
-from clawstream.monitoring.clock import Believed, BrokerClock
-from clawstream.monitoring.clock import alarm as clock_alarm
-from clawstream.monitoring.judge import JudgeReachability, by_votes
+from clawstream.monitoring.alarm import BatchRule, JudgeReachability, TrainerSign, by_votes
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
 from clawstream.monitoring.reading import (
     EXCHANGES_TOPIC,
@@ -30,7 +28,8 @@ from clawstream.monitoring.reading import (
     read_policy,
     waiting_since,
 )
-from clawstream.monitoring.waiting import BatchRule, TrainerSign
+from clawstream.monitoring.windows import Believed, BrokerClock
+from clawstream.monitoring.windows import alarm as clock_alarm
 from clawstream.stream.kafka.connect import security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record

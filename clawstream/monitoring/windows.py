@@ -1,17 +1,228 @@
-"""One-minute windows over the log, by the log's own clock, for the last hour. Pure.
+"""Counts of what events say, in one-minute windows over the last hour, by the log's own clock. Pure.
+
+The broker's clock is wrong if it dates an exchange before the exchange ended, or in the future. An
+exchange that waited in a spool is appended long after it ended, which says nothing.
 
 A record counts once, however often it is delivered, and so does an event that was written twice within the hour.
+
+Tallies add up in any order: the sum of an hour is the sum of its minutes. An average over nothing is None, not 0.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
+from typing import NamedTuple, TypeVar
 
-from clawstream.events import Event
-from clawstream.monitoring.tallies import NOTHING, UNDECODABLE, EventCounts, tally
+from clawstream.events import (
+    AnswerRefreshed,
+    Event,
+    ExchangeCompleted,
+    ExchangeFailed,
+    PolicyActivated,
+    PolicyRejected,
+    SampleAssembled,
+    SampleRefused,
+    StepRejected,
+    StepTaken,
+    TurnOrphaned,
+    TurnPaired,
+    VerdictReached,
+    VoteCast,
+)
 from clawstream.stream.log import Arrived
+from clawstream.stream.runner.clock import BELIEVED_MS, Dating
 from clawstream.stream.stage import Record
+
+AT_ONCE_MS = 60_000  # brokers with different clocks may lead partitions; exchanges older than this tell of the past
+A = TypeVar("A", Record, Arrived)
+
+
+class _Dated(NamedTuple):
+    offset: int
+    appended_ms: int
+    over_ms: int  # by the gateway's clock
+
+    def off_ms(self, now_ms: int) -> int:
+        if self.appended_ms - now_ms > BELIEVED_MS:
+            return self.appended_ms - now_ms
+        before_ms = self.over_ms - self.appended_ms
+        is_brokers = self.over_ms - now_ms <= BELIEVED_MS  # otherwise the gateway's clock is the one ahead
+        return -before_ms if before_ms > BELIEVED_MS and is_brokers else 0
+
+
+class BrokerClock:
+    """The newest exchange of each partition, as dated by the broker's clock and by the gateway's."""
+
+    def __init__(self) -> None:
+        self._newest: dict[int, _Dated] = {}
+
+    def learn(self, found: Arrived) -> None:
+        """Take in a record as the broker dated it, in any order; records other than exchanges change nothing."""
+        if not isinstance(found, Record) or not isinstance(found.event, ExchangeCompleted | ExchangeFailed):
+            return
+        dated = _Dated(found.offset, found.timestamp_ms, found.event.finished_at_ms)
+        self._newest[found.partition] = max(dated, self._newest.get(found.partition, dated))
+
+    def off_ms(self, now_ms: int) -> int | None:
+        """Return how far the broker's clock is ahead, or behind where negative; 0: it is believed; None: not known."""
+        over_ms = [min(dated.over_ms, now_ms) for dated in self._newest.values()]
+        recent = [
+            dated
+            for dated, over in zip(self._newest.values(), over_ms, strict=True)
+            if over >= max(over_ms) - AT_ONCE_MS
+        ]
+        return max((dated.off_ms(now_ms) for dated in recent), key=abs, default=None)
+
+
+def alarm(off_ms: int | None) -> str | None:
+    """Return that the broker's clock is wrong, in words for a person; None: nothing says that it is."""
+    if not off_ms:
+        return None
+    where = "ahead of this machine's clock" if off_ms > 0 else "behind the gateway's clock"
+    return (
+        f"the newest exchanges are dated {abs(off_ms) / 1000:,.0f} s {where}. No stage takes a session to be over for "
+        "it; set the clocks of broker and machines. The next exchange that is dated right ends this alarm"
+    )
+
+
+class Believed:
+    """Dates records as stages do: never in the future, never before the preceding record of the partition."""
+
+    def __init__(self) -> None:
+        self._dating: dict[tuple[str, int], Dating] = {}
+
+    def dated(self, found: A, now_ms: int) -> A:
+        """Return the next record of its partition, with the append time that stages believe."""
+        dating = self._dating.setdefault((found.topic, found.partition), Dating([found.topic]))
+        taken_ms, _ = dating.date(found.topic, found.timestamp_ms, now_ms)
+        if taken_ms == found.timestamp_ms:
+            return found
+        if isinstance(found, Record):
+            return found._replace(timestamp_ms=taken_ms)
+        return replace(found, raw=replace(found.raw, timestamp_ms=taken_ms))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventCounts:
+    """Counts of what happened in some stretch of time.
+
+    exchanges   "completed", or why an exchange failed -> how many
+    votes       the vote's status -> how many
+    refusals    why no sample came of a turn or session -> how many
+    anew        outcome of prompts that were answered again: "sampled", "unanswered", or why no sample -> how many
+    """
+
+    exchanges: Mapping[str, int] = field(default_factory=dict)
+    output_tokens: int = 0
+    turns_paired: int = 0
+    turns_orphaned: int = 0
+    votes: Mapping[str, int] = field(default_factory=dict)
+    verdicts: int = 0
+    verdicts_scored: int = 0
+    score_sum: int = 0
+    samples: int = 0
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    anew: Mapping[str, int] = field(default_factory=dict)
+    steps: int = 0
+    steps_rejected: int = 0
+    activations: int = 0
+    rejections: int = 0
+    pause_ms_max: float | None = None
+    undecodable: int = 0
+
+    def __add__(self, other: "EventCounts") -> "EventCounts":
+        return EventCounts(
+            exchanges=_summed(self.exchanges, other.exchanges),
+            output_tokens=self.output_tokens + other.output_tokens,
+            turns_paired=self.turns_paired + other.turns_paired,
+            turns_orphaned=self.turns_orphaned + other.turns_orphaned,
+            votes=_summed(self.votes, other.votes),
+            verdicts=self.verdicts + other.verdicts,
+            verdicts_scored=self.verdicts_scored + other.verdicts_scored,
+            score_sum=self.score_sum + other.score_sum,
+            samples=self.samples + other.samples,
+            refusals=_summed(self.refusals, other.refusals),
+            anew=_summed(self.anew, other.anew),
+            steps=self.steps + other.steps,
+            steps_rejected=self.steps_rejected + other.steps_rejected,
+            activations=self.activations + other.activations,
+            rejections=self.rejections + other.rejections,
+            pause_ms_max=_larger(self.pause_ms_max, other.pause_ms_max),
+            undecodable=self.undecodable + other.undecodable,
+        )
+
+    @property
+    def mean_score(self) -> float | None:
+        """The mean over the verdicts that have a score; None: there is none."""
+        return _share(self.score_sum, self.verdicts_scored)
+
+    @property
+    def unreadable_share(self) -> float | None:
+        """The share of unreadable votes among the replies that arrived."""
+        unreadable = self.votes.get("unreadable", 0)
+        return _share(unreadable, unreadable + self.votes.get("readable", 0))
+
+    @property
+    def failed_share(self) -> float | None:
+        """The share of votes without a reply among all that were asked for."""
+        return _share(self.votes.get("failed", 0), sum(self.votes.values()))
+
+
+NOTHING = EventCounts()
+UNDECODABLE = EventCounts(undecodable=1)
+
+
+def tally(event: Event) -> EventCounts:
+    """Return what `event` adds."""
+    match event:
+        case ExchangeCompleted():
+            return EventCounts(exchanges={"completed": 1}, output_tokens=len(event.output_ids))
+        case ExchangeFailed():
+            return EventCounts(exchanges={event.reason.value: 1}, output_tokens=len(event.output_ids))
+        case TurnPaired():
+            return EventCounts(turns_paired=1)
+        case TurnOrphaned():
+            return EventCounts(turns_orphaned=1)
+        case VoteCast():
+            return EventCounts(votes={event.status.value: 1})
+        case VerdictReached(score=None):
+            return EventCounts(verdicts=1)
+        case VerdictReached(score=int(score)):
+            return EventCounts(verdicts=1, verdicts_scored=1, score_sum=score)
+        case SampleAssembled(refreshed_id=None):
+            return EventCounts(samples=1)
+        case SampleRefused(refreshed_id=None):
+            return EventCounts(refusals={event.reason.value: 1})
+        case SampleAssembled():
+            return EventCounts(anew={"sampled": 1})
+        case SampleRefused():
+            return EventCounts(anew={event.reason.value: 1})
+        case AnswerRefreshed(error=str()):
+            return EventCounts(anew={"unanswered": 1})
+        case StepTaken():
+            return EventCounts(steps=1)
+        case StepRejected():
+            return EventCounts(steps_rejected=1)
+        case PolicyActivated():
+            return EventCounts(activations=1, pause_ms_max=event.pause_ms)
+        case PolicyRejected():
+            return EventCounts(rejections=1)
+        case _:
+            return NOTHING
+
+
+def _summed(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, int]:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in sorted({*one, *other})}
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    return max((value for value in (one, other) if value is not None), default=None)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
 
 MINUTE_MS = 60_000
 KEPT_MINUTES = 60

@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.schema import CreateColumn
 
 from clawstream.errors import ConfigError, DatabaseMismatch, PartUnavailable
-from clawstream.projections import dictionary, reader
+from clawstream.projections import accounts, dictionary
 from clawstream.projections.tables import metadata
 from clawstream.resources import folder
 
@@ -75,7 +75,7 @@ def upgrade(url: str, *, schema: str | None = None) -> str:
                 connection.connection.cursor().execute((folder("migrations") / "views.sql").read_text())
             dictionary.describe(connection)
             if schema is None:
-                reader.make(connection, url)
+                accounts.make(connection, url)
             return expected
     except OperationalError as error:
         raise unreachable(engine, error) from error
@@ -108,10 +108,10 @@ def looking(url: str) -> Iterator[Engine]:
     Raises DatabaseMismatch for another revision, PartUnavailable without a database, OperatorError where only an
     account with power over the server can be had.
     """
-    alone, writer = connect(reader.address(url).render_as_string(hide_password=False)), connect(url)
+    alone, writer = connect(accounts.address(url).render_as_string(hide_password=False)), connect(url)
     try:
         check(writer)
-        yield reader.reading(alone, writer)
+        yield accounts.reading(alone, writer)
     except OperationalError as error:
         raise unreachable(writer, error) from error
     finally:
@@ -121,10 +121,10 @@ def looking(url: str) -> Iterator[Engine]:
 
 def reader_url(url: str) -> str:
     """Return the read-only account's URL; where that account is missing and can't be made, that is logged."""
-    alone, writer = connect(reader.address(url).render_as_string(hide_password=False)), connect(url)
+    alone, writer = connect(accounts.address(url).render_as_string(hide_password=False)), connect(url)
     try:
         check(writer)
-        reader.is_there(alone, writer)
+        accounts.is_there(alone, writer)
     finally:
         alone.dispose()
         writer.dispose()

@@ -7,7 +7,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, text
 
-from clawstream.projections import meanings
+from clawstream.projections import tables
 from clawstream.projections.tables import RELATIONS
 
 _KINDS = {"r": "TABLE", "v": "VIEW"}
@@ -46,13 +46,13 @@ def describe(connection: Connection) -> None:
     statements = []
     for relation, columns in groupby(_columns(connection), lambda column: column.relation):
         found = list(columns)
-        if found[0].said_of_relation != meanings.RELATIONS.get(relation):
-            words = sql.Literal(meanings.RELATIONS.get(relation))
+        if found[0].said_of_relation != tables.RELATION_MEANINGS.get(relation):
+            words = sql.Literal(tables.RELATION_MEANINGS.get(relation))
             statements.append(
                 sql.SQL(f"COMMENT ON {_KINDS[found[0].kind]} {{}} IS {{}}").format(sql.Identifier(relation), words)
             )
         for column in found:
-            meaning = meanings.meaning(relation, column.name)
+            meaning = tables.meaning(relation, column.name)
             if column.said != meaning:
                 name = sql.Identifier(relation, column.name)
                 statements.append(sql.SQL("COMMENT ON COLUMN {} IS {}").format(name, sql.Literal(meaning)))

@@ -1,4 +1,9 @@
-"""The tables, each fed by one topic; docs/dictionary.md says what each column means.
+"""The tables, each fed by one topic, with columns from the events' fields; docs/dictionary.md says what each means.
+
+The words are written on that page only; a test compares it with the database.
+
+Each field is a column of the same name; the fields of a request stand beside those of its exchange. A column may be
+NULL where its field may be None, or where one of the table's events lacks the field.
 
 A fact's row is keyed by its event id, and holds the record's place and time on the log; its other columns are the
 event's fields. No table refers to another: topics are read at different speeds, so joins live in the views. Text and
@@ -6,23 +11,32 @@ JSON are stored as clawstream/projections/text.py says. `offsets`, `chain_blocks
 projector's own books; `overruled` keeps what they said where a rebuild did not follow them.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Computed,
     DateTime,
+    Double,
     Index,
     Integer,
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
+    SmallInteger,
     Table,
     Text,
     Uuid,
 )
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, REAL
+from sqlalchemy.types import TypeEngine
 
 from clawstream.events import (
     AnswerRefreshed,
@@ -36,12 +50,14 @@ from clawstream.events import (
     GroupWaited,
     HintAbsent,
     HintFound,
+    Packed,
     PolicyActivated,
     PolicyPublished,
     PolicyRejected,
     RefreshAsked,
     ReplayEnded,
     ReplayStarted,
+    RequestDelta,
     RollbackAsked,
     SampleAssembled,
     SampleRefused,
@@ -60,8 +76,72 @@ from clawstream.events import (
     VersionPinned,
     VoteCast,
 )
-from clawstream.projections import meanings
-from clawstream.projections.columns import columns_of
+from clawstream.resources import folder
+
+_RELATION = re.compile(r"^### `(\w+)`\n\nA row is (.+)\.$", re.MULTILINE)
+_COLUMN = re.compile(r"^\| `(\w+)` \| .+? \| (.+) \|$", re.MULTILINE)
+
+
+def _read(page: str) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
+    """Return the meaning of a row of each relation, and of each of its columns."""
+    relations: dict[str, str] = {}
+    columns: dict[tuple[str, str], str] = {}
+    _, *parts = _RELATION.split(page)
+    for name, row, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        relations[name] = row
+        columns |= {(name, column): words for column, words in _COLUMN.findall(body)}
+    return relations, columns
+
+
+_relations, _columns = _read((folder("docs") / "dictionary.md").read_text())
+RELATION_MEANINGS: Mapping[str, str] = MappingProxyType(_relations)
+
+
+def meaning(relation: str, column: str) -> str | None:
+    """Return the meaning of a column of a table or view; None where the page has none."""
+    return _columns.get((relation, column))
+
+
+_PLAIN = MappingProxyType({str: Text, int: BigInteger, float: Double, bool: Boolean})
+_PACKED = MappingProxyType({Packed.INT32: Integer, Packed.FLOAT32: REAL, Packed.INT8: SmallInteger})
+_ITEMS = MappingProxyType({str: Text, int: Integer, float: Double})
+
+
+def columns_of(events: Collection[type[Event]]) -> list[Column[Any]]:
+    """Return a column for each field of these events, in their order."""
+    said = [_fields(event) for event in events]
+    return [
+        Column(name, _type(hint), nullable=not all(name in one and not _may_be_none(one[name]) for one in said))
+        for name, hint in {name: hint for one in reversed(said) for name, hint in one.items()}.items()
+    ]
+
+
+def _fields(kind: type) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        hint = hints[field.name]
+        found |= _fields(hint) if hint is RequestDelta else {field.name: hint}
+    return found
+
+
+def _may_be_none(hint: Any) -> bool:
+    return NoneType in get_args(hint)
+
+
+def _type(hint: Any) -> TypeEngine[Any]:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return ARRAY(_PACKED[arguments[1]])
+    if origin in (UnionType, Union):
+        [other] = (part for part in arguments if part is not NoneType)
+        return _type(other)
+    if origin is tuple:
+        return ARRAY(_ITEMS[arguments[0]]) if arguments[0] in _ITEMS else JSONB()
+    if hint is bytes or is_dataclass(hint):  # bytes are JSON
+        return JSONB()
+    return Text() if issubclass(hint, Enum) else _PLAIN[hint]()
+
 
 EXCHANGES = "clawstream.exchanges.v1"
 TURNS = "clawstream.turns.v1"
@@ -258,8 +338,8 @@ commits = Table(
 
 FACTS = tuple(table for table in metadata.sorted_tables if "topic" in table.info)
 TOPICS = tuple(dict.fromkeys(table.info["topic"] for table in FACTS))
-RELATIONS = tuple(dict.fromkeys((*metadata.tables, *meanings.RELATIONS)))  # everything that people may read
+RELATIONS = tuple(dict.fromkeys((*metadata.tables, *RELATION_MEANINGS)))  # everything that people may read
 for table in metadata.tables.values():
-    table.comment = meanings.RELATIONS.get(table.name)
+    table.comment = RELATION_MEANINGS.get(table.name)
     for column in table.columns:
-        column.comment = meanings.meaning(table.name, column.name)
+        column.comment = meaning(table.name, column.name)

@@ -15,10 +15,8 @@ from typing import Any, Protocol
 from clawstream.conversation.messages import dump
 from clawstream.errors import NotYet, TryLater
 from clawstream.events import AnswerRefreshed, Event, float32
-from clawstream.inference.engines.adapters import cache_key, policy_version
-from clawstream.inference.engines.behaviour import behaviour, finish_reason
+from clawstream.inference.engines.behaviour import Served, behaviour, cache_key, finish_reason, policy_version, served
 from clawstream.inference.engines.engine import Chunk, EngineRefused, Finish, FinishKind, GenerateRequest, as_recorded
-from clawstream.inference.engines.served import Served, served
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.refresh.asking import RefreshRequest
 from clawstream.rendering.renderer import ParsedAnswer

@@ -1,17 +1,145 @@
-"""Which family's template a model folder has.
+"""Which family's template a model folder has, and what the renderers package lacks of GPT-OSS's and Mistral's.
+
+The encoder checks the vocabulary's hash itself, so another model's folder is an error, never a wrong prompt.
+
+Two formats exist, both after the token `[TOOL_CALLS]`: a JSON list of `{"name", "arguments", "id"}`, and, newer, each
+call after a mark of its own: `name[ARGS]{...}`, with `[CALL_ID]id` before the arguments in some versions.
 
 What a folder's architecture suggests is checked against the folder's own template.
 """
 
+import base64
 import json
 import logging
-from collections.abc import Mapping
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from renderers import DefaultRendererConfig, config_from_name, create_renderer
+from openai_harmony import HarmonyEncodingName, HarmonyError, load_harmony_encoding
+from renderers import (
+    DefaultRendererConfig,
+    ParsedToolCall,
+    ToolCallParseStatus,
+    config_from_name,
+    create_renderer,
+    gpt_oss,
+)
+from renderers.parsers import TOOL_PARSERS
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from clawstream.rendering import mistral
+_FOLDER_SETTING = "TIKTOKEN_ENCODINGS_BASE"
+
+
+def use_vocabulary_of(tokenizer: Any) -> None:
+    """Have every GPT-OSS renderer made from now on encode with the vocabulary of `tokenizer`.
+
+    Raises ValueError where that vocabulary is not GPT-OSS's.
+    """
+    before = os.environ.get(_FOLDER_SETTING)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "o200k_base.tiktoken").write_bytes(_as_tiktoken(tokenizer))
+        os.environ[_FOLDER_SETTING] = folder
+        try:
+            encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+        except HarmonyError as error:
+            raise ValueError(f"its tokenizer does not have GPT-OSS's vocabulary ({error})") from error
+        finally:
+            del os.environ[_FOLDER_SETTING]
+            if before is not None:
+                os.environ[_FOLDER_SETTING] = before
+    gpt_oss.load_harmony_encoding = lambda _name: encoding  # else each renderer loads it again, which takes a second
+
+
+def _as_tiktoken(tokenizer: Any) -> bytes:
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    added = tokenizer.get_added_vocab()
+    ranks = sorted((rank, token) for token, rank in tokenizer.get_vocab().items() if token not in added)
+    try:
+        spelt = [(bytes(letters[letter] for letter in token), rank) for rank, token in ranks]
+    except KeyError as error:
+        raise ValueError(f"its tokenizer is not byte-level: a token holds {error}") from error
+    return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in spelt)
+
+
+NAME = "mistral"
+MARK = "[TOOL_CALLS]"
+_NAMED = re.compile(
+    r"\s*(?P<name>[^\s\[\]{}]+?)\s*(\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]\s*(?P<arguments>.*)", re.DOTALL
+)
+_BETWEEN = re.compile(r"[\s,]*")
+_DECODER = json.JSONDecoder()
+
+
+class MistralToolParser:
+    """Finds the calls after each mark; other text becomes a failed call, so that it is not lost."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._mark: int = tokenizer.convert_tokens_to_ids(MARK)
+
+    def extract(self, ids: list[int]) -> tuple[list[int], list[ParsedToolCall]]:
+        """Return the ids before the first mark, and every attempt at a call after it."""
+        marks = [at for at, token in enumerate(ids) if token == self._mark]
+        if not marks:
+            return ids, []
+        calls: list[ParsedToolCall] = []
+        for start, end in zip(marks, [*marks[1:], len(ids)], strict=True):
+            text = self._tokenizer.decode(ids[start + 1 : end], skip_special_tokens=False)
+            calls.extend(_listed(text) if text.lstrip().startswith("[{") else [_named(text)])
+        return ids[: marks[0]], calls
+
+
+def _listed(text: str) -> Iterator[ParsedToolCall]:
+    """The calls of a JSON list, up to where the JSON breaks."""
+    at = text.index("[") + 1
+    while not text.startswith("]", at := _end_of(_BETWEEN, text, at)):
+        try:
+            item, end = _DECODER.raw_decode(text, at)
+        except json.JSONDecodeError:
+            yield _failed(text[at:])
+            return
+        yield _call(item, text[at:end])
+        at = end
+    if text[at + 1 :].strip():
+        yield _failed(text[at + 1 :])
+
+
+def _named(text: str) -> ParsedToolCall:
+    found = _NAMED.fullmatch(text)
+    if found is None:
+        return _failed(MARK + text)
+    try:
+        arguments = json.loads(found["arguments"])
+    except json.JSONDecodeError:
+        return _failed(MARK + text)
+    return _call({"name": found["name"], "arguments": arguments, "id": found["id"]}, text)
+
+
+def _call(item: Any, text: str) -> ParsedToolCall:
+    name = item.get("name") if isinstance(item, dict) else None
+    if not isinstance(name, str) or not name:
+        return ParsedToolCall(raw=text, status=ToolCallParseStatus.MISSING_NAME)
+    native = item.get("id")
+    return ParsedToolCall(
+        raw=text, name=name, arguments=item.get("arguments", {}), id=native if isinstance(native, str) else None
+    )
+
+
+def _failed(text: str) -> ParsedToolCall:
+    return ParsedToolCall(raw=text, status=ToolCallParseStatus.UNCLOSED_BLOCK)
+
+
+def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
+    assert found is not None  # the pattern matches the empty text too
+    return found.end()
+
+
+TOOL_PARSERS[NAME] = MistralToolParser
+
 
 LOG = logging.getLogger(__name__)
 
@@ -54,7 +182,7 @@ def family_config(tokenizer: Any, model_path: Path, thinking: Mapping[str, bool]
     if family is not None and _agrees(tokenizer, config_named(family, thinking), thinking):
         return config_named(family, thinking)
     known = tokenizer.get_vocab()
-    parser = mistral.NAME if mistral.MARK in known else "qwen3" if "<tool_call>" in known else None
+    parser = NAME if MARK in known else "qwen3" if "<tool_call>" in known else None
     LOG.warning(
         "renderer=default tool_parser=%s model_type=%s reason=%s",
         parser,

@@ -18,7 +18,7 @@ from tokenizers.decoders import ByteLevel
 
 from clawstream.config import PolicySettings
 from clawstream.errors import ConfigError, UnrenderableRequest
-from clawstream.rendering import mistral
+from clawstream.rendering import families
 from clawstream.rendering.calling import (
     answer_grammar,
     call_ends,
@@ -28,13 +28,18 @@ from clawstream.rendering.calling import (
     schema_to_follow,
     wants_one_call,
 )
-from clawstream.rendering.encoding import RememberingTokenizer, spread
+from clawstream.rendering.encoding import ANSWER_HEADERS, PlainText, RememberingTokenizer, TemplateTokenizer, spread
 from clawstream.rendering.families import config_named, family_config
-from clawstream.rendering.history import UNPRINTABLE, placed, probed, shown
-from clawstream.rendering.markup import ANSWER_HEADERS, PlainText, TemplateTokenizer
-from clawstream.rendering.template_options import template_options, template_variables
+from clawstream.rendering.history import (
+    UNPRINTABLE,
+    fitted,
+    placed,
+    probed,
+    shown,
+    template_options,
+    template_variables,
+)
 from clawstream.rendering.tokenizer import load_tokenizer
-from clawstream.rendering.tool_history import fitted
 
 # Families whose code asks a tokenizer for ids and text alone, and sets its marks by id. For the others the tokenizer
 # itself encodes, and marks in a user's text act as marks (except for gpt-oss, whose own encoder splits them).
@@ -113,7 +118,7 @@ class PromptRenderer:
         self.bare_tool_calls: bool = config.name == "llama-3"  # nothing but JSON tells a call from an answer
         # Left out of an answer: the reader would take the text behind a header for the whole answer.
         self._passed_over = {marks.get(mark) for mark in _LLAMA_MARKS} if self.bare_tool_calls else set()
-        self.listed_tool_calls: bool = getattr(config, "tool_parser", None) == mistral.NAME  # no mark closes them
+        self.listed_tool_calls: bool = getattr(config, "tool_parser", None) == families.NAME  # no mark closes them
         self._call_form = "qwen3" if getattr(config, "tool_parser", None) == "qwen3" else config.name
         # Always encoded as headers, so a history with a message that is exactly one of these can't be bridged.
         self._headers = {header.strip() for header in ANSWER_HEADERS if any(mark in header for mark in marks)}
@@ -146,7 +151,7 @@ class PromptRenderer:
             auto = renderer == "auto"
             named = family_config(tokenizer, model_path, thinking) if auto else config_named(renderer, thinking)
             if named.name == "gpt-oss":
-                from clawstream.rendering.harmony import use_vocabulary_of  # a third of a second, for one family
+                from clawstream.rendering.families import use_vocabulary_of  # a third of a second, for one family
 
                 use_vocabulary_of(tokenizer)
                 named = named.model_copy(update={"conversation_start_date": _HARMONY_DATE})
@@ -307,7 +312,7 @@ class PromptRenderer:
 
     def _fitted(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         standing = placed([shown(message) for message in messages], self._takes)
-        return fitted(standing, mistral.NAME if self.listed_tool_calls else self.family)
+        return fitted(standing, families.NAME if self.listed_tool_calls else self.family)
 
     def _text_of_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str | None:
         try:

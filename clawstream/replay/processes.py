@@ -139,7 +139,7 @@ async def _work(job: WorkerJob, tell: "Connection[object, object]") -> WorkerRes
         )
         judge = None
         if job.started.votes_from is VotesFrom.NEW:
-            from clawstream.inference.judges.judge_client import JudgeClient
+            from clawstream.inference.judge_client import JudgeClient
 
             judge = await stack.enter_async_context(JudgeClient.open(judge_settings(settings.judge, job.started)))
         stages, asking = hosted(settings, job.started, renderer, judge)

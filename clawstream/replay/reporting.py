@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from clawstream.events import Event, ExchangeCompleted, ReplayStarted
 from clawstream.replay.comparing import SCORES, ComparedTurn, Comparison, compare
-from clawstream.replay.ranges import EXCHANGES, VOTES
+from clawstream.replay.registry import EXCHANGES, VOTES
 from clawstream.stream.log import Arrived, PartitionId, Start
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import replay_topic

@@ -15,9 +15,8 @@ from clawstream.config import JudgeSettings, RewardsSettings, SamplesSettings
 from clawstream.errors import ConfigError
 from clawstream.events import OffDistribution, ReplayEnded, ReplayStarted, RewardWeights, VotesFrom
 from clawstream.judging.prompts import PROMPT_VERSION
-from clawstream.replay.output import merged, samples_sha256
-from clawstream.replay.ranges import OffsetLog, frozen
-from clawstream.replay.registry import ControlLog, Registry
+from clawstream.replay.registry import ControlLog, OffsetLog, Registry, frozen
+from clawstream.replay.stages import merged, samples_sha256
 from clawstream.replay.work import WorkerResult
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")

@@ -1,17 +1,143 @@
-"""The stages that a replay hosts, set up by its first event and the settings."""
+"""The folds of turns, judging and samples on one partition of a replay, and their events as records.
 
-from collections.abc import Callable, Sequence
-from typing import Any
+.
+
+Equal samples give equal digests, in whatever order and on however many partitions they were assembled.
+
+A fold gives the same events here as its stage does live. Stages give the same events however the topics
+interleave, and an event that follows from a record gets that record's time.
+"""
+
+import hashlib
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from clawstream.config import JudgeSettings, Settings
 from clawstream.conversation.continuing import Renderer
-from clawstream.events import ReplayStarted, RewardWeights, VotesFrom
+from clawstream.errors import UnusableEvent
+from clawstream.events import Event, ReplayStarted, RewardWeights, SampleAssembled, VotesFrom
 from clawstream.judging.heuristics_stage import heuristic_named, scored_again
 from clawstream.judging.stage import Judge, aggregation, judging_stage
 from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import samples_stage
-from clawstream.stream.stage import Stage
+from clawstream.stream.avro import codec, headers_of, key_bytes
+from clawstream.stream.log import PartitionId, PlacedRecord
+from clawstream.stream.runner.fold import Fold
+from clawstream.stream.stage import Record, Stage
+from clawstream.stream.topics import replay_topic, topic_of
 from clawstream.turns.stage import turns_stage
+
+Digests = Mapping[bytes, bytes]  # a sample's id -> the sha256 of its bytes
+
+
+class Output:
+    """Makes records of events; counts them by type, and keeps each sample's digest, the first one of an id."""
+
+    def __init__(self, replay: str) -> None:
+        self._replay = replay
+        self._source = f"/clawstream/replay/{replay}"
+        self._topics: dict[type[Event], str] = {}
+        self.counts: Counter[str] = Counter()
+        self.digests: dict[bytes, bytes] = {}
+
+    def record(self, event: Event, *, partition: int, at_ms: int, traceparent: str | None) -> PlacedRecord:
+        """Return the event's record for this replay's topic in place of the event's own.
+
+        `at_ms` is the time of the record that the event follows from. Raises UnusableEvent for an event that can't be
+        encoded.
+        """
+        kind = type(event)
+        value = codec().encode(event)
+        headers = headers_of(event, source=self._source, now_ms=at_ms, traceparent=traceparent)
+        self.counts[kind.__name__] += 1
+        if kind is SampleAssembled:
+            event_id = uuid.UUID(dict(headers)["ce_id"].decode("ascii"))
+            self.digests.setdefault(event_id.bytes, hashlib.sha256(value).digest())
+        if kind not in self._topics:
+            self._topics[kind] = replay_topic(topic_of(kind), self._replay)
+        return PlacedRecord(PartitionId(self._topics[kind], partition), key_bytes(event.key), value, headers)
+
+
+def merged(parts: Iterable[Digests]) -> Digests:
+    """Return the digests of all parts."""
+    return {name: digest for part in parts for name, digest in part.items()}
+
+
+def samples_sha256(digests: Digests) -> str:
+    """Return the sha256 over the samples' digests, in the order of their ids."""
+    return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()
+
+
+EXPIRE_EVERY = 1000  # records
+_ALL = 2**63 - 1
+
+
+class Said(NamedTuple):
+    """What follows from one record: events in order, and calls to make."""
+
+    events: list[Event]
+    calls: list[Any]
+    num_unusable: int
+
+
+class Host:
+    """The states of the sessions of one partition number, in all folds."""
+
+    def __init__(self, stages: Sequence[Stage[Any, Any]]) -> None:
+        self._folds = [Fold(stage) for stage in stages]
+        self._readers: dict[str, list[Fold[Any, Any]]] = {}  # of each topic
+        for stage, fold in zip(stages, self._folds, strict=True):
+            for topic in stage.reads:
+                self._readers.setdefault(topic, []).append(fold)
+        self._committable = MappingProxyType({topic: _ALL for stage in stages for topic in stage.reads})
+        self._num_fed = 0
+        self._retain_ms = max(stage.retain_ms for stage in stages)
+
+    def feed(self, record: Record, *, open_since_ms: int | None = None) -> Said:
+        """Give the record to every fold that reads its topic, then the events that follow to the folds that read them.
+
+        `open_since_ms` is the time of the oldest record whose calls are not made yet: no later state is let go.
+        """
+        self._num_fed += 1
+        if self._num_fed % EXPIRE_EVERY == 0:
+            now_ms = record.timestamp_ms if open_since_ms is None else min(open_since_ms, record.timestamp_ms)
+            for fold in self._folds:
+                fold.expire(now_ms, self._committable)
+        events: list[Event] = []
+        calls: list[Any] = []
+        num_unusable = 0
+        waiting = deque([record])
+        while waiting:
+            current = waiting.popleft()
+            for fold in self._readers[current.topic]:
+                try:
+                    step = fold.apply(current)
+                except UnusableEvent:
+                    num_unusable += 1
+                    continue
+                calls += step.calls
+                for event in step.events:
+                    events.append(event)
+                    topic = topic_of(type(event))
+                    if topic in self._readers:
+                        waiting.append(following(record, topic, event))
+        return Said(events, calls, num_unusable)
+
+
+def following(cause: Record, topic: str, event: Event) -> Record:
+    """Return `event` as a record of `topic`, with the time of the record that it follows from."""
+    return Record(
+        topic=topic,
+        partition=cause.partition,
+        offset=cause.offset,
+        timestamp_ms=cause.timestamp_ms,
+        key=event.key,
+        event=event,
+        traceparent=cause.traceparent,
+    )
 
 
 def judge_settings(settings: JudgeSettings, started: ReplayStarted) -> JudgeSettings:

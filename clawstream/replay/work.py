@@ -26,12 +26,11 @@ from clawstream.events import (
     TeacherScored,
     VoteCast,
 )
-from clawstream.replay.hosting import Host, Said, following
-from clawstream.replay.output import Output
-from clawstream.replay.ranges import ANSWERS, FEEDBACK, HINTS, VOTES, by_partition
+from clawstream.replay.registry import ANSWERS, FEEDBACK, HINTS, VOTES, by_partition
+from clawstream.replay.stages import Host, Output, Said, following
 from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, Undecodable
 from clawstream.stream.runner.calling import StageCaller, wait_before
-from clawstream.stream.runner.rebuild import in_clock_order
+from clawstream.stream.runner.fold import in_clock_order
 from clawstream.stream.stage import Record, Stage
 from clawstream.stream.topics import replay_topic
 

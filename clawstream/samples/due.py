@@ -1,10 +1,14 @@
-"""Which samples the newest fact of a session may complete, or make due again. Pure.
+"""Which samples the newest fact of a session may complete, and which refreshed answers a hint scores. Pure.
+
+A refreshed answer's sample depends on that answer and the hint alone, never on scores of the turn's own
+answer. Of two answers with one number the first on the log counts, so the same log always gives the same samples.
 
 A verdict's sample is due once the verdict, its answer and its hint (or `HintAbsent`) are known. An answer without a
 verdict is due once there is feedback on it and no verdict is to come. Either is due again with newer feedback.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from clawstream.events import (
@@ -22,9 +26,9 @@ from clawstream.events import (
     TurnsSettled,
     VerdictReached,
 )
-from clawstream.samples.refreshing import made_whole
 from clawstream.samples.session import (
     FIRST_LOOK,
+    CandidateAnswer,
     JoiningState,
     VerdictKey,
     is_ready,
@@ -32,6 +36,44 @@ from clawstream.samples.session import (
     never_judged,
     opinions_of,
 )
+
+
+def made_whole(session: JoiningState, event: Event) -> list[tuple[VerdictKey, AnswerRefreshed]]:
+    """Return the pairs of hint and refreshed answer that `event`, the newest fact, may have completed."""
+    match event:
+        case AnswerRefreshed() | HintFound() | TeacherScored():
+            turn_id = event.turn_id
+        case ExchangeCompleted():
+            turn_id = event.exchange_id
+        case _:
+            return []
+    given = [one for one in session.refreshed.get(turn_id, {}).values() if one.message is not None]
+    if not given or turn_id not in session.answers:
+        return []
+    if isinstance(event, AnswerRefreshed):
+        given = [one for one in given if one.event_id == event.event_id]
+    keys = [key for key, found in session.hints.items() if key.turn_id == turn_id and isinstance(found, HintFound)]
+    if isinstance(event, HintFound | TeacherScored):
+        keys = [key for key in keys if key == judged_of(event)]
+    return [(key, one) for key in keys for one in given if (key, one.event_id) not in session.scored_anew]
+
+
+def answered_anew(answer: CandidateAnswer, given: AnswerRefreshed) -> CandidateAnswer:
+    """Return the turn as if this had been its answer."""
+    assert given.message is not None, "an answer that is none is scored by no hint"
+    assert given.finish_reason is not None, "an answer ended somehow"
+    exchange = replace(
+        answer.exchange,
+        message=given.message,
+        output_ids=given.output_ids,
+        output_logprobs=given.output_logprobs,
+        finish_reason=given.finish_reason,
+        sampling=given.sampling,
+        policy_id=given.policy_id,
+        versions=given.versions,
+        group_id=None,
+    )
+    return answer._replace(exchange=exchange, interrupted=False)
 
 
 class Due(NamedTuple):

@@ -1,23 +1,65 @@
-"""The prompt with the hint in it, as the teacher sees it. Pure.
+"""The prompt with the hint in it, the question to a teacher about it, and which tokens are trained on. Pure.
 
-The one rule: the hinted prompt differs from the recorded prompt by the hint alone. So it is made the same way, from the
+A token without the log-prob of the policy that sampled it is not trained on; no number stands in for a
+missing one.
+
+The hinted prompt differs from the recorded prompt by the hint alone. So it is made the same way, from the
 same sampled answers; where that way does not reproduce the recorded prompt, there is no hinted prompt.
+
+The samples stage asks, since it alone knows the prompt with the hint in it. A call needs an answer, its verdict and its
+hint, in any order of arrival; the record that completes them makes the call.
 """
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from clawstream.conversation.continuing import Renderer, Request, continue_prompt
-from clawstream.conversation.echoes import Echoes, ShownAnswer, answered, find_echoes
+from clawstream.conversation.continuing import (
+    Echoes,
+    Renderer,
+    Request,
+    ShownAnswer,
+    answered,
+    continue_prompt,
+    find_echoes,
+)
 from clawstream.conversation.history import WholeRequest, rebuild
-from clawstream.conversation.messages import Message, dump, is_ephemeral, parse, role_of
+from clawstream.conversation.loops import loops
+from clawstream.conversation.messages import Message, dump, is_ephemeral, parse, role_of, text_of, tool_calls_of
 from clawstream.errors import UnrenderableRequest, UnusableExchange
-from clawstream.events import RequestDelta, TokenIds
-from clawstream.samples.session import CandidateAnswer, JoiningState, RecalledPrompts, SampledAnswer
+from clawstream.events import (
+    ExchangeCompleted,
+    FinishReason,
+    Mask,
+    RefusalReason,
+    RequestDelta,
+    TeacherScored,
+    TeacherStatus,
+    TokenIds,
+    scoring_id_of,
+    sha256_of,
+)
+from clawstream.samples.session import CandidateAnswer, JoiningState, RecalledPrompts, SampledAnswer, VerdictKey
+
+
+def mask(answer: ExchangeCompleted) -> Mask | RefusalReason:
+    """Return 1 for each output token that is trained on and 0 for the others, or why none is."""
+    message = parse(answer.message)
+    if not answer.output_ids or not (text_of(message).strip() or tool_calls_of(message)):
+        return RefusalReason.EMPTY_ANSWER
+    if answer.finish_reason is FinishReason.LENGTH:
+        return RefusalReason.TRUNCATED
+    if loops(answer.output_ids):
+        return RefusalReason.LOOPING
+    trained = tuple([int(value is not None and math.isfinite(value)) for value in answer.output_logprobs])
+    if len(trained) != len(answer.output_ids) or not any(trained):
+        return RefusalReason.MISALIGNED
+    return trained
+
 
 MARKER = "[user's hint / instruction]"
 
@@ -105,3 +147,58 @@ def _extended(content: Any, addition: str) -> Any:
     if isinstance(content, list):
         return [*content, {"type": "text", "text": addition}]
     return f"{content if isinstance(content, str) else ''}{addition}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """A question to a teacher, and to the policy's engine."""
+
+    session_id: str
+    key: VerdictKey  # whose hint it is
+    teacher: str
+    policy_id: str
+    hinted_ids: TokenIds
+    prompt_ids: TokenIds
+    response_ids: TokenIds
+    sampled_by: int  # the newest version that sampled a token of the response
+
+    def said(
+        self,
+        *,
+        status: TeacherStatus,
+        latency_ms: int,
+        at_ms: int,
+        teacher_logprobs: tuple[float | None, ...] | None = None,
+        student_logprobs: tuple[float | None, ...] | None = None,
+        student_version: int | None = None,
+        error: str | None = None,
+    ) -> TeacherScored:
+        """Return the event of the result."""
+        return TeacherScored(
+            session_id=self.session_id,
+            turn_id=self.key.turn_id,
+            judge=self.key.judge,
+            prompt_version=self.key.prompt_version,
+            revision=self.key.revision,
+            teacher=self.teacher,
+            scored_sha256=self._scored_sha256,
+            policy_id=self.policy_id,
+            status=status,
+            teacher_logprobs=teacher_logprobs,
+            student_logprobs=student_logprobs,
+            student_version=student_version,
+            error=error,
+            latency_ms=latency_ms,
+            scored_at_ms=at_ms,
+        )
+
+    @property
+    def id(self) -> str:
+        """The `scoring_id` of its events."""
+        key = self.key
+        asked = (key.turn_id, key.judge, key.prompt_version, key.revision)
+        return scoring_id_of(*asked, teacher=self.teacher, scored_sha256=self._scored_sha256)
+
+    @property
+    def _scored_sha256(self) -> str:
+        return sha256_of(self.hinted_ids, self.prompt_ids, self.response_ids)

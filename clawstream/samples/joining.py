@@ -29,25 +29,25 @@ from clawstream.events import (
     TokenIds,
     TurnsSettled,
 )
-from clawstream.samples.due import Due, due
+from clawstream.samples.due import Due, answered_anew, due
 from clawstream.samples.forgetting import rest
-from clawstream.samples.hinted import hinted_prompt
-from clawstream.samples.masks import mask
-from clawstream.samples.refreshing import answered_anew
-from clawstream.samples.rewards import Opinions, Parts, parts_of, reward_of
+from clawstream.samples.hinted import Scoring, hinted_prompt, mask
 from clawstream.samples.session import (
     FIRST_LOOK,
     FLOOR_LOOK,
     CandidateAnswer,
     JoiningState,
+    Opinions,
+    Parts,
     RecalledPrompts,
     VerdictKey,
     is_of_the_past,
     learn,
     opinions_of,
+    parts_of,
+    reward_of,
     with_score,
 )
-from clawstream.samples.teaching import Scoring
 
 
 class TeacherRule(NamedTuple):

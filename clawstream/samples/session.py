@@ -1,24 +1,34 @@
-"""What joining knows of a session: facts from six topics, in any order. Pure.
+"""What joining knows of a session: facts from six topics, in any order, and the reward that they add up to. Pure.
 
-The one rule: of two facts with one identity the first counts, so reading a record again changes nothing.
+Tokens that the client was not sent are no part of the answer, so they are neither judged nor trained on.
+
+Each source's newest score by topic order counts, and a missing score is absent, never 0. The number of changes of score
+identifies what a sample knows, so the same feedback makes the same sample whatever was read between.
+
+Of two facts with one identity the first counts, so reading a record again changes nothing.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import isfinite
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from clawstream.conversation.continuing import Continued
-from clawstream.conversation.echoes import ShownAnswer
+from clawstream.conversation.continuing import Continued, ShownAnswer
 from clawstream.conversation.floor import Over, SettledTurns, is_over, marked
+from clawstream.errors import UnusableEvent
 from clawstream.events import (
     AnswerRefreshed,
     Event,
     ExchangeCompleted,
     ExchangeFailed,
     FeedbackGiven,
+    FeedbackSource,
+    FinishReason,
     HintAbsent,
     HintFound,
     RequestDelta,
+    RewardWeights,
     SessionDone,
     TeacherScored,
     TokenIds,
@@ -28,8 +38,99 @@ from clawstream.events import (
     TurnType,
     VerdictReached,
 )
-from clawstream.samples.interrupted import as_far_as_sent
-from clawstream.samples.rewards import Opinions, heard
+
+
+def as_far_as_sent(failed: ExchangeFailed) -> ExchangeCompleted | None:
+    """Return the answer as if it had ended where the client left; None: nothing was sent, or the record lacks tokens.
+
+    It has no stop token, as it did not end by itself, and no versions where they are not known.
+    """
+    if not failed.is_interrupted or failed.message is None:
+        return None
+    if failed.sampling is None or failed.output_logprobs is None or failed.num_sent_tokens is None:
+        return None
+    num_sent = failed.num_sent_tokens
+    return ExchangeCompleted(
+        session_id=failed.session_id,
+        exchange_id=failed.exchange_id,
+        turn_type=failed.turn_type,
+        client=failed.client,
+        key_name=failed.key_name,
+        model=failed.model,
+        request=failed.request,
+        request_sha256=failed.exchange_id,
+        retry_count=None,
+        sampling=failed.sampling,
+        policy_id=failed.policy_id,
+        versions=tuple(replace(span, num_tokens=num_sent) for span in failed.versions or ()),  # one, if any
+        message=failed.message,
+        output_ids=failed.output_ids[:num_sent],
+        output_logprobs=failed.output_logprobs[:num_sent],
+        finish_reason=FinishReason.STOP,
+        cached_tokens=None,
+        num_spliced=None,
+        trace_id=None,
+        received_at_ms=failed.received_at_ms,
+        first_token_at_ms=None,
+        finished_at_ms=failed.finished_at_ms,
+    )
+
+
+REMEMBERED_IDS = 256  # of a turn; a repeated record comes soon
+
+
+class Opinions(NamedTuple):
+    """What was said of one answer."""
+
+    num_changes: int = 0  # how often a source's score changed; `num_feedback` of samples
+    scores: Mapping[FeedbackSource, float] = MappingProxyType({})
+    ids: tuple[str, ...] = ()  # of the feedback, the newest last
+
+
+class Parts(NamedTuple):
+    """A reward's parts; None: that source gave no score."""
+
+    judge: int | None
+    person: float | None
+    environment: float | None
+    heuristic: float | None
+
+
+def heard(opinions: Opinions, given: FeedbackGiven) -> Opinions:
+    """Return the opinions with `given` among them; the same object where it was read before.
+
+    Words alone, or a score equal to the source's newest, change no score. Raises UnusableEvent for an invalid score.
+    """
+    if given.score is not None and not (isfinite(given.score) and abs(given.score) <= 1):
+        raise UnusableEvent(
+            f"feedback {given.feedback_id}: its score is {given.score}, expected -1 to 1; it is set aside"
+        )
+    if given.feedback_id in opinions.ids:
+        return opinions
+    ids = (*opinions.ids, given.feedback_id)[-REMEMBERED_IDS:]
+    if given.score is None or given.score == opinions.scores.get(given.source):
+        return opinions._replace(ids=ids)
+    return Opinions(opinions.num_changes + 1, MappingProxyType({**opinions.scores, given.source: given.score}), ids)
+
+
+def parts_of(judged: int | None, opinions: Opinions) -> Parts:
+    """Return the parts, `judged` being the verdict's score."""
+    person, environment, heuristic = (
+        opinions.scores.get(source)
+        for source in (FeedbackSource.PERSON, FeedbackSource.ENVIRONMENT, FeedbackSource.HEURISTIC)
+    )
+    return Parts(judged, person, environment, heuristic)
+
+
+def reward_of(parts: Parts, weights: RewardWeights) -> float | None:
+    """Return the weighted sum of the parts that are there, from -1 to 1.
+
+    None: no part that counts is there or other than 0. Parts that cancel each other give 0, not None.
+    """
+    weighed = (weights.judge, weights.person, weights.environment, weights.heuristic)
+    said = [weight * part for weight, part in zip(weighed, parts, strict=True) if part is not None]
+    return max(-1.0, min(1.0, sum(said))) if any(said) else None
+
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")

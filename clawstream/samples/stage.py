@@ -13,9 +13,9 @@ from typing import Protocol
 from clawstream.events import Event, TeacherStatus, float32
 from clawstream.inference.engines.engine import EngineRefused, ScoreRequest, Scores
 from clawstream.inference.teacher import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE_S
+from clawstream.samples.hinted import Scoring
 from clawstream.samples.joining import SampleRules, observe
 from clawstream.samples.session import JoiningState
-from clawstream.samples.teaching import Scoring
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
 
 READS = (

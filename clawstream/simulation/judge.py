@@ -21,10 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from clawstream.inference.origin_guard import OriginGuard
+from clawstream.inference.http_borders import OriginGuard
 from clawstream.simulation.learn.controls import Control, Replies, controlled
-from clawstream.simulation.opinions import HABITS, SimulatedJudge
-from clawstream.simulation.step_opinions import StepJudge
+from clawstream.simulation.opinions import HABITS, SimulatedJudge, StepJudge
 
 MODEL = "simulated-judge"
 STEPS = "tools"  # the scenario whose steps are judged, not its people read

@@ -1,15 +1,22 @@
 """What a log is: the surface that stages, gateway, projector and trainer use, on Kafka and in memory alike.
 
 Both logs pass the tests in tests/parts/stream/contract, so whatever holds on one holds on the other.
+
+A reader goes on where it stopped only on the log that it stopped on. Another log, or one that lost its
+end, would get new records below the offset where the reader stopped, and the reader would skip them silently.
+
+Bytes that can't be read are a value, not an exception; the reader decides what becomes of them.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from clawstream.errors import LogContradicted, UndecodableRecord
 from clawstream.events import Event
-from clawstream.stream.codec.headers import ReadHeaders, key_bytes
+from clawstream.stream.avro import Codec, ReadHeaders, key_bytes, traceparent_of
 from clawstream.stream.stage import Record
 
 if TYPE_CHECKING:
@@ -198,3 +205,88 @@ class StartAt(Protocol):
 
     def __call__(self, places: frozenset[PartitionId]) -> Awaitable[Mapping[PartitionId, int]]:
         """Return the next offset to read of each partition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """A partition that changed since it was read up to `offset`."""
+
+    place: PartitionId
+    offset: int
+    end: int
+
+    def __str__(self) -> str:
+        found = f"ends at {self.end}" if self.end < self.offset else f"has another record at {self.offset - 1}"
+        return f"{self.place.topic} partition {self.place.partition} was read up to offset {self.offset} and {found}"
+
+
+def past_the_end(offsets: Mapping[PartitionId, int], ends: Mapping[PartitionId, int]) -> list[PartitionId]:
+    """Return the partitions that were read beyond the log's end."""
+    return [place for place, offset in offsets.items() if offset > ends.get(place, 0)]
+
+
+def contradictions(
+    offsets: Mapping[PartitionId, int],
+    ends: Mapping[PartitionId, int],
+    last: Mapping[PartitionId, str],
+    found: Mapping[PartitionId, str],
+) -> list[Contradiction]:
+    """Return the partitions that end before what was read of them, or whose `last` read record is another now.
+
+    A record that is not `found`, being past its topic's retention, contradicts nothing.
+    """
+    cut = set(past_the_end(offsets, ends))
+    other = {place for place, digest in last.items() if found.get(place, digest) != digest}
+    return [
+        Contradiction(place=place, offset=offset, end=ends.get(place, 0))
+        for place, offset in offsets.items()
+        if place in cut | other
+    ]
+
+
+def refuse(reader: str, wrong: list[Contradiction], remedy: str) -> None:
+    """Raise LogContradicted if any partition contradicts."""
+    if wrong:
+        more = f", and {len(wrong) - 1} more partitions" if len(wrong) > 1 else ""
+        raise LogContradicted(
+            f"{reader}: {wrong[0]}{more}: this is not the log that {reader} read, or it has lost its end. Nothing was "
+            f"read: what was written there since would be passed over. Name the right broker and prefix; {remedy}"
+        )
+
+
+DIGEST_BYTES = 16
+
+
+def arrived(raw: Raw, codec: Codec, *, digest: bool = True) -> Arrived:
+    """Return the record with its event (and its hash, with `digest`), or why it has no event."""
+    try:
+        event = codec.decode(raw.value)
+    except UndecodableRecord as error:
+        return Undecodable(raw=raw, reason=str(error))
+    if raw.key != key_bytes(event.key):
+        reason = f"{type(event).__name__} {event.event_id} has the key {event.key!r}, its record {raw.key!r}"
+        return Undecodable(raw=raw, reason=reason)
+    return Record(
+        topic=raw.topic,
+        partition=raw.partition,
+        offset=raw.offset,
+        timestamp_ms=raw.timestamp_ms,
+        key=event.key,
+        event=event,
+        traceparent=traceparent_of(raw.headers),
+        digest=digest_of(raw) if digest else None,
+    )
+
+
+def digest_of(raw: Raw) -> bytes:
+    """Return a hash of key, headers and value, each delimited so that none can pass for part of another."""
+    parts = [raw.key, raw.value]
+    for name, value in raw.headers:
+        parts += (name.encode(), value)
+    lengths = ",".join(["none" if part is None else str(len(part)) for part in parts])
+    return blake2b(b"".join((lengths.encode(), b":", *filter(None, parts))), digest_size=DIGEST_BYTES).digest()
+
+
+def digest_in(record: Arrived) -> bytes | None:
+    """Return the hash of a record that was read with its digest, or that has no event."""
+    return digest_of(record.raw) if isinstance(record, Undecodable) else record.digest

@@ -20,10 +20,9 @@ from clawstream.errors import SamplesGone, UnusableCheckpoint
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
 from clawstream.events.control import pinned
 from clawstream.training.batches.bookmark import POLICY_TOPIC
-from clawstream.training.batches.following import Following, TrainingLog
+from clawstream.training.batches.following import Following, Retraining, TrainingLog, first_publication
 from clawstream.training.batches.planning import Batch, Batcher, turn_of
 from clawstream.training.batches.progress import PolicyProgress, of_policy, rejection
-from clawstream.training.batches.retraining import Retraining, first_publication
 from clawstream.training.models.base_folder import limits_of
 from clawstream.training.models.checkpoints import alone_on, folder_of, latest, prune, read
 from clawstream.training.stepping import Stepper, refuse_what_cannot_be

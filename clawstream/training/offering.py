@@ -14,8 +14,8 @@ from aiohttp import web
 
 from clawstream.config import WeightsSettings
 from clawstream.errors import ConfigError
-from clawstream.inference.models.version_folder import MANIFEST, files_of
-from clawstream.inference.origin_guard import guard_origin
+from clawstream.inference.bases import MANIFEST, files_of
+from clawstream.inference.http_borders import guard_origin
 
 log = logging.getLogger(__name__)
 

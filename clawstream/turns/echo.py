@@ -11,17 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
-from clawstream.conversation.main_messages import main_messages
-from clawstream.conversation.messages import (
-    Message,
-    is_summary,
-    parse,
-    role_of,
-    same_answer,
-    text_of,
-    tool_calls_of,
-)
-from clawstream.conversation.standing import (
+from clawstream.conversation.history import (
     Said,
     continued,
     each_said,
@@ -30,6 +20,16 @@ from clawstream.conversation.standing import (
     num_same,
     said,
     starts_with,
+)
+from clawstream.conversation.messages import (
+    Message,
+    is_summary,
+    main_messages,
+    parse,
+    role_of,
+    same_answer,
+    text_of,
+    tool_calls_of,
 )
 from clawstream.events import OrphanReason
 

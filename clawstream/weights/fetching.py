@@ -21,7 +21,7 @@ import aiohttp
 from clawstream.config import WeightsSettings
 from clawstream.errors import ConfigError, TryLater
 from clawstream.events import PolicyPublished
-from clawstream.inference.models.version_folder import MANIFEST, File, files_of, version_name
+from clawstream.inference.bases import MANIFEST, File, files_of, version_name
 from clawstream.locks import locked
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,7 @@
-"""One engine takes one version over, while its requests go on.
+"""One engine takes one version over, once the checkpoint's tensors are known to fit, while its requests go on.
+
+SGLang (0.5.23) copies a checkpoint tensor by tensor into the weights it serves. At the first tensor that does not fit
+it reads the same checkpoint again, and its process ends. A missing tensor keeps its old numbers, without an error.
 
 - Full weights in place, the usual case: pause, update, continue. Running requests keep their KV cache; the gateway
   avoids what is cached under older keys. Our adapters are unloaded first, so that requests under them end before the
@@ -14,17 +17,104 @@ can be seen from here, the engine is left to judge.
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from clawstream.errors import TryLater
+from clawstream.errors import TryLater, UnusableCheckpoint
 from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected
-from clawstream.inference.engines.adapters import adapter_version
+from clawstream.inference.bases import ADAPTER_CONFIG
+from clawstream.inference.engines.behaviour import adapter_version
 from clawstream.inference.engines.engine import EngineRefused, ServerInfo
-from clawstream.weights.checking import unfit
+from clawstream.inference.model_folder import TensorHeader, tensor_headers, text_config
 from clawstream.weights.rollout import Serving, misnamed, serves
+
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # cast to the served type, as they are copied
+# Trained on text, a checkpoint need not have them: prediction heads for later tokens, and the towers of other media.
+_BESIDE_TEXT = re.compile(r"(^|\.)(mtp|visual|vision_\w+|audio_\w+|multi_modal_projector)\.|\.inv_freq$")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_HEAD = "lm_head.weight"
+
+
+def misfit(
+    found: Mapping[str, TensorHeader], expected: Mapping[str, TensorHeader], config: Mapping[str, Any]
+) -> str | None:
+    """Return which tensors of a checkpoint differ from `expected`, the tensors that the model of `config` has.
+
+    None: it fits. Floating-point precisions are not compared, since they are cast.
+    """
+    new, old = _by_place(found), _by_place(expected)
+    wrong = [
+        f"{name}: found {_shown(new.get(name))}, expected {_shown(old.get(name))}"
+        for name in sorted(new.keys() | old.keys())
+        if not _fits(name, new.get(name), old.get(name), config)
+    ]
+    if not wrong:
+        return None
+    return wrong[0] if len(wrong) == 1 else f"{wrong[0]}; and {len(wrong) - 1} tensors more do not fit"
+
+
+def _by_place(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
+    """The language model's tensors have the same place alone and inside a model of several media."""
+    return {name.replace("language_model.", ""): header for name, header in tensors.items()}
+
+
+def _fits(name: str, new: TensorHeader | None, old: TensorHeader | None, config: Mapping[str, Any]) -> bool:
+    if new is None or old is None:
+        return _may_lack(name, config)
+    same_numbers = new.dtype == old.dtype or {new.dtype, old.dtype} <= _FLOATS
+    return same_numbers and new.shape == old.shape
+
+
+def _may_lack(name: str, config: Mapping[str, Any]) -> bool:
+    if name.endswith(_HEAD):
+        return config.get("tie_word_embeddings") is not False  # many families leave it out of their config.json
+    layer, num_layers = _LAYER.search(name), config.get("num_hidden_layers")
+    beyond = layer is not None and isinstance(num_layers, int) and int(layer[1]) >= num_layers
+    return beyond or _BESIDE_TEXT.search(name) is not None
+
+
+def _shown(header: TensorHeader | None) -> str:
+    return "nothing" if header is None else f"{header.dtype} {list(header.shape)}"
+
+
+def unfit(checkpoint: Path, of_its_model: Iterable[Path]) -> str | None:
+    """Return why the checkpoint must not be shown to an engine of the model; None: it fits, or that is not known.
+
+    `of_its_model` are folders of the model; the first one whose weights can be read here is compared. Only headers are
+    read.
+    """
+    if (checkpoint / ADAPTER_CONFIG).is_file():
+        return (
+            f"{checkpoint} is an adapter, and was published as full weights. It is not loaded and what is served "
+            "stays; the policy's next step publishes one that is"
+        )
+    try:
+        found = tensor_headers(checkpoint)
+    except UnusableCheckpoint as error:
+        return str(error)
+    if found is None:
+        return None
+    for folder in of_its_model:
+        expected = _headers(folder)
+        if expected is None:
+            continue
+        wrong = misfit(found, expected, text_config(folder) or {})
+        return wrong and (
+            f"{checkpoint} is not a checkpoint of the model in {folder}, which is served: {wrong}. It is not loaded "
+            "and what is served stays; publish a checkpoint of that model, or start the engines with another one"
+        )
+    return None
+
+
+def _headers(folder: Path) -> dict[str, TensorHeader] | None:
+    try:
+        return tensor_headers(folder)
+    except UnusableCheckpoint:
+        return None
+
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from clawstream.local.servers import folders
+from clawstream.local.servers import accounts
 from clawstream.local.servers.ports import reserved
 from tests.bench.processes import LOAD_CORE, fetched, started
 
@@ -184,7 +184,7 @@ def installed(name: str, *packages: str) -> Path:
 
 
 def _cache() -> Path:
-    folder = folders.cache_folder() / "bench"
+    folder = accounts.cache_folder() / "bench"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -14,13 +14,13 @@ from clawstream.rendering.renderer import PromptRenderer
 from clawstream.simulation import reactions
 from clawstream.simulation.opinions import HABITS, HINTS, Wish
 from clawstream.simulation.policy.dialogues import with_hint
-from clawstream.simulation.policy.tokenizer import END_OF_MESSAGE
-from clawstream.simulation.policy.tokenizer import build as tokenizer
+from clawstream.simulation.policy.recipe import END_OF_MESSAGE
+from clawstream.simulation.policy.recipe import build as tokenizer
 from clawstream.simulation.problems import Sum, SumSet, all_of
 from clawstream.simulation.runs.scenarios import SCENARIOS
-from clawstream.training.gate.writing import write
-from clawstream.training.step.answers import Suffix
+from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
+from clawstream.training.writing import write
 
 ASKED_AT_ONCE = 16
 WRONG_SHARE = 0.1

@@ -34,8 +34,8 @@ from clawstream.events import (
 )
 from clawstream.projections import database
 from clawstream.projections.audit.verifying import verify
-from clawstream.projections.rebuild.makers import num_processes
 from clawstream.projections.rebuild.rebuilding import rebuild as rebuild_tables
+from clawstream.projections.rebuild.replaying import num_processes
 from clawstream.projections.write.sorting import GROUP
 from clawstream.projections.write.stage import project
 from clawstream.stream.kafka import admin

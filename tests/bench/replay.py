@@ -24,8 +24,7 @@ import typer
 from clawstream.config import EngineSettings, KafkaSettings, Settings, dump
 from clawstream.events import ExchangeCompleted
 from clawstream.local.servers.kafka import EmbeddedKafka
-from clawstream.stream.codec.avro import codec
-from clawstream.stream.codec.headers import Headers, headers_of, key_bytes
+from clawstream.stream.avro import Headers, codec, headers_of, key_bytes
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId, PlacedRecord

@@ -30,8 +30,8 @@ from rich.text import Text
 from clawstream.local.servers.server_process import die_with_parent
 from clawstream.simulation.judge import MODEL
 from clawstream.simulation.reactions import PersonTask, impression, react
-from clawstream.simulation.runs.demo import TEMPERATURE
 from clawstream.simulation.runs.people import people_of
+from clawstream.simulation.runs.run import TEMPERATURE
 
 WIDTH = 102
 READY_WITHIN_S = 300.0

@@ -60,7 +60,7 @@ def _ours(arm: str, folder: Path, budget_tokens: int) -> Work:
     from clawstream.training.models import tree_attention
     from clawstream.training.models.torch_model import TorchModel
     from clawstream.training.step import packing
-    from clawstream.training.step.answers import Suffix
+    from clawstream.training.step.losses import Suffix
 
     if arm == "ours_head":
         tree_attention.FAMILIES = frozenset()

@@ -74,7 +74,7 @@ def remove(guard: Guard, stage: str) -> None:
 
 
 def _commit_what_was_read() -> None:
-    from clawstream.stream.runner.watermark import Watermark
+    from clawstream.stream.runner.fold import Watermark
 
     Watermark.committable = property(lambda self: self._next_offset)  # type: ignore[assignment]
 

@@ -16,8 +16,8 @@ from rich.table import Table
 from clawstream.cli.learning.progress import shown
 from clawstream.cli.process import Context, hide_torch, log_to_stderr
 from clawstream.config import Settings
-from clawstream.local.extras import own_checkout
 from clawstream.local.needs import refuse_what_is_missing
+from clawstream.resources import own_checkout
 
 if TYPE_CHECKING:
     from clawstream.simulation.runs.figures import Figures
@@ -56,9 +56,8 @@ def demo(
     from clawstream.simulation.learn.plot import plot_scores
     from clawstream.simulation.policy.base import base_policy
     from clawstream.simulation.policy.recipe import LEARNING_RATE
-    from clawstream.simulation.runs.demo import SCENARIO, TEMPERATURE, demonstrate
     from clawstream.simulation.runs.people import people_of
-    from clawstream.simulation.runs.run import Plan
+    from clawstream.simulation.runs.run import SCENARIO, TEMPERATURE, Plan, demonstrate
 
     console = Console(stderr=True)
     folder = settings.data_dir / "demos" / f"{time.strftime('%Y%m%d-%H%M%S')}-{method.value}-seed{seed}"

@@ -164,16 +164,14 @@ def learn(
     needed = settings if base is LearnBase.OWN else Settings(environment=False)
     refuse_what_is_missing(needed.model_copy(update={"data_dir": settings.data_dir, "cache_dir": settings.cache_dir}))
     hide_torch()
-    from clawstream.cli.learning.learn_tables import show, tables
+    from clawstream.cli.learning.progress import show, tables
     from clawstream.simulation.learn.controls import Control
     from clawstream.simulation.learn.grid import UNTAUGHT, Cell, grid
     from clawstream.simulation.learn.learning import Grid
     from clawstream.simulation.learn.plot import plot_curves
-    from clawstream.simulation.learn.report import curves
-    from clawstream.simulation.learn.steadiness import with_lines
-    from clawstream.simulation.runs.casting import CASTS
+    from clawstream.simulation.learn.report import curves, with_lines
     from clawstream.simulation.runs.people import people_of
-    from clawstream.simulation.runs.scenarios import UnusableProblems
+    from clawstream.simulation.runs.scenarios import CASTS, UnusableProblems
 
     rate = learning_rate if learning_rate is not None else ADAPTER_RATE if lora_rank else FULL_RATE
     at = _listed(score_at, int, "--score-at") if score_at else _scored_by_default(updates)
@@ -242,7 +240,7 @@ def learn(
 
 
 async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple[Reference, list[ReportRow]]":
-    from clawstream.simulation.runs.casting import CASTS
+    from clawstream.simulation.runs.scenarios import CASTS
 
     console = Console(stderr=True)
     with waiting(console) as say:
@@ -327,7 +325,7 @@ def _refuse_unfit(
     hurry: bool,
 ) -> None:
     """Refuse what the people of the scenario can't do."""
-    from clawstream.simulation.runs.casting import CASTS
+    from clawstream.simulation.runs.scenarios import CASTS
 
     cast = CASTS[scenario.value]
     unfit = {f"--base {base.value}": cast.bases} if base.value not in cast.bases else {}

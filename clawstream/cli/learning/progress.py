@@ -1,13 +1,29 @@
-"""How far runs with simulated people are: a bar each on a terminal, else a line for each change, on stderr."""
+"""What runs with simulated people print: their progress on stderr, and the tables of `clawstream learn`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Column
+from rich.table import Column, Table
+
+from clawstream import layout
+from clawstream.simulation.learn.outcome import Reference, ReportRow
+from clawstream.simulation.learn.report import (
+    Check,
+    Curve,
+    Gain,
+    Mean,
+    Point,
+    SteadinessCheck,
+    checks,
+    curves,
+    gains,
+    steadiness,
+)
+from clawstream.simulation.runs.figures import VersionScore
 
 if TYPE_CHECKING:
     from clawstream.simulation.runs.run import RunProgress as Step
@@ -99,3 +115,126 @@ class ProgressLines:
 
 def _named(name: str, phase: str) -> str:
     return f"{name}: {phase}" if name else phase
+
+
+def tables(rows: Sequence[ReportRow], reference: Reference) -> list[Table]:
+    """Return the tables that there is something to say in."""
+    compared, held = gains(rows), checks(rows)
+    lines = [(row, found) for row in rows if (found := steadiness(row))]
+    return [
+        _scores(curves(rows), reference),
+        *([_gains(compared)] if compared else []),
+        *([_controls(held)] if held else []),
+        *([_steady(lines, rows)] if lines else []),
+    ]
+
+
+def show(tables: Sequence[Table]) -> None:
+    """Print them on stdout."""
+    console = Console()
+    for number, table in enumerate(tables):
+        if number:
+            console.print()
+        layout.show(console, table)
+
+
+def _scores(curves: list[Curve], reference: Reference) -> Table:
+    problems = reference.baseline.num_problems
+    table = Table(
+        title=f"Right and as wanted, of {problems} held-out problems: mean over seeds (95 %; after 0 over problems), "
+        "share of the ceiling",
+        title_justify="left",
+    )
+    updates = sorted({point.update for curve in curves for point in curve.points})
+    flips = {curve.flip.update for curve in curves if curve.flip is not None}
+    columns = [(u, is_flip) for u in updates for is_flip in ((False, True) if u in flips else (False,))]
+    titles = [f"after {update}{', flipped' if is_flip else ''}" for update, is_flip in columns]
+    for name in ("", "seeds", *titles, "s to the policy"):
+        table.add_column(name, justify="left" if not name else "right")
+    for curve in curves:
+        points = {(point.update, False): point for point in curve.points}
+        points |= {} if curve.flip is None else {(curve.flip.update, True): curve.flip}
+        seeds = max((point.score.num_seeds for point in curve.points), default=0)
+        cells = [_scored(points[column]) if column in points else "-" for column in columns]
+        seconds = "-" if curve.correction_to_policy_s is None else f"{curve.correction_to_policy_s:.1f}"
+        failed = f" ({curve.num_failed} failed)" if curve.num_failed else ""
+        table.add_row(curve.name, f"{seeds}{failed}", *cells, seconds)
+    table.add_section()
+    table.add_row("hint in the prompt", "", _of_base(reference.ceiling))
+    if reference.flipped is not None:
+        table.add_row("the base, flipped", "", _of_base(reference.flipped.baseline))
+        table.add_row("hint in the prompt, flipped", "", _of_base(reference.flipped.ceiling))
+    return table
+
+
+def _of_base(score: VersionScore) -> str:
+    return f"{score.score:.2f} ({score.low:.2f}-{score.high:.2f})"
+
+
+def _scored(point: Point) -> str:
+    return _interval(point.score) + ("" if point.share is None else f"  [dim]{point.share:.0%}[/]")
+
+
+def _interval(mean: Mean) -> str:
+    return f"{mean.mean:.2f}" if mean.low is None else f"{mean.mean:.2f} ({mean.low:.2f}-{mean.high:.2f})"
+
+
+def _gains(gains: list[Gain]) -> Table:
+    table = Table(title="The same seeds with another method: mean difference (90 %, paired t)", title_justify="left")
+    for name in ("", "after", "difference"):
+        table.add_column(name, justify="right" if name else "left")
+    for gain in gains:
+        shown_as = f"{gain.mean:+.2f}" + ("" if gain.low is None else f" ({gain.low:+.2f}, {gain.high:+.2f})")
+        table.add_row(f"{gain.method} above {gain.over}", str(gain.update), shown_as)
+    return table
+
+
+def _controls(checks: list[Check]) -> Table:
+    table = Table(title="Controls, at the last update: the worst seed", title_justify="left")
+    for name in ("", "control above the base", "method above the control", "holds"):
+        table.add_column(name, justify="left" if not name else "right")
+    for check in checks:
+        table.add_row(
+            f"{check.method}, {check.control.value}",
+            f"{max(check.rise_S):+.2f}" if check.rise_S else "-",
+            f"{min(check.gap_S):+.2f}" if check.gap_S else "-",
+            _held(check),
+        )
+    return table
+
+
+def _steady(lines: list[tuple[ReportRow, tuple[SteadinessCheck, ...]]], rows: Sequence[ReportRow]) -> Table:
+    table = Table(title="What is wanted of each long run, and what was found", title_justify="left")
+    table.add_column("")
+    for line in lines[0][1]:
+        table.add_column(line.wanted, justify="right")
+    for row, found in lines:
+        table.add_row(row.cell.title, *(_line(line) for line in found))
+    table.add_section()
+    real = [row for row in rows if row.cell.control is None]
+    for arm in dict.fromkeys(row.cell.arm for row in real):
+        of_arm = [row for row in real if row.cell.arm == arm]
+        num_failed = sum(row.outcome is None for row in of_arm)
+        held = [[line.holds for line in found] for row, found in lines if row.cell.arm == arm]
+        columns = [*zip(*held, strict=True)] or [()] * len(lines[0][1])
+        failed = f" ({num_failed} failed)" if num_failed else ""
+        table.add_row(f"{arm}, runs{failed}", *(_counted(column, len(of_arm)) for column in columns))
+    return table
+
+
+def _counted(held: Sequence[bool | None], num_runs: int) -> str:
+    unknown = held.count(None)
+    return f"{held.count(True)} of {num_runs}{f' ({unknown} unknown)' if unknown else ''}"
+
+
+def _line(line: SteadinessCheck) -> str:
+    if line.found is None:
+        return "unknown"
+    found = " to ".join(f"{value:.2f}" for value in line.found)
+    return f"{'unknown' if line.holds is None else 'yes' if line.holds else 'no'} ({found})"
+
+
+def _held(check: Check) -> str:
+    if check.holds is None:
+        return f"unknown ({len(check.rise_S)} of {check.num_seeds} seeds)"
+    return "yes" if check.holds else "no"

@@ -19,14 +19,13 @@ from rich.prompt import Prompt
 from rich.table import Table
 from rich.text import Text
 
-from clawstream.cli.process import hide_torch
-from clawstream.cli.servers import database
+from clawstream.cli.process import database, hide_torch
 from clawstream.config import Settings
 from clawstream.errors import OperatorError
 
 if TYPE_CHECKING:
-    from clawstream.replay.again import LearnedTurn
     from clawstream.replay.blind import Choice, Pair, PreferenceCounts
+    from clawstream.replay.past_requests import LearnedTurn
 
 SHOWN_LESSONS = 12
 SHOWN_CHARACTERS = 2000
@@ -80,24 +79,24 @@ async def _find(
     settings: Settings, url: str, folder: Path, console: Console, *, before: int | None, after: int | None, count: int,
     seed: int,
 ) -> RealComparison:  # fmt: skip
-    from clawstream.replay import again
+    from clawstream.replay import past_requests
     from clawstream.replay.blind import UnrelatedTask
 
     policy_id = settings.policy.id
-    there = again.versions(url, settings)
+    there = past_requests.versions(url, settings)
     if 0 not in there:
         where = "" if settings.weights.url is None else ". weights.url says that its trainer is elsewhere: ask there"
         raise OperatorError(
             f"the base of {policy_id} is not on this machine: nothing to compare with{where}. Nothing was asked"
         )
-    old = again.chosen(there, before, default=0)
-    new = again.chosen(there, after, default=max(there))
+    old = past_requests.chosen(there, before, default=0)
+    new = past_requests.chosen(there, after, default=max(there))
     if old.number >= new.number:
         raise OperatorError(
             f"versions {old.number} and {new.number} of {policy_id}: the second has to be newer than the first, and on "
             f"this machine's disk are {', '.join(map(str, sorted(there)))}. Nothing was asked"
         )
-    requests = again.past(url, policy_id, before=old.number, after=new.number, count=count, seed=seed)
+    requests = past_requests.past(url, policy_id, before=old.number, after=new.number, count=count, seed=seed)
     if not requests:
         raise OperatorError(
             f"no answered request of {policy_id} in the database is new to both versions {old.number} and "
@@ -105,15 +104,15 @@ async def _find(
         )
     tasks = [UnrelatedTask(**task) for task in json.loads(UNRELATED.read_text())]
     console.print(f"asking versions {old.number} and {new.number} of {policy_id} for {len(requests)} past requests")
-    async with again.asked(settings, there[0].path, [old, new], folder) as (asked_before, asked_after):
+    async with past_requests.asked(settings, there[0].path, [old, new], folder) as (asked_before, asked_after):
         with Progress(console=console) as bar:
             task = bar.add_task("answers", total=len(requests))
-            pairs = await again.pairs(
+            pairs = await past_requests.pairs(
                 asked_before, asked_after, requests, temperature=settings.gateway.default_temperature, seed=seed,
                 tell=lambda: bar.advance(task),
             )  # fmt: skip
         solved = [sum([await one.solves(task) for task in tasks]) for one in (asked_before, asked_after)]
-    lessons = again.learned(url, policy_id, before=old.number, after=new.number)
+    lessons = past_requests.learned(url, policy_id, before=old.number, after=new.number)
     return RealComparison(
         before=old.number, after=new.number, pairs=pairs, solved=(solved[0], solved[1]), num_tasks=len(tasks),
         lessons=lessons,

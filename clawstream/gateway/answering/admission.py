@@ -22,23 +22,20 @@ from clawstream.events import Sampling, TokenIds, TurnType
 from clawstream.gateway.access.keys import Caller
 from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.answering.capture import Accepted
-from clawstream.gateway.answering.sampled import SampledTokens
+from clawstream.gateway.answering.replies import SampledTokens
 from clawstream.gateway.bounds import Bounds
-from clawstream.gateway.engines.pool import Engines
-from clawstream.gateway.engines.served import EngineAttempt
+from clawstream.gateway.engines import EngineAttempt, Engines
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.outbox.delivery import Delivery
 from clawstream.gateway.outbox.recorder import Recorder
+from clawstream.gateway.prompting import PromptMaker
 from clawstream.gateway.requests.body import read_body, read_headers, too_large
 from clawstream.gateway.requests.grouped import refuse_beside_choices
 from clawstream.gateway.requests.profiles import RequestIdentity, name_request
 from clawstream.gateway.requests.refusal import BadRequest, TooLong, to_json
 from clawstream.gateway.requests.sampling import of_the_policy, sampling_of
 from clawstream.gateway.requests.wire import ChatRequest, parse_body, scope_of, truthy
-from clawstream.gateway.sessions.conversations import Conversations, Recall
-from clawstream.gateway.sessions.matching import SessionIndex
-from clawstream.gateway.sessions.prompting import PromptMaker
-from clawstream.gateway.sessions.sampled_answers import KnownSession, SampledAnswers
+from clawstream.gateway.sessions import Conversations, KnownSession, Recall, SampledAnswers, SessionIndex
 from clawstream.rendering.renderer import PromptRenderer
 
 CALLER = "clawstream.caller"  # the scope's key for the `Caller`, which the guard sets

@@ -12,20 +12,18 @@ from enum import StrEnum
 from time import perf_counter
 from typing import Any
 
-from clawstream.conversation.echoes import answered
+from clawstream.conversation.continuing import answered
 from clawstream.errors import TryLater
 from clawstream.events import FailureReason, SessionDone
 from clawstream.gateway.answering.admission import Admission, Exchange, unavailable
 from clawstream.gateway.answering.capture import Capture
-from clawstream.gateway.answering.closing import closing
 from clawstream.gateway.answering.deltas import AnswerStream
-from clawstream.gateway.answering.outlets import Outlet
+from clawstream.gateway.answering.outlets import Outlet, closing
 from clawstream.gateway.answering.replies import Ending, Usage
 from clawstream.gateway.dialects.responses import conversation_of
-from clawstream.gateway.engines.served import EngineAttempt, ServedEngine, StaleCache
+from clawstream.gateway.engines import EngineAttempt, ServedEngine, StaleCache
 from clawstream.gateway.requests.refusal import BadRequest, to_json
-from clawstream.inference.engines.adapters import policy_version
-from clawstream.inference.engines.behaviour import finish_reason
+from clawstream.inference.engines.behaviour import finish_reason, policy_version
 from clawstream.inference.engines.engine import EngineRefused, FinishKind, GenerateRequest, as_recorded
 
 LOG = logging.getLogger(__name__)

@@ -1,10 +1,11 @@
-"""A request that asks for an answer, or for several, from its admission to its end.
+"""A request that asks for an answer, or for several (`n`), from its admission to its end.
 
 Where one answer of a request fails, the others under way are given up and the request has failed; answers recorded by
 then stay recorded. A client that goes away cancels its answers.
 """
 
 import asyncio
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -13,12 +14,41 @@ from starlette.types import Receive, Scope, Send
 
 from clawstream.errors import TryLater
 from clawstream.events import SessionDone
-from clawstream.gateway.answering.admission import Admission, SessionEndRequest, unavailable
+from clawstream.gateway.answering.admission import Admission, Exchange, SessionEndRequest, unavailable
 from clawstream.gateway.answering.answer import GONE, ExchangeInProgress, Failure
-from clawstream.gateway.answering.choices import choices_of
 from clawstream.gateway.dialects.kinds import Dialect
 from clawstream.gateway.requests.body import ClientGone
+from clawstream.gateway.requests.grouped import Grouped
 from clawstream.gateway.requests.refusal import BadRequest
+
+_SEEDS = 2**64
+
+
+def choices_of(exchange: Exchange) -> tuple[Exchange, ...]:
+    """Return an exchange for each answer; the group of several is named by the first of them."""
+    num, first = exchange.chat.asked.num_choices, exchange.accepted
+    if num == 1:
+        return (exchange,)
+    group = Grouped(group_id=first.exchange_id, size=num, step_index=None).of_key(first.key_name)
+    return tuple(
+        replace(
+            exchange,
+            accepted=replace(
+                first,
+                exchange_id=str(uuid.uuid4()) if index else first.exchange_id,
+                sampling=replace(first.sampling, seed=_later_seed(first.sampling.seed, index)),
+                group=group,
+                choice_of=first.exchange_id,
+            ),
+            sampled=None if exchange.sampled is None else exchange.sampled.another(),
+        )
+        for index in range(num)
+    )
+
+
+def _later_seed(seed: int | None, index: int) -> int | None:
+    """Return a later answer's seed, as an equal seed would repeat the first answer; 64 bits, with a sign."""
+    return None if seed is None else (seed + index + _SEEDS // 2) % _SEEDS - _SEEDS // 2
 
 
 class Endpoint:

@@ -1,11 +1,14 @@
 """Sends answers, in any dialect, as a stream of events or whole. No other module sends one.
 
-The one rule: the status is sent before the first byte only; a later error is an event, and the stream then ends.
+No other module sends one.
+
+The status is sent before the first byte only; a later error is an event, and the stream then ends.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Protocol, TypeVar
 
 from starlette.types import Send
 
@@ -168,3 +171,16 @@ async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]]
     length = (b"content-length", str(len(body)).encode("ascii"))
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
+
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Close `items` at the end of the block, if it can be closed."""
+    try:
+        yield items
+    finally:
+        if isinstance(items, AsyncGenerator):
+            await items.aclose()

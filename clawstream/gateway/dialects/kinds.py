@@ -16,7 +16,7 @@ from clawstream.gateway.dialects.anthropic import read_messages
 from clawstream.gateway.dialects.responses import read_responses
 from clawstream.gateway.requests.refusal import BadRequest, to_json
 from clawstream.gateway.requests.wire import ChatRequest, read_request
-from clawstream.gateway.sessions.conversations import Recall
+from clawstream.gateway.sessions import Recall
 
 
 class Dialect(Protocol):

@@ -14,11 +14,9 @@ import orjson
 
 from clawstream.events import FinishReason
 from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
-from clawstream.gateway.answering.replies import KEEP_ALIVE, Ending, Usage, reply_headers
-from clawstream.gateway.answering.sampled import SampledTokens
+from clawstream.gateway.answering.replies import KEEP_ALIVE, Ending, SampledTokens, Usage, reply_headers
 from clawstream.gateway.dialects.responses import TRANSLATED
-from clawstream.gateway.dialects.responses_tools import custom_input, offered
-from clawstream.gateway.dialects.thoughts import sealed
+from clawstream.gateway.dialects.responses_tools import custom_input, offered, sealed
 from clawstream.gateway.requests.refusal import BadRequest, TooLong, to_json
 
 _SEALED_THOUGHT = "reasoning.encrypted_content"

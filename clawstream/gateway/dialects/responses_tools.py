@@ -1,10 +1,14 @@
-"""The tools of OpenAI's Responses API as functions of Chat Completions, and a call's way back. Pure.
+"""The Responses API's tools as functions of Chat Completions and back, and reasoning as `encrypted_content`. Pure.
 
 The policy calls only functions with JSON. A `custom` tool, which takes bare text, becomes a function with one string,
 `input`; a function in a namespace gets both names. A call goes back in the form in which the client offered the tool.
 Tools that OpenAI's servers run are refused by name; those that Codex offers unasked are left out.
+
+It is no secret, since the client has the text beside it; but it comes back whole from such clients.
 """
 
+import base64
+import binascii
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -127,3 +131,19 @@ def _name(tool: object, where: str) -> str:
     if not isinstance(name, str) or not name:
         raise BadRequest(f"{where} is not a tool with a name.", param=where)
     return name
+
+
+SEALED = "clawstream-"
+
+
+def sealed(thought: str) -> str:
+    """Return the thought as an opaque string."""
+    return SEALED + base64.b64encode(thought.encode("utf-8", "surrogatepass")).decode("ascii")
+
+
+def opened(text: str, where: str) -> str:
+    """Return the thought that `sealed` was given. Raises BadRequest for a string that `sealed` did not make."""
+    try:
+        return base64.b64decode(text.removeprefix(SEALED), validate=True).decode("utf-8", "surrogatepass")
+    except (binascii.Error, UnicodeDecodeError) as error:
+        raise BadRequest(f"{where} was changed since it was sent; send reasoning as it came.", param=where) from error

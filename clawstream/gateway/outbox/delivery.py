@@ -22,9 +22,8 @@ from clawstream.errors import TryLater, UndecodableRecord, UnusableEvent
 from clawstream.events import Event
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.outbox.frames import record_frame
-from clawstream.gateway.outbox.pace import AckPace
 from clawstream.gateway.outbox.spool import GROUP_BYTES, LARGE_GROUP_BYTES, Spool
-from clawstream.gateway.outbox.spooled_sessions import SpooledSessions
+from clawstream.gateway.outbox.spooled_sessions import AckPace, SpooledSessions
 from clawstream.stream.log import Sealed
 
 LOG = logging.getLogger(__name__)

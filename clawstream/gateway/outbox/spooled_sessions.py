@@ -1,12 +1,17 @@
-"""Which events go through the spool, and which straight to the log. Pure.
+"""Which events go through the spool and which straight to the log, by session and by the log's pace. Pure.
 
-The one rule: while a record of a session waits in the spool, the session's further records go through the spool too, so
+While a record of a session waits in the spool, the session's further records go through the spool too, so
 that the first copies on the log are in the order of the gateway's answers. Other sessions go straight, except from the
 moment that the log failed one until it has taken a record out of the spool.
+
+The measure is a moving mean, so that one late acknowledgement among many does not make a slow broker. Each counts as a
+few bounds at most, so that a broker that is quick again is recognised within some ten acknowledgements. The time that
+our own busy event loop adds to each is measured separately and subtracted.
 """
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 
 class SpooledSessions:
@@ -49,3 +54,40 @@ class SpooledSessions:
         """Note that the log has the records now."""
         self.leave(keys)
         self._failed = False
+
+
+_WEIGHT = 0.1  # of the newest acknowledgement
+_AT_MOST = 4  # times the bound
+_OURS_AT_MOST = 10  # times the bound; a process that was stopped measures the stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AckPace:
+    """How long the log's acknowledgements take, and how long one of them is waited for."""
+
+    bound_s: float
+    mean_s: float = 0.0  # of acknowledgements, without our own share
+    own_s: float = 0.0  # what this process adds to each, when last measured
+
+    @property
+    def patience_s(self) -> float:
+        """How long an acknowledgement is waited for."""
+        return self.bound_s + self.own_s
+
+    @property
+    def slow(self) -> bool:
+        """Whether acknowledgements take more than the bound, on the mean."""
+        return self.mean_s > self.bound_s
+
+    def after(self, latency_s: float) -> "AckPace":
+        """Return the pace after one more acknowledgement."""
+        counted_s = min(max(0.0, latency_s - self.own_s), _AT_MOST * self.bound_s)
+        return replace(self, mean_s=self.mean_s + _WEIGHT * (counted_s - self.mean_s))
+
+    def beside(self, own_s: float) -> "AckPace":
+        """Return the pace with `own_s`, at most ten bounds, as what this process adds to each acknowledgement."""
+        return replace(self, own_s=min(own_s, _OURS_AT_MOST * self.bound_s))
+
+    def quick(self, waited_s: float) -> bool:
+        """Return whether to wait for the log, whose oldest missing acknowledgement is `waited_s` old."""
+        return not self.slow and waited_s <= self.patience_s

@@ -1,14 +1,55 @@
-"""Which version of the policy sampled which tokens, and how an answer ended, as an engine tells it. Pure."""
+"""Policy versions on engines: their names, what an engine samples with now, and which version sampled which tokens.
 
+An adapter's name ends with its policy version, so the names that an engine has loaded tell anybody which
+versions it serves.
+"""
+
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 from clawstream.errors import TryLater
 from clawstream.events import FinishReason, VersionSpan
-from clawstream.inference.engines.adapters import policy_version
 from clawstream.inference.engines.engine import Finish, FinishKind
 from clawstream.inference.engines.engine import WeightsSpan as EngineSpan
+
+BASE_VERSION = 0
+_BASE_NAMES = ("default", "base")  # what SGLang calls the weights that it was started with
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+_VERSION = re.compile(r".+-v([0-9]{1,18})", re.ASCII | re.DOTALL)
+
+
+def policy_version(name: str | None) -> int:
+    """Return the version that an engine's weights are named after; the weights that it was started with are version 0.
+
+    Raises TryLater for a name that is no version of ours.
+    """
+    if name is None or name in _BASE_NAMES:
+        return BASE_VERSION
+    if not _NUMBER.fullmatch(name):
+        raise TryLater(
+            f"the engine's weights are named {name[:100]!r}; expected a version number. Start it without a name"
+        )
+    return int(name)
+
+
+def cache_key(policy_id: str, weights: int, tenant: str | None = None) -> str:
+    """Return the key under which a tenant's requests to these weights share cached prompts."""
+    return f"{policy_id}:{weights}" if tenant is None else f"{policy_id}:{weights}:{tenant}"
+
+
+def adapter_name(policy_id: str, version: int) -> str:
+    """Return the name under which engines serve this version of the policy."""
+    return f"{policy_id}-v{version}"
+
+
+def adapter_version(policy_id: str, name: str) -> int | None:
+    """Return the version that the name stands for; None: it is no adapter of this policy."""
+    found = _VERSION.fullmatch(name)
+    version = None if found is None else int(found.group(1))
+    return version if version is not None and name == adapter_name(policy_id, version) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +99,26 @@ def finish_reason(finish: Finish, tool_calls: Sequence[object]) -> FinishReason:
     if finish.kind is FinishKind.LENGTH:
         return FinishReason.LENGTH
     return FinishReason.TOOL_CALLS if tool_calls else FinishReason.STOP
+
+
+class Served(NamedTuple):
+    """The weights or adapter that answer a request for the newest version."""
+
+    weights: int
+    version: int
+    adapter: str | None  # the one that has the version; None: the weights have it
+
+
+class VersionedEngine(Protocol):
+    """What is needed of an engine."""
+
+    async def weight_version(self) -> str | None: ...
+    async def lora_adapters(self) -> tuple[str, ...]: ...
+
+
+async def served(engine: VersionedEngine, policy_id: str) -> Served:
+    """Return what the engine serves now. Raises TryLater where it names nothing, or no version of ours."""
+    weights = policy_version(await engine.weight_version())
+    adapters = {adapter_version(policy_id, name): name for name in await engine.lora_adapters()}
+    newest = max((version for version in adapters if version is not None), default=weights)
+    return Served(weights, max(weights, newest), adapters[newest] if newest > weights else None)

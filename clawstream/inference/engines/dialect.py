@@ -13,8 +13,15 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from clawstream.events.exchanges import GREEDY_BELOW, Shaping, TokenBias
-from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, GenerateRequest, SamplingParams, WeightsSpan
-from clawstream.inference.engines.plausible import read_version
+from clawstream.inference.engines.engine import (
+    Chunk,
+    Finish,
+    FinishKind,
+    GenerateRequest,
+    SamplingParams,
+    WeightsSpan,
+    read_version,
+)
 
 DEFAULT_MAX_NEW_TOKENS = 128
 UNSHAPED = Shaping()

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from clawstream.inference.engines.dialect import Call, GenerateBody, RequestRefused, TokenDelta, read_body, write_delta
-from clawstream.inference.origin_guard import OriginGuard
+from clawstream.inference.http_borders import OriginGuard
 
 PAUSE_MODES = ("abort", "retract", "in_place")
 

@@ -14,23 +14,21 @@ import orjson
 
 from clawstream.config import EngineSettings, TeacherSettings
 from clawstream.errors import TryLater
-from clawstream.inference.bodies import ASKING, PLAIN, parsed, read_body, read_error, shown
 from clawstream.inference.engines.dialect import joined, read_chunk, write_request
 from clawstream.inference.engines.engine import (
+    MOST_NAME_CHARACTERS,
+    MOST_TOKEN_IDS,
     Chunk,
     EngineRefused,
     FinishKind,
     GenerateRequest,
+    Plausible,
     SamplingParams,
     ServerInfo,
-)
-from clawstream.inference.engines.plausible import (
-    MOST_NAME_CHARACTERS,
-    MOST_TOKEN_IDS,
-    Plausible,
     check_logprob,
     read_version,
 )
+from clawstream.inference.http_borders import ASKING, PLAIN, parsed, read_body, read_error, shown
 
 _CONTROL_BYTES = 4 * 2**20  # /tokenize answers for thousands of tokens
 _REFUSAL_BODY_S = 2.0

@@ -15,10 +15,9 @@ from clawstream.errors import UnusableCheckpoint
 from clawstream.events import Shaping
 from clawstream.inference.engines.dialect import Call, RequestRefused, TokenDelta, check_fits
 from clawstream.inference.engines.service import CommandResult, Generation
-from clawstream.local.engine.core import Core
+from clawstream.local.engine.core import Core, EngineWorker
 from clawstream.local.engine.job import Grammar, Job
 from clawstream.local.engine.model import RowModel
-from clawstream.local.engine.worker import EngineWorker
 
 log = logging.getLogger(__name__)
 

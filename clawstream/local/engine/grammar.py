@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clawstream.events import Shaping
 from clawstream.inference.engines.dialect import RequestRefused
-from clawstream.rendering.token_bytes import token_bytes
+from clawstream.rendering.tokenizer import token_bytes
 
 _MAX_REMAINDERS = 10_000  # llguidance makes a state of each: 2 million took 52 s and 1.4 GB
 

@@ -1,7 +1,10 @@
-"""How the next token is drawn, for a whole batch at once.
+"""How the next token is drawn, for a whole batch at once, from logits changed as requests ask.
 
 A draw is a function of (seed, index of the token in the answer) and of the row's own logits, so a seeded request gives
 the same tokens whatever else is in the batch. Axes: B rows, V vocabulary, K top log-probs.
+
+In SGLang's order and by its rules: additive penalties, then the repetition penalty, then the biases, then the grammar,
+all before the temperature; a token counts where it stands in the answer, not in the prompt. Axis: V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -11,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clawstream.events import Shaping
 from clawstream.inference.engines.engine import SamplingParams
+from clawstream.local.engine.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +93,32 @@ def _filtered(prob_BV: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
     excluded_BV = (torch.arange(size).unsqueeze(0) >= top_k_B1) | ((before_BV > top_p_B1) & (top_p_B1 < 1.0))
     excluded_BV |= sorted_BV < sorted_BV[:, :1] * torch.tensor(min_p).unsqueeze(1)
     return prob_BV.scatter(1, order_BV, sorted_BV.masked_fill(excluded_BV, 0.0))
+
+
+_LEAST = 1e-30  # a smaller repetition penalty would make logits that are not finite
+
+
+def shaped(logits_BV: Tensor, jobs: Sequence[Job]) -> Tensor:
+    """Return the logits of each job's next token as its request shapes them; rows of other jobs are unchanged."""
+    if all(job.call.request.sampling.shaping is None for job in jobs):
+        return logits_BV
+    logits_BV = logits_BV.float().clone()
+    for logits_V, job in zip(logits_BV, jobs, strict=True):
+        shaping = job.call.request.sampling.shaping
+        if shaping is not None:
+            _shape(logits_V, shaping, job.tokens[job.num_prompt :], job.stop_ids)
+        if job.grammar is not None:
+            job.grammar.mask(logits_V)
+    return logits_BV
+
+
+def _shape(logits_V: Tensor, shaping: Shaping, said: Sequence[int], stop_ids: frozenset[int]) -> None:
+    if said:
+        ids, counts = torch.unique(torch.tensor(said), return_counts=True)
+        value = logits_V[ids] - shaping.frequency_penalty * counts - shaping.presence_penalty
+        factor = max(shaping.repetition_penalty, _LEAST)
+        logits_V[ids] = torch.where(value < 0, value * factor, value / factor)
+    if len(said) < shaping.min_new_tokens:
+        logits_V[[token for token in stop_ids if token < len(logits_V)]] = -torch.inf
+    for biased in shaping.logit_bias:
+        logits_V[biased.token_id] += biased.bias

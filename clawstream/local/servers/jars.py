@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from clawstream import locks
 from clawstream.errors import PartUnavailable
-from clawstream.local.extras import how_to_install
+from clawstream.resources import how_to_install
 
 PINS = Path(__file__).parent / "broker" / "jars.txt"
 FETCH_WITHIN_S = 900.0

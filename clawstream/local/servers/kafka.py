@@ -1,6 +1,9 @@
-"""A Kafka broker of our own, in KRaft mode, for one machine.
+"""A Kafka broker of our own, in KRaft mode, for one machine, and who may use it.
 
 It is ready when it lists itself as a broker that takes requests, and not before.
+
+Clients prove that they have the password (SCRAM) and do not send it, so a stranger who listens on the port of a broker
+that is down learns nothing. The controller's port is for the broker itself, by a password that changes with each start.
 """
 
 import base64
@@ -15,20 +18,87 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pydantic import SecretStr
+
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers import folders
-from clawstream.local.servers.access import (
-    access_to,
-    alteration,
-    credential,
-    keep_password,
-    listeners,
-    new_password,
-    password_in,
-)
+from clawstream.local.servers import accounts
+from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.jars import KAFKA_REMEDIES, broker_jars, java
 from clawstream.local.servers.ports import HOST, reserved, reserved_again
 from clawstream.local.servers.server_process import ServerProcess
+
+_USER = "clawstream"
+_MECHANISM = "SCRAM-SHA-256"
+_KEPT_IN = "password"
+_MODULES = "org.apache.kafka.common.security"
+
+
+def new_password() -> str:
+    """Return a password that needs no quoting anywhere."""
+    return secrets.token_hex(24)
+
+
+def password_in(folder: Path) -> str | None:
+    """Return the password of the broker in `folder`; None: it lets everybody in."""
+    try:
+        return (folder / _KEPT_IN).read_text()
+    except FileNotFoundError:
+        return None
+
+
+def keep_password(folder: Path, password: str) -> None:
+    """Store the password where `password_in` finds it."""
+    write_private(folder / _KEPT_IN, password)
+
+
+def access_to(folder: Path, bootstrap: str) -> dict[str, Any]:
+    """Return the Kafka settings of a client of the broker in `folder`, which is at `bootstrap`."""
+    password = password_in(folder)
+    if password is None:
+        return {"bootstrap": bootstrap}
+    return {
+        "bootstrap": bootstrap,
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": _MECHANISM,
+        "sasl_username": _USER,
+        "sasl_password": SecretStr(password),
+    }
+
+
+def credential(password: str) -> str:
+    """Return what Kafka's tools take as a user's password, with the user's name before it."""
+    return f"{_MECHANISM}=[name={_USER},password={password}]"
+
+
+def alteration(password: str) -> tuple[str, list[str]]:
+    """Return a file's content, and what kafka.admin.ConfigCommand is told with it, that gives the user the password."""
+    return f"{_MECHANISM}=password={password}\n", ["--alter", "--entity-type", "users", "--entity-name", _USER]
+
+
+def listeners(port: int, controller_port: int, password: str | None) -> str:
+    """Return the broker's settings for its two ports; with no password they are open to all on this machine."""
+    if password is None:
+        return (
+            f"listeners=PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}\n"
+            f"advertised.listeners=PLAINTEXT://{HOST}:{port}\n"
+        )
+    own = new_password()
+    client, controller = "listener.name.client", "listener.name.controller"
+    return (
+        f"listeners=CLIENT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}\n"
+        f"advertised.listeners=CLIENT://{HOST}:{port}\n"
+        "listener.security.protocol.map=CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT\n"
+        "inter.broker.listener.name=CLIENT\n"
+        f"sasl.mechanism.inter.broker.protocol={_MECHANISM}\n"
+        f"{client}.sasl.enabled.mechanisms={_MECHANISM}\n"
+        f"{client}.{_MECHANISM.lower()}.sasl.jaas.config={_MODULES}.scram.ScramLoginModule required "
+        f'username="{_USER}" password="{password}";\n'
+        "sasl.mechanism.controller.protocol=PLAIN\n"
+        f"{controller}.sasl.enabled.mechanisms=PLAIN\n"
+        f"{controller}.plain.sasl.jaas.config={_MODULES}.plain.PlainLoginModule required "
+        f'username="broker" password="{own}" user_broker="{own}";\n'
+    )
+
 
 READY_WITHIN_S = 90.0
 STOP_WITHIN_S = 15.0
@@ -63,7 +133,7 @@ class EmbeddedKafka:
         self._fresh = fresh
         self._port = port
         self._open_to_all = open_to_all
-        self._cache_dir = folders.cache_folder() if cache_dir is None else cache_dir.absolute()
+        self._cache_dir = accounts.cache_folder() if cache_dir is None else cache_dir.absolute()
         self._server_process: ServerProcess | None = None
         self._bootstrap: str | None = None
 
@@ -82,7 +152,7 @@ class EmbeddedKafka:
         command = java_command(java(), broker_jars(self._cache_dir))
         self._close_once(command)
         with (
-            folders.claimed(self.data_dir, fresh=self._fresh) as claim,
+            accounts.claimed(self.data_dir, fresh=self._fresh) as claim,
             reserved_again(self.data_dir, self._port) as port,
             reserved() as controller_port,
         ):
@@ -91,7 +161,7 @@ class EmbeddedKafka:
             self._format_once(command)
             password = None if self._open_to_all else password_in(self.data_dir)
             settings = self.data_dir / "server.properties"
-            folders.write_private(settings, server_properties(_DATA, listeners(port, controller_port, password)))
+            accounts.write_private(settings, server_properties(_DATA, listeners(port, controller_port, password)))
             self._server_process = ServerProcess(
                 [*command, "kafka.Kafka", settings.name],
                 folder=self.data_dir, log=self.log, grace_s=STOP_WITHIN_S, keep_fd=claim,
@@ -99,7 +169,7 @@ class EmbeddedKafka:
             try:
                 self._wait_until_ready(self._server_process)
                 self._bootstrap = f"{HOST}:{port}"
-                folders.publish(self.data_dir, self._bootstrap)
+                accounts.publish(self.data_dir, self._bootstrap)
             except BaseException:
                 self._server_process.stop()
                 raise
@@ -126,7 +196,7 @@ class EmbeddedKafka:
             return
         shutil.rmtree(self.data_dir / _NEW_DATA, ignore_errors=True)
         settings, password = self.data_dir / "format.properties", new_password()
-        folders.write_private(settings, server_properties(_NEW_DATA, listeners(9092, 9093, None)))  # not listened on
+        accounts.write_private(settings, server_properties(_NEW_DATA, listeners(9092, 9093, None)))  # not listened on
         words = ["kafka.tools.StorageTool", "format", "--cluster-id", new_cluster_id(), "--config", settings.name]
         _run(command, [*words, "--add-scram", credential(password)], self.data_dir, "could not be formatted")
         settings.unlink()
@@ -141,7 +211,7 @@ class EmbeddedKafka:
             password = new_password()
             content, words = alteration(password)
             file = self.data_dir / "credential.properties"
-            folders.write_private(file, content)
+            accounts.write_private(file, content)
             words = ["kafka.admin.ConfigCommand", "--bootstrap-server", broker.bootstrap, *words]
             _run(command, [*words, "--add-config-file", file.name], self.data_dir, "could not be given a password")
             file.unlink()
@@ -177,7 +247,7 @@ def server_properties(log_dir: str, ports: str) -> str:
 def _run(command: Sequence[str], words: Sequence[str], folder: Path, what: str) -> None:
     """Run a tool of Kafka's with arguments in a file: they may be secret, and all users see command lines."""
     told = folder / "told"
-    folders.write_private(told, "\n".join(f'"{word}"' for word in words))
+    accounts.write_private(told, "\n".join(f'"{word}"' for word in words))
     done = subprocess.run(
         [*command, f"@{told.name}"],
         cwd=folder, capture_output=True, text=True, timeout=READY_WITHIN_S, check=False,

@@ -21,12 +21,12 @@ from typing import Self
 import psutil
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.extras import how_to_install
-from clawstream.local.servers import folders
+from clawstream.local.servers import accounts
 from clawstream.local.servers.accounts import Identity, identity_for, named
 from clawstream.local.servers.ports import HOST, reserved_again
 from clawstream.local.servers.server_process import ServerProcess
-from clawstream.projections.owner import url_of_owner
+from clawstream.projections.accounts import url_of_owner
+from clawstream.resources import how_to_install
 
 READY_WITHIN_S = 60.0
 STOP_WITHIN_S = 20.0
@@ -80,7 +80,7 @@ class EmbeddedPostgres:
 
     def __enter__(self) -> Self:
         with (
-            folders.claimed(self.data_dir, fresh=self._fresh) as claim,
+            accounts.claimed(self.data_dir, fresh=self._fresh) as claim,
             reserved_again(self.data_dir, self._port) as port,
         ):
             data = self.data_dir / _DATA
@@ -105,7 +105,7 @@ class EmbeddedPostgres:
             try:
                 self._wait_until_ready(self._server_process)
                 self._url = url_of_owner(f"postgresql+psycopg://{USER}:{password}@{HOST}:{port}/postgres")
-                folders.publish(self.data_dir, self._url)
+                accounts.publish(self.data_dir, self._url)
             except BaseException:
                 self._server_process.stop()
                 raise
@@ -134,8 +134,8 @@ class EmbeddedPostgres:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)
         password, proof = secrets.token_urlsafe(24), self.data_dir / "proof"
-        folders.write_private(self.data_dir / "password", password)
-        folders.write_private(proof, _proof_of(password))
+        accounts.write_private(self.data_dir / "password", password)
+        accounts.write_private(proof, _proof_of(password))
         maker = named(identity, new)
         for path in (new, proof):
             maker.give(path)

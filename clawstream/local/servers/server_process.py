@@ -1,16 +1,19 @@
-"""Keep a server running for as long as this process lives, and not longer, however this process ends.
+"""Keeps a server running for as long as this process lives; and whether a server is ready to work.
 
 A small watcher stands between the two. It holds one end of a pipe whose other end dies with us, so it notices a SIGKILL
 of the owner too. Watcher and server have sessions of their own: a Ctrl-C in the terminal reaches the owner alone, which
 lets its clients finish first and stops the server last.
 """
 
+import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import aiohttp
 
 from clawstream.errors import PartUnavailable
 from clawstream.local.servers import watcher
@@ -78,3 +81,26 @@ class ServerProcess:
     def log_tail(self, num_lines: int = 15) -> str:
         """The end of the server's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])
+
+
+def answers(http: aiohttp.ClientSession, url: str) -> Callable[[], Awaitable[str | None]]:
+    """Return a function that asks `url` and returns why it did not answer 200 (the page's words, if any), or None."""
+
+    async def missing() -> str | None:
+        try:
+            async with http.get(url, allow_redirects=False) as response:
+                if response.status == 200:
+                    return None
+                return _problems(await response.text()) or f"{url} answers HTTP {response.status}"
+        except (aiohttp.ClientError, TimeoutError):
+            return f"{url} does not answer"
+
+    return missing
+
+
+def _problems(page: str) -> str:
+    """The problems on the gateway's /readyz; empty on a page of another kind."""
+    try:
+        return "; ".join(str(part["problem"]) for part in json.loads(page)["missing"])
+    except (ValueError, KeyError, TypeError):
+        return ""

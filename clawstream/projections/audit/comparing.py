@@ -15,8 +15,8 @@ from sqlalchemy.exc import OperationalError
 from clawstream.errors import OperatorError
 from clawstream.projections import database, tables
 from clawstream.projections.rebuild.filling import copy, keep_the_first
-from clawstream.projections.write.lines import TableLines
-from clawstream.projections.write.merge import count_sessions
+from clawstream.projections.write.rows import TableLines
+from clawstream.projections.write.writer import count_sessions
 from clawstream.stream.log import PartitionId
 
 COMPARED = (*tables.FACTS, tables.sessions)

@@ -9,13 +9,10 @@ from hashlib import blake2b
 
 from clawstream.projections.audit.comparing import COMPARED, Difference, Scratch, scratch
 from clawstream.projections.rebuild.filling import links_of
-from clawstream.projections.rebuild.makers import makers
 from clawstream.projections.rebuild.overruling import Overruled, overruled_of
-from clawstream.projections.rebuild.replaying import ReplayedLog, Tell, batches_of, on_a_thread, read_again
+from clawstream.projections.rebuild.replaying import ReplayedLog, Tell, batches_of, makers, on_a_thread, read_again
 from clawstream.projections.tables import TOPICS
-from clawstream.projections.write.cells import indexable
 from clawstream.projections.write.chain import Break, ChainCheck, chain_check
-from clawstream.projections.write.lines import RawBatch, TableLines, row_records
 from clawstream.projections.write.progress import (
     PartitionProgress,
     blocks_of,
@@ -23,6 +20,7 @@ from clawstream.projections.write.progress import (
     partition_progress,
     refuse_another_log,
 )
+from clawstream.projections.write.rows import RawBatch, TableLines, indexable, row_records
 from clawstream.stream.log import PartitionId, Raw
 
 

@@ -18,8 +18,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clawstream.projections.look.snapshot import QueryResult, ask, snapshot
-from clawstream.projections.look.sql import as_json
+from clawstream.projections.look.sql import QueryResult, as_json, ask, snapshot
 from clawstream.projections.text import original_json
 
 TIMEOUT_S = 3600.0

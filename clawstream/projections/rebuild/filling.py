@@ -14,10 +14,9 @@ from sqlalchemy import Engine, Table
 
 from clawstream.projections.tables import FACTS, metadata
 from clawstream.projections.write.chain import ChainBlock, Link, blocks, seed
-from clawstream.projections.write.lines import RawBatch, TableLines
-from clawstream.projections.write.merge import column_names
-from clawstream.stream.log import PartitionId
-from clawstream.stream.records import digest_of
+from clawstream.projections.write.rows import RawBatch, TableLines
+from clawstream.projections.write.writer import column_names
+from clawstream.stream.log import PartitionId, digest_of
 
 
 def copy(cursor: psycopg.Cursor, lines: TableLines) -> None:

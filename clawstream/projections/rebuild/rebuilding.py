@@ -21,19 +21,24 @@ from clawstream.errors import OperatorError
 from clawstream.projections import database
 from clawstream.projections.rebuild import schemas
 from clawstream.projections.rebuild.filling import filling
-from clawstream.projections.rebuild.makers import Make, makers, num_processes
 from clawstream.projections.rebuild.overruling import fence, overrule
-from clawstream.projections.rebuild.replaying import ReplayedLog, Tell, on_a_thread, read_again
+from clawstream.projections.rebuild.replaying import (
+    Make,
+    ReplayedLog,
+    Tell,
+    makers,
+    num_processes,
+    on_a_thread,
+    read_again,
+)
 from clawstream.projections.rebuild.schemas import BUILDING
 from clawstream.projections.tables import TOPICS
-from clawstream.projections.write.lines import LeftOut
 from clawstream.projections.write.progress import PartitionProgress, left_out, partition_progress, refuse_another_log
 from clawstream.projections.write.projector import in_batches, slice_of
-from clawstream.projections.write.rows import TableRow
+from clawstream.projections.write.rows import LeftOut, TableRow
 from clawstream.projections.write.sorting import Release, rows_of
 from clawstream.projections.write.writer import PartitionClaim, TableWriter
-from clawstream.stream.ends import past_the_end
-from clawstream.stream.log import Arrived, PartitionId, Undecodable
+from clawstream.stream.log import Arrived, PartitionId, Undecodable, past_the_end
 
 _BUILD_LOCK = 0x636C6178  # an arbitrary lock number that no other program on this database uses
 HELD_RECORDS = 2000  # the projector is kept waiting for at most so many, unless it reads as fast as we do

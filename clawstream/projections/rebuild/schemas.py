@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from clawstream.projections.audit.comparing import live_schema
 from clawstream.projections.rebuild.filling import keep_the_first
 from clawstream.projections.tables import FACTS, metadata
-from clawstream.projections.write.merge import count_sessions
+from clawstream.projections.write.writer import count_sessions
 
 BUILDING = "clawstream_rebuild"
 HOLD_WITHIN_MS = 10_000  # longer than a batch of the projector takes

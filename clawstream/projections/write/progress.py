@@ -8,10 +8,9 @@ import psycopg
 
 from clawstream.errors import DatabaseMismatch
 from clawstream.projections.write.chain import ChainBlock
-from clawstream.projections.write.lines import LeftOut
+from clawstream.projections.write.rows import LeftOut
 from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterId, Fate, Reason
-from clawstream.stream.ends import past_the_end
-from clawstream.stream.log import PartitionId
+from clawstream.stream.log import PartitionId, past_the_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

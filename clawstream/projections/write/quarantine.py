@@ -17,7 +17,6 @@ from clawstream.errors import ParkedRecord, TryLater, UndecodableRecord, Unusabl
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.projector import Projector
 from clawstream.projections.write.sorting import GROUP, Release, SetAside, UnusableRecords, released, sort_out
-from clawstream.stream.dead_letters.queues import DeadLetterReader
 from clawstream.stream.dead_letters.records import (
     DeadLetter,
     DeadLetterId,
@@ -26,8 +25,9 @@ from clawstream.stream.dead_letters.records import (
     KnownDeadLetters,
     Reason,
 )
+from clawstream.stream.dead_letters.rulings import DeadLetterReader
 from clawstream.stream.log import Arrived, PartitionId, Raw, RecordBatch
-from clawstream.stream.runner.failures import FailureRate
+from clawstream.stream.runner.breaker import FailureRate
 
 RETRY_S = 0.5
 RELEASED_AT_ONCE = 1000  # dead letters in one transaction

@@ -1,23 +1,118 @@
-"""A record of the log as a row. Pure.
+"""A record of the log as a row, and as a line that COPY reads. Pure.
+
+A cell is in COPY's text format: a backslash stands before what would end it. Text and JSON are stored as
+clawstream/projections/text.py says.
 
 A record is one row of one table, whatever was read before it. A column has the name of the event's field; the fields of
 a request stand beside those of its exchange.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, datetime, timedelta
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from types import MappingProxyType
-from typing import NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
-from sqlalchemy import Table
+import orjson
+from sqlalchemy import Table, Text
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from clawstream.events import Event
 from clawstream.projections.tables import FACTS
-from clawstream.projections.write.cells import NULL, ToCell, time_cell, to_cell
+from clawstream.projections.text import ESCAPE, escape, storable_json
+from clawstream.stream.avro import codec
+from clawstream.stream.log import PartitionId, Raw, Undecodable, arrived
 from clawstream.stream.stage import Record
+
+ToCell = Callable[[Any], str]
+
+NULL = "\\N"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_ID_BYTES = 600  # of the 2704 that an index takes
+_KEPT_ID_CHARACTERS = 100
+_CELL_ENDS = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
+
+def to_cell(name: str, kind: object, *, enum: bool) -> ToCell:
+    """Return the function that makes a cell of a value other than None, for a column of this name and type."""
+    if enum:
+        return attrgetter("value")  # a word of ours
+    if isinstance(kind, JSONB):
+        return _json
+    if isinstance(kind, ARRAY):
+        return _texts if isinstance(kind.item_type, Text) else _numbers
+    if isinstance(kind, Text):
+        return _id if name.endswith("_id") else _text
+    return str
+
+
+def indexable(text: str) -> str:
+    """Return an id in stored form: itself, or its start and its hash where it is too long for an index."""
+    stored = escape(text)
+    if len(stored) <= _KEPT_ID_CHARACTERS or len(stored.encode()) <= _MAX_ID_BYTES:
+        return stored
+    return f"{stored[:_KEPT_ID_CHARACTERS]}{ESCAPE}{hashlib.sha256(stored.encode()).hexdigest()}"
+
+
+@lru_cache(1024)  # the broker gives a batch of records one time
+def time_cell(timestamp_ms: int) -> str:
+    """Return a time in ms since the epoch."""
+    return (_EPOCH + timedelta(milliseconds=timestamp_ms)).isoformat()
+
+
+def _id(text: str) -> str:
+    if len(text) <= _KEPT_ID_CHARACTERS and _is_plain(text):
+        return text
+    return indexable(text).translate(_CELL_ENDS)
+
+
+def _text(text: str) -> str:
+    return text if _is_plain(text) else escape(text).translate(_CELL_ENDS)
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether the text is its own cell, as most texts are; these are the quickest tests for that."""
+    return text.isascii() and text.isprintable() and "\\" not in text
+
+
+def _numbers(values: tuple[float | None, ...]) -> str:
+    fast = orjson.dumps(values).decode()
+    if "null" not in fast:
+        return "{" + fast[1:-1] + "}"
+    if fast.count("null") == values.count(None):
+        return "{" + fast[1:-1].replace("null", "NULL") + "}"
+    return "{" + ",".join("NULL" if item is None else str(item) for item in values) + "}"  # infinite, or not a number
+
+
+def _texts(values: tuple[str, ...]) -> str:
+    quoted = (indexable(item).replace("\\", "\\\\").replace('"', '\\"') for item in values)
+    return ("{" + ",".join(f'"{item}"' for item in quoted) + "}").translate(_CELL_ENDS)
+
+
+def _json(value: object) -> str:
+    if isinstance(value, bytes):
+        stored = storable_json(value)
+    elif isinstance(value, tuple) and all(isinstance(item, bytes) for item in value):
+        stored = "[" + ",".join(map(storable_json, value)) + "]"
+    else:
+        stored = storable_json(_DUMP(value).encode())
+    return stored.translate(_CELL_ENDS)
+
+
+def _fields(value: object) -> dict[str, object]:
+    assert is_dataclass(value), value
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+_DUMP = json.JSONEncoder(default=_fields).encode  # in ASCII, where a lone surrogate is an escape like any other
+
 
 TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = MappingProxyType(
     {event: (table, kind) for table in FACTS for event, kind in table.info["events"].items()}
@@ -118,3 +213,75 @@ def _always(cell: str) -> ToCell:
 _MAKERS: Mapping[type[Event], Callable[[Record], TableRow]] = MappingProxyType(
     {event: _maker(event) for event in TABLE_OF}
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawBatch:
+    """Bytes of one partition, in order."""
+
+    place: PartitionId
+    records: Sequence[Raw]
+
+
+class RowRecord(NamedTuple):
+    """The part of a record that a row needs; headers are left out, since it goes to another process."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+RowRecords = Sequence[tuple[PartitionId, Sequence[RowRecord]]]
+LeftOut = Mapping[PartitionId, frozenset[int]]  # offsets of records that have no row, being set aside
+
+
+class Unread(NamedTuple):
+    """A record that can't be read, which has no row."""
+
+    place: PartitionId
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLines:
+    """The rows of some records, in order per table."""
+
+    by_table: Mapping[str, bytes]
+    unread: Sequence[Unread]
+
+
+def row_records(batches: Iterable[RawBatch], left_out: LeftOut) -> RowRecords:
+    """Return the batches' records in the form that `lines` needs, without those left out."""
+    return [
+        (
+            batch.place,
+            [
+                RowRecord(raw.offset, raw.timestamp_ms, raw.key, raw.value)
+                for raw in batch.records
+                if raw.offset not in left_out.get(batch.place, ())
+            ],
+        )
+        for batch in batches
+    ]
+
+
+def lines(told: RowRecords) -> TableLines:
+    """Return the rows of the records."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    unread = []
+    reading = codec()
+    for place, records in told:
+        topic, partition = place
+        for offset, timestamp_ms, key, value in records:
+            raw = Raw(
+                topic=topic, partition=partition, offset=offset, timestamp_ms=timestamp_ms,
+                key=key, value=value, headers=(),
+            )  # fmt: skip
+            record = arrived(raw, reading, digest=False)
+            if isinstance(record, Undecodable):
+                unread.append(Unread(place, offset, record.reason))
+            elif (made := row(record)) is not None:
+                found[made.table].append(made.line)
+    return TableLines(by_table={table: "".join(some).encode() for table, some in found.items()}, unread=unread)

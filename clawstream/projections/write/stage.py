@@ -20,7 +20,7 @@ from clawstream.projections.write.quarantine import DeadLetterLog, ProjectionQua
 from clawstream.projections.write.sorting import GROUP
 from clawstream.projections.write.writer import TableWriter
 from clawstream.stream.log import Arrived, Commit, Listener, Member, PartitionId, RecordBatch
-from clawstream.stream.runner.failures import FailureRate, flooded
+from clawstream.stream.runner.breaker import FailureRate, flooded
 
 POLL_S = 0.2
 POLL_RECORDS = 1000

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from clawstream.simulation.learn.controls import Control
-from clawstream.simulation.runs.casting import CASTS
+from clawstream.simulation.runs.scenarios import CASTS
 
 USUAL_TEACHER = "reference"
 ANEW_WITHIN = 24  # updates after a flip, within which the new wishes are to be learned

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clawstream.config import Settings, dump
-from clawstream.local.servers.folders import write_private
+from clawstream.local.servers.accounts import write_private
 from clawstream.simulation.learn.cell import OUTCOME, Order
 from clawstream.simulation.learn.grid import Cell
 from clawstream.simulation.learn.outcome import CellOutcome, Reference, ReportRow, outcome_of

@@ -10,8 +10,8 @@ from typing import Any
 
 from clawstream.events import StepTaken
 from clawstream.simulation.learn.grid import UNTAUGHT, Cell
-from clawstream.simulation.runs.casting import CASTS
 from clawstream.simulation.runs.figures import VersionScore
+from clawstream.simulation.runs.scenarios import CASTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

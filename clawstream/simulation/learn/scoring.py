@@ -19,13 +19,13 @@ from pydantic import SecretStr
 
 from clawstream.config import KafkaSettings, Settings, dump, inherited_environment, load
 from clawstream.events import PolicyActivated
-from clawstream.inference.engines.adapters import adapter_name
+from clawstream.inference.bases import ADAPTER_CONFIG
+from clawstream.inference.engines.behaviour import adapter_name
 from clawstream.inference.engines.sglang import SglangEngine, engine_session
-from clawstream.inference.models.version_folder import ADAPTER_CONFIG
-from clawstream.local.servers.folders import write_private
+from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.ports import HOST, reserved
-from clawstream.local.servers.ready import answers
+from clawstream.local.servers.server_process import answers
 from clawstream.local.supervisor import Part, Supervisor
 from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.own import MAX_TOKENS, blended, lent

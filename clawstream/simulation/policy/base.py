@@ -1,12 +1,70 @@
-"""The folder of the tiny policy: the package's own, or built by a process that gives torch's memory back."""
+"""The folder of the tiny policy: the one that the package ships, or built by a process that gives torch's memory back.
 
+`pack` makes these files from a built policy. `unpack` makes a model folder from them, with weights in single precision,
+as a built policy has them. `python -m clawstream.simulation.policy.build --pack FOLDER` builds them again.
+"""
+
+import hashlib
+import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
 from clawstream.errors import PartUnavailable
-from clawstream.simulation.policy import shipped
 from clawstream.simulation.policy.recipe import RECIPES, place
+
+SHIPPED = Path(__file__).parent / "shipped"
+_WEIGHTS, _SEAL = "model.safetensors", "made_by.json"
+
+
+def pack(folder: Path, into: Path, *, recipe: str) -> None:
+    """Let `into` be what the package ships: the policy in `folder`, which the recipe of that digest made."""
+    into.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        shutil.copyfile(file, into / file.name)
+    half = {name: tensor.astype(np.float16) for name, tensor in load_file(folder / _WEIGHTS).items()}
+    save_file(half, into / _WEIGHTS, metadata={"format": "pt"})
+    seal = {"recipe": recipe, "sha256": hashlib.sha256((into / _WEIGHTS).read_bytes()).hexdigest()}
+    (into / _SEAL).write_text(json.dumps(seal, indent=1) + "\n")
+
+
+def made_by() -> str:
+    """Return the digest of the recipe that made what is shipped."""
+    return str(_seal()["recipe"])
+
+
+def unpack(folder: Path) -> None:
+    """Make `folder` a whole model folder, if it is missing; raises PartUnavailable where the package is damaged."""
+    shipped = (SHIPPED / _WEIGHTS).read_bytes()
+    sha256, expected = hashlib.sha256(shipped).hexdigest(), _seal()["sha256"]
+    if sha256 != expected:
+        raise PartUnavailable(
+            f"{SHIPPED / _WEIGHTS} has SHA-256 {sha256}, and {expected} is expected. Nothing was started. Install "
+            "clawstream again, or check this file out again"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        for file in SHIPPED.iterdir():
+            if file.name not in (_WEIGHTS, _SEAL):
+                shutil.copyfile(file, draft / file.name)
+        whole = {name: tensor.astype(np.float32) for name, tensor in load_file(SHIPPED / _WEIGHTS).items()}
+        save_file(whole, draft / _WEIGHTS, metadata={"format": "pt"})
+        draft.replace(folder)
+    except OSError:
+        if not folder.is_dir():  # of two that unpack at once, the first one's stays
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _seal() -> dict[str, str]:
+    return dict(json.loads((SHIPPED / _SEAL).read_text()))
 
 
 def base_policy(cache_dir: Path, base: str = "demo") -> Path:
@@ -14,8 +72,8 @@ def base_policy(cache_dir: Path, base: str = "demo") -> Path:
     folder = place(cache_dir, RECIPES[base])
     if folder.is_dir():
         return folder
-    if RECIPES[base].digest() == shipped.made_by():
-        shipped.unpack(folder)
+    if RECIPES[base].digest() == made_by():
+        unpack(folder)
         return folder
     command = [
         sys.executable,

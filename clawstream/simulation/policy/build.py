@@ -28,7 +28,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.simulation.policy import shipped, tokenizer
+from clawstream.simulation.policy import base as shipped
+from clawstream.simulation.policy import recipe as tokenizer
 from clawstream.simulation.policy.recipe import RECIPES, Base, Recipe, place
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,15 @@
-"""What a run's database says of the run, once it holds the whole log."""
+"""What is measured of a run: what its database says once it holds the whole log, and its memory.
+
+Linux only.
+"""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import psutil
 
 from clawstream.errors import PartUnavailable
 from clawstream.local.installation import Installation
@@ -111,3 +117,30 @@ def _counts(url: str) -> Counts:
         exchange_to_row_ms=tuple(float(str(row["ms"])) for row in rows_of(url, _EXCHANGE_TO_ROW)),
         correction_to_policy_s=tuple(float(str(row["s"])) for row in rows_of(url, _CORRECTION_TO_POLICY)),
     )
+
+
+JAVA = "java"  # the broker is counted apart
+LOOK_EVERY_S = 2.0
+
+
+class Footprint:
+    """The largest footprint seen of this process and all below it, the JVM left out."""
+
+    def __init__(self) -> None:
+        self.peak_mb = 0.0
+
+    async def watch(self) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            self.peak_mb = max(self.peak_mb, await asyncio.to_thread(_pss_mb))
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _pss_mb() -> float:
+    me = psutil.Process()
+    total_bytes = 0
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+            if process.name() != JAVA:
+                total_bytes += process.memory_full_info().pss
+    return total_bytes / 2**20

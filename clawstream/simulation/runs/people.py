@@ -14,9 +14,8 @@ import orjson
 from clawstream.simulation.chains import Chain, ChainTask, of_group
 from clawstream.simulation.policy.calls import HINT
 from clawstream.simulation.problems import SumSet
-from clawstream.simulation.runs.casting import CASTS
 from clawstream.simulation.runs.run import People
-from clawstream.simulation.runs.scenarios import SCENARIOS, SCORED_FLIPPED, write
+from clawstream.simulation.runs.scenarios import CASTS, SCENARIOS, SCORED_FLIPPED, write
 
 NUM_TRIED, NUM_HELD_OUT = 1500, 300
 

@@ -1,16 +1,23 @@
-"""The processes that simulate people: students who chat and the scorer, started, steered and read from here."""
+"""The processes that simulate people, and how long they talk."""
 
 import asyncio
 import contextlib
 import json
+import math
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from clawstream.errors import PartUnavailable
+from clawstream.events import BatchPlanned, GroupSettled
 from clawstream.local.servers.server_process import die_with_parent
+from clawstream.simulation.chains import MAX_STEPS
 from clawstream.simulation.runs.figures import Chat, VersionScore
+from clawstream.simulation.runs.scenarios import STEPS_A_ROUND, ScenarioPrograms
+from clawstream.simulation.runs.watch import POLICY_TOPIC, UPDATE_WITHIN_S, Watch
+from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.stage import Record
 
 PAUSE_WITHIN_S = 120.0
 
@@ -138,3 +145,117 @@ class ScorerProcess:
             num_problems=found["n"], num_right=found["right"], num_styled=found.get("styled"),
             by_persona=found.get("by_persona"),
         )  # fmt: skip
+
+
+MORE_SHARE = 0.2  # of the sessions so far, while a batch is not full: some give no sample that the method learns from
+SESSIONS_A_SAMPLE = 250  # of a batch; where as many make none the run ends
+AT_A_TIME = 4  # batches' worth of sessions
+PLANNED_WITHIN_S = 2.0  # of its last sample, else it is not full
+_GROUPED = ("trajectories", "groups")
+_GROUPS_TOPIC = "clawstream.groups.v1"
+
+
+async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch, log: KafkaLog) -> None:
+    """Let people ask for one batch after the other, each answered by the policy trained on all earlier batches.
+
+    Less than a batch of samples is left over when they ask, and a session gives one sample at most where no prompts are
+    answered again, so no more batches are planned than are missing. Raises PartUnavailable where too few batches come
+    about.
+    """
+    enough = cast.batch_samples
+    while (missing := target - watch.updates) > 0:
+        planned, num_asked = watch.num_planned, 0
+        is_full = missing == 1 and await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)  # of what is left over
+        while not is_full:
+            num_sessions = min(math.ceil(num_asked * MORE_SHARE) or enough, missing * cast.batch_samples)
+            if num_asked >= SESSIONS_A_SAMPLE * cast.batch_samples:
+                raise PartUnavailable(
+                    f"{num_asked} sessions in a row made no batch of {cast.batch_samples} samples for update "
+                    f"{watch.updates + 1}, so the run ends here. Either people are content, and have too little to say "
+                    "that this method learns from: ask for fewer updates. Or the trainer plans nothing: train.log in "
+                    "the logs folder of this run says why"
+                )
+            await _held(num_sessions, cast, students, watch)
+            num_asked += num_sessions
+            is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
+            if not is_full:
+                await quiet(cast, watch, log)
+                is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
+        if num_asked <= cast.batch_samples and not watch.refreshes:  # with what was left over, too few for two batches
+            await watch.until_settled()
+        else:
+            await quiet(cast, watch, log)
+        enough = max(cast.batch_samples, math.floor(num_asked * (1 - MORE_SHARE)))
+
+
+async def _held(num_sessions: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch) -> None:
+    """Let people hold so many sessions, and restart the watch's time limit meanwhile."""
+    while num_sessions > 0:
+        await students.hold(min(num_sessions, AT_A_TIME * cast.batch_samples))
+        num_sessions -= AT_A_TIME * cast.batch_samples
+        watch.wait_anew()
+
+
+async def steps(
+    num_rounds: int, attempts: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch, log: KafkaLog
+) -> None:
+    """Let agents take so many rounds of steps, each with the policy trained on all earlier rounds.
+
+    Groups are whole, so the last round may have a group's steps too many. Raises PartUnavailable where a request
+    failed: its group would never be whole.
+    """
+    watch.begin_rounds()
+    for number in range(1, num_rounds + 1):
+        while (left := number * STEPS_A_ROUND - len(students.chats)) > 0:
+            await students.hold(attempts * math.ceil(left / (attempts * MAX_STEPS)))
+            if num_failed := sum(chat.failed for chat in students.chats):
+                raise PartUnavailable(
+                    f"{num_failed} of {len(students.chats)} requests of agents failed in round {number}, expected "
+                    "none: their groups would never be whole, so the run ends here. See gateway.log and engine.log in "
+                    "the logs folder of this run, and run it again"
+                )
+        await _trained(cast, watch, log)
+        watch.end_round()
+
+
+async def _trained(cast: ScenarioPrograms, watch: Watch, log: KafkaLog) -> None:
+    """Return once every batch that the settled groups fill is planned and served; raises what `quiet` does."""
+    while True:
+        await quiet(cast, watch, log)
+        num_planned, num_waiting = await _left_over(log)
+        is_due = num_waiting >= cast.batch_samples
+        if not is_due and watch.num_planned >= num_planned and watch.settled:
+            return
+        await watch.until_planned(num_planned + is_due)
+
+
+async def _left_over(log: KafkaLog) -> tuple[int, int]:
+    """Return how many batches the log plans, and how many samples of settled groups are in none of them."""
+    num_planned, settled, planned = 0, set[str](), set[str]()
+    async for records in log.follow([_GROUPS_TOPIC, POLICY_TOPIC], until_end=True):
+        for record in records:
+            match record.event if isinstance(record, Record) else None:
+                case GroupSettled(advantages=advantages):
+                    settled.update(step.sample_id for step in advantages)
+                case BatchPlanned(sample_ids=sample_ids):
+                    num_planned += 1
+                    planned.update(sample_ids)
+                case _:
+                    pass
+    return num_planned, len(settled - planned)
+
+
+async def quiet(cast: ScenarioPrograms, watch: Watch, log: KafkaLog) -> None:
+    """Return once no stage has anything left to read and every planned batch is served."""
+    stages = watch.stages if cast.attempts is None else (*watch.stages, *_GROUPED)
+    times = 0
+    try:
+        async with asyncio.timeout(UPDATE_WITHIN_S):
+            while times < 3:
+                lags = [await log.lag(stage) for stage in stages]
+                times = times + 1 if watch.settled and all(lag == 0 for lag in lags) else 0
+                await asyncio.sleep(0.1)
+    except TimeoutError as error:
+        raise PartUnavailable(
+            f"the stages were not done with what students said within {UPDATE_WITHIN_S:.0f} s: see the logs folder"
+        ) from error

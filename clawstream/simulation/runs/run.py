@@ -20,17 +20,16 @@ from clawstream.config import Settings, dump, load
 from clawstream.errors import PartUnavailable
 from clawstream.events import StepTaken
 from clawstream.local.installation import Installation, installation
-from clawstream.local.servers.folders import write_private
+from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.ports import reserved
 from clawstream.local.supervisor import Part
 from clawstream.simulation.learn.controls import Control
-from clawstream.simulation.runs import rounds
-from clawstream.simulation.runs.casting import CASTS, ScenarioPrograms
-from clawstream.simulation.runs.counting import Counts, counted
-from clawstream.simulation.runs.figures import Chat, VersionScore
-from clawstream.simulation.runs.footprint import Footprint
+from clawstream.simulation.runs import programs
+from clawstream.simulation.runs.counting import Counts, Footprint, counted
+from clawstream.simulation.runs.figures import Chat, Figures, VersionScore, longest_gap_during, percentiles
 from clawstream.simulation.runs.own import MAX_TOKENS, blended, lent
 from clawstream.simulation.runs.programs import ScorerProcess, StudentProcess, program
+from clawstream.simulation.runs.scenarios import CASTS, ScenarioPrograms
 from clawstream.simulation.runs.watch import Watch
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
@@ -237,18 +236,18 @@ async def _teach(
         ticker = asyncio.create_task(_tick(watch, students, scores, tell))
         try:
             if cast.attempts is not None:
-                await rounds.steps(plan.updates, cast.attempts, cast, students, watch, log)
+                await programs.steps(plan.updates, cast.attempts, cast, students, watch, log)
             reached = plan.updates if cast.attempts is not None else 0
             while reached < plan.updates:
                 target = _next_stop(plan, reached)
                 async with asyncio.TaskGroup() as tasks:
                     if plan.patient:
-                        tasks.create_task(rounds.batches(target, cast, students, watch, log))
+                        tasks.create_task(programs.batches(target, cast, students, watch, log))
                     await watch.until_served(_free_until(plan, target))
                 await students.pause()
-                await rounds.quiet(cast, watch, log)
+                await programs.quiet(cast, watch, log)
                 if watch.updates < target:
-                    await rounds.batches(target, cast, students, watch, log)
+                    await programs.batches(target, cast, students, watch, log)
                     await watch.until_served(target)
                 reached = watch.updates
                 if plan.score_every is not None:
@@ -337,3 +336,40 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
 
 def _last(scores: Sequence[VersionScore]) -> float | None:
     return scores[-1].score if scores else None
+
+
+SCENARIO = "student"
+TEMPERATURE = 0.8
+
+
+async def demonstrate(plan: Plan, *, tell: Tell) -> Figures:
+    """Run it, and return what was measured; raises PartUnavailable where `simulate` does."""
+    return _figures(plan, await simulate(plan, tell=tell))
+
+
+def _figures(plan: Plan, record: RunRecord) -> Figures:
+    steps, counts = record.steps, record.counts
+    assert record.ceiling is not None, "a demonstration is scored on the way"
+    return Figures(
+        method=plan.method,
+        seed=plan.seed,
+        baseline_score=record.scores[0].score,
+        ceiling_score=record.ceiling.score,
+        scores=record.scores,
+        sessions=counts.sessions,
+        turns=counts.turns,
+        samples=counts.samples,
+        policy_versions=counts.policy_versions,
+        requests=len(record.chats),
+        requests_failed=sum(chat.failed for chat in record.chats),
+        max_stream_gap_ms_during_swap=longest_gap_during(record.chats, record.swaps),
+        ttft_ms=percentiles([chat.ttft_ms for chat in record.chats if chat.ttft_ms is not None]),
+        exchange_to_row_ms=percentiles(counts.exchange_to_row_ms),
+        problems=record.scores[0].num_problems,
+        samples_first_answer=counts.samples_first_answer,
+        versions_behind_mean=sum(step.mean_versions_behind * step.num_samples for step in steps)
+        / sum(step.num_samples for step in steps),
+        versions_behind_max=max(step.max_versions_behind for step in steps),
+        peak_mb=record.peak_mb,
+        wall_s=record.wall_s,
+    )

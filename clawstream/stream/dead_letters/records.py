@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from clawstream.errors import ParkedRecord, TopicMismatch, UndecodableRecord, UnusableEvent
-from clawstream.stream.codec.headers import Headers, key_bytes
+from clawstream.stream.avro import Headers, key_bytes
 from clawstream.stream.log import Arrived, PartitionId, Raw, key_of
 from clawstream.stream.topics import dead_letter_topic
 

@@ -18,8 +18,7 @@ from aiokafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeEr
 from aiokafka.structs import RecordMetadata
 
 from clawstream.errors import TryLater, UnusableEvent
-from clawstream.stream.codec.avro import Codec
-from clawstream.stream.codec.headers import headers_of, key_bytes
+from clawstream.stream.avro import Codec, headers_of, key_bytes
 from clawstream.stream.kafka.client import MAX_RECORD_BYTES, Broker, describe, to_its_end
 from clawstream.stream.log import Outgoing, Sealed
 from clawstream.stream.topics import topic_of

@@ -16,8 +16,7 @@ from aiokafka.errors import OffsetOutOfRangeError
 
 from clawstream.errors import TopicMismatch, TryLater
 from clawstream.events import Event
-from clawstream.stream.codec.avro import Codec, codec
-from clawstream.stream.codec.schemas import all_schemas
+from clawstream.stream.avro import Codec, codec
 from clawstream.stream.dead_letters.records import (
     DeadLetterId,
     DeadLetterMark,
@@ -25,6 +24,7 @@ from clawstream.stream.dead_letters.records import (
     mark_headers,
     needed_queue,
 )
+from clawstream.stream.kafka.admin import set_group
 from clawstream.stream.kafka.appending import Appender, EncodedRecord
 from clawstream.stream.kafka.client import (
     BATCH_BYTES,
@@ -35,7 +35,6 @@ from clawstream.stream.kafka.client import (
     kafka_errors,
 )
 from clawstream.stream.kafka.member import GroupPatience, KafkaMember
-from clawstream.stream.kafka.positions import set_group
 from clawstream.stream.log import (
     Arrived,
     Commit,
@@ -48,8 +47,9 @@ from clawstream.stream.log import (
     Sealed,
     Start,
     StartAt,
+    arrived,
 )
-from clawstream.stream.records import arrived
+from clawstream.stream.schemas import all_schemas
 from clawstream.stream.subscription import subscription
 from clawstream.stream.topics import SCHEMAS_TOPIC
 

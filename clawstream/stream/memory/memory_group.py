@@ -1,15 +1,57 @@
-"""Consumer groups in memory: partitions are given by range, and taken back before they are given to others.
+"""Consumer groups in memory, and connections that end in the middle of something.
 
-The one rule: a partition has one reader at a time. A rebalance ends when every member has let go.
+For tests of what survives.
+
+The operation under way never returns, and no later operation has any effect.
+
+A partition has one reader at a time. A rebalance ends when every member has let go.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol, Self
 
-from clawstream.stream.codec.avro import codec
-from clawstream.stream.log import Arrived, Commit, Listener, PartitionId, Raw
-from clawstream.stream.memory.cut import ConnectionCut
-from clawstream.stream.records import arrived
+from clawstream.stream.avro import codec
+from clawstream.stream.log import Arrived, Commit, Listener, PartitionId, Raw, arrived
+
+
+class ConnectionCut:
+    """Ends a connection at its n-th operation: before the operation has taken effect, or right after."""
+
+    def __init__(self, *, operations: int | None, takes_effect: bool) -> None:
+        self._left = operations
+        self._takes_effect = takes_effect
+        self.happened = asyncio.Event()
+
+    @classmethod
+    def never(cls) -> Self:
+        """Return a cut that never happens."""
+        return cls(operations=None, takes_effect=False)
+
+    @asynccontextmanager
+    async def around(self) -> AsyncIterator[None]:
+        """Run the block as one operation, unless the connection is cut."""
+        await asyncio.sleep(0)
+        now = self._counted()
+        if self.happened.is_set() and not (now and self._takes_effect):
+            await self._for_ever()
+        yield
+        if now:
+            await self._for_ever()
+        await asyncio.sleep(0)
+
+    def _counted(self) -> bool:
+        if self.happened.is_set() or self._left is None:
+            return False
+        self._left -= 1
+        if self._left > 0:
+            return False
+        self.happened.set()
+        return True
+
+    async def _for_ever(self) -> None:
+        await asyncio.get_running_loop().create_future()
 
 
 class Partitions(Protocol):

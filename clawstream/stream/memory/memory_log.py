@@ -14,8 +14,7 @@ from zlib import crc32
 
 from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import Event
-from clawstream.stream.codec.avro import codec
-from clawstream.stream.codec.headers import headers_of, key_bytes
+from clawstream.stream.avro import codec, headers_of, key_bytes
 from clawstream.stream.dead_letters.records import (
     DeadLetterId,
     DeadLetterMark,
@@ -35,10 +34,9 @@ from clawstream.stream.log import (
     Sealed,
     Start,
     StartAt,
+    arrived,
 )
-from clawstream.stream.memory.cut import ConnectionCut
-from clawstream.stream.memory.memory_group import MemoryGroup, MemoryMember
-from clawstream.stream.records import arrived
+from clawstream.stream.memory.memory_group import ConnectionCut, MemoryGroup, MemoryMember
 from clawstream.stream.subscription import subscription
 from clawstream.stream.topics import Topic, all_topics, count_of, topic_of
 

@@ -1,10 +1,18 @@
-"""Whether a peer is to be called at all: closed, open for a while, or letting one call through to see. Pure.
+"""Whether a peer is to be called at all, and how many of the latest records could not be used. Pure.
 
 A peer that fails call after call is left alone for a while, and that time counts against no call's deadline. One call
 that keeps failing does not open the breaker: `FAILING_CALLS` different ones have to fail in a row.
+
+the clock is the caller's.
+
+A few bad records are set aside, a flood stops the stage, since then the stage or its source is wrong.
 """
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from clawstream.errors import TooManyFailures
 
 FAILING_CALLS = 3  # different calls, with no success between them
 FIRST_WAIT_S = 1.0
@@ -81,3 +89,51 @@ class Breaker:
     def _wait(self, now_s: float, retry_after_s: float) -> None:
         self._wait_s = min(LONGEST_WAIT_S, 2 * self._wait_s) or self.first_wait_s
         self._probe_at_s = now_s + max(self._wait_s, retry_after_s)
+
+
+WINDOW_S = 300.0
+LARGEST_SHARE = 0.01
+FEWEST = 10  # bad records; with fewer, their share means nothing
+_SLOT_S = 1.0
+
+
+def flooded(stage: str, bad: int, read: int) -> TooManyFailures:
+    """Return the error that stops the stage."""
+    return TooManyFailures(
+        f"{stage} set {bad} of the last {read} records aside within {WINDOW_S / 60:g} minutes, more than "
+        f"{LARGEST_SHARE:.0%}: it stops, as then it is not the records that are at fault. Nothing is lost: they are in "
+        f"the dead-letter queues. Look at `clawstream dlq list --stage {stage}`, mend what it says, start the stage, "
+        "and have them used with `clawstream dlq replay`"
+    )
+
+
+class FailureRate:
+    """Records read and records set aside in the last five minutes; parked ones are not counted."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._slots: deque[tuple[float, int, int]] = deque()  # (start of the slice, records, bad records)
+
+    def read(self) -> None:
+        """Count a record that was read."""
+        self._add(1, 0)
+
+    def set_aside(self) -> None:
+        """Count a record that was set aside."""
+        self._add(0, 1)
+
+    def too_many(self) -> tuple[int, int] | None:
+        """Return (bad, read) of the window where there are too many bad ones; None: there are not."""
+        while self._slots and self._slots[0][0] <= self._now_s() - WINDOW_S:
+            self._slots.popleft()
+        num_read = sum(slot[1] for slot in self._slots)
+        num_bad = sum(slot[2] for slot in self._slots)
+        return (num_bad, num_read) if num_bad >= FEWEST and num_bad > LARGEST_SHARE * num_read else None
+
+    def _add(self, num_read: int, num_bad: int) -> None:
+        now_s = self._now_s()
+        if self._slots and now_s - self._slots[-1][0] < _SLOT_S:
+            since_s, read, bad = self._slots.pop()
+            self._slots.append((since_s, read + num_read, bad + num_bad))
+        else:
+            self._slots.append((now_s, num_read, num_bad))

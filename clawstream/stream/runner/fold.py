@@ -1,17 +1,107 @@
-"""The states of one partition's keys, and from where on the log they could be rebuilt. Pure.
+"""The states of one partition's keys, which of its records are done, and where a stage begins after a restart.
 
-The one rule: every record that a key's state follows from can be read again. A key's records are needed from the first
+Only a contiguous run of done records is committed, whatever order they are done in. Offsets may have
+holes, so only their order is relied on.
+
+Committed records are folded by the log's clock, across topics, before anything is read live.
+
+Every record that a key's state follows from can be read again. A key's records are needed from the first
 one after a silence of `retain_ms` until the key has been silent that long again. Only time ends a key's history; a
 state of None does not, since another key's rebuild may begin in the middle of it.
 """
 
-from collections import OrderedDict
-from collections.abc import Container, Iterator, Mapping
+import json
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from clawstream.stream.log import Arrived
 from clawstream.stream.stage import Record, Stage, Step
+
+
+class Watermark:
+    """The records of a partition in the order read, and which of them are not done."""
+
+    def __init__(self, next_offset: int) -> None:
+        self._next_offset = next_offset
+        self._open: dict[int, None] = {}
+
+    def read(self, offset: int) -> None:
+        """Note a record that was read; it is open until it is done."""
+        assert offset >= self._next_offset, f"offset {offset} was read after {self._next_offset - 1}"
+        self._open[offset] = None
+        self._next_offset = offset + 1
+
+    def done(self, offset: int) -> None:
+        """Note that the record is done."""
+        del self._open[offset]
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record that was read."""
+        return self._next_offset
+
+    @property
+    def committable(self) -> int:
+        """The offset below which every record is done."""
+        return next(iter(self._open), self._next_offset)
+
+    @property
+    def num_open(self) -> int:
+        """How many records were read and are not done."""
+        return len(self._open)
+
+
+class Note(NamedTuple):
+    """What a stage notes beside a committed offset."""
+
+    rebuild_from: int  # the first offset that the rebuild of a key still needs
+    clock_ms: int  # of the log; keys that were silent for longer than `retain_ms` by then are over
+    last: str | None = None  # the digest of the record before the offset; None: not known
+
+    def written(self) -> str:
+        """Return the note as the broker keeps it."""
+        last = {} if self.last is None else {"last": self.last}
+        return json.dumps({"from": self.rebuild_from, "clock_ms": self.clock_ms, **last})
+
+
+def read_note(text: str, committed: int) -> Note:
+    """Return the note; a commit by another tool has none, so nothing is rebuilt."""
+    try:
+        said = json.loads(text)
+        last = said.get("last")
+        return Note(min(int(said["from"]), committed), int(said["clock_ms"]), None if last is None else str(last))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return Note(committed, 0)
+
+
+async def in_clock_order(streams: Sequence[AsyncIterator[Sequence[Arrived]]]) -> AsyncIterator[Sequence[Record]]:
+    """Merge streams that are each in order, by the broker's append time; undecodable records are left out.
+
+    At equal times the earlier stream's record comes first. Yields at most as many records as one stream gave at once.
+    """
+    heads: list[deque[Record]] = [deque() for _ in streams]
+    running = set(range(len(streams)))
+    while True:
+        for number in sorted(running):
+            while number in running and not heads[number]:
+                more = await anext(streams[number], None)
+                if more is None:
+                    running.discard(number)
+                else:
+                    heads[number].extend(record for record in more if isinstance(record, Record))
+        merged: list[Record] = []
+        while any(heads) and all(heads[number] for number in running):
+            (_, first), *others = sorted((head[0].timestamp_ms, number) for number, head in enumerate(heads) if head)
+            head = heads[first]
+            while head and (not others or (head[0].timestamp_ms, first) < others[0]):
+                merged.append(head.popleft())
+        if not merged:
+            return
+        yield merged
+
 
 S = TypeVar("S")
 C = TypeVar("C")

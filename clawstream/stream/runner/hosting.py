@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from clawstream.errors import TopicMismatch, TryLater, UndecodableRecord
-from clawstream.stream.ends import refuse
-from clawstream.stream.log import Arrived, Commit, Log, Member, PartitionId, Undecodable
+from clawstream.stream.log import Arrived, Commit, Log, Member, PartitionId, Undecodable, refuse
+from clawstream.stream.runner.breaker import flooded
 from clawstream.stream.runner.calling import wait_before
-from clawstream.stream.runner.failures import flooded
+from clawstream.stream.runner.fold import in_clock_order
 from clawstream.stream.runner.offset_reset import TRUST_LOG, contradicted
 from clawstream.stream.runner.partition_state import PartitionState, PendingRecord
 from clawstream.stream.runner.pending_records import PendingRecords, WorkerCounts
 from clawstream.stream.runner.quarantine import StageQuarantine
-from clawstream.stream.runner.rebuild import in_clock_order
 from clawstream.stream.stage import Stage, Step
 
 log = logging.getLogger(__name__)

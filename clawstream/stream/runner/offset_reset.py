@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from clawstream.stream.ends import Contradiction, contradictions
-from clawstream.stream.log import Arrived, Commit, Log, PartitionId, Start
-from clawstream.stream.records import digest_in
-from clawstream.stream.runner.fold import CLOCK_SLACK_MS
-from clawstream.stream.runner.rebuild import Note, read_note
+from clawstream.stream.log import Arrived, Commit, Contradiction, Log, PartitionId, Start, contradictions, digest_in
+from clawstream.stream.runner.fold import CLOCK_SLACK_MS, Note, read_note
 
 TRUST_LOG = (
     "where this log is the right one, stop the stages and run `clawstream projection rebuild --trust-log`, which puts "

@@ -11,13 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from clawstream.stream.log import Arrived, Commit, PartitionId
-from clawstream.stream.records import digest_in
-from clawstream.stream.runner.clock import LogClock
-from clawstream.stream.runner.dating import Dating, capped
-from clawstream.stream.runner.fold import Fold
-from clawstream.stream.runner.rebuild import Note, read_note
-from clawstream.stream.runner.watermark import Watermark
+from clawstream.stream.log import Arrived, Commit, PartitionId, digest_in
+from clawstream.stream.runner.clock import Dating, LogClock, capped
+from clawstream.stream.runner.fold import Fold, Note, Watermark, read_note
 from clawstream.stream.stage import Record, Stage
 
 log = logging.getLogger(__name__)

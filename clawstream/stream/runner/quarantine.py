@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from clawstream.errors import ParkedRecord, TryLater, UndecodableRecord, UnusableEvent
-from clawstream.stream.dead_letters.queues import DeadLetterReader
 from clawstream.stream.dead_letters.records import (
     EXPIRED,
     DeadLetter,
@@ -23,6 +22,7 @@ from clawstream.stream.dead_letters.records import (
     dead_letter_of,
     parked,
 )
+from clawstream.stream.dead_letters.rulings import DeadLetterReader
 from clawstream.stream.log import Arrived, Log, PartitionId, Undecodable, key_of
 from clawstream.stream.runner.calling import wait_before
 from clawstream.stream.runner.partition_state import PartitionState, PendingRecord

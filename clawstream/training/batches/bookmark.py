@@ -1,20 +1,22 @@
-"""Where a policy's trainer stopped on the log: what its newest executed plan says, and what the broker keeps beside it.
+"""Where a policy's trainer stopped on the log, and how far it has to read for a group.
 
-The one rule: a trainer goes on where it stopped only on the log that it stopped on, and never later than that place. A
+A trainer goes on where it stopped only on the log that it stopped on, and never later than that place. A
 sample that is read twice is used once, since the plans say which samples are used up.
+
+A sample is written to the log before its group's settlement. So it lies below the partitions' ends as they are once the
+settlement has been read.
 """
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import BatchPlanned, PolicyEvent
-from clawstream.stream.ends import Contradiction, refuse
 from clawstream.stream.kafka.access import BOOKMARKS
-from clawstream.stream.log import Commit, Log, PartitionId
-from clawstream.stream.records import digest_in
+from clawstream.stream.log import Commit, Contradiction, Log, PartitionId, digest_in, refuse
+from clawstream.stream.runner.fold import Note
 from clawstream.stream.runner.offset_reset import TRUST_LOG, ResettableLog, contradicted, last_records, put_back
-from clawstream.stream.runner.rebuild import Note
 from clawstream.stream.stage import Record
 from clawstream.training.batches.planning import first_plans, resume_offsets
 
@@ -89,3 +91,45 @@ async def _with_digests(of: Log, commits: Mapping[PartitionId, Commit]) -> dict[
         note = Note(offsets[place], record.timestamp_ms, None if digest is None else digest.hex())
         noted[place] = Commit(offsets[place], note.written())
     return noted
+
+
+class Ends(Protocol):
+    """The part of a log that is needed."""
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]: ...
+
+
+class Horizon:
+    """Asks for the topics' ends at the start, and again after settlements were read."""
+
+    def __init__(self, topics: Sequence[str], log: Ends) -> None:
+        self._topics = topics
+        self._log = log
+        self._unsure: list[str] = []  # settled groups for which the ends were not asked yet
+        self._ahead: tuple[Mapping[PartitionId, int], list[str]] | None = (
+            None  # ends, and the groups settled before them
+        )
+        self._begun = False
+
+    async def passed(self, settled: Iterable[str], positions: Mapping[tuple[str, int], int]) -> list[str] | None:
+        """Return the groups, of all `settled` so far, that are read past now; None: not even the first ends are.
+
+        `positions` are the next offsets to read.
+        """
+        self._unsure += settled
+        found: list[str] | None = None
+        while self._ahead is not None or self._unsure or not self._begun:
+            if self._ahead is None:
+                self._ahead = await self._log.end_offsets(self._topics), self._unsure
+                self._unsure, self._begun = [], True
+            ends, groups = self._ahead
+            if any(_is_unread(positions.get(place), end) for place, end in ends.items()):
+                break
+            found = [*(found or []), *groups]
+            self._ahead = None
+        return found
+
+
+def _is_unread(position: int | None, end: int) -> bool:
+    """Return whether records below `end` are unread; `position` None: the partition is new and unread."""
+    return end > 0 if position is None else position < end

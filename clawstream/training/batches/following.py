@@ -2,13 +2,18 @@
 
 Reading begins where the newest executed plan ends, so the samples of plans that are still to be executed are read
 again.
+
+A reason is logged when 1, 2, 4, 8 ... samples were dropped for it, so the lines stay few however many samples come.
 """
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from clawstream.config import Settings
@@ -17,24 +22,87 @@ from clawstream.events import (
     BatchPlanned,
     Event,
     GroupSettled,
+    PolicyPublished,
     RefreshAsked,
     RollbackAsked,
     SamplesPromoted,
     VersionPinned,
 )
 from clawstream.events.control import promotions
+from clawstream.inference.bases import version_name
 from clawstream.stream.log import Arrived, PartitionId, Start, Undecodable
 from clawstream.stream.runner.offset_reset import ResettableLog
 from clawstream.stream.stage import HEARD_MS
 from clawstream.stream.topics import replay_topic
-from clawstream.training.batches.bookmark import Bookmark
-from clawstream.training.batches.dropping import LOST, WHY, grown
-from clawstream.training.batches.horizon import Horizon
+from clawstream.training.batches.bookmark import Bookmark, Horizon
 from clawstream.training.batches.planning import Arrival, Batcher, BatchRules, DropReason, resume_offsets
-from clawstream.training.batches.progress import PolicyProgress, of_policy
+from clawstream.training.batches.progress import PolicyProgress, of_policy, publication
 from clawstream.training.batches.quarantine import TrainingQuarantine
-from clawstream.training.batches.retraining import Retraining
 from clawstream.training.batches.trainable import ModelLimits
+from clawstream.training.models.checkpoints import Checkpoint, read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retraining:
+    """The samples that a policy of its own is trained on, and the version it starts from."""
+
+    replay: str
+    of: str  # the policy that gave the samples' answers, and whose version training starts from
+    from_version: int  # 0: the base
+    start: Path | None  # the checkpoint of `from_version`; None: the base
+
+
+def retraining(settings: Settings, *, replay: str, from_version: int) -> tuple[Settings, Retraining]:
+    """Return the settings of the policy POLICY-REPLAY and its retraining; its versions count on from the start version.
+
+    A sample is used however old it is: its recorded log-probs say how much it weighs. Raises UnusableCheckpoint where
+    the start version is not on disk any more.
+    """
+    start = settings.checkpoints_dir / version_name(from_version) if from_version else None
+    if start is not None:
+        read(start, contents=False)
+    policy = settings.policy.model_copy(update={"id": f"{settings.policy.id}-{replay}"})
+    training = settings.training.model_copy(update={"max_versions_behind": None})
+    what = Retraining(replay=replay, of=settings.policy.id, from_version=from_version, start=start)
+    return settings.model_copy(update={"policy": policy, "training": training}), what
+
+
+def first_publication(policy_id: str, base: Path, start: Checkpoint | None) -> PolicyPublished:
+    """Return the event that says what a policy starts from: the base, or a version of another policy."""
+    now_ms = int(time.time() * 1000)
+    if start is not None:
+        return replace(publication(start, now_ms=now_ms, policy_id=policy_id), parent_version=None)
+    return PolicyPublished(
+        policy_id=policy_id,
+        policy_version=0,
+        parent_version=None,
+        path=str(base.absolute()),
+        adapter=None,
+        manifest_sha256=None,
+        num_bytes=sum(file.stat().st_size for file in base.iterdir() if file.is_file()),
+        published_at_ms=now_ms,
+    )
+
+
+WHY: Mapping[DropReason, str] = MappingProxyType(
+    {
+        DropReason.LATE: "another revision of their turns is trained on already (training.late)",
+        DropReason.SUPERSEDED: "a newer revision of their turns came",
+        DropReason.STALE: "they are more than training.max_versions_behind versions old",
+        DropReason.NO_SIGNAL: "they have nothing that training.method learns from",
+        DropReason.OTHER_POLICY: "another policy than policy.id gave the answers",
+        DropReason.UNGROUPED: "they are of no group, and training.method = 'stepwise' learns from groups alone",
+        DropReason.LEFT_OUT: "their groups were settled without them",
+        DropReason.UNSETTLED: "their groups were not settled",
+    }
+)  # what came before is in a batch or named by what it was then; what can't be trained on is set aside and named there
+LOST = frozenset({DropReason.STALE, DropReason.UNGROUPED, DropReason.LEFT_OUT, DropReason.UNSETTLED})
+
+
+def grown(dropped: Mapping[DropReason, int], said: Counter[DropReason]) -> dict[DropReason, int]:
+    """Return the counts that are at least twice the number last logged, for reasons that have words."""
+    return {reason: number for reason in WHY if (number := dropped.get(reason, 0)) >= max(1, 2 * said[reason])}
+
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from clawstream.errors import TryLater, UndecodableRecord, UnusableEvent
 from clawstream.events import SampleAssembled
-from clawstream.stream.dead_letters.queues import DeadLetterReader
 from clawstream.stream.dead_letters.records import (
     EXPIRED,
     DeadLetter,
@@ -22,9 +21,10 @@ from clawstream.stream.dead_letters.records import (
     Fate,
     dead_letter_of,
 )
+from clawstream.stream.dead_letters.rulings import DeadLetterReader
 from clawstream.stream.log import Arrived, PartitionId, Raw, Undecodable
+from clawstream.stream.runner.breaker import FailureRate, flooded
 from clawstream.stream.runner.calling import wait_before
-from clawstream.stream.runner.failures import FailureRate, flooded
 from clawstream.training.batches.planning import Arrival, Batcher, DropReason
 
 GROUP = "train"

@@ -22,24 +22,26 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clawstream.errors import UnusableCheckpoint
-from clawstream.training.megatron import vocabulary
-from clawstream.training.megatron.adapters import adapt, as_begun
-from clawstream.training.megatron.copies import part, spread
-from clawstream.training.megatron.layers import gpt, read_by
-from clawstream.training.megatron.names import ParameterSource, hugging_face_names, places
-from clawstream.training.megatron.reading import PiecewiseCache
-from clawstream.training.megatron.reducing import clip, reduce_gradients
-from clawstream.training.megatron.schedule import run
+from clawstream.training.megatron import reducing
+from clawstream.training.megatron.layers import PiecewiseCache, gpt, read_by
+from clawstream.training.megatron.reducing import clip, part, reduce_gradients, run, spread
 from clawstream.training.megatron.shape import Shape, Sizes, configuration, frequencies, refuse_uneven, shape_of
-from clawstream.training.megatron.weights import Folder, collected, held
-from clawstream.training.models.adapters import STEM, saved_name
-from clawstream.training.models.base_folder import compute_again, copy_words, stored_dtype
+from clawstream.training.megatron.weights import (
+    Folder,
+    ParameterSource,
+    adapt,
+    as_begun,
+    collected,
+    held,
+    hugging_face_names,
+    places,
+)
+from clawstream.training.models.base_folder import STEM, compute_again, copy_words, saved_name, stored_dtype
 from clawstream.training.models.model import Glance, Look, Model, Read, T, Top, Weights, head_pieces, stored
 from clawstream.training.parallel import exchange
-from clawstream.training.parallel.files import write_parts
-from clawstream.training.step.answers import Answers, Suffix
-from clawstream.training.step.microbatches import micro_batches
-from clawstream.training.step.sharing import shares
+from clawstream.training.parallel.exchange import write_parts
+from clawstream.training.step.losses import Answers, Suffix
+from clawstream.training.step.packing import micro_batches, shares
 
 
 def join(sizes: Sizes) -> None:
@@ -63,7 +65,7 @@ class MegatronModel(Model):
         self._pipeline = parallel_state.get_pipeline_model_parallel_group()
         self._data = parallel_state.get_data_parallel_group()
         self._last = self._pipeline.rank() == self._pipeline.size() - 1
-        self._rows = vocabulary.VocabularyRows.of(self._tensor, shape.vocabulary)
+        self._rows = reducing.VocabularyRows.of(self._tensor, shape.vocabulary)
         self._places = _places(shape, sizes, self._pipeline.rank())
         self._adapter: PeftModel | None = None  # the adapter's configuration; its weights are in `trained`
         self.trained = dict(stage.named_parameters())
@@ -163,7 +165,7 @@ class MegatronModel(Model):
                 if self._sizes.by_sequence:
                     hidden_LBH = gather_from_sequence_parallel_region(hidden_LBH, group=self._tensor)
                 mine_BV = functional.linear(hidden_LBH[ids_BL.shape[1] - 1], self._head).float()
-                last_BV.copy_(vocabulary.whole(mine_BV, self._rows, self._shape.vocabulary))
+                last_BV.copy_(reducing.whole(mine_BV, self._rows, self._shape.vocabulary))
                 return torch.zeros((), device=self.device)
 
             with reading.piece(ids_BL.shape[1]):
@@ -372,8 +374,8 @@ class MegatronModel(Model):
 
     def _head_piece(self, hidden_NH: Tensor, scale_N: Tensor, ids_NE: Tensor) -> tuple[Tensor, Tensor]:
         logits_NV = self._logits(hidden_NH, scale_N)
-        logp_NE = vocabulary.logprobs(logits_NV, ids_NE, self._rows)
-        return logp_NE, vocabulary.entropies(logits_NV.detach(), self._rows)
+        logp_NE = reducing.logprobs(logits_NV, ids_NE, self._rows)
+        return logp_NE, reducing.entropies(logits_NV.detach(), self._rows)
 
     def _pieces(self, hidden_NH: Tensor) -> list[slice]:
         rows = self._shape.padded_vocabulary(self._sizes.tensor) // self._sizes.tensor  # alike in all processes
@@ -392,9 +394,9 @@ class MegatronModel(Model):
 
     def _likeliest(self, hidden_NH: Tensor, answers: Answers, at: slice, num_tokens: int) -> tuple[Tensor, Tensor]:
         logits_NV = self._logits(hidden_NH, answers.scale_N[at])
-        top_NK = vocabulary.likeliest(logits_NV, num_tokens, self._rows)
+        top_NK = reducing.likeliest(logits_NV, num_tokens, self._rows)
         ids_NE = torch.cat([answers.target_N[at].unsqueeze(1), top_NK], 1)
-        return ids_NE, vocabulary.logprobs(logits_NV, ids_NE, self._rows)
+        return ids_NE, reducing.logprobs(logits_NV, ids_NE, self._rows)
 
     def _told(
         self, dtypes: Sequence[torch.dtype], suffixes: Sequence[Suffix],

@@ -1,21 +1,161 @@
-"""Weights between Hugging Face files and the processes that hold parts of them; no process holds a whole model.
+"""Weights and adapters between Hugging Face files and the processes that hold parts of them.
+
+Every parameter joins some Hugging Face tensors along their first axis. An index lists the rows that a process holds of
+them (or the columns, of a matrix that is multiplied from the other side). The same index takes a weight, or anything of
+its shape, apart and puts it together again.
 
 The processes that share a stage's tensors, in all copies of the model, divide the work: each puts some of the tensors
 together and writes them. A kind of tensor is a prefix of its name, as in `exp_avg/model.norm.weight`.
+
+A matrix here may be several of Hugging Face's, joined by row; each of those has its own adapter, and their factors are
+joined too. If a matrix is cut by row, each of its processes has the whole factor `down`, and `up` is cut alike; if it
+is cut by column, `up` is whole. O rows of this process, C its columns, P matrices that are joined, R the rank.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from peft import PeftModel
+from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn import functional
 
 from clawstream.errors import UnusableCheckpoint
-from clawstream.inference.models.model_folder import weight_files
-from clawstream.training.megatron.copies import together
-from clawstream.training.megatron.names import ParameterSource
+from clawstream.inference.model_folder import weight_files
+from clawstream.training.megatron.reducing import together
+from clawstream.training.megatron.shape import Shape
+from clawstream.training.models.base_folder import unread, with_adapter
 from clawstream.training.models.model import key, tensors_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterSource:
+    """Where a parameter of this stage comes from."""
+
+    names: tuple[str, ...]  # Hugging Face's, joined along the first axis
+    rows: tuple[int, ...]  # of each of them
+    axis: int | None  # along which processes hold different parts; None: all hold the whole
+    indices: tuple[Tensor, ...]  # what each process holds along the axis of what is joined; -1: nothing, padding
+    copied: bool = False  # another stage holds the same, and writes it
+
+    def part(self, joined: Tensor, rank: int) -> Tensor:
+        """Return what the process holds of the joined tensors; padding is 0."""
+        if self.axis is None:
+            return joined
+        index = self.indices[rank].to(joined.device)
+        held = joined.index_select(self.axis, index.clamp(min=0))
+        if bool((index < 0).any()):
+            held[index < 0] = 0  # only embedding and head are padded, and those by row
+        return held
+
+    def shapes(self, part: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the shape of each name's tensor, where a process holds a part of this shape."""
+        rest = part[1:] if self.axis != 1 else (sum(map(len, self.indices)), *part[2:])
+        return [(rows, *rest) for rows in self.rows]
+
+    def whole(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the Hugging Face tensors of the parts of all processes."""
+        if self.axis is None:
+            return dict(zip(self.names, torch.split(parts[0], list(self.rows)), strict=True))
+        shape = list(parts[0].shape)
+        shape[self.axis] = sum(self.rows) if self.axis == 0 else sum(map(len, self.indices))
+        joined = parts[0].new_empty(shape)
+        for part, index in zip(parts, self.indices, strict=True):
+            kept = index.to(part.device) >= 0
+            held = part if bool(kept.all()) else part[kept]
+            joined.index_copy_(self.axis, index.to(part.device)[kept], held)
+        return dict(zip(self.names, torch.split(joined, list(self.rows)), strict=True))
+
+
+def places(shape: Shape, layers: range, *, first: bool, last: bool, tensor: int) -> dict[str, ParameterSource]:
+    """Return the place of each parameter of a stage that holds these layers."""
+    found: dict[str, ParameterSource] = {}
+    vocabulary = _vocabulary(shape, tensor)
+    if first:
+        found["embedding.word_embeddings.weight"] = _of("model.embed_tokens.weight", shape.vocabulary, 0, vocabulary)
+    for here, layer in enumerate(layers):
+        found |= {f"decoder.layers.{here}.{name}": place for name, place in _layer(shape, layer, tensor)}
+    if last:
+        found["decoder.final_layernorm.weight"] = _of("model.norm.weight", shape.width, None, ())
+        if not shape.tied:
+            found["output_layer.weight"] = _of("lm_head.weight", shape.vocabulary, 0, vocabulary)
+        elif not first:
+            found["output_layer.weight"] = _of(
+                "model.embed_tokens.weight", shape.vocabulary, 0, vocabulary, copied=True
+            )
+    return found
+
+
+def hugging_face_names(places_: Mapping[str, ParameterSource]) -> set[str]:
+    """Return the Hugging Face tensors that a stage needs."""
+    return {name for place in places_.values() for name in place.names}
+
+
+def _layer(shape: Shape, layer: int, tensor: int) -> Iterator[tuple[str, ParameterSource]]:
+    at = f"model.layers.{layer}."
+    heads, groups = shape.num_heads * shape.head_width, shape.num_groups * shape.head_width
+    yield "input_layernorm.weight", _of(f"{at}input_layernorm.weight", shape.width, None, ())
+    yield "pre_mlp_layernorm.weight", _of(f"{at}post_attention_layernorm.weight", shape.width, None, ())
+    yield (
+        "self_attention.linear_qkv.weight",
+        ParameterSource(
+            names=tuple(f"{at}self_attn.{name}_proj.weight" for name in "qkv"),
+            rows=(heads, groups, groups),
+            axis=0,
+            indices=_even(_by_group(shape), tensor),
+        ),
+    )
+    if shape.head_norms:
+        for name in "qk":
+            yield (
+                f"self_attention.{name}_layernorm.weight",
+                _of(f"{at}self_attn.{name}_norm.weight", shape.head_width, None, ()),
+            )
+    yield (
+        "self_attention.linear_proj.weight",
+        _of(f"{at}self_attn.o_proj.weight", shape.width, 1, _even(torch.arange(heads), tensor)),
+    )
+    gates = _even(torch.arange(shape.inner_width), tensor)
+    yield (
+        "mlp.linear_fc1.weight",
+        ParameterSource(
+            names=(f"{at}mlp.gate_proj.weight", f"{at}mlp.up_proj.weight"),
+            rows=(shape.inner_width,) * 2,
+            axis=0,
+            indices=tuple(torch.cat([gate, gate + shape.inner_width]) for gate in gates),
+        ),
+    )
+    yield "mlp.linear_fc2.weight", _of(f"{at}mlp.down_proj.weight", shape.width, 1, gates)
+
+
+def _by_group(shape: Shape) -> Tensor:
+    """Return the rows of queries, keys and values as Megatron has them: a group's queries, its key, its value."""
+    queries = torch.arange(shape.num_heads * shape.head_width).view(shape.num_groups, -1)
+    keys = torch.arange(shape.num_groups * shape.head_width).view(shape.num_groups, -1) + queries.numel()
+    return torch.cat([queries, keys, keys + keys.numel()], 1).flatten()
+
+
+def _vocabulary(shape: Shape, tensor: int) -> tuple[Tensor, ...]:
+    rows = torch.arange(shape.padded_vocabulary(tensor))
+    return _even(rows.masked_fill(rows >= shape.vocabulary, -1), tensor)
+
+
+def _even(index: Tensor, tensor: int) -> tuple[Tensor, ...]:
+    return tuple(index.chunk(tensor))
+
+
+def _of(
+    name: str, rows: int, axis: int | None, indices: tuple[Tensor, ...], *, copied: bool = False
+) -> ParameterSource:
+    return ParameterSource(names=(name,), rows=(rows,), axis=axis, indices=indices, copied=copied)
 
 
 class Folder:
@@ -83,3 +223,90 @@ def _together(value: Tensor, place: ParameterSource, owner: int, group: dist.Pro
     parts = [torch.empty_like(value) for _ in range(group.size())] if here else None
     dist.gather(value.contiguous(), parts, dst=dist.get_global_rank(group, owner), group=group)
     return {} if parts is None else place.whole(parts)
+
+
+class Adapter(nn.Module):
+    """The addition to a matrix's output; only the few numbers between the two factors are exchanged for it."""
+
+    def __init__(
+        self, weight_OC: Tensor, place: ParameterSource, group: dist.ProcessGroup, *, rank: int, scale: float,
+        by_sequence: bool, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        count = len(place.names)
+        self.down = nn.Parameter(torch.zeros(count * rank, weight_OC.shape[1]))
+        self.up = nn.Parameter(torch.zeros(weight_OC.shape[0], rank))
+        self._by_row, self._by_sequence, self._group, self._scale = place.axis == 0, by_sequence, group, scale
+        self._dtype = dtype  # the precision of its products
+        whole = self.down if self._by_row else self.up
+        whole.sequence_parallel = by_sequence  # type: ignore[attr-defined]  # then each process sees other tokens
+        if self._by_row:
+            self.register_buffer("_of_OP1", _matrices(place, group.rank()).unsqueeze(2), persistent=False)
+
+    def forward(self, arrived: Tensor) -> Tensor:
+        """Return the addition, cut as the matrix' own output is."""
+        exchange = {
+            (True, False): copy_to_tensor_model_parallel_region,
+            (True, True): gather_from_sequence_parallel_region,
+            (False, False): reduce_from_tensor_model_parallel_region,
+            (False, True): reduce_scatter_to_sequence_parallel_region,
+        }[self._by_row, self._by_sequence]
+        dtype = self._dtype
+        few = exchange(functional.linear(arrived.to(dtype), self.down.to(dtype)).float(), group=self._group)
+        return functional.linear((few * self._scale).to(dtype), self._up().to(dtype))
+
+    def _up(self) -> Tensor:
+        """Return [O, P * R]: each row's factor where its matrix' part of `down` is, 0 elsewhere."""
+        if not self._by_row:
+            return self.up
+        of_OP1 = self._of_OP1
+        assert isinstance(of_OP1, Tensor)
+        return (self.up.unsqueeze(1) * of_OP1).flatten(1)
+
+
+def adapt(
+    stage: nn.Module, places: Mapping[str, ParameterSource], group: dist.ProcessGroup, *, rank: int, scale: float,
+    by_sequence: bool, dtype: torch.dtype,
+) -> dict[str, ParameterSource]:  # fmt: skip
+    """Freeze the stage and put adapters on its layers' matrices; return the place of each adapter parameter."""
+    stage.requires_grad_(False)
+    found: dict[str, ParameterSource] = {}
+    for name, place in places.items():
+        if not name.startswith("decoder.layers.") or place.axis is None:
+            continue
+        linear = stage.get_submodule(name.removesuffix(".weight"))
+        weight_OC = stage.get_parameter(name)
+        adapter = Adapter(weight_OC, place, group, rank=rank, scale=scale, by_sequence=by_sequence, dtype=dtype)
+        linear.add_module("adapter", adapter.to(weight_OC.device))
+        linear.register_forward_hook(_add)
+        at = name.removesuffix("weight")
+        found |= {f"{at}adapter.{factor}": one for factor, one in _factors(place, rank).items()}
+    return found
+
+
+def as_begun(folder: Path, rank: int, seed: int) -> PeftModel:
+    """Return the adapter that TorchModel begins with, made on a model of the folder's shapes with arbitrary weights."""
+    return with_adapter(unread(folder), rank, seed)  # peft draws random numbers where the weights lie: in main memory
+
+
+def _factors(place: ParameterSource, rank: int) -> dict[str, ParameterSource]:
+    def named(letter: str) -> tuple[str, ...]:
+        return tuple(name.replace(".weight", f".lora_{letter}.default.weight") for name in place.names)
+
+    down = replace(place, names=named("A"), rows=(rank,) * len(place.names))
+    up = replace(place, names=named("B"))
+    if place.axis == 0:
+        return {"down": replace(down, axis=None, indices=()), "up": up}
+    return {"down": down, "up": replace(up, axis=None, indices=())}
+
+
+def _matrices(place: ParameterSource, rank: int) -> Tensor:
+    """Return [O, P] of which matrix, cut by row, each row of this process is: 1, of the others 0."""
+    ends_P = torch.tensor(place.rows).cumsum(0)
+    return functional.one_hot(torch.searchsorted(ends_P, place.indices[rank], right=True), len(ends_P)).float()
+
+
+def _add(linear: nn.Module, arrived: tuple[Tensor, ...], given: tuple[Tensor, None]) -> tuple[Tensor, None]:
+    value, bias = given
+    adapter: nn.Module = linear.get_submodule("adapter")
+    return value + adapter(arrived[0]), bias

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
-from clawstream.inference.models.model_folder import TensorHeader, tensor_headers, text_config
+from clawstream.inference.model_folder import TensorHeader, tensor_headers, text_config
 from clawstream.training.batches.trainable import ModelLimits
 
 _ONE_THREAD_BYTES = 80_000_000  # of weights: 20 million parameters, the embedded engine's limit too
@@ -137,3 +139,40 @@ def threads_for(base: Path) -> int | None:
     """Return 1 for a model whose operations are too short to be shared; None: as many as torch chooses."""
     num_bytes = sum(file.stat().st_size for file in base.glob("*.safetensors"))
     return 1 if num_bytes < _ONE_THREAD_BYTES else None
+
+
+def unread(folder: Path) -> Any:
+    """Return the folder's model as it is but for its weights, which take no memory until they are written.
+
+    Raises UnusableCheckpoint where the folder names no model.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with no_init_weights():
+            core = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise unloadable(folder, error) from error
+    core.tie_weights()
+    core.name_or_path = str(folder)
+    return core.eval()
+
+
+STEM = "adapter_model"  # of the file with an adapter's weights
+
+
+def with_adapter(core: Any, rank: int, seed: int) -> PeftModel:
+    """Put an adapter into the model, whose numbers follow from the seed, and so do the bytes of its files."""
+    config = LoraConfig(
+        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    torch.manual_seed(seed)
+    adapter: PeftModel = get_peft_model(core, config)
+    found = adapter.peft_config["default"]
+    assert isinstance(found, LoraConfig)
+    found.target_modules = sorted(found.target_modules or ())  # a set by now, in another order in each process
+    return adapter
+
+
+def saved_name(name: str) -> str:
+    """Return the name that an adapter's weight has in its file."""
+    return "base_model.model." + name.replace(".default.", ".")

@@ -17,8 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from clawstream.training.step.answers import Suffix
-from clawstream.training.step.microbatches import micro_batches
+from clawstream.training.step.losses import Suffix
+from clawstream.training.step.packing import micro_batches
 
 HEAD_BYTES = 2**29  # of logits at once, and thrice that computed from them; with more, some are computed again backward
 

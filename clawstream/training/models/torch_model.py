@@ -18,19 +18,20 @@ from torch.utils.checkpoint import checkpoint
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.training.models import tree_attention
-from clawstream.training.models.adapters import STEM, saved_name, with_adapter
 from clawstream.training.models.base_folder import (
+    STEM,
     changes_with_length,
     checkpoint_layers,
     copy_words,
     loaded_core,
+    saved_name,
     stored_dtype,
+    with_adapter,
 )
 from clawstream.training.models.model import Glance, Look, Model, Read, T, Top, Weights, head_pieces, stored
 from clawstream.training.models.tree_attention import Tree
-from clawstream.training.step.answers import Answers, Suffix
-from clawstream.training.step.microbatches import micro_batches, packed_batches
-from clawstream.training.step.packing import pack
+from clawstream.training.step.losses import Answers, Suffix
+from clawstream.training.step.packing import micro_batches, pack, packed_batches
 
 log = logging.getLogger(__name__)
 

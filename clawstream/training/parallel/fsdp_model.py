@@ -20,16 +20,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
-from clawstream.inference.models.model_folder import tensor_headers, weight_files
-from clawstream.training.models.adapters import STEM, saved_name
-from clawstream.training.models.base_folder import copy_words
+from clawstream.inference.model_folder import tensor_headers, weight_files
+from clawstream.training.models.base_folder import STEM, copy_words, saved_name, unread
 from clawstream.training.models.model import Look, Read, T, Weights, key, stored, tensors_of
 from clawstream.training.models.torch_model import TorchModel
-from clawstream.training.models.unread import unread
 from clawstream.training.parallel import exchange
-from clawstream.training.parallel.files import write_parts
-from clawstream.training.step.answers import Suffix
-from clawstream.training.step.sharing import shares
+from clawstream.training.parallel.exchange import write_parts
+from clawstream.training.step.losses import Suffix
+from clawstream.training.step.packing import shares
 
 _NOTHING = Suffix([0], [0], 1.0)  # a process without pieces computes this while others still have some
 

@@ -1,4 +1,4 @@
-"""Processes that compute together, from the side of the process that started them.
+"""Processes that compute together, from both sides.
 
 All of them are asked the same thing, one thing at a time. Where one of them ends, their common work is lost, so all of
 them are ended.
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,8 +26,54 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from clawstream.config import stay_on_this_machine
-from clawstream.errors import OperatorError, PartUnavailable
+from clawstream.config import TrainingSettings, stay_on_this_machine
+from clawstream.errors import OperatorError, PartUnavailable, StepRefused
+from clawstream.events import SampleAssembled
+from clawstream.training.models.model import Model
+from clawstream.training.step.trainer import StepSummary, Trainer, load_options
+
+
+def begin(state: dict[str, Any], base: Path, settings: TrainingSettings, device: str) -> None:
+    """Have a trainer of the base, and this process' part of its model."""
+    state["trainer"] = Trainer(base, settings, device=device, model=_model(base, settings, device))
+
+
+def restore(state: dict[str, Any], folder: Path | None) -> None:
+    """Go on from a checkpoint; None: from the policy's start."""
+    state["trainer"].restore(folder)
+
+
+def update(
+    state: dict[str, Any],
+    samples: tuple[SampleAssembled, ...],
+    options: Mapping[str, Any],
+) -> StepSummary | StepRefused:
+    """Take the steps that make a version; all processes return the same, a refusal too: they are to go on after it."""
+    try:
+        said: StepSummary = state["trainer"].update(samples, **options)
+    except StepRefused as why:
+        return why
+    return said
+
+
+def save(state: dict[str, Any], folder: Path) -> None:
+    """Write this process' part of the weights and of the trainer's state."""
+    state["trainer"].save(folder)
+
+
+def _model(base: Path, settings: TrainingSettings, device: str) -> Model:
+    options = load_options(settings, device)
+    if settings.trainer == "fsdp":
+        from clawstream.training.parallel.fsdp_model import FsdpModel
+
+        return FsdpModel.load(base, **options)
+    from clawstream.training.megatron.model import MegatronModel, join
+    from clawstream.training.megatron.shape import sizes_of
+
+    sizes = sizes_of(settings)
+    join(sizes)
+    return MegatronModel.load(base, sizes, **options)
+
 
 JOIN_S = 10.0
 LOST_WITHIN_S = 2.0  # of another process' complaint about it

@@ -13,7 +13,7 @@ from clawstream.training.models.base_folder import threads_for
 from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.step.trainer import StepSummary
 
-_MEMBER = "clawstream.training.parallel.member"
+_MEMBER = "clawstream.training.parallel.processes"
 
 
 class Team:

@@ -22,15 +22,17 @@ from clawstream.config import TrainingSettings
 from clawstream.events import SampleAssembled
 from clawstream.training.batches.trainable import hint_counts
 from clawstream.training.models.model import Look, Model, Top, Weights
-from clawstream.training.step.advantages import Signals, has_signal, token_advantages
-from clawstream.training.step.answers import Suffix
 from clawstream.training.step.losses import (
     LogProbs,
     LossSums,
     Objective,
+    Signals,
+    Suffix,
     distillation_loss,
     divergence_where,
+    has_signal,
     policy_loss,
+    token_advantages,
 )
 
 TOPK_TOKENS = 50  # of the teacher, at each place; all other tokens count as one more

@@ -1,4 +1,12 @@
-"""The loss of one update: a policy gradient or a distillation, and a leash to the reference. Pure: tensors in and out.
+"""The loss of one update: a policy gradient or a distillation, and a leash to the reference. Pure.
+
+A sample has a reward, a hint, or both. A mask says which, so that an absent reward is never a reward of 0 and the
+number in its place is never read. B samples, T response tokens; suffixes name the axes.
+
+R rows, one where they are packed; L input tokens of a row, B answers, T response tokens of the longest one, N response
+tokens of all answers; suffixes name the axes.
+
+tensors in and out.
 
 The functions return sums and what to divide them by, not means, so that a batch in pieces gives the gradient of the
 whole. A token takes part only if it is trained and every number it needs is finite; no number of another token is read,
@@ -12,7 +20,115 @@ from math import log
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from clawstream.events.exchanges import GREEDY_BELOW
+from clawstream.training.step.packing import Pack, Tokens
+
+GAP_MASK_NATS = -0.1  # below this the teacher likes a token clearly less than the student does
+GAP_CLIP_NATS = 5.0  # a token's gap between teacher and policy is clipped to this, both ways: one may be 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signals:
+    """The weights of the two signals; a weight of 0 means that its signal does not exist at all."""
+
+    w_binary: float = 1.0
+    w_opd: float = 1.0
+
+
+@torch.no_grad()
+def token_advantages(
+    reward_B: Tensor, rewarded_B: Tensor, gap_BT: Tensor, hinted_B: Tensor, *, signals: Signals
+) -> Tensor:
+    """Return the advantage of each token [B, T]; NaN where it depends on a gap that is not finite.
+
+    reward_B    [B] float, -1 to 1; read only where rewarded_B
+    rewarded_B  [B] bool
+    gap_BT      [B, T] float, nats: teacher (which saw the hint) less student; read only where hinted_B
+    hinted_B    [B] bool
+
+    A hinted sample's negative reward falls only on tokens that the teacher likes clearly less than the student does:
+    tokens that the hint does not object to are not punished with the rest.
+    """
+    rewarded_B1 = (rewarded_B & (signals.w_binary > 0)).unsqueeze(1)
+    hinted_B1 = (hinted_B & (signals.w_opd > 0)).unsqueeze(1)
+    reward_B1 = reward_B.unsqueeze(1)
+    zero, unknown = gap_BT.new_zeros(()), gap_BT.new_full((), torch.nan)
+
+    gap_BT = torch.where(gap_BT.isfinite(), gap_BT, unknown)
+    spared_BT = hinted_B1 & (reward_B1 < 0) & ~(gap_BT < GAP_MASK_NATS)
+    binary_BT = torch.where(rewarded_B1 & ~spared_BT, reward_B1, zero)
+    opd_BT = torch.where(hinted_B1, gap_BT.clamp(-GAP_CLIP_NATS, GAP_CLIP_NATS), zero)
+    return signals.w_binary * binary_BT + signals.w_opd * opd_BT
+
+
+def has_signal(rewarded_B: Tensor, hinted_B: Tensor, *, signals: Signals) -> Tensor:
+    """Return [B] bool: which samples have a signal under these weights; the others enter no mean."""
+    return (rewarded_B & (signals.w_binary > 0)) | (hinted_B & (signals.w_opd > 0))
+
+
+class Suffix(NamedTuple):
+    """An answer to score, after what it answered."""
+
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    temperature: float  # below GREEDY_BELOW it is scored as at 1, since engines report it so
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
+    @property
+    def read_ids(self) -> Tokens:
+        """The tokens that a model reads to score the answer: all but the last response token."""
+        return (*self.prompt_ids, *self.response_ids[:-1])
+
+    @property
+    def scale(self) -> float:
+        """The number that its logits are divided by."""
+        return 1.0 if self.temperature < GREEDY_BELOW else self.temperature
+
+
+def padded(sequences: Sequence[Tokens]) -> tuple[list[list[int]], list[Sequence[int]]]:
+    """Return rows of equal length, one per sequence, and its tokens' places once all rows are joined."""
+    width = max(map(len, sequences))
+    rows = [[*sequence, *([0] * (width - len(sequence)))] for sequence in sequences]
+    return rows, [range(n * width, n * width + len(s)) for n, s in enumerate(sequences)]
+
+
+class Answers:
+    """The response tokens of some suffixes."""
+
+    def __init__(self, suffixes: Sequence[Suffix], device: torch.device, packed: Pack | None) -> None:
+        assert all(s.prompt_ids and s.response_ids for s in suffixes), "a suffix needs tokens before it and in it"
+        self._lengths = [len(s.response_ids) for s in suffixes]
+        rows, places = padded([s.read_ids for s in suffixes]) if packed is None else ([packed.ids], packed.places)
+        self.ids_RL = torch.tensor(rows, device=device)
+        row_N = [row for row, length in enumerate(self._lengths) for _ in range(length)]
+        token_N = [t for length in self._lengths for t in range(length)]
+        place_N = [p for s, of_s in zip(suffixes, places, strict=True) for p in of_s[len(s.prompt_ids) - 1 :]]
+        self._row_N = torch.tensor(row_N, device=device)
+        self._token_N = torch.tensor(token_N, device=device)
+        self._place_N = torch.tensor(place_N, device=device)
+        self.target_N = torch.tensor([i for s in suffixes for i in s.response_ids], device=device)
+        self.scale_N = torch.tensor([suffixes[row].scale for row in row_N], device=device)
+
+    def before(self, hidden_RLH: Tensor) -> Tensor:
+        """Return the states [N, H] from which each response token is predicted."""
+        # Not by an index: several answers may follow one place, and threads would sum its gradient in any order.
+        return nn.functional.embedding(self._place_N, hidden_RLH.flatten(0, 1))
+
+    def rows(self, values_N: Tensor) -> Tensor:
+        """Return values [N, ...] as [B, T, ...], NaN past each row's end."""
+        shape = (len(self._lengths), max(self._lengths), *values_N.shape[1:])
+        return values_N.new_full(shape, torch.nan).index_put((self._row_N, self._token_N), values_N)
+
+    def each(self, values_N: Tensor) -> list[Tensor]:
+        """Return values [N, ...] as one [T, ...] for each row."""
+        return list(torch.split(values_N, self._lengths))
+
 
 MAX_KL_DIFFERENCE_NATS = 10.0
 LEAST_TAIL = 1e-7  # of the rest's probability: a float32 sum of all tokens may reach 1

@@ -1,4 +1,6 @@
-"""One row of tokens for many sequences, in which a common beginning stands once. Pure.
+"""How a batch is cut: over processes, into pieces that fit in memory, and into packed rows. Pure.
+
+The cut changes no gradient, only how much is computed twice. All chance comes from the seed.
 
 The row is a tree, written parents first. A token sees only the earlier tokens of its own segment and of the segments
 above it, so no sequence knows what else was packed. A sequence that goes on where another ends is one segment with it:
@@ -90,3 +92,53 @@ def _segments(parents: Sequence[tuple[int | None, int]], num_tokens: int) -> lis
         if parent is not None:
             subtree_ends[parent] = max(subtree_ends[parent], subtree_ends[number])
     return [Segment(p, start, end, last) for (p, start), end, last in zip(parents, ends, subtree_ends, strict=True)]
+
+
+def micro_batches(lengths_tokens: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
+    """Return groups of indices, each of at most `budget_tokens` once its rows are padded to its longest.
+
+    Rows of similar length go together, longest first, so that a batch too large for the machine fails at once. A row
+    longer than the budget is a group of its own.
+    """
+    order = sorted(range(len(lengths_tokens)), key=lambda i: (-lengths_tokens[i], i))
+    groups: list[list[int]] = []
+    for index in order:
+        longest = lengths_tokens[groups[-1][0]] if groups else 0
+        if groups and longest * (len(groups[-1]) + 1) <= budget_tokens:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def packed_batches(sequences: Sequence[Tokens], *, budget_tokens: int) -> list[list[int]]:
+    """Return groups of indices, each of at most `budget_tokens` once it is a pack.
+
+    Sequences with a common beginning go together, so that it is computed once. The largest group comes first, and a
+    sequence longer than the budget is a group of its own.
+    """
+    groups: list[list[int]] = []
+    sizes: list[int] = []
+    for index in in_order(sequences):
+        added = num_added(sequences[groups[-1][-1]], sequences[index]) if groups else 0
+        if groups and sizes[-1] + added <= budget_tokens:
+            groups[-1].append(index)
+            sizes[-1] += added
+        else:
+            groups.append([index])
+            sizes.append(len(sequences[index]))
+    return [group for _, group in sorted(zip(sizes, groups, strict=True), key=lambda pair: -pair[0])]
+
+
+def shares(lengths_tokens: Sequence[int], count: int) -> list[list[int]]:
+    """Return the indices of each of `count` processes' samples, in order, so that none reads much more than others.
+
+    The longest samples are dealt first, each to the process with the least so far; equal input gives equal shares.
+    """
+    found: list[list[int]] = [[] for _ in range(count)]
+    tokens = [0] * count
+    for index in sorted(range(len(lengths_tokens)), key=lambda i: (-lengths_tokens[i], i)):
+        least = min(range(count), key=lambda one: (tokens[one], one))
+        found[least].append(index)
+        tokens[least] += lengths_tokens[index]
+    return [sorted(indices) for indices in found]

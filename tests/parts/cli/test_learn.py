@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from clawstream.cli import app
 from clawstream.cli.learning.learn import _scored_by_default
-from clawstream.cli.learning.learn_tables import show, tables
-from clawstream.cli.learning.progress import shown
+from clawstream.cli.learning.progress import show, shown, tables
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable
 from clawstream.locks import locked
 from clawstream.simulation.learn.controls import Control

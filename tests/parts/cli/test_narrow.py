@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clawstream.cli import app
-from clawstream.cli.learning.learn_tables import show, tables
+from clawstream.cli.learning.progress import show, tables
 from clawstream.events import Event
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog

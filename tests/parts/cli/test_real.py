@@ -26,7 +26,7 @@ from clawstream.inference.engines.scripted import ScriptedAnswer, ScriptedBacken
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.projections import database
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.replay import again
+from clawstream.replay import past_requests
 from clawstream.replay.blind import Choice, Pair
 from tests.parts.engine.tiny_model import make_config
 from tests.parts.projections.reading import write_all
@@ -89,7 +89,7 @@ def rig(tmp_path: Path, fresh_database_url: str, monkeypatch: pytest.MonkeyPatch
         "[gateway]\ndefault_temperature = 0.5\n"
     )
     built = Rig(config, tmp_path / "data", decode=tokenizer.decode)
-    monkeypatch.setattr(again, "asked", scripted(built, tokenizer))
+    monkeypatch.setattr(past_requests, "asked", scripted(built, tokenizer))
     return built
 
 
@@ -112,8 +112,8 @@ def scripted(rig: Rig, tokenizer: Any) -> Callable[..., Any]:
 
     @asynccontextmanager
     async def asked(
-        settings: Settings, base: Path, wanted: Sequence[again.LocalVersion], _: Path
-    ) -> AsyncIterator[list[again.VersionEngine]]:
+        settings: Settings, base: Path, wanted: Sequence[past_requests.LocalVersion], _: Path
+    ) -> AsyncIterator[list[past_requests.VersionEngine]]:
         renderer = PromptRenderer.of(settings.policy, base)
         async with AsyncExitStack() as stack:
             http = await stack.enter_async_context(aiohttp.ClientSession())
@@ -122,7 +122,7 @@ def scripted(rig: Rig, tokenizer: Any) -> Callable[..., Any]:
                 backend = ScriptedBackend(script=partial(answer, version.number))
                 rig.calls[version.number] = backend.calls
                 engine = SglangEngine(http, await stack.enter_async_context(serving(backend)))
-                answering.append(again.VersionEngine(version, engine, None, renderer, settings))
+                answering.append(past_requests.VersionEngine(version, engine, None, renderer, settings))
             yield answering
 
     return asked

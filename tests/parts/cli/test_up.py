@@ -16,11 +16,10 @@ from typer.testing import CliRunner
 from clawstream.cli import app, up
 from clawstream.config import JudgeSettings, Settings
 from clawstream.events import PolicyRejected
-from clawstream.inference.judges.judge_client import judge_name
+from clawstream.inference.judge_client import judge_name
 from clawstream.local import installation
 from clawstream.local.installation import Installation
-from clawstream.local.judging import JudgeNotes
-from clawstream.local.running import Addresses
+from clawstream.local.running import Addresses, JudgeNotes
 from clawstream.stream.kafka import connect
 from clawstream.stream.memory.memory_log import MemoryLog
 from tests.parts.judging.endpoint import endpoint

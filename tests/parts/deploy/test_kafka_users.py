@@ -23,7 +23,8 @@ from clawstream.projections import tables
 from clawstream.projections.write import sorting
 from clawstream.refresh import stage as refresh_stage
 from clawstream.samples import stage as samples_stage
-from clawstream.stream.kafka import admin, granting
+from clawstream.stream.kafka import access as granting
+from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.access import OPERATOR, USERS, Grant, grants, resources_of_users
 from clawstream.stream.kafka.connect import connected, security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog

@@ -16,12 +16,11 @@ from transformers import AutoModelForCausalLM
 from clawstream.errors import PartUnavailable, UnusableCheckpoint
 from clawstream.inference.engines.dialect import Call, TokenDelta
 from clawstream.inference.engines.engine import GenerateRequest, SamplingParams
-from clawstream.local.engine import attention
 from clawstream.local.engine import core as core_module
-from clawstream.local.engine.attention import split_long_rows
+from clawstream.local.engine import model as attention
 from clawstream.local.engine.core import Core
 from clawstream.local.engine.job import Job
-from clawstream.local.engine.model import RowModel
+from clawstream.local.engine.model import RowModel, split_long_rows
 from tests.examples import examples
 
 VOCABULARY = 200

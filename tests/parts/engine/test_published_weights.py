@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from clawstream.config import TrainingSettings
-from clawstream.training.step.answers import Suffix
+from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
 from tests.parts.engine.conftest import Subject
 from tests.parts.training import tiny

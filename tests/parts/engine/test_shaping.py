@@ -16,8 +16,7 @@ from clawstream.events import ExchangeCompleted, Shaping, TokenBias
 from clawstream.inference.engines.dialect import Call, TokenDelta
 from clawstream.inference.engines.engine import GenerateRequest, SamplingParams
 from clawstream.local.engine.job import Job
-from clawstream.local.engine.sampling import draw
-from clawstream.local.engine.shaping import shaped
+from clawstream.local.engine.sampling import draw, shaped
 from tests.parts.engine.conftest import ON_SGLANG, Subject
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from clawstream.rendering.harmony import _as_tiktoken
+from clawstream.rendering.families import _as_tiktoken
 
 _CODE = r"""
 import tiktoken

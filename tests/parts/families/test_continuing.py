@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from clawstream.conversation.continuing import Continued, PromptOrigin, Request, continue_prompt
-from clawstream.conversation.echoes import ShownAnswer, answered, find_echoes
+from clawstream.conversation.continuing import (
+    Continued,
+    PromptOrigin,
+    Request,
+    ShownAnswer,
+    answered,
+    continue_prompt,
+    find_echoes,
+)
 from clawstream.conversation.messages import normal_call_id
 from clawstream.gateway.answering.deltas import AnswerStream
 from clawstream.rendering import renderer as rendering

@@ -13,9 +13,9 @@ from renderers import config_from_name, create_renderer
 from transformers import AutoTokenizer
 
 from clawstream.errors import ConfigError, UnrenderableRequest
-from clawstream.rendering.markup import WRITTEN_AS_TEXT, PlainText
+from clawstream.rendering.encoding import WRITTEN_AS_TEXT, PlainText
+from clawstream.rendering.history import fitted
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.rendering.tool_history import fitted
 from tests.examples import examples
 from tests.parts.families.answering import names
 from tests.parts.families.formats import FORMATS, PARIS, SEARCH, TOKYO, TOOLS

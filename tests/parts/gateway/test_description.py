@@ -10,10 +10,10 @@ import pytest
 
 from clawstream.gateway.dialects import anthropic, responses
 from clawstream.gateway.dialects.anthropic_replies import signature
-from clawstream.gateway.http.openapi import openapi_json
+from clawstream.gateway.http.pages import openapi_json
 from clawstream.gateway.requests.feedback import read_feedback
 from clawstream.gateway.requests.wire import read_request, scope_of
-from clawstream.gateway.sessions.conversations import RecalledResponse
+from clawstream.gateway.sessions import RecalledResponse
 from clawstream.rendering.renderer import PromptRenderer
 
 Json = dict[str, Any]

@@ -17,9 +17,7 @@ from clawstream.errors import TryLater
 from clawstream.events import ExchangeCompleted, RequestDelta, SessionDone
 from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.app import serve
-from clawstream.gateway.sessions.conversations import Conversations
-from clawstream.gateway.sessions.matching import SessionIndex
-from clawstream.gateway.sessions.sampled_answers import SampledAnswers
+from clawstream.gateway.sessions import Conversations, SampledAnswers, SessionIndex
 from clawstream.gateway.watching import SessionLearner, learn_sessions
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.memory.memory_log import MemoryLog

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.conversation.continuing import Request, continue_prompt
-from clawstream.conversation.echoes import answered, find_echoes
+from clawstream.conversation.continuing import Request, answered, continue_prompt, find_echoes
 from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, PolicyActivated
 from clawstream.gateway.bounds import Bounds

@@ -13,11 +13,10 @@ from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
 from clawstream.gateway.answering.replies import Ending, Usage
 from clawstream.gateway.dialects.responses import conversation_of, read_responses
 from clawstream.gateway.dialects.responses_replies import ResponseEvents, ResponseReply
-from clawstream.gateway.dialects.responses_tools import custom_arguments, custom_input
-from clawstream.gateway.dialects.thoughts import sealed
+from clawstream.gateway.dialects.responses_tools import custom_arguments, custom_input, sealed
 from clawstream.gateway.requests.refusal import BadRequest, TooLong
 from clawstream.gateway.requests.wire import read_request
-from clawstream.gateway.sessions.conversations import Conversations, RecalledResponse
+from clawstream.gateway.sessions import Conversations, RecalledResponse
 
 Json = dict[str, Any]
 ONE, TWO = "0" * 8 + "-0000-4000-8000-" + "0" * 12, "1" * 8 + "-0000-4000-8000-" + "0" * 12

@@ -8,9 +8,9 @@ import pytest
 
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, Settings
 from clawstream.errors import ConfigError
+from clawstream.gateway import engines
 from clawstream.gateway.app import serve
-from clawstream.gateway.engines import pool
-from clawstream.inference.models.vocabulary import largest_token_id, too_small_for
+from clawstream.inference.model_folder import largest_token_id, too_small_for
 from clawstream.stream.memory.memory_log import MemoryLog
 from tests.parts.engine.tiny_model import make_tokenizer
 from tests.parts.gateway.running_gateway import WITHIN_S, running_gateway, until
@@ -62,7 +62,7 @@ async def test_a_vocabulary_that_holds_every_token_and_more_is_served(policy: Pa
 async def test_an_engine_whose_own_model_is_too_small_is_asked_nothing_until_it_serves_the_policy_s(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "ASK_EVERY_S", 0.02)
+    monkeypatch.setattr(engines, "ASK_EVERY_S", 0.02)
     small = configured(tmp_path / "small", {"vocab_size": NUM_TOKENS - 1})
     async with running_gateway(policy) as gateway:
         gateway.engine.model_path = str(small)

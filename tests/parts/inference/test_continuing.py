@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.conversation.continuing import Continued, PromptOrigin, Request, continue_prompt, num_new_bytes
-from clawstream.conversation.echoes import ShownAnswer, answered, find_echoes
+from clawstream.conversation.continuing import (
+    Continued,
+    PromptOrigin,
+    Request,
+    ShownAnswer,
+    answered,
+    continue_prompt,
+    find_echoes,
+    num_new_bytes,
+)
 from clawstream.errors import UnrenderableRequest
 from clawstream.events import TokenIds
 from clawstream.rendering.renderer import PromptRenderer

@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestServer
 
 from clawstream.config import MonitorSettings
 from clawstream.inference.engines.scripted import ScriptedBackend, counting, serving
-from clawstream.inference.origin_guard import refusal
+from clawstream.inference.http_borders import refusal
 from clawstream.monitoring.app import answering
 from clawstream.monitoring.live import MonitorReport
 from clawstream.simulation.judge import Service

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.errors import ConfigError, UnrenderableRequest
-from clawstream.rendering.encoding import LONG_TOKENS, RememberingTokenizer, spread
-from clawstream.rendering.markup import PlainText, TemplateTokenizer
+from clawstream.rendering.encoding import LONG_TOKENS, PlainText, RememberingTokenizer, TemplateTokenizer, spread
 from clawstream.rendering.renderer import CalledTool, PromptRenderer
 from tests.parts.engine.tiny_model import make_tokenizer
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from clawstream.errors import UnrenderableRequest
+from clawstream.rendering.history import template_options
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.rendering.template_options import template_options
 from tests.parts.engine.tiny_model import make_tokenizer
 
 TEMPLATE = (

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from clawstream.config import JudgeSettings
 from clawstream.errors import ConfigError, TryLater
 from clawstream.events import Question, VoteCast, VoteStatus
-from clawstream.inference.judges.judge_client import JudgeClient, JudgeRefused, JudgeReply
+from clawstream.inference.judge_client import JudgeClient, JudgeRefused, JudgeReply
 from clawstream.judging.asking import Ballot
 from clawstream.judging.prompts import Prompt
 from clawstream.judging.stage import judging_stage

@@ -14,14 +14,13 @@ from clawstream.cli.up import _test_vote
 from clawstream.config import JudgeSettings, Settings
 from clawstream.errors import TryLater
 from clawstream.events import Question, VoteCast
-from clawstream.inference.judges.judge_client import JudgeClient, judge_name
-from clawstream.inference.judges.judge_trial import problem_with
+from clawstream.inference.judge_client import JudgeClient, judge_name, problem_with
 from clawstream.judging.asking import Ballot
 from clawstream.judging.prompts import Prompt
 from clawstream.judging.stage import judging_stage
-from clawstream.local.judging import NOTED_EVERY_MS, JudgeNotes, judge_of
+from clawstream.local.running import NOTED_EVERY_MS, JudgeNotes, judge_of
 from clawstream.local.servers.ports import reserved
-from clawstream.monitoring.judge import newest
+from clawstream.monitoring.alarm import newest
 from tests.parts.judging.endpoint import completion, endpoint
 
 BALLOT = Ballot(

@@ -11,9 +11,9 @@ import pytest
 from clawstream.config import JudgeSettings
 from clawstream.errors import TryLater
 from clawstream.events import VoteCast, VoteStatus
-from clawstream.inference.judges.judge_client import JudgeClient, JudgeRefused
+from clawstream.inference.judge_client import JudgeClient, JudgeRefused
 from clawstream.judging.stage import judging_stage
-from clawstream.stream.codec.avro import codec
+from clawstream.stream.avro import codec
 from tests.parts.judging.endpoint import completion_body
 from tests.parts.judging.test_judge_client import ballot
 from tests.rogue import Rogue, drip, head, piece, pour, rogue

@@ -26,9 +26,8 @@ from clawstream.config import (
 )
 from clawstream.errors import OtherBase
 from clawstream.events import BaseNamed, Event
-from clawstream.inference.models.bases import base_in, fingerprint
-from clawstream.local.bases import POLICY_TOPIC, name_base
-from clawstream.local.installation import installation
+from clawstream.inference.bases import base_in, fingerprint
+from clawstream.local.installation import POLICY_TOPIC, installation, name_base
 from clawstream.local.running import policy_of, read_parts, settings_file
 from clawstream.simulation.policy.recipe import LEARNING_RATE
 from clawstream.stream.kafka import admin

@@ -22,9 +22,8 @@ from aiokafka.structs import TopicPartition
 
 from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers import folders, jars, kafka
-from clawstream.local.servers.access import access_to
-from clawstream.local.servers.kafka import EmbeddedKafka, answers
+from clawstream.local.servers import accounts, jars, kafka
+from clawstream.local.servers.kafka import EmbeddedKafka, access_to, answers
 from clawstream.local.servers.ports import HOST, reserved
 from clawstream.stream.kafka.client import Broker
 from clawstream.stream.kafka.connect import security_of
@@ -104,10 +103,10 @@ def test_a_killed_owner_leaves_no_broker_and_its_records_are_kept_until_fresh_is
     assert psutil.wait_procs([broker], timeout=kafka.STOP_WITHIN_S + 2) == ([broker], [])
     assert not answers(bootstrap)
     with EmbeddedKafka(folder, open_to_all=True) as again:
-        assert folders.address_in(folder) == again.bootstrap
+        assert accounts.address_in(folder) == again.bootstrap
         assert asyncio.run(read(again.bootstrap)) == record
     assert again.exit_status() == 128 + signal.SIGTERM
-    assert folders.address_in(folder) is None
+    assert accounts.address_in(folder) is None
     with EmbeddedKafka(folder, fresh=True, open_to_all=True) as emptied:
         assert asyncio.run(topics(emptied.bootstrap)) == set()
 
@@ -236,7 +235,7 @@ def test_a_jar_that_cannot_be_had_is_named_with_what_to_do(monkeypatch: pytest.M
 
 
 def test_many_that_want_the_jars_at_once_fetch_them_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    whole = jars.broker_jars(folders.cache_folder())
+    whole = jars.broker_jars(accounts.cache_folder())
     monkeypatch.setenv("JGO_CONFIG_FILE", str(tmp_path / "jgo.conf"))
     with mirror(tmp_path, lambda name: (whole / name).read_bytes()) as asked, ThreadPoolExecutor(4) as pool:
         (folder,) = set(pool.map(jars.broker_jars, [tmp_path / "cache"] * 4))

@@ -14,11 +14,10 @@ import pytest
 
 from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable
-from clawstream.local.keeping import keep
 from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.postgres import EmbeddedPostgres
 from clawstream.local.servers.server_process import ServerProcess
-from clawstream.local.supervisor import Patience
+from clawstream.local.supervisor import Patience, keep
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.connect import security_of
 

@@ -21,7 +21,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers import accounts, folders, postgres
+from clawstream.local.servers import accounts, postgres
 from clawstream.local.servers.accounts import Identity, identity_for
 from clawstream.local.servers.postgres import USER, EmbeddedPostgres
 
@@ -81,10 +81,10 @@ def test_the_server_is_gone_when_the_block_ends_even_with_a_client_connected(fol
     with EmbeddedPostgres(folder) as server:
         connection = connect(server.url)
         process = postmaster(folder)
-        assert folders.address_in(folder) == server.url
+        assert accounts.address_in(folder) == server.url
     assert not process.is_running()
     assert server.exit_status() == 0
-    assert folders.address_in(folder) is None
+    assert accounts.address_in(folder) is None
     connection.close()
 
 
@@ -232,8 +232,8 @@ def test_root_in_a_home_that_is_closed_to_others_has_its_database(
     packages, repository = closed_home / "packages", Path(__file__).parents[3]
     with ExitStack() as stack:
         before = stack.enter_context(without_namespaces()) if namespaces == "forbidden" else []
-        folders = map(str, (packages, repository, data, programs))
-        command = [*before, sys.executable, "-c", IN_CLOSED_HOME, *folders]
+        paths = map(str, (packages, repository, data, programs))
+        command = [*before, sys.executable, "-c", IN_CLOSED_HOME, *paths]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, umask=umask)
     shutil.rmtree(programs, ignore_errors=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers import folders, watcher
+from clawstream.local.servers import accounts, watcher
 from clawstream.local.servers.server_process import ServerProcess
 
 WITHIN_S = 10.0
@@ -153,12 +153,12 @@ def test_what_a_server_left_behind_in_its_group_ends_with_it(tmp_path: Path) -> 
 
 def test_what_a_server_keeps_open_is_let_go_when_it_is_gone(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SERVES]
-    with folders.claimed(tmp_path / "folder") as claim:
+    with accounts.claimed(tmp_path / "folder") as claim:
         server_process = ServerProcess(command, folder=tmp_path, log=tmp_path / "log", grace_s=1, keep_fd=claim)
-    with pytest.raises(PartUnavailable, match="in use"), folders.claimed(tmp_path / "folder", within_s=0):
+    with pytest.raises(PartUnavailable, match="in use"), accounts.claimed(tmp_path / "folder", within_s=0):
         pass
     server_process.stop()
-    with folders.claimed(tmp_path / "folder", within_s=0):
+    with accounts.claimed(tmp_path / "folder", within_s=0):
         pass
 
 

@@ -24,9 +24,9 @@ from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.reading import TOPICS
 from clawstream.monitoring.status import status
 from clawstream.stream.kafka import admin
+from clawstream.stream.kafka.admin import offsets_at, set_group
 from clawstream.stream.kafka.client import Broker, KafkaSecurity
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.kafka.positions import offsets_at, set_group
 from clawstream.stream.stage import DAY_MS
 from clawstream.stream.topics import all_topics
 from tests.sessions import EXCHANGES, Session, user

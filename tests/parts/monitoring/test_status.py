@@ -17,10 +17,10 @@ from clawstream.config import KafkaSettings
 from clawstream.events import VoteStatus
 from clawstream.local.running import Addresses, PartState
 from clawstream.local.servers.ports import reserved
-from clawstream.monitoring.clock import alarm
 from clawstream.monitoring.live import Live, as_json
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
 from clawstream.monitoring.status import GROUPED, REFRESHING, LogStatus, RecentVerdict, Status, read_log, status
+from clawstream.monitoring.windows import alarm
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.unit.monitoring.said import activated, plan, published, rejected, sample, verdict, vote

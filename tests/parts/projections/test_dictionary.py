@@ -10,7 +10,7 @@ from sqlalchemy.engine import make_url
 from typer.testing import CliRunner
 
 from clawstream.cli import app
-from clawstream.projections import database, meanings
+from clawstream.projections import database, tables
 from clawstream.projections.look.sql import rows_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "dictionary.md"
@@ -23,7 +23,7 @@ SAID = """
 
 def test_every_table_view_and_column_has_a_comment(migrated_url: str) -> None:
     found = rows_of(migrated_url, SAID)
-    assert {row["relname"] for row in found} == set(meanings.RELATIONS)
+    assert {row["relname"] for row in found} == set(tables.RELATION_MEANINGS)
     assert [(row["relname"], row["attname"]) for row in found if not row["said"] or not row["relation"]] == []
 
 
@@ -33,7 +33,7 @@ def test_an_upgrade_mends_a_comment_that_says_something_else(live: Engine) -> No
         connection.exec_driver_sql("COMMENT ON COLUMN votes.score IS 'nothing'")
     database.upgrade(url)
     [row] = rows_of(url, f"{SAID} AND relname = 'votes' AND attname = 'score'")
-    assert row["said"] == meanings.meaning("votes", "score")
+    assert row["said"] == tables.meaning("votes", "score")
 
 
 def test_the_page_that_the_words_are_read_from_is_what_the_command_prints(

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import make_url
 
 from clawstream.errors import OperatorError
-from clawstream.projections import database, reader
+from clawstream.projections import accounts, database
 from clawstream.projections.look.sql import RowFormat, print_query, rows_of
 from clawstream.projections.tables import RELATIONS
 from tests.parts.projections import one_session
@@ -118,12 +118,12 @@ def test_a_table_of_somebody_else_in_the_same_schema_can_t_be_read(live: Engine)
 
 
 def test_the_reader_s_password_is_not_the_writer_s_and_follows_from_it() -> None:
-    one, other = (reader.address(f"postgresql://me:{password}@host/name") for password in ("a", "b"))
+    one, other = (accounts.address(f"postgresql://me:{password}@host/name") for password in ("a", "b"))
     assert (one.username, one.host, one.database) == ("me_reader", "host", "name")
     assert one.password not in (None, "a", other.password)
-    assert reader.address("postgresql://me:a@elsewhere/other").password == one.password
-    assert reader.address("postgresql://me@host/name").password is None
-    assert len(reader.address(f"postgresql://{'é' * 40}:a@host/name").username or "") <= 63
+    assert accounts.address("postgresql://me:a@elsewhere/other").password == one.password
+    assert accounts.address("postgresql://me@host/name").password is None
+    assert len(accounts.address(f"postgresql://{'é' * 40}:a@host/name").username or "") <= 63
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_a_reader_that_somebody_else_makes_is_used(
     writer_url: str, fresh_database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     database.upgrade(writer_url)
-    account = reader.address(writer_url)
+    account = accounts.address(writer_url)
     with psycopg.connect(dsn(fresh_database_url), autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {account.username} LOGIN PASSWORD '{account.password}'")
     with caplog.at_level(logging.WARNING):
@@ -185,21 +185,21 @@ def test_no_query_is_run_as_a_reader_that_has_power_over_the_server(
     writer_url: str, fresh_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.upgrade(writer_url)
-    account = reader.address(writer_url)
+    account = accounts.address(writer_url)
     with psycopg.connect(dsn(fresh_database_url), autocommit=True) as connection:
         # The tests' account can give nobody a real power, so one of its own stands for it.
         connection.execute(f"CREATE ROLE {make_url(writer_url).username}_power")
         connection.execute(f"CREATE ROLE {account.username} LOGIN PASSWORD '{account.password}'")
         connection.execute(f"GRANT {make_url(writer_url).username}_power TO {account.username}")
-    monkeypatch.setattr(reader, "POWERS", [f"{make_url(writer_url).username}_power"])
+    monkeypatch.setattr(accounts, "POWERS", [f"{make_url(writer_url).username}_power"])
     with pytest.raises(OperatorError, match=rf"{account.username} can do what .*_power can .*Nothing was asked"):
         rows_of(writer_url, "SELECT 1")
 
 
 def test_a_reader_logs_in_by_itself_for_a_bounded_time_and_can_write_nothing(migrated_url: str) -> None:
-    account = reader.address(migrated_url).render_as_string(hide_password=False)
+    account = accounts.address(migrated_url).render_as_string(hide_password=False)
     with closing(psycopg.connect(dsn(account), autocommit=True)) as connection:
-        assert connection.execute("SHOW statement_timeout").fetchone() == (reader.STATEMENT_TIMEOUT,)
+        assert connection.execute("SHOW statement_timeout").fetchone() == (accounts.STATEMENT_TIMEOUT,)
         connection.execute("SET default_transaction_read_only = off")
         connection.execute("SET transaction_read_only = off")
         for statement in ("DELETE FROM votes", "CREATE TABLE mine ()", "ALTER TABLE votes ADD COLUMN mine int"):

@@ -15,9 +15,9 @@ from sqlalchemy.exc import OperationalError
 from clawstream.errors import OperatorError, PartUnavailable
 from clawstream.events import ExchangeCompleted
 from clawstream.projections import database
-from clawstream.projections.look.snapshot import ask, snapshot
-from clawstream.projections.rebuild import makers, replaying, schemas
+from clawstream.projections.look.sql import ask, snapshot
 from clawstream.projections.rebuild import rebuilding as rebuilding
+from clawstream.projections.rebuild import replaying, schemas
 from clawstream.projections.rebuild.rebuilding import Rebuilt, rebuild
 from clawstream.projections.rebuild.schemas import BUILDING
 from clawstream.projections.tables import TOPICS, VOTES
@@ -300,12 +300,12 @@ async def test_what_a_rebuild_that_was_cut_off_left_behind_is_in_nobodys_way(liv
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("few", [0, makers.FEW_RECORDS])
+@pytest.mark.parametrize("few", [0, replaying.FEW_RECORDS])
 async def test_records_written_twice_and_records_that_can_not_be_read_give_the_projectors_rows(
     live: Engine, monkeypatch: pytest.MonkeyPatch, few: int
 ) -> None:
     """In processes of their own, and on a thread of ours."""
-    monkeypatch.setattr(makers, "FEW_RECORDS", few)
+    monkeypatch.setattr(replaying, "FEW_RECORDS", few)
     monkeypatch.setattr(replaying, "RECORDS_AT_ONCE", 100)
     log = MemoryLog()
     await log.append(MANY[:300])
@@ -324,7 +324,7 @@ async def test_records_written_twice_and_records_that_can_not_be_read_give_the_p
 async def test_a_process_that_is_killed_in_the_middle_of_its_work_ends_the_rebuild_and_changes_nothing(
     live: Engine, told: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(makers, "FEW_RECORDS", 0)
+    monkeypatch.setattr(replaying, "FEW_RECORDS", 0)
     before = contents(live)
     killed: list[int] = []
 

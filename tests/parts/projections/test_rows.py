@@ -22,8 +22,7 @@ from clawstream.events import (
     VoteCast,
 )
 from clawstream.projections.text import escape, original_json, unescape
-from clawstream.projections.write.cells import indexable
-from clawstream.projections.write.rows import TABLE_OF, columns, row
+from clawstream.projections.write.rows import TABLE_OF, columns, indexable, row
 from clawstream.stream.topics import topic_of
 from tests.parts.projections.reading import write_all
 from tests.unit.projections import logs

@@ -10,7 +10,7 @@ import pytest
 
 from clawstream.errors import NotYet, TryLater
 from clawstream.events import AnswerRefreshed, FinishReason, Sampling, Shaping, VersionSpan
-from clawstream.inference.engines.adapters import cache_key
+from clawstream.inference.engines.behaviour import cache_key
 from clawstream.inference.engines.dialect import Call
 from clawstream.inference.engines.scripted import Fault, ScriptedAnswer, ScriptedBackend, counting, serving
 from clawstream.inference.engines.service import Generation

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from clawstream.events import Event, Question, TurnPaired, VoteCast, VoteStatus
 from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.simulation.policy import tokenizer
+from clawstream.simulation.policy import recipe
 from clawstream.simulation.policy.dialogues import COMPLAINTS, CORRECTIONS, HINTS, THANKS, Style, answer
 from clawstream.simulation.problems import Sum
 from clawstream.turns.stage import step
@@ -39,7 +39,7 @@ LONG = Kind(num_exchanges=4, system_bytes=54_000)
 def demo_model(folder: Path) -> Path:
     """The tokenizer and template of the policy that the demo talks to, without weights."""
     folder.mkdir()
-    tokenizer.save(folder)
+    recipe.save(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     return folder
 

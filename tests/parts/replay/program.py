@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from clawstream.cli.replaying.replay import work_on
+from clawstream.cli.replay import work_on
 from clawstream.config import load
 from clawstream.events import VotesFrom
 from clawstream.replay.running import ReplayRequest

@@ -6,7 +6,7 @@ import pytest
 
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, Settings, TrainingSettings
 from clawstream.errors import OperatorError
-from clawstream.replay.again import LocalVersion, PastRequest, asked, chosen, pairs
+from clawstream.replay.past_requests import LocalVersion, PastRequest, asked, chosen, pairs
 from clawstream.training.step.trainer import Trainer
 from tests.parts.engine.tiny_model import make_model
 from tests.parts.training import tiny

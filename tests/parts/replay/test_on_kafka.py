@@ -14,7 +14,7 @@ from aiohttp import web
 
 from clawstream.config import EngineSettings, JudgeSettings, KafkaSettings, Settings, dump
 from clawstream.events import ReplayEnded
-from clawstream.inference.judges.judge_client import judge_name
+from clawstream.inference.judge_client import judge_name
 from clawstream.replay.registry import Registry, promote
 from clawstream.replay.reporting import compared
 from clawstream.stream.kafka import admin

@@ -8,7 +8,7 @@ import pytest
 
 from clawstream.events import Event, OffsetRange, Question, ReplayStarted, VoteCast, VotesFrom
 from clawstream.replay import work
-from clawstream.replay.hosting import EXPIRE_EVERY, Host, following
+from clawstream.replay.stages import EXPIRE_EVERY, Host, following
 from clawstream.replay.work import ReplayWorker
 from clawstream.stream.log import PartitionId, PlacedRecord
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog

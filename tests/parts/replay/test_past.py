@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from clawstream.events import BatchPlanned, Event, StepRejected
-from clawstream.monitoring.versions import ancestors, versions
+from clawstream.monitoring.policy import ancestors, versions
 from clawstream.projections import database
-from clawstream.replay.again import learned, past
+from clawstream.replay.past_requests import learned, past
 from tests import servers
 from tests.parts.projections.reading import write_all
 from tests.parts.replay.past import POLICY, conversation, made, planned, published, sample

@@ -12,13 +12,13 @@ from hypothesis import example, given
 
 from clawstream.config import JudgeSettings
 from clawstream.events import Event, TurnPaired
-from clawstream.inference.judges.judge_client import JudgeClient
+from clawstream.inference.judge_client import JudgeClient
 from clawstream.judging.stage import Judge, judging_stage
 from clawstream.samples.joining import SampleRules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.memory.cut import ConnectionCut
+from clawstream.stream.memory.memory_group import ConnectionCut
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Record, Stage

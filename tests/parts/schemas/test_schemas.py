@@ -11,7 +11,7 @@ import pytest
 
 from clawstream import resources
 from clawstream.events import EVENTS, Event
-from clawstream.stream.codec.schemas import Schema, all_schemas, fingerprint, load, snake_name
+from clawstream.stream.schemas import Schema, all_schemas, fingerprint, load, snake_name
 
 FILES = sorted(resources.folder("schemas").glob("*.avsc"))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawstream import locks
-from clawstream.local.servers import folders
+from clawstream.local.servers import accounts
 
 VERSION = "0.5.23"
 INSTALL_WITHIN_S = 1200.0
@@ -32,7 +32,7 @@ class SglangInstallation:
 
 def sglang_installation() -> SglangInstallation:
     """SGLang, installed below the user's cache folder if it is not there (10 GB, about a minute)."""
-    folder = folders.cache_folder() / f"sglang-{VERSION}"
+    folder = accounts.cache_folder() / f"sglang-{VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
     found = SglangInstallation(python=folder / "venv" / "bin" / "python", stub=folder / "stub")
     with locks.locked(folder.with_suffix(".lock"), within_s=INSTALL_WITHIN_S):

@@ -8,8 +8,8 @@ import pytest
 
 from clawstream.errors import PartUnavailable
 from clawstream.events import StepTaken
-from clawstream.simulation.runs import rounds
-from clawstream.simulation.runs.casting import CASTS
+from clawstream.simulation.runs import programs
+from clawstream.simulation.runs.scenarios import CASTS
 from clawstream.simulation.runs.watch import Watch
 from tests.unit.monitoring.said import activated, plan, published
 from tests.unit.projections.logs import example
@@ -74,12 +74,12 @@ class World:
 
     async def live(self, updates: int) -> None:
         async with self.training():
-            await rounds.batches(updates, CASTS["all"], self, self.watch, self)  # type: ignore[arg-type]
+            await programs.batches(updates, CASTS["all"], self, self.watch, self)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
 def _a_quick_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "PLANNED_WITHIN_S", 0.1)
+    monkeypatch.setattr(programs, "PLANNED_WITHIN_S", 0.1)
 
 
 async def test_a_full_batch_is_waited_for_by_its_weights_alone() -> None:
@@ -105,8 +105,8 @@ async def test_where_few_sessions_teach_more_are_held_until_a_batch_is_full_and_
 @pytest.mark.slow
 async def test_however_long_a_batch_takes_to_fill_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clawstream.simulation.runs.watch.UPDATE_WITHIN_S", 2.3)
-    monkeypatch.setattr(rounds, "PLANNED_WITHIN_S", 0.02)
-    monkeypatch.setattr(rounds, "AT_A_TIME", 1)
+    monkeypatch.setattr(programs, "PLANNED_WITHIN_S", 0.02)
+    monkeypatch.setattr(programs, "AT_A_TIME", 1)
     world = World(one_in=4, session_s=0.05)
     began_s = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as tasks:
@@ -119,7 +119,7 @@ async def test_however_long_a_batch_takes_to_fill_the_run_goes_on(monkeypatch: p
 
 @pytest.mark.slow
 async def test_people_who_are_content_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "SESSIONS_A_SAMPLE", 3)
+    monkeypatch.setattr(programs, "SESSIONS_A_SAMPLE", 3)
     world = World(one_in=1_000)
     with pytest.raises(PartUnavailable, match=r"sessions in a row made no batch of 16 samples for update 1"):
         await world.live(1)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.simulation.policy import build, tokenizer
+from clawstream.simulation.policy import build, recipe
 from clawstream.simulation.policy.dialogues import Mix
 from clawstream.simulation.policy.recipe import Recipe
 
@@ -30,7 +30,7 @@ def test_the_folder_is_what_an_engine_and_the_gateway_load(built: Path) -> None:
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([prompt_ids])).logits
 
-    assert logits.shape == (1, len(prompt_ids), len(tokenizer.build()))
+    assert logits.shape == (1, len(prompt_ids), len(recipe.build()))
     assert logits.isfinite().all()
     assert model.config.model_type == "qwen3"
     assert 600_000 < sum(p.numel() for p in model.parameters()) < 700_000
@@ -69,7 +69,7 @@ def test_nothing_is_left_when_building_fails(tmp_path: Path, monkeypatch: pytest
     def full_disk(_folder: Path, _words: tuple[str, ...]) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(tokenizer, "save", full_disk)
+    monkeypatch.setattr(recipe, "save", full_disk)
 
     with pytest.raises(OSError, match="no space left"):
         build.ensure(tmp_path, SHORT)
@@ -78,13 +78,13 @@ def test_nothing_is_left_when_building_fails(tmp_path: Path, monkeypatch: pytest
 
 def test_two_that_build_at_once_end_with_one_whole_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both_built = threading.Barrier(2, timeout=30)
-    save = tokenizer.save
+    save = recipe.save
 
     def save_together(folder: Path, words: tuple[str, ...]) -> None:
         save(folder, words)
         both_built.wait()
 
-    monkeypatch.setattr(tokenizer, "save", save_together)
+    monkeypatch.setattr(recipe, "save", save_together)
     found: list[Path] = []
     threads = [threading.Thread(target=lambda: found.append(build.ensure(tmp_path, SHORT))) for _ in range(2)]
     for thread in threads:

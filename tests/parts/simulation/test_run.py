@@ -12,7 +12,7 @@ import pytest
 
 from clawstream.errors import PartUnavailable
 from clawstream.simulation.learn.controls import Control
-from clawstream.simulation.runs import rounds, run
+from clawstream.simulation.runs import programs, run
 from clawstream.simulation.runs.run import People, Plan, _free_until, _judge, _next_stop, _settings, _teach
 
 PEOPLE = People(scenario="all", hint_share=0.5, asked=Path("a"), scored=Path("b"), scored_flipped=Path("c"))
@@ -139,7 +139,7 @@ async def taught(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     async def quiet(*_: object) -> None:
         await world.settle()
 
-    monkeypatch.setattr(rounds, "quiet", quiet)
+    monkeypatch.setattr(programs, "quiet", quiet)
     for name, stand_in in (("program", program), ("StudentProcess", lambda _: world)):
         monkeypatch.setattr(run, name, stand_in)
     running: Any = SimpleNamespace(addresses=SimpleNamespace(gateway="http://gateway"))

@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM
 from clawstream.errors import PartUnavailable
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.simulation.marks import mark, questions, total
-from clawstream.simulation.policy import build, shipped
+from clawstream.simulation.policy import base, build
 from clawstream.simulation.policy.base import base_policy
 from clawstream.simulation.policy.dialogues import with_hint as hinted
 from clawstream.simulation.policy.recipe import RECIPES
-from clawstream.simulation.runs.demo import SCENARIO, TEMPERATURE
 from clawstream.simulation.runs.people import people_of
+from clawstream.simulation.runs.run import SCENARIO, TEMPERATURE
 
 HOLDS = 0.1  # two scores of 200 problems each that are this near are those of one policy, in 95 of 100 cases
 MAX_ANSWER_TOKENS = 160
@@ -51,7 +51,7 @@ def score_of(folder: Path, problems: Path, *, with_hint: bool) -> float:
 
 
 def test_it_is_made_by_the_recipe_that_the_code_has() -> None:
-    assert shipped.made_by() == RECIPES["demo"].digest()
+    assert base.made_by() == RECIPES["demo"].digest()
 
 
 def test_nobody_waits_for_it_to_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,16 +63,16 @@ def test_nobody_waits_for_it_to_be_built(tmp_path: Path, monkeypatch: pytest.Mon
 def test_its_weights_are_in_single_precision_once_they_are_unpacked(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {np.dtype(np.float32)}
-    half = load_file(shipped.SHIPPED / "model.safetensors")
+    half = load_file(base.SHIPPED / "model.safetensors")
     assert all((weights[name] == tensor).all() for name, tensor in half.items())
 
 
 def test_a_damaged_one_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped.pack(base_policy(tmp_path / "cache"), tmp_path / "package", recipe=RECIPES["demo"].digest())
+    base.pack(base_policy(tmp_path / "cache"), tmp_path / "package", recipe=RECIPES["demo"].digest())
     with (tmp_path / "package" / "model.safetensors").open("r+b") as weights:
         weights.seek(-1, 2)
         weights.write(b"\xff")
-    monkeypatch.setattr(shipped, "SHIPPED", tmp_path / "package")
+    monkeypatch.setattr(base, "SHIPPED", tmp_path / "package")
     with pytest.raises(PartUnavailable, match=r"model\.safetensors has SHA-256 .* is expected"):
         base_policy(tmp_path / "other")
     assert not (tmp_path / "other").exists()
@@ -95,7 +95,7 @@ def test_what_its_recipe_makes_today_is_as_good(folder: Path, tmp_path: Path) ->
     for with_hint in (False, True):
         scores = [score_of(one, tmp_path / "problems", with_hint=with_hint) for one in (folder, built)]
         assert abs(scores[0] - scores[1]) < HOLDS, (with_hint, scores)
-    names = {file.name for file in shipped.SHIPPED.iterdir()}
+    names = {file.name for file in base.SHIPPED.iterdir()}
     assert names == {file.name for file in (tmp_path / "package").iterdir()}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, Qwen3Config
 
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.simulation.policy import tokenizer
+from clawstream.simulation.policy import recipe
 
 KNOWN = "".join(c for c in string.printable if c not in "\r\x0b\x0c")
 CHAT = [
@@ -21,28 +21,28 @@ CHAT = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    tokenizer.save(tmp_path)
+    recipe.save(tmp_path)
     Qwen3Config(architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
     return tmp_path
 
 
 @given(st.text(alphabet=KNOWN))
 def test_text_of_known_characters_comes_back_unchanged(text: str) -> None:
-    words = tokenizer.build()
+    words = recipe.build()
 
     assert words.decode(words.encode(text, add_special_tokens=False)) == text
 
 
-@given(st.text(alphabet=st.sampled_from(KNOWN), max_size=20), st.sampled_from(tokenizer.TEMPLATE_WORDS))
+@given(st.text(alphabet=st.sampled_from(KNOWN), max_size=20), st.sampled_from(recipe.TEMPLATE_WORDS))
 def test_a_template_word_is_one_token_wherever_it_stands(text: str, word: str) -> None:
-    words = tokenizer.build()
+    words = recipe.build()
     around = words.encode(f"{text}|", add_special_tokens=False)
 
     assert len(words.encode(f"{text}|{word}", add_special_tokens=False)) == len(around) + 1
 
 
 def test_other_characters_become_the_unknown_token() -> None:
-    words = tokenizer.build()
+    words = recipe.build()
 
     assert words.encode("a\u00e9", add_special_tokens=False)[1] == words.unk_token_id
 
@@ -50,8 +50,8 @@ def test_other_characters_become_the_unknown_token() -> None:
 def test_the_saved_tokenizer_is_the_same_for_those_who_load_it(folder: Path) -> None:
     loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
-    assert loaded.encode(KNOWN, add_special_tokens=False) == tokenizer.build().encode(KNOWN, add_special_tokens=False)
-    assert loaded.eos_token == tokenizer.END_OF_MESSAGE
+    assert loaded.encode(KNOWN, add_special_tokens=False) == recipe.build().encode(KNOWN, add_special_tokens=False)
+    assert loaded.eos_token == recipe.END_OF_MESSAGE
 
 
 @pytest.mark.parametrize("thinking", [False, None])

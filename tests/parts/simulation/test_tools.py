@@ -29,11 +29,11 @@ from clawstream.simulation.chains import (
     tasks,
     worked_out,
 )
+from clawstream.simulation.opinions import StepJudge
 from clawstream.simulation.policy.calls import HINT, Calls
 from clawstream.simulation.policy.dialogues import HINT_MARKER, Dialogue
 from clawstream.simulation.policy.recipe import RECIPES
 from clawstream.simulation.runs.people import NUM_HELD_OUT, people_of
-from clawstream.simulation.step_opinions import StepJudge
 
 CHAIN = Chain(start=37, operations=((Operation.ADD, 58), (Operation.TIMES, 4), (Operation.MINUS, 19)))
 TASK = ChainTask(question="Take 37, add 58, times 4, minus 19", answer="361", hint=HINT)

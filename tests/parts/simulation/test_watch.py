@@ -4,8 +4,8 @@ from typing import cast
 
 import pytest
 
-from clawstream.simulation.runs import rounds
-from clawstream.simulation.runs.casting import CASTS
+from clawstream.simulation.runs import programs
+from clawstream.simulation.runs.scenarios import CASTS
 from clawstream.simulation.runs.watch import Watch
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.unit.monitoring.said import activated, plan, published, rejected
@@ -46,11 +46,11 @@ class Lags:
 @pytest.mark.parametrize("behind", ["samples", "refresh"])
 async def test_all_is_quiet_once_answers_given_anew_are_samples_where_hints_have_them(behind: str) -> None:
     log = Lags(behind)
-    await rounds.quiet(CASTS["all"], Watch(4), cast("KafkaLog", log))
+    await programs.quiet(CASTS["all"], Watch(4), cast("KafkaLog", log))
     assert log.asked == ["turns", "judging", "refresh", "samples"] * 5
 
 
 async def test_a_stage_that_no_hint_needs_is_not_waited_for() -> None:
     log = Lags("refresh")
-    await rounds.quiet(CASTS["all"], Watch(1), cast("KafkaLog", log))
+    await programs.quiet(CASTS["all"], Watch(1), cast("KafkaLog", log))
     assert log.asked == ["turns", "judging", "samples"] * 3

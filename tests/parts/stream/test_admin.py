@@ -6,10 +6,10 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from clawstream.config import KafkaSettings
 from clawstream.errors import ConfigError, PartUnavailable, TopicMismatch
-from clawstream.stream.codec.schemas import all_schemas
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.schemas import all_schemas
 from clawstream.stream.topics import Altered, Created, RefusedChange, all_topics
 from tests.unit.stream import toys
 

@@ -11,7 +11,7 @@ import pytest
 from aiokafka import TopicPartition
 
 from clawstream.local.servers.kafka import EmbeddedKafka
-from clawstream.stream.codec.avro import codec
+from clawstream.stream.avro import codec
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.appending import Appender
 from clawstream.stream.kafka.client import Broker, KafkaSecurity

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from clawstream.training.models.model import Model
-from clawstream.training.step.answers import Suffix
+from clawstream.training.step.losses import Suffix
 
 VOCABULARY = 1001  # no other side of the models is as long, and two processes hold uneven halves
 HEAD_ROWS = 50  # places whose logits may be computed at once: more than the models are wide, for a head's gradient

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clawstream.training.step.advantages import Signals, has_signal, token_advantages
+from clawstream.training.step.losses import Signals, has_signal, token_advantages
 
 NAN = float("nan")
 GAP_BT = torch.tensor([[-2.0, 0.5, -0.05, 9.0]])

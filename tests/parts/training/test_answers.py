@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clawstream.training.step.answers import Answers, Suffix
+from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import pack
 
 

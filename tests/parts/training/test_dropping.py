@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
-from clawstream.training.batches.dropping import LOST, WHY, grown
+from clawstream.training.batches.following import LOST, WHY, grown
 from clawstream.training.batches.planning import DropReason
 from clawstream.training.loop import train
 from tests.parts.training import tiny

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from clawstream.events import BatchPlanned, PolicyPublished, SampleAssembled, SamplesPromoted, StepTaken
-from clawstream.stream.codec.avro import codec
-from clawstream.stream.codec.headers import key_bytes
+from clawstream.stream.avro import codec, key_bytes
 from clawstream.stream.log import PartitionId, PlacedRecord
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.topics import replay_topic, replay_topics
-from clawstream.training.batches.following import SAMPLES_TOPIC
-from clawstream.training.batches.retraining import retraining
+from clawstream.training.batches.following import SAMPLES_TOPIC, retraining
 from clawstream.training.loop import train
 from clawstream.training.models.checkpoints import latest
 from tests.parts.training import tiny

@@ -16,8 +16,8 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled, VersionSpan, float32
 from clawstream.events.exchanges import Sampling, Shaping
-from clawstream.training.gate import probing
-from clawstream.training.gate.publishing import (
+from clawstream.training import gating
+from clawstream.training.publishing import (
     ALIKE_REWARDS,
     AnswerLikelihood,
     GateMemory,
@@ -28,9 +28,9 @@ from clawstream.training.gate.publishing import (
     one_sided,
     stopped,
 )
-from clawstream.training.gate.writing import _ends, write
-from clawstream.training.step.answers import Suffix
+from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
+from clawstream.training.writing import _ends, write
 from tests.parts.training import tiny
 from tests.parts.training.planted import FAULTS, always_good
 
@@ -123,7 +123,7 @@ def test_where_a_step_hardly_moves_the_policy_answers_are_written_every_fourth_v
         asked.append(arguments)
         return write(*arguments, **options)
 
-    monkeypatch.setattr(probing, "write", noted)
+    monkeypatch.setattr(gating, "write", noted)
     trainer = of(base, learned, SETTINGS.model_copy(update={"learning_rate": 1e-9}))
     trainer.update(answered(trainer, version), version=version, seed=5, gated=True)
     assert len(asked) == written
@@ -133,7 +133,7 @@ def test_a_token_whose_value_no_teacher_gave_says_nothing_of_where_a_step_may_le
     base: Path, learned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []
-    monkeypatch.setattr(probing, "astray", lambda *arguments: found.extend(arguments[3]))
+    monkeypatch.setattr(gating, "astray", lambda *arguments: found.extend(arguments[3]))
     trainer = of(base, learned)
     own = trainer._loss.score
 
@@ -159,7 +159,7 @@ def test_a_policy_that_loops_is_caught_by_what_it_writes_alone(
     base: Path, learned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for measured in ("harm", "astray"):
-        monkeypatch.setattr(probing, measured, lambda *_, **__: None)
+        monkeypatch.setattr(gating, measured, lambda *_, **__: None)
     trainer = of(base, learned)
     samples = answered(trainer, 5)
     FAULTS["loops"](trainer)

@@ -24,7 +24,7 @@ from clawstream.events import (
     StepDropReason,
     StepTaken,
 )
-from clawstream.inference.judges.judge_client import DEADLINE_S
+from clawstream.inference.judge_client import DEADLINE_S
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import HEARD_MS

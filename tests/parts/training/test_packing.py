@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from clawstream.training.models import tree_attention
 from clawstream.training.models.tree_attention import Tree
-from clawstream.training.step.microbatches import packed_batches
-from clawstream.training.step.packing import LEAST_SHARED_TOKENS, Pack, Tokens, num_shared, pack
+from clawstream.training.step.packing import LEAST_SHARED_TOKENS, Pack, Tokens, num_shared, pack, packed_batches
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,8 +11,7 @@ import pytest
 from clawstream.config import Settings
 from clawstream.errors import TooManyFailures, UnusableEvent
 from clawstream.events import BatchPlanned, SampleAssembled, SamplesPromoted, StepTaken
-from clawstream.stream.codec.avro import codec
-from clawstream.stream.codec.headers import key_bytes
+from clawstream.stream.avro import codec, key_bytes
 from clawstream.stream.dead_letters import rulings
 from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterId, Fate, Reason
 from clawstream.stream.kafka import admin

@@ -89,7 +89,7 @@ def test_an_engine_s_score_is_never_held_against_the_trainer_s(base: Path) -> No
 
 def test_nor_does_the_gate_hold_it_against_them(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ways: list[object] = []
-    monkeypatch.setattr("clawstream.training.gate.probing.astray", lambda _b, _a, _h, wanted: ways.append(wanted))
+    monkeypatch.setattr("clawstream.training.gating.astray", lambda _b, _a, _h, wanted: ways.append(wanted))
     for louder in (0.0, -3.0):
         step(base, BY_ENGINE, louder=louder, gated=True)
     for one, other in zip(*ways, strict=True):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.training.models import model as training_model
 from clawstream.training.models.torch_model import TorchModel
-from clawstream.training.step.answers import Suffix
+from clawstream.training.step.losses import Suffix
 from tests.parts.training import head_memory, tiny
 
 RAGGED = [

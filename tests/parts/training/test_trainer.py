@@ -11,7 +11,7 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
 from clawstream.training.models.torch_model import TorchModel
-from clawstream.training.step.answers import Suffix
+from clawstream.training.step.losses import Suffix
 from clawstream.training.step.schedule import Schedule
 from clawstream.training.step.trainer import EMA_DECAY, Trainer
 from tests.parts.training import tiny

@@ -34,7 +34,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from clawstream.errors import ConfigError
 from clawstream.training.models import tree_attention
 from clawstream.training.models.torch_model import TorchModel
-from clawstream.training.step.answers import Suffix
+from clawstream.training.step.losses import Suffix
 from clawstream.training.step.packing import pack
 from tests.examples import examples
 

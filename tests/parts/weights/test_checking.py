@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clawstream.events import PolicyPublished, PolicyRejected
-from clawstream.weights.checking import unfit
 from clawstream.weights.stage import keep_current
+from clawstream.weights.taking import unfit
 from tests.parts.engine.tiny_model import make_model
 from tests.unit.monitoring.said import published
 from tests.unit.weights.engines import Engine, PolicyTopic, engine, keeping

@@ -9,7 +9,7 @@ import pytest
 
 from clawstream.events import ExchangeCompleted
 from clawstream.local.servers.ports import reserved
-from clawstream.simulation.policy import shipped
+from clawstream.simulation.policy import base
 from tests.parts.engine.process import cpu_engine
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until
 from tests.system.clients import javascript
@@ -32,7 +32,7 @@ ERRORS = {
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shipped") / "policy"
-    shipped.unpack(folder)
+    base.unpack(folder)
     return folder
 
 

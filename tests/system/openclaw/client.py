@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawstream import locks
-from clawstream.local.servers import folders
+from clawstream.local.servers import accounts
 from clawstream.local.servers.ports import reserved
 from clawstream.local.servers.server_process import die_with_parent
 
@@ -28,7 +28,7 @@ _STOP_WITHIN_S = 20.0
 
 def openclaw_installation() -> Path:
     """The folder with OpenClaw and its Node, installed below the user's cache if it is not there (770 MB)."""
-    folder = folders.cache_folder() / f"openclaw-{VERSION}"
+    folder = accounts.cache_folder() / f"openclaw-{VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
     package = folder / "node_modules" / "openclaw" / "package.json"
     with locks.locked(folder.with_suffix(".lock"), within_s=INSTALL_WITHIN_S):

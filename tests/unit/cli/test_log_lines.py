@@ -2,7 +2,7 @@
 
 import logging
 
-from clawstream.cli.log_lines import Seldom
+from clawstream.cli.process import Seldom
 
 
 def record(name: str, text: str, *values: object) -> logging.LogRecord:

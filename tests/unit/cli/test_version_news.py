@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from clawstream.cli.version_news import VersionNews
+from clawstream.cli.up import VersionNews
 from clawstream.events import Event, PolicyRejected, StepTaken
 from tests.unit.monitoring.said import activated, published, rejected
 from tests.unit.projections.logs import example

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from clawstream.conversation.authors import Author, MessagePiece, written
+from clawstream.conversation.messages import Author, MessagePiece, written
 from clawstream.events import TurnType
 from clawstream.gateway.dialects.responses import read_responses
 from clawstream.gateway.requests.profiles import RequestIdentity, name_request

@@ -1,9 +1,8 @@
 """What the gateway keeps of what was sampled, and for how long."""
 
-from clawstream.conversation.continuing import Continued, PromptOrigin
-from clawstream.conversation.echoes import ShownAnswer, answered
+from clawstream.conversation.continuing import Continued, PromptOrigin, ShownAnswer, answered
 from clawstream.gateway.outbox.recorder import PARENT_FOR_MS
-from clawstream.gateway.sessions.sampled_answers import MAX_ANSWERS, SampledAnswers
+from clawstream.gateway.sessions import MAX_ANSWERS, SampledAnswers
 from tests.sessions import assistant, user
 
 

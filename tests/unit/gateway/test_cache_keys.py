@@ -14,8 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clawstream.events import PolicyActivated
-from clawstream.gateway.engines.pool import Engines
-from clawstream.gateway.engines.served import EngineAttempt, ServedEngine, StaleCache
+from clawstream.gateway.engines import EngineAttempt, Engines, ServedEngine, StaleCache
 from clawstream.inference.engines.engine import Chunk
 from tests.examples import examples
 from tests.unit.gateway.test_engines import activated, served

@@ -7,9 +7,8 @@ import pytest
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated
-from clawstream.gateway.engines import pool as gateway_engines
-from clawstream.gateway.engines.pool import Engines
-from clawstream.gateway.engines.served import ServedEngine, StaleCache
+from clawstream.gateway import engines as gateway_engines
+from clawstream.gateway.engines import Engines, ServedEngine, StaleCache
 from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, ServerInfo, WeightsSpan
 from clawstream.inference.engines.sglang import SglangEngine
 

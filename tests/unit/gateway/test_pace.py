@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.gateway.outbox.pace import AckPace
+from clawstream.gateway.outbox.spooled_sessions import AckPace
 
 BOUND_S = 0.02
 NEW = AckPace(bound_s=BOUND_S)

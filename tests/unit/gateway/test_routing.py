@@ -3,7 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.gateway.engines.routing import BEHIND_FOR_S, SLACK_REQUESTS, EngineLoad, choose, offered, order_of
+from clawstream.gateway.engines import (
+    BEHIND_FOR_S,
+    SLACK_REQUESTS,
+    EngineLoad,
+    choose,
+    offered,
+    order_of,
+)
 
 LOADS = st.lists(st.none() | st.integers(0, 50), min_size=1, max_size=6)
 STANDINGS = st.lists(

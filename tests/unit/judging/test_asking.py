@@ -18,7 +18,7 @@ from clawstream.events import (
     VoteStatus,
 )
 from clawstream.judging.asking import Ballot, Judging, observe
-from clawstream.judging.session import JudgingState as State
+from clawstream.judging.asking import JudgingState as State
 from tests import recorded
 from tests.flow import Flow, Oracle
 from tests.sessions import Session, assistant, user

@@ -10,7 +10,7 @@ from clawstream.conversation.messages import Message
 from clawstream.events import Question
 from clawstream.judging import prompts
 from clawstream.judging.prompts import Case, cut, defuse, floor_prompt, hint_prompt, score_prompt
-from clawstream.judging.readings import read
+from clawstream.judging.votes import read
 from tests import recorded
 from tests.sessions import assistant, user
 

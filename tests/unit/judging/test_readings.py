@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import Question
-from clawstream.judging.readings import VoteReading, read
+from clawstream.judging.votes import VoteReading, read
 
 HINT = "Leave out the headings and keep the steps."
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import HintAbsence, Question, VerdictStatus, VoteCast, VoteStatus
-from clawstream.judging.hints import choose, offers
-from clawstream.judging.votes import VoteOutcome, outcome, tally
+from clawstream.judging.votes import VoteOutcome, choose, offers, outcome, tally
 
 FAILED = "failed"
 SCORES = st.lists(st.sampled_from([1, 0, -1, None, FAILED]), max_size=15)

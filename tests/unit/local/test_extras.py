@@ -8,19 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from clawstream import resources
 from clawstream.errors import PartUnavailable
-from clawstream.local import extras
-from clawstream.local.extras import how_to_install, own_checkout
 from clawstream.local.servers import jars, postgres
+from clawstream.resources import how_to_install, own_checkout
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not run from a checkout, but installed as `pip install .` does it in the folder `/home/a b/claw`."""
     said = json.dumps({"dir_info": {}, "url": "file:///home/a%20b/claw"})
-    monkeypatch.setattr(extras, "own_checkout", lambda: None)
+    monkeypatch.setattr(resources, "own_checkout", lambda: None)
     found = SimpleNamespace(read_text={"direct_url.json": said}.get)
-    monkeypatch.setattr(extras, "distribution", lambda name: {"clawstream": found}[name])
+    monkeypatch.setattr(resources, "distribution", lambda name: {"clawstream": found}[name])
 
 
 @pytest.mark.usefixtures("installed")
@@ -35,7 +35,7 @@ def test_an_installed_package_names_the_checkout_that_it_came_from() -> None:
 def test_without_a_known_checkout_no_name_of_a_registry_is_advised(
     said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extras, "distribution", lambda _: SimpleNamespace(read_text=lambda _: said))
+    monkeypatch.setattr(resources, "distribution", lambda _: SimpleNamespace(read_text=lambda _: said))
     assert "pip install 'FOLDER[local]'" in how_to_install("local")
 
 

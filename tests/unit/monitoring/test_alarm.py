@@ -7,7 +7,7 @@ import pytest
 from clawstream.events import NOBODY, PlannedTurn, StepRejected, StepTaken
 from clawstream.monitoring.alarm import STILL_MS, STILL_SAMPLES, standstill, starved
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
-from clawstream.monitoring.tallies import EventCounts
+from clawstream.monitoring.windows import EventCounts
 from clawstream.stream.stage import Record
 from tests.unit.monitoring.said import POLICY, SAMPLES, plan, rejected, sample
 from tests.unit.projections.logs import example

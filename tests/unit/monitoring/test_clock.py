@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from clawstream.monitoring.clock import AT_ONCE_MS, BrokerClock, alarm
+from clawstream.monitoring.app import exposition
 from clawstream.monitoring.live import Live, as_json
-from clawstream.monitoring.metrics import exposition
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.stream.runner.dating import BELIEVED_MS
+from clawstream.monitoring.windows import AT_ONCE_MS, BrokerClock, alarm
+from clawstream.stream.runner.clock import BELIEVED_MS
 from clawstream.stream.stage import DAY_MS, Record
 from tests.sessions import EXCHANGES, Session, record, user
 

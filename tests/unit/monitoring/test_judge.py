@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from clawstream.events import VoteCast, VoteStatus
-from clawstream.monitoring.judge import JudgeReachability, by_votes
+from clawstream.monitoring.alarm import JudgeReachability, by_votes
 from clawstream.stream.stage import Record
 from tests.unit.monitoring.said import VOTES, vote
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import orjson
 
 from clawstream.monitoring.alarm import STILL_MS, STILL_SAMPLES
+from clawstream.monitoring.app import exposition
 from clawstream.monitoring.live import Live, as_json
-from clawstream.monitoring.metrics import exposition
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.windows import MINUTE_MS
 from clawstream.stream.stage import DAY_MS, Record

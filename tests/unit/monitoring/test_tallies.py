@@ -16,7 +16,7 @@ from clawstream.events import (
     SampleRefused,
     VoteStatus,
 )
-from clawstream.monitoring.tallies import NOTHING, UNDECODABLE, EventCounts, tally
+from clawstream.monitoring.windows import NOTHING, UNDECODABLE, EventCounts, tally
 from tests import strategies
 from tests.sessions import Session, user
 from tests.unit.monitoring.said import activated, rejected, sample, verdict, vote

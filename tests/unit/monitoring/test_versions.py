@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from clawstream.events import PolicyRejected
-from clawstream.monitoring.versions import VersionState, versions
+from clawstream.monitoring.policy import VersionState, versions
 from tests.unit.monitoring.said import activated, plan, published, rejected, sample
 
 S = sample("s")

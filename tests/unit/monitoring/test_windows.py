@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import Event
-from clawstream.monitoring.tallies import NOTHING
-from clawstream.monitoring.windows import KEPT_MINUTES, MINUTE_MS, Windows, total
+from clawstream.monitoring.windows import KEPT_MINUTES, MINUTE_MS, NOTHING, Windows, total
 from clawstream.stream.log import Raw, Undecodable
 from clawstream.stream.stage import Record
 from tests.unit.monitoring.said import SAMPLES, VOTES, sample, vote

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.projections.write.chain import BLOCK_OFFSETS, ChainBlock, Link, blocks, chain_check, seed
-from clawstream.stream.log import PartitionId, Raw
-from clawstream.stream.records import digest_of
+from clawstream.stream.log import PartitionId, Raw, digest_of
 
 PLACE = PartitionId("topic", 3)
 _offsets = st.lists(st.integers(0, 5 * BLOCK_OFFSETS), min_size=1, max_size=60, unique=True).map(sorted)

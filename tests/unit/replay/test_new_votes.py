@@ -4,7 +4,7 @@ import pytest
 
 from clawstream.errors import ConfigError
 from clawstream.events import Event, ReplayEnded, SampleAssembled, VotesFrom
-from clawstream.inference.judges.judge_client import JudgeReply
+from clawstream.inference.judge_client import JudgeReply
 from clawstream.replay.registry import Registry, promote, rollback
 from clawstream.replay.reporting import compared
 from clawstream.replay.running import begin

@@ -24,8 +24,7 @@ from clawstream.events import (
     SessionIdle,
 )
 from clawstream.samples.joining import SampleRules, observe
-from clawstream.samples.rewards import Opinions, Parts, heard, parts_of, reward_of
-from clawstream.samples.session import MAX_UNPLACED, PAST_LIVES
+from clawstream.samples.session import MAX_UNPLACED, PAST_LIVES, Opinions, Parts, heard, parts_of, reward_of
 from clawstream.samples.session import JoiningState as State
 from tests.examples import examples
 from tests.flow import Flow, Log, Oracle

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from clawstream.conversation.messages import Message, text_of
 from clawstream.events import Event, FinishReason, RefusalReason, SampleAssembled, SampleRefused
-from clawstream.samples.hinted import with_hint
+from clawstream.samples.hinted import mask, with_hint
 from clawstream.samples.joining import SampleRules, observe
-from clawstream.samples.masks import mask
 from clawstream.samples.session import JoiningState as State
 from tests import recorded
 from tests.flow import Flow, Oracle

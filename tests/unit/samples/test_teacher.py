@@ -24,9 +24,9 @@ from clawstream.events import (
     float32,
     sha256_of,
 )
+from clawstream.samples.hinted import Scoring
 from clawstream.samples.joining import SampleRules, TeacherRule, observe
 from clawstream.samples.session import JoiningState as State
-from clawstream.samples.teaching import Scoring
 from tests.examples import examples
 from tests.flow import Flow, Log, Oracle, Tutor
 from tests.sessions import EXCHANGES, FEEDBACK, HINTS, SAMPLES, TURNS, VERDICTS, Letters, Session, assistant, user

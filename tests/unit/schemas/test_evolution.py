@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 
 from clawstream.errors import UndecodableRecord
 from clawstream.events import Event, SessionEvent
-from clawstream.stream.codec.avro import Codec
-from clawstream.stream.codec.compatibility import problems
-from clawstream.stream.codec.schemas import load
-from clawstream.stream.codec.upcasting import Plain, Upcast
+from clawstream.stream.avro import Codec, Plain, Upcast
+from clawstream.stream.schemas import load, problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

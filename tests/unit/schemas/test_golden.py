@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from clawstream.stream.codec.avro import codec
-from clawstream.stream.codec.schemas import all_schemas, snake_name
+from clawstream.stream.avro import codec
+from clawstream.stream.schemas import all_schemas, snake_name
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = [(f"{snake_name(schema.event)}.v{schema.version}", schema) for schema in all_schemas()]

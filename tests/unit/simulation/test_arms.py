@@ -12,10 +12,10 @@ from clawstream.config import Settings
 from clawstream.errors import PartUnavailable
 from clawstream.events import Event, GroupSettled, StepAdvantage, StepTaken
 from clawstream.simulation.chains import MAX_STEPS
-from clawstream.simulation.runs import rounds
-from clawstream.simulation.runs.casting import CASTS, STEPS_A_ROUND
+from clawstream.simulation.runs import programs
 from clawstream.simulation.runs.people import people_of
 from clawstream.simulation.runs.run import Method, Plan, _settings
+from clawstream.simulation.runs.scenarios import CASTS, STEPS_A_ROUND
 from clawstream.simulation.runs.watch import Watch
 from clawstream.stream.stage import Record
 from tests.unit.monitoring.said import activated, plan, published
@@ -94,7 +94,7 @@ class World:
     async def live(self, num_rounds: int) -> None:
         try:
             async with asyncio.timeout(20):
-                await rounds.steps(num_rounds, 4, CASTS["tools"], self, self.watch, self)  # type: ignore[arg-type]
+                await programs.steps(num_rounds, 4, CASTS["tools"], self, self.watch, self)  # type: ignore[arg-type]
         finally:
             if self._training is not None:
                 self._training.cancel()  # all tests have one event loop, which it would keep busy
@@ -113,7 +113,7 @@ async def test_every_round_has_its_steps_and_at_most_those_of_a_group_more(num_r
 async def test_a_round_ends_with_all_that_its_steps_taught_however_late_the_trainer_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rounds, "PLANNED_WITHIN_S", 0.01)
+    monkeypatch.setattr(programs, "PLANNED_WITHIN_S", 0.01)
     world = World(late_s=0.5)
     await world.live(2)
 

@@ -9,7 +9,7 @@ import pytest
 
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.grid import Cell, cell_of, grid
-from clawstream.simulation.runs.casting import CASTS
+from clawstream.simulation.runs.scenarios import CASTS
 
 CELL = Cell(
     scenario="all", base="standard", base_sha="a", problems_sha="a", method="opd", seed=3, control=Control.COIN,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import Question
-from clawstream.judging import readings
+from clawstream.judging import votes
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
 from clawstream.simulation.opinions import HABITS, HINTS, Reaction, SimulatedJudge, Wish, read
 from clawstream.simulation.reactions import MANNERS, REACTIONS, VAGUE, Impression
@@ -32,13 +32,13 @@ def case(next_state: str) -> Case:
 
 
 def boxed(text: str) -> int:
-    reading = readings.read(Question.HINT if "[HINT_START]" in text else Question.SCORE, text)
+    reading = votes.read(Question.HINT if "[HINT_START]" in text else Question.SCORE, text)
     assert reading is not None, text
     return reading.score
 
 
 def hint_in(text: str) -> str | None:
-    reading = readings.read(Question.HINT, text)
+    reading = votes.read(Question.HINT, text)
     assert reading is not None, text
     return reading.hint
 

@@ -7,7 +7,7 @@ import pytest
 
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.outcome import ReportRow
-from clawstream.simulation.learn.steadiness import SteadinessCheck, steadiness, with_lines
+from clawstream.simulation.learn.report import SteadinessCheck, steadiness, with_lines
 from tests.unit.simulation.outcomes import failed, long_row, row
 
 LAST, LATE, REJECTED, ENTROPY, LENGTH, ANEW = range(6)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from clawstream.errors import UndecodableRecord, UnusableEvent
 from clawstream.events import EVENTS, Event, ExchangeCompleted, SessionDone, TurnPaired
-from clawstream.stream.codec.avro import codec
-from clawstream.stream.codec.schemas import all_schemas
+from clawstream.stream.avro import codec
+from clawstream.stream.schemas import all_schemas
 from tests import strategies
 
 DONE = SessionDone(session_id="ann", after_exchange_id=None)

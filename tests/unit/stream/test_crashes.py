@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clawstream.errors import TryLater
 from clawstream.events import Event, SessionDone
-from clawstream.stream.memory.cut import ConnectionCut
+from clawstream.stream.memory.memory_group import ConnectionCut
 from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Stage

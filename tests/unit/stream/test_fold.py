@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from clawstream.errors import UnusableEvent
 from clawstream.stream.log import Arrived, Raw, Undecodable
-from clawstream.stream.runner.fold import CLOCK_SLACK_MS, Fold
-from clawstream.stream.runner.rebuild import Note, in_clock_order, read_note
+from clawstream.stream.runner.fold import CLOCK_SLACK_MS, Fold, Note, in_clock_order, read_note
 from clawstream.stream.stage import Record, Stage, Step
 from tests.unit.stream import toys
 

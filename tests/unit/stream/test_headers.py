@@ -3,7 +3,7 @@
 from hypothesis import given
 
 from clawstream.events import Event
-from clawstream.stream.codec.headers import headers_of, traceparent_of
+from clawstream.stream.avro import headers_of, traceparent_of
 from tests import strategies
 from tests.unit.stream import toys
 

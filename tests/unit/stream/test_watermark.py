@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.stream.runner.watermark import Watermark
+from clawstream.stream.runner.fold import Watermark
 
 
 @given(st.sets(st.integers(0, 50), max_size=12), st.data())

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import BatchPlanned, StepTaken, TopicOffset
-from clawstream.inference.models.bases import fingerprint
-from clawstream.inference.models.version_folder import MANIFEST
+from clawstream.inference.bases import MANIFEST, fingerprint
 from clawstream.training.models import checkpoints
 
 CONTENT = {"model.safetensors": b"weights" * 9, "tokenizer.json": b"{}", "trainer/optimizer.safetensors": b"moments"}

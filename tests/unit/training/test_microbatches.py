@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.training.step.microbatches import micro_batches
+from clawstream.training.step.packing import micro_batches
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 200))

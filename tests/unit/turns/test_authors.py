@@ -4,9 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.conversation.authors import Author, is_housekeeping_part, written
-from clawstream.conversation.main_messages import main_messages
-from clawstream.conversation.messages import is_summary, said_in, written_in
+from clawstream.conversation.messages import (
+    Author,
+    is_housekeeping_part,
+    is_summary,
+    main_messages,
+    said_in,
+    written,
+    written_in,
+)
 from clawstream.judging.prompts import Case, score_prompt
 from tests import recorded
 from tests.sessions import Json, assistant, raw, user

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.conversation import standing
+from clawstream.conversation import history as standing
 from clawstream.conversation.messages import Message, said_in
 from clawstream.events import (
     Event,

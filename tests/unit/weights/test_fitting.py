@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from clawstream.inference.models.model_folder import TensorHeader
-from clawstream.weights.fitting import misfit
+from clawstream.inference.model_folder import TensorHeader
+from clawstream.weights.taking import misfit
 
 CONFIG = {"num_hidden_layers": 2, "tie_word_embeddings": False}
 

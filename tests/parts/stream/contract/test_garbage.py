@@ -2,7 +2,7 @@
 
 import pytest
 
-from clawstream.stream.codec.avro import codec
+from clawstream.stream.avro import codec
 from clawstream.stream.dead_letters import rulings
 from tests.parts.stream.contract.conftest import AnyLog
 from tests.parts.stream.raw import append_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from clawstream.errors import UnusableEvent
 from clawstream.events import Event, PolicyPublished
-from clawstream.stream.codec.avro import codec
+from clawstream.stream.avro import codec
 from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, RecordBatch, Start
 from clawstream.stream.memory.memory_log import MemoryLog
 from clawstream.stream.stage import Record

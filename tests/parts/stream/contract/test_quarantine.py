@@ -10,7 +10,7 @@ import pytest
 from clawstream.errors import TooManyFailures, UnusableEvent
 from clawstream.events import Event, SessionDone, SessionIdle
 from clawstream.stream.dead_letters.records import Fate, Reason
-from clawstream.stream.runner.failures import FEWEST
+from clawstream.stream.runner.breaker import FEWEST
 from clawstream.stream.stage import Record, Stage, Step
 from tests.parts.stream.contract.conftest import AnyLog, Connect
 from tests.parts.stream.raw import append_bytes

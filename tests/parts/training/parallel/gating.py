@@ -8,7 +8,7 @@ from unittest.mock import patch
 from torch import distributed as dist
 
 from clawstream.events import SampleAssembled
-from clawstream.training.gate import probing
+from clawstream.training import gating
 from tests.parts.training.planted import FAULTS
 
 
@@ -42,11 +42,11 @@ def clear(state: dict[str, Any]) -> None:
 
 @contextmanager
 def _heard(name: str, found: dict[str, Any]) -> Iterator[None]:
-    own = getattr(probing, name)
+    own = getattr(gating, name)
 
     def decided(*args: Any, **options: Any) -> Any:
         found[name] = args
         return own(*args, **options)
 
-    with patch.object(probing, name, decided):
+    with patch.object(gating, name, decided):
         yield

@@ -10,8 +10,8 @@ import torch
 from torch import distributed as dist
 
 from clawstream.config import TrainingSettings
-from clawstream.inference.models.version_folder import STATE_FOLDER
-from clawstream.training.megatron.copies import part
+from clawstream.inference.bases import STATE_FOLDER
+from clawstream.training.megatron.reducing import part
 from clawstream.training.models.model import tensors_of
 from clawstream.training.parallel.processes import Processes, Start
 from clawstream.training.parallel.team import Team

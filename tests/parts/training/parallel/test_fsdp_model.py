@@ -9,7 +9,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.parallel.processes import Processes
-from clawstream.training.step.answers import Suffix
+from clawstream.training.step.losses import Suffix
 from tests.parts.training import head_memory
 from tests.parts.training.parallel import families
 

@@ -11,7 +11,7 @@ from clawstream.training.megatron.shape import Sizes
 from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.parallel.processes import Processes
 from clawstream.training.parallel.team import Team
-from clawstream.training.step.answers import Suffix
+from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
 from tests.parts.training.parallel import families
 from tests.parts.training.parallel.conftest import QUESTIONS, Teams

@@ -23,8 +23,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
 from clawstream.config import TrainingSettings
 from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected
-from clawstream.inference.models.model_folder import weight_files
-from clawstream.inference.models.version_folder import STATE_FOLDER
+from clawstream.inference.bases import STATE_FOLDER
+from clawstream.inference.model_folder import weight_files
 from clawstream.training.models.base_folder import limits_of
 from clawstream.training.models.checkpoints import Checkpoint
 from clawstream.training.models.model import stored, tensors_of

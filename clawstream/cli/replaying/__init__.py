@@ -1,1 +1,0 @@
-"""`clawstream replay` and its workers."""

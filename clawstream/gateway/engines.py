@@ -1,0 +1,344 @@
+"""The engines behind the gateway: which one answers a session, and which ones get requests at all.
+
+An engine that is away, hangs or came back with old weights gets no request while another one will do. The
+weights stage brings it up to date, and it gets requests again once it says so. The gateway itself counts each engine's
+requests in flight.
+
+No request is answered from a prefix cache that other weights or another tenant filled. (The answer shows
+how much of its prompt was cached, which would tell what another tenant asked.)
+
+A cache key (`extra_key`) names the version that the engine is known to serve. Nothing older is cached under it: no
+version is known before it is served, and an engine that came back with older weights has its cache emptied when it is
+brought up to date (weights/stage.py). The engine may have changed its weights before the gateway knows. So an answer
+that used cached tokens, and whose first token was sampled by other weights than its key names, is thrown away before
+anything is shown, and asked again (`EngineAttempt.check`). tests/unit/gateway/test_cache_keys.py tries all orders of
+events. Tokens are labelled with the version that the engine reports, or with the adapter's version.
+
+A session stays where its prefix is cached, unless that engine is not offered or clearly more loaded than
+another. "Clearly" leaves room, so that a session does not move to and fro between engines of nearly equal load.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clawstream.errors import ClawstreamError, TryLater
+from clawstream.events import PolicyActivated
+from clawstream.inference.engines.behaviour import BASE_VERSION, adapter_version, cache_key, policy_version
+from clawstream.inference.engines.engine import Chunk, Engine, EngineRefused
+from clawstream.inference.model_folder import too_small_for
+
+LOG = logging.getLogger(__name__)
+ANSWERS_WITHIN_S = 20.0  # else the engine is away; longer than its longest swap of weights
+
+
+class StaleCache(ClawstreamError):
+    """The answer may use a cache that other weights filled; nothing of it was shown. Ask again with a new attempt."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ServedEngine:
+    """One engine; `problem` is None while it answers."""
+
+    url: str
+    client: Engine
+    policy_id: str = "policy"
+    answers_within_s: float = ANSWERS_WITHIN_S
+    context_length_tokens: int | None = None
+    largest_token_id: int = -1  # the largest id that it may be given
+    weights: int | None = None  # the version; None: neither the engine nor the log has said yet
+    adapters: dict[int, str] = field(default_factory=dict)  # loaded, by version
+    problem: str | None = "not asked yet"
+    in_flight: int = 0
+    newest_had: int = BASE_VERSION
+    doubted: asyncio.Event = field(default_factory=asyncio.Event)
+    patience: set[asyncio.Timeout] = field(default_factory=set)  # of the requests in flight
+
+    @property
+    def version(self) -> int | None:
+        """The newest version that answers requests to it; None: not known."""
+        return max(self.weights, *self.adapters) if self.adapters and self.weights is not None else self.weights
+
+    def serves(self, weights: int) -> None:
+        """Note its weights of now."""
+        self.weights = weights
+        self.newest_had = max(self.newest_had, self.version or BASE_VERSION)
+
+    def loaded(self, version: int, adapter: str) -> None:
+        """Note that requests may name this adapter too."""
+        self.adapters = {**self.adapters, version: adapter}
+        self.newest_had = max(self.newest_had, version)
+
+    def place(self, *, tenant: str | None = None, alone: bool = False) -> "EngineAttempt":
+        """Return an attempt at this engine under the tenant's cache key; `alone`: under a key of its own."""
+        weights = BASE_VERSION if self.weights is None else self.weights
+        version = BASE_VERSION if self.version is None else self.version
+        return EngineAttempt(
+            engine=self,
+            weights=weights,
+            version=version,
+            adapter=self.adapters.get(version) if version != weights else None,
+            alone=alone,
+            extra_key=cache_key(self.policy_id, weights, uuid.uuid4().hex if alone else tenant),
+        )
+
+    async def ask(self) -> None:
+        """Find out whether the engine is there, and what it serves, unless an event told that meanwhile."""
+        self.doubted.clear()
+        before = self.weights
+        try:
+            async with asyncio.timeout(self.answers_within_s):
+                info = await self.client.server_info()
+                too_small = await asyncio.to_thread(too_small_for, self.largest_token_id, Path(info.model_path))
+                names = await self.client.lora_adapters()
+            weights = policy_version(info.weight_version)
+        except (TryLater, EngineRefused, TimeoutError) as error:
+            reason = str(error) or f"engine {self.url}: no answer within {self.answers_within_s:g} s"
+            if self.problem != reason:
+                LOG.warning("engine=%s state=away reason=%s", self.url, reason)
+            self.problem = reason
+            return
+        if too_small is not None:
+            reason = f"engine {self.url}: {too_small}; start it with the policy's model"
+            if self.problem != reason:
+                LOG.error("engine=%s state=unfit reason=%s", self.url, reason)
+            self.problem = reason
+            return
+        versions = {adapter_version(self.policy_id, name): name for name in names}
+        self.adapters = {version: name for version, name in versions.items() if version is not None}
+        self.told(weights, before)
+        if self.problem is not None:
+            LOG.info("engine=%s state=ready version=%s", self.url, self.version)
+        self.context_length_tokens, self.problem = info.context_length_tokens, None
+
+    def told(self, weights: int, before: int | None) -> None:
+        """Take over the weights that it named when asked, unless they changed since the question from `before`."""
+        # An event may be missed, and an engine that was away may have older weights.
+        if self.weights in (None, before):
+            self.serves(weights)
+
+    def give_up(self) -> None:
+        """Fail requests that wait for their first token now, and streaming ones if nothing comes for a while."""
+        now = asyncio.get_running_loop().time()
+        for patience in self.patience:
+            if not patience.expired():
+                patience.reschedule(now if patience.when() is not None else now + self.answers_within_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAttempt:
+    """One attempt at one engine."""
+
+    engine: ServedEngine
+    weights: int  # the version that the cache key names
+    version: int  # of the weights, or of the adapter that is asked for
+    adapter: str | None
+    alone: bool  # no other request has its cache key
+    extra_key: str
+
+    @property
+    def adapter_version(self) -> int | None:
+        """The version of the adapter that samples; None: the weights themselves do."""
+        return None if self.adapter is None else self.version
+
+    def check(self, first: Chunk) -> None:
+        """Learn from the chunk with the first tokens which weights sampled them.
+
+        Raises StaleCache where they are not those of the cache key and cached tokens were used. This relies on two
+        facts (SGLang 0.5.23, and our engine): nothing is sampled while weights change, and their new name is in force
+        before sampling goes on. So tokens of new weights are never sent under an older name.
+        """
+        told = next((span.version for span in first.weight_versions if span.num_tokens), first.weight_version)
+        if told is None:
+            return
+        served = policy_version(told)
+        if served == self.weights:
+            return
+        known = self.engine.weights
+        if known is None or served > known or served < self.weights:
+            self.engine.serves(served)
+        if first.cached_tokens != 0 and not self.alone:
+            raise StaleCache(
+                f"engine {self.engine.url}: {first.cached_tokens} cached tokens under {self.extra_key}, sampled by "
+                f"{served}; asked again under another key"
+            )
+
+
+BEHIND_FOR_S = 30.0  # engines take a version over in turn; late ones are offered for so long
+SLACK_REQUESTS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What is known of an engine when a request is placed."""
+
+    version: int | None  # the one it serves; None: it does not answer
+    newest_had: int  # the newest version it is known to have served, also before it was away
+    behind_s: float | None  # for how long it has not served the newest version while offered; None: it was not offered
+
+
+def offered(engines: Sequence[EngineLoad]) -> tuple[bool, ...]:
+    """Return which engines get requests: those that answer and are not behind; where all are, the newest of them.
+
+    An engine that came back with old weights is behind at once; one that waits for its turn in a rollout is behind
+    after BEHIND_FOR_S.
+    """
+    newest = max((engine.version for engine in engines if engine.version is not None), default=None)
+    current = tuple(_is_current(engine, newest) for engine in engines)
+    return current if any(current) else tuple(newest is not None and engine.version == newest for engine in engines)
+
+
+def _is_current(engine: EngineLoad, newest: int | None) -> bool:
+    if engine.version is None or newest is None or engine.version < engine.newest_had:
+        return False
+    return engine.version == newest or (engine.behind_s is not None and engine.behind_s <= BEHIND_FOR_S)
+
+
+def choose(in_flight: Sequence[int | None], *, home: int | None, order: Sequence[int]) -> int | None:
+    """Return the number of the engine to ask: `home` if it will do, else the least loaded, of equals the first.
+
+    `in_flight` counts requests by engine, None where it is not offered. `home` is the engine of the session's last
+    request, `order` the order among equals. None: no engine is offered.
+    """
+    loads = {number: load for number, load in enumerate(in_flight) if load is not None}
+    if not loads:
+        return None
+    least = min(loads.values())
+    if home in loads and loads[home] - least <= max(SLACK_REQUESTS, least):
+        return home
+    return next(number for number in order if loads.get(number) == least)
+
+
+def order_of(session_id: str, urls: Sequence[str]) -> list[int]:
+    """Return the engines by how much they suit the session: the same for every gateway, whichever engines are away."""
+
+    def weight(number: int) -> bytes:
+        return hashlib.blake2b(f"{session_id}\n{urls[number]}".encode(), digest_size=8).digest()
+
+    return sorted(range(len(urls)), key=weight)
+
+
+ASK_EVERY_S = 2.0
+_HOMES = 65_536  # sessions whose engine is remembered
+
+
+class Engines:
+    """All engines of one policy; each session stays with one of them as long as that is reasonable."""
+
+    def __init__(
+        self, policy_id: str, engines: Sequence[ServedEngine], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        assert engines
+        self._policy_id = policy_id
+        self.all = tuple(engines)
+        self._clock = clock
+        self._urls = tuple(engine.url for engine in self.all)
+        self._behind_since: dict[str, float] = {}  # engines that are in service and not at the newest version
+        self._in_service: set[str] = set()
+        self._homes: OrderedDict[str, int] = OrderedDict()
+
+    def place(
+        self,
+        session_id: str,
+        *,
+        tenant: str | None = None,
+        avoid: Collection[ServedEngine] = (),
+        alone: bool = False,
+    ) -> EngineAttempt | None:
+        """Return the attempt for the session's next request; None while no engine but those to avoid is offered."""
+        allowed = self._offered()
+        in_flight = [
+            engine.in_flight if ok and engine not in avoid else None
+            for engine, ok in zip(self.all, allowed, strict=True)
+        ]
+        if len(self.all) == 1:
+            return None if in_flight[0] is None else self.all[0].place(tenant=tenant, alone=alone)
+        found = choose(in_flight, home=self._homes.get(session_id), order=order_of(session_id, self._urls))
+        return None if found is None else self.all[found].place(tenant=tenant, alone=alone)
+
+    @contextmanager
+    def asked(self, session_id: str, place: EngineAttempt, patience: asyncio.Timeout) -> Iterator[None]:
+        """Count a request of the session in flight at the place during the block; a lost engine ends `patience`."""
+        engine = place.engine
+        self._homes[session_id] = self.all.index(engine)
+        self._homes.move_to_end(session_id)
+        if len(self._homes) > _HOMES:
+            self._homes.popitem(last=False)
+        engine.in_flight += 1
+        engine.patience.add(patience)
+        try:
+            yield
+        finally:
+            engine.patience.discard(patience)
+            engine.in_flight -= 1
+
+    def offered(self) -> dict[ServedEngine, bool]:
+        """Return whether requests are put to each engine."""
+        return dict(zip(self.all, self._offered(), strict=True))
+
+    def problem(self) -> str:
+        """Say why no engine is offered."""
+        return "; ".join(str(engine.problem) for engine in self.all if engine.problem is not None)
+
+    def learn(self, event: PolicyActivated) -> None:
+        """Learn that an engine serves another version from now on; news older than what is known change nothing."""
+        if event.policy_id != self._policy_id:
+            return
+        for engine in self.all:
+            if len(self.all) > 1 and engine.url != event.engine.rstrip("/"):
+                continue
+            if event.adapter is not None:
+                engine.loaded(event.policy_version, event.adapter)
+            elif engine.weights is None or event.policy_version > engine.weights:
+                engine.serves(event.policy_version)
+
+    async def watch(self) -> None:
+        """Ask every engine at intervals, and whenever it is doubted, whether it is there; never returns."""
+        async with asyncio.TaskGroup() as group:
+            for engine in self.all:
+                group.create_task(self._watch(engine))
+
+    async def _watch(self, engine: ServedEngine) -> None:
+        while True:
+            await engine.ask()
+            others = [other for other, ok in zip(self.all, self._offered(), strict=True) if ok and other is not engine]
+            if engine.problem is not None and others:
+                engine.give_up()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ASK_EVERY_S):
+                    await engine.doubted.wait()
+
+    def _offered(self) -> tuple[bool, ...]:
+        now = self._clock()
+        found = offered([self._standing(engine, now) for engine in self.all])
+        if len(self.all) > 1:
+            self._note(found, now)
+        return found
+
+    def _standing(self, engine: ServedEngine, now: float) -> EngineLoad:
+        answers = engine.problem is None and engine.context_length_tokens is not None
+        behind_s = now - self._behind_since.get(engine.url, now) if engine.url in self._in_service else None
+        return EngineLoad(
+            version=(engine.version or BASE_VERSION) if answers else None,
+            newest_had=engine.newest_had,
+            behind_s=behind_s,
+        )
+
+    def _note(self, found: tuple[bool, ...], now: float) -> None:
+        """Remember which engines are in service, and since when each is behind."""
+        newest = max((e.version or BASE_VERSION for e, ok in zip(self.all, found, strict=True) if ok), default=None)
+        for engine, ok in zip(self.all, found, strict=True):
+            if ok != (engine.url in self._in_service):
+                LOG.info("engine=%s state=%s version=%s", engine.url, "offered" if ok else "out", engine.version)
+            (self._in_service.add if ok else self._in_service.discard)(engine.url)
+            if ok and newest is not None and (engine.version or BASE_VERSION) < newest:
+                self._behind_since.setdefault(engine.url, now)
+            else:
+                self._behind_since.pop(engine.url, None)

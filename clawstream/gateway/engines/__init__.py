@@ -1,1 +1,0 @@
-"""The engines behind the gateway, and which of them answers."""

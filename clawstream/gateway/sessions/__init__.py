@@ -1,1 +1,0 @@
-"""Which conversation a request continues, and its prompt."""

@@ -1,0 +1,185 @@
+"""HTTP beside the gateway: how much of a peer's response is read, and from which pages requests may come.
+
+A peer decides neither how much memory its response takes, nor where else our request goes.
+
+A browser sends a page's request unasked as long as it looks like a form. So a body has to be declared as JSON, and a
+page has to come from this machine (Origin). A request by the loopback address has to name this machine (Host), since a
+page can point its own name at that address. A request that shows a key comes from no page.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from ipaddress import ip_address
+from typing import NamedTuple, TypedDict
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+from aiohttp import web
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from clawstream.config import LOOPBACK
+
+SHOWN_CHARACTERS = 300
+_ERROR_BYTES = 16 * 2**10
+_ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
+
+
+class RequestArguments(TypedDict):
+    """The aiohttp arguments of every request to a peer."""
+
+    allow_redirects: bool
+    auto_decompress: bool
+
+
+# A redirect would send the request elsewhere: a conversation, and the key in its headers.
+ASKING: RequestArguments = {"allow_redirects": False, "auto_decompress": False}
+PLAIN = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+
+class Body(NamedTuple):
+    """The part of a body that arrived; `wrong` says why it is incomplete or not as sent."""
+
+    content: bytes
+    wrong: str | None = None
+
+
+async def read_body(response: aiohttp.ClientResponse, *, most_bytes: int, until: float | None = None) -> Body:
+    """Return the body, of which no more than `most_bytes` are held.
+
+    At `until`, on the event loop's clock, returns what arrived by then. Raises TimeoutError where that is blank, and
+    aiohttp.ClientError where the connection is lost.
+    """
+    found = bytearray()
+    try:
+        async with asyncio.timeout_at(until):
+            async for piece in response.content.iter_any():
+                found += piece
+                if len(found) > most_bytes:
+                    return Body(bytes(found[:most_bytes]), f"it has more than {most_bytes} bytes")
+    except TimeoutError:
+        if not found.strip():
+            raise
+        return Body(bytes(found), f"it did not end in time, after {len(found)} bytes")
+    return _decompressed(bytes(found), response.headers.get("Content-Encoding", "identity"), most_bytes)
+
+
+async def read_error(response: aiohttp.ClientResponse, *, until: float | None = None) -> bytes:
+    """Return the beginning of a refusal's body; failing to read it changes nothing, as the status counts."""
+    if 300 <= response.status < 400:
+        where = response.headers.get("Location", "nowhere")[:SHOWN_CHARACTERS]
+        return f"it redirects to {where}, and redirects are not followed: name the address itself".encode()
+    try:
+        return (await read_body(response, most_bytes=_ERROR_BYTES, until=until)).content
+    except (TimeoutError, aiohttp.ClientError):
+        return b""
+
+
+def shown(text: str) -> str:
+    """Return as much of a peer's words as an error echoes."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def parsed(raw: bytes) -> object:
+    """Return the JSON of a body; None where it has none."""
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _decompressed(raw: bytes, encoding: str, most_bytes: int) -> Body:
+    if encoding in ("identity", ""):
+        return Body(raw)
+    if encoding not in ("gzip", "deflate"):
+        return Body(b"", f"it is compressed ({shown(encoding)}), which was not asked for")
+    inflating = zlib.decompressobj(_ZLIB_OR_GZIP)
+    try:
+        content = inflating.decompress(raw, most_bytes)
+    except zlib.error as error:
+        return Body(b"", f"it is no {encoding} ({error})")
+    if inflating.eof:
+        return Body(content)
+    return Body(content, f"it has more than {most_bytes} bytes, or is cut off, under its {encoding}")
+
+
+_JSON = "application/json"
+
+
+class Refusal(NamedTuple):
+    """Why a request is not let in."""
+
+    status: int
+    message: str
+
+
+def refusal(method: str, headers: Mapping[str, str], came_in_by: str | None) -> Refusal | None:
+    """Return why the request is not let in; None: it is.
+
+    `headers` are by lower-case name; `came_in_by` is the local address that the request came to.
+    """
+    origin, host = headers.get("origin"), headers.get("host", "")
+    if origin is not None and _hostname(origin) not in LOOPBACK:
+        return Refusal(403, f"Origin is {origin[:100]}; no page of another site may use this. Nothing was done.")
+    if "authorization" not in headers and came_in_by in LOOPBACK and not _means_an_address(_hostname(f"//{host}")):
+        return Refusal(403, f"Host is {host[:100]}; expected localhost or an address, as this came in on {came_in_by}.")
+    kind = headers.get("content-type", "").split(";")[0].strip().lower()
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    if method not in ("GET", "HEAD") and has_body and kind != _JSON:
+        return Refusal(415, f"Content-Type is {kind[:100] or 'missing'}; expected {_JSON}. Nothing was done.")
+    return None
+
+
+class OriginGuard:
+    """An ASGI application behind the door; a refusal is SGLang's error object."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            server = scope.get("server")
+            refused = refusal(scope["method"], headers, server[0] if server else None)
+            if refused is not None:
+                said = [(b"content-type", _JSON.encode()), (b"connection", b"close")]
+                await send({"type": "http.response.start", "status": refused.status, "headers": said})
+                await send({"type": "http.response.body", "body": _body(refused)})
+                return
+        await self._app(scope, receive, send)
+
+
+@web.middleware
+async def guard_origin(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Let in what may come in to an aiohttp application."""
+    name = None if request.transport is None else request.transport.get_extra_info("sockname")
+    headers = {key.lower(): value for key, value in request.headers.items()}
+    refused = refusal(request.method, headers, name[0] if isinstance(name, tuple) else None)
+    if refused is None:
+        return await handler(request)
+    return web.Response(body=_body(refused), status=refused.status, content_type=_JSON)
+
+
+def _body(refused: Refusal) -> bytes:
+    return orjson.dumps({"error": {"message": refused.message}})
+
+
+def _hostname(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _means_an_address(name: str | None) -> bool:
+    """Whether the name is an address, or a name that no page can have."""
+    if name is None or name == "localhost" or name.endswith(".localhost"):
+        return name is not None
+    try:
+        ip_address(name)
+    except ValueError:
+        return "." not in name
+    return True

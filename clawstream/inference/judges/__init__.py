@@ -1,1 +1,0 @@
-"""How a judge model is asked."""

@@ -1,1 +1,0 @@
-"""What a model's folder says of the model."""

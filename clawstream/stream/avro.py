@@ -1,0 +1,217 @@
+"""Events to bytes and back: Avro, with the schema's fingerprint in front of each record, and headers around it.
+
+Every record that was ever written can be read. A record names the schema it was written with, and every
+version in schemas/ is known. Single-object encoding (C3 01 and the fingerprint) needs no other service.
+
+No header holds anything that a person said.
+
+The log is never rewritten. A field that an older record lacks gets the default that the schema gives it,
+at any depth; `UPCASTERS` holds a conversion where that default is not what the record meant. A meaning that an older
+record does not hold needs another event, not a new version.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache, lru_cache
+from io import BytesIO
+from types import MappingProxyType
+from typing import Any
+
+import fastavro
+
+from clawstream.errors import UndecodableRecord, UnusableEvent
+from clawstream.events import Event
+from clawstream.stream.plain import Convert, from_plain, text_as_bytes, to_plain
+from clawstream.stream.schemas import Schema, all_schemas
+
+Headers = list[tuple[str, bytes]]
+ReadHeaders = tuple[tuple[str, bytes | None], ...]  # anybody may have written them
+TRACEPARENT = "traceparent"
+
+
+def headers_of(event: Event, *, source: str, now_ms: int, traceparent: str | None) -> Headers:
+    """Return the record's headers; `source` names the process that writes."""
+    headers = [
+        ("ce_specversion", b"1.0"),
+        ("ce_id", event.event_id.encode("ascii")),
+        ("ce_type", f"clawstream.{type(event).__name__}".encode()),
+        ("ce_source", key_bytes(source)),
+        ("ce_time", _time(now_ms)),
+        ("ce_subject", key_bytes(event.key)),
+        ("content-type", b"application/avro"),
+    ]
+    if traceparent is not None:
+        headers.append((TRACEPARENT, key_bytes(traceparent)))
+    return headers
+
+
+def traceparent_of(headers: ReadHeaders) -> str | None:
+    """Return the trace that a record belongs to."""
+    for name, value in headers:
+        if name == TRACEPARENT and value is not None:
+            return value.decode("ascii", "replace")
+    return None
+
+
+def key_bytes(text: str) -> bytes:
+    """Return text as the bytes of a key or header; lone surrogates survive."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+@lru_cache(maxsize=1024)  # all events that follow from one record carry one time
+def _time(now_ms: int) -> bytes:
+    return datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds").encode("ascii")
+
+
+Plain = Mapping[str, Any]  # a record's fields as Avro has them
+Upcast = Callable[[Plain], Plain]
+Upcasters = Mapping[tuple[type[Event], int], Upcast]  # by the record's event and version
+
+UPCASTERS: Upcasters = MappingProxyType({})
+
+
+def with_defaults(schema: Any) -> Upcast:
+    """Return the function that gives a record of the version before `schema` (JSON) exactly the fields of `schema`."""
+    return lambda plain: _with_defaults(plain, schema)
+
+
+def _with_defaults(value: Any, schema: Any) -> Any:
+    if isinstance(schema, list):
+        [other] = (branch for branch in schema if branch != "null")
+        return None if value is None else _with_defaults(value, other)
+    if not isinstance(schema, dict):
+        return value
+    if schema["type"] == "array":
+        return [_with_defaults(item, schema["items"]) for item in value]
+    return {
+        field["name"]: _with_defaults(value[field["name"]], field["type"])
+        if field["name"] in value
+        else field["default"]
+        for field in schema["fields"]
+    }
+
+
+_SINGLE_OBJECT = b"\xc3\x01"
+_HEADER_BYTES = 10
+_NOT_AN_EVENT = (EOFError, IndexError, KeyError, MemoryError, OverflowError, TypeError, ValueError, struct.error)
+_FIRST_BYTES_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    header: bytes
+    plain: Convert
+    schema: Any
+    schema_of_bytes: Any  # the same bytes on the wire, for texts that are not valid UTF-8
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    kind: type[Event]
+    written: Any  # the schema of the record
+    upcasts: tuple[Upcast, ...]  # to the newest version, step by step
+    event: Convert
+
+
+class Codec:
+    """Writes events with the newest schema and reads all versions."""
+
+    def __init__(self, schemas: Iterable[Schema], *, upcasters: Upcasters = UPCASTERS) -> None:
+        schemas = sorted(schemas, key=lambda schema: schema.version)
+        newest = {schema.event: schema for schema in schemas}
+        self._writers = {kind: _writer(schema) for kind, schema in newest.items()}
+        self._readers = {
+            schema.fingerprint: _reader(schema, [one for one in schemas if one.event is schema.event], upcasters)
+            for schema in schemas
+        }
+
+    def encode(self, event: Event) -> bytes:
+        """Return the record's value; raises UnusableEvent for a number that its field can't hold."""
+        writer = self._writers[type(event)]
+        out = BytesIO()
+        out.write(writer.header)
+        try:
+            plain = writer.plain(event)
+            try:
+                fastavro.schemaless_writer(out, writer.schema, plain)
+            except UnicodeEncodeError:
+                out.seek(len(writer.header))
+                out.truncate()
+                fastavro.schemaless_writer(out, writer.schema_of_bytes, text_as_bytes(plain))
+        except (OverflowError, TypeError, ValueError, struct.error) as error:
+            raise UnusableEvent(
+                f"{type(event).__name__} {event.event_id} does not fit its schema ({error}); it is not written"
+            ) from error
+        return out.getvalue()
+
+    def decode(self, value: bytes | None) -> Event:
+        """Return the event; raises UndecodableRecord saying what was found."""
+        if value is None:
+            raise UndecodableRecord("the record has no value; every event has one")
+        mark = self._mark(value)
+        reader = self._readers.get(mark)
+        if reader is None:
+            raise UndecodableRecord(
+                f"no schema in schemas/ has the fingerprint {mark.hex()}: the record is of another clawstream, "
+                "or of something else"
+            )
+        body = BytesIO(value)
+        body.seek(_HEADER_BYTES)
+        try:
+            plain: Plain = fastavro.schemaless_reader(body, reader.written, None, handle_unicode_errors="surrogatepass")
+            for upcast in reader.upcasts:
+                plain = upcast(plain)
+            event: Event = reader.event(plain)
+        except _NOT_AN_EVENT as error:
+            raise UndecodableRecord(
+                f"{len(value)} bytes that say they are {reader.kind.__name__} are not: {type(error).__name__} {error}"
+            ) from error
+        if body.tell() != len(value):
+            raise UndecodableRecord(
+                f"{reader.kind.__name__} ends after {body.tell()} of the record's {len(value)} bytes"
+            )
+        return event
+
+    def _mark(self, value: bytes) -> bytes:
+        """Return the fingerprint that `value` begins with."""
+        if value[:2] == _SINGLE_OBJECT and len(value) >= _HEADER_BYTES:
+            return value[2:_HEADER_BYTES]
+        raise UndecodableRecord(
+            f"{len(value)} bytes beginning with {value[:_FIRST_BYTES_SHOWN].hex() or 'nothing'}: "
+            "an event begins with c301 and a fingerprint"
+        )
+
+
+@cache
+def codec() -> Codec:
+    """Return the codec of the schemas that travel with this version."""
+    return Codec(all_schemas())
+
+
+def _writer(schema: Schema) -> _Writer:
+    as_bytes = fastavro.parse_schema(_strings_as_bytes(schema.parsed), _force=True)
+    return _Writer(_SINGLE_OBJECT + schema.fingerprint, to_plain(schema.event), schema.parsed, as_bytes)
+
+
+def _reader(schema: Schema, versions: Sequence[Schema], upcasters: Upcasters) -> _Reader:
+    upcasts = tuple(
+        upcasters.get((schema.event, newer.version - 1)) or with_defaults(json.loads(newer.text))
+        for newer in versions
+        if newer.version > schema.version
+    )
+    return _Reader(schema.event, schema.parsed, upcasts, from_plain(schema.event))
+
+
+def _strings_as_bytes(schema: Any) -> Any:
+    """Return the schema with bytes for strings, which are written alike."""
+    if schema == "string":
+        return "bytes"
+    if isinstance(schema, list):
+        return [_strings_as_bytes(part) for part in schema]
+    if isinstance(schema, dict):
+        parts = ("type", "items", "fields")
+        return {name: _strings_as_bytes(part) if name in parts else part for name, part in schema.items()}
+    return schema

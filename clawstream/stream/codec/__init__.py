@@ -1,1 +1,0 @@
-"""Events to bytes and back: Avro, schemas, upcasting, headers."""

@@ -1,1 +1,0 @@
-"""Whether a step's outcome may be published, and the measurements for that."""

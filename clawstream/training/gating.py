@@ -1,0 +1,195 @@
+"""The gate of one step: it measures where the step leads, and refuses an outcome that may not be published.
+
+A refusal raises StepRefused, and the trainer has to be restored before it is used again.
+
+Nothing here has a gradient or changes the policy. The way that a step should go is worked out apart from the loss, so
+that a loss with a wrong sign shows. Where several processes train the policy, each measures its share and gets the
+others', so that all of them decide by the same numbers. T response tokens, K tokens that the teacher likes best.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import isfinite, isnan
+
+from clawstream.config import TrainingSettings
+from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged
+from clawstream.events import SampleAssembled
+from clawstream.training.models.model import Model
+from clawstream.training.publishing import (
+    ANSWERED,
+    KL_NATS,
+    RECENT,
+    REJECTED_IN_A_ROW,
+    WRITTEN_TOKENS,
+    AnswerLikelihood,
+    GateMemory,
+    Way,
+    WrittenAnswer,
+    astray,
+    harm,
+    is_near,
+    misspoken,
+    one_sided,
+    stopped,
+)
+from clawstream.training.step.batch_loss import Scored
+from clawstream.training.step.losses import GAP_CLIP_NATS, Suffix
+from clawstream.training.writing import write
+
+WRITES_EVERY = 4  # versions, even if each step changes the policy little: many small steps go far too
+
+
+class Probe:
+    """Some of a step's samples, and the canaries, as the policy saw them before the step."""
+
+    def __init__(
+        self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: GateMemory, *,
+        scored: Scored, mine: Sequence[int],
+    ) -> None:  # fmt: skip
+        """`scored` holds this process' samples, whose indices are `mine`."""
+        self._model = model
+        self._settings = settings
+        wanted = model.together({index: scored.wanted(place) for place, index in enumerate(mine)})
+        self._chosen = _telling(samples, wanted, RECENT)
+        chosen = [samples[index] for index in self._chosen]
+        recent = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in chosen]
+        canaries = [Suffix(c.prompt_ids, c.response_ids, c.temperature) for c in memory.canaries]
+        self._suffixes = recent + canaries
+        self._stopped = [*map(stopped, chosen), *(c.stopped for c in memory.canaries)]
+        self._before = self._look(self._suffixes)
+        self._ahead = self._before[: len(self._chosen)]
+        ways = model.together(
+            {
+                index: self._way(scored, mine.index(index), seen)
+                for index, seen in zip(self._chosen, self._before, strict=False)
+                if index in mine
+            }
+        )
+        self._wanted = [ways[index] for index in self._chosen]
+
+    def look_ahead(self, learning_rate: float) -> None:
+        """Look where the current gradient alone leads, since momentum may hide that it is wrong.
+
+        The gradient is scaled so that its RMS entry moves a weight by `learning_rate`.
+        """
+        rms = self._model.gradient_rms()
+        if rms == 0 or not isfinite(rms):
+            return
+        pace = learning_rate / rms
+        ahead = {
+            name: p.detach() if p.grad is None else p.detach() - pace * p.grad
+            for name, p in self._model.trained.items()
+        }
+        with self._model.holding(ahead):
+            self._ahead = self._look(self._suffixes[: len(self._chosen)])
+
+    def refusal(self, *, version: int, seed: int) -> str | None:
+        """Return why the policy as it is now may not be published, in words for a person; None: it may."""
+        after = self._look(self._suffixes)
+        found = harm(self._before, after, kl_nats=KL_NATS)
+        found = found or astray(self._before, after, self._ahead, self._wanted)
+        if found is not None or (is_near(self._before, after) and version % WRITES_EVERY):
+            return found
+        asked = [*_spread(len(self._chosen), ANSWERED), *range(len(self._chosen), len(self._suffixes))]
+        questions = [self._suffixes[place] for place in asked]
+        answers = write(
+            self._model, questions, limit_tokens=WRITTEN_TOKENS, seed=seed,
+            budget_tokens=self._settings.micro_batch_tokens,
+        )  # fmt: skip
+        if answers is None:
+            return "the policy gives its next tokens no finite probabilities"
+        return misspoken(
+            [
+                WrittenAnswer(
+                    token_ids=a.token_ids,
+                    ended=None if self._stopped[place] else a.ended,
+                    answered_tokens=len(q.response_ids),
+                )
+                for place, a, q in zip(asked, answers, questions, strict=True)
+            ]
+        )
+
+    def _look(self, suffixes: Sequence[Suffix]) -> list[AnswerLikelihood]:
+        mine = self._model.share([suffix.num_tokens for suffix in suffixes])
+        glances = self._model.glance(
+            [suffixes[place] for place in mine], budget_tokens=self._settings.micro_batch_tokens
+        )
+        seen = self._model.together(
+            {
+                place: AnswerLikelihood(
+                    logps=tuple(glance.logp_T.tolist()), entropy_nats=float(glance.entropy_T.mean())
+                )
+                for place, glance in zip(mine, glances, strict=True)
+            }
+        )
+        return [seen[place] for place in range(len(suffixes))]
+
+    def _way(self, scored: Scored, index: int, seen: AnswerLikelihood) -> Way | None:
+        """Return how strongly each token of a sample is to become likelier (below 0: less so); None: no signal says.
+
+        A hint gives a value for each token; without a hint the reward gives one value for all tokens.
+        """
+        clip = GAP_CLIP_NATS
+        teacher = scored.hinted.get(index)
+        if teacher is not None:
+            student = scored.students.get(index)
+            pairs = zip(teacher.tolist(), seen.logps if student is None else student.tolist(), strict=True)
+            gaps = [theirs - ours for theirs, ours in pairs]
+            return tuple(0.0 if isnan(gap) else max(-clip, min(clip, gap)) for gap in gaps)  # NaN: the gap is not known
+        wanted = scored.wanted(index)
+        if wanted is None or self._settings.weights[0] == 0:
+            return None
+        return (wanted,) * len(seen.logps)
+
+
+def _telling(samples: Sequence[SampleAssembled], wanted: Mapping[int, float | None], at_most: int) -> list[int]:
+    """Return `at_most` samples of a step, hinted or badly rewarded ones first: they make most of its gradient."""
+    order = sorted(range(len(samples)), key=lambda i: samples[i].hinted_prompt_ids is None and (wanted[i] or 0) > 0)
+    return order[:at_most]
+
+
+def _spread(num: int, at_most: int) -> list[int]:
+    """Return `at_most` indices below `num`, spread evenly."""
+    count = min(num, at_most)
+    return [position * num // count for position in range(count)]
+
+
+class Gate:
+    """The checks that one step has to pass."""
+
+    def __init__(
+        self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: GateMemory, *,
+        scored: Scored, mine: Sequence[int], num_rejected: int,
+    ) -> None:  # fmt: skip
+        """Look at the policy before its step. Raises StepRefused where the rewards teach nothing.
+
+        After `REJECTED_IN_A_ROW` rejections a person was told; if the judge has not changed by then, it is accepted as
+        it is.
+        """
+        judged = settings.weights[0] > 0 and scored.advantages is None  # given advantages are never one-sided
+        refusal = one_sided(samples, memory) if judged and not memory.as_it_is else None
+        if refusal is not None and num_rejected < REJECTED_IN_A_ROW:
+            raise StepRefused(refusal)
+        self.as_it_is = refusal is not None  # the step learns from rewards that teach nothing
+        self._probe = Probe(model, settings, samples, memory, scored=scored, mine=mine)
+
+    def look_ahead(self, learning_rate: float) -> None:
+        """Look where the first gradient leads, while it stands in the weights."""
+        self._probe.look_ahead(learning_rate)
+
+    def let_out(self, *, version: int, seed: int) -> None:
+        """Return only if the policy may be published as it is now; else raise StepRefused."""
+        refusal = self._probe.refusal(version=version, seed=seed)
+        if refusal is not None:
+            raise StepRefused(refusal)
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Turn an error that would end the training into a refusal of this step alone."""
+    try:
+        yield
+    except GradientNotFinite as error:
+        raise StepRefused("the gradient is not finite") from error
+    except TrainingDiverged as error:
+        raise StepRefused(str(error)) from error

@@ -1,0 +1,106 @@
+"""Short answers by a model that is in the trainer's hands, sampled as engines sample them: from all of its tokens.
+
+Where a model is cut over processes, all of them write the same answers: each computes its part of every token, and the
+leading one draws the token. B rows, L tokens of a padded prompt, V the vocabulary.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
+
+from clawstream.training.models.model import Model
+from clawstream.training.step.losses import Suffix
+from clawstream.training.step.packing import micro_batches
+
+_NO_TOKEN = -1  # drawn where a probability is not finite
+
+
+class GeneratedAnswer(NamedTuple):
+    """An answer that the model wrote."""
+
+    token_ids: tuple[int, ...]  # without the end token
+    ended: bool | None  # False: it was cut off; None: the model names no end token
+
+
+@torch.no_grad()
+def write(
+    model: Model, questions: Sequence[Suffix], *, limit_tokens: int, seed: int, budget_tokens: int = 16_384
+) -> list[GeneratedAnswer] | None:
+    """Return an answer to each question's prompt, at its temperature; None: a probability was not finite.
+
+    At most `budget_tokens` tokens are computed at once; that number and the seed decide what is drawn.
+    """
+    lengths = [len(question.prompt_ids) + limit_tokens for question in questions]
+    ends = _ends(model.folder)
+    found: dict[int, GeneratedAnswer] = {}
+    for number, group in enumerate(micro_batches(lengths, budget_tokens=budget_tokens)):
+        rows = _write(model, [questions[i] for i in group], ends, limit_tokens=limit_tokens, seed=seed + number)
+        if rows is None:
+            return None
+        found |= zip(group, (_answer(row, ends) for row in rows), strict=True)
+    return [found[i] for i in range(len(questions))]
+
+
+def _write(
+    model: Model, questions: Sequence[Suffix], ends: list[int], *, limit_tokens: int, seed: int
+) -> list[list[int]] | None:
+    ids_BL, mask_BL = _padded(questions, model.device)
+    scale_B1 = torch.tensor([[q.scale] for q in questions], device=model.device)
+    ends_E = torch.tensor(ends, device=model.device)
+    draw = torch.Generator(model.device).manual_seed(seed)
+    ended_B = torch.zeros(len(questions), dtype=torch.bool, device=model.device)
+    written: list[Tensor] = []
+    with model.reading(mask_BL) as read:
+        for _ in range(limit_tokens):
+            ids_BL = model.agreed(_drawn(read(ids_BL) / scale_B1, draw))
+            if bool((ids_BL == _NO_TOKEN).any()):
+                return None
+            written.append(ids_BL)
+            ended_B |= torch.isin(ids_BL.squeeze(1), ends_E)
+            if bool(ended_B.all()):
+                break
+    rows: list[list[int]] = torch.cat(written, 1).tolist()
+    return rows
+
+
+def _drawn(logits_BV: Tensor, draw: torch.Generator) -> Tensor:
+    """Return the next token [B, 1] of each row."""
+    chances_BV = logits_BV.softmax(1)
+    if not bool(chances_BV.isfinite().all()):
+        return torch.full((len(chances_BV), 1), _NO_TOKEN, device=chances_BV.device)
+    return torch.multinomial(chances_BV, 1, generator=draw)
+
+
+def _padded(questions: Sequence[Suffix], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the prompts [B, L], padded on the left, and a mask of their own tokens."""
+    width = max(len(q.prompt_ids) for q in questions)
+    ids_BL = torch.zeros((len(questions), width), dtype=torch.long)
+    mask_BL = torch.zeros_like(ids_BL)
+    for row, question in enumerate(questions):
+        ids_BL[row, width - len(question.prompt_ids) :] = torch.tensor(question.prompt_ids)
+        mask_BL[row, width - len(question.prompt_ids) :] = 1
+    return ids_BL.to(device), mask_BL.to(device)
+
+
+def _ends(folder: Path) -> list[int]:
+    """Return the tokens that end an answer, as the model's own files name them."""
+    if (folder / GENERATION_CONFIG_NAME).is_file():
+        named = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    else:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        named = GenerationConfig.from_model_config(config).eos_token_id  # some configurations name it in a nested part
+    if named is None:
+        return []
+    return list(named) if isinstance(named, (list, tuple)) else [named]
+
+
+def _answer(token_ids: list[int], ends: list[int]) -> GeneratedAnswer:
+    for place, token in enumerate(token_ids):
+        if token in ends:
+            return GeneratedAnswer(tuple(token_ids[:place]), ended=True)
+    return GeneratedAnswer(tuple(token_ids), ended=False if ends else None)
