@@ -18,8 +18,8 @@ from sqlalchemy.engine import make_url
 
 from clawstream.errors import PartUnavailable
 from clawstream.local.servers.kafka import EmbeddedKafka, answers, listeners, server_properties
-from clawstream.local.servers.ports import reserved
 from clawstream.local.servers.postgres import EmbeddedPostgres
+from clawstream.local.servers.server_process import reserved
 
 KAFKA_IMAGE = "apache/kafka:4.1.0"
 POSTGRES_IMAGE = "postgres:17"

@@ -14,9 +14,19 @@ import typer
 from rich.console import Console
 
 from clawstream import __version__
-from clawstream.cli import audit, dlq, keys, launch, policy, read, replay, stages, status, topics, up
+from clawstream.cli import (
+    audit,
+    dlq,
+    keys,
+    openclaw,
+    policy,
+    replay,
+    stages,
+    status,
+    topics,
+    up,
+)
 from clawstream.cli.learning import demo, learn
-from clawstream.cli.openclaw import command
 from clawstream.cli.process import Context, harmless
 from clawstream.errors import OperatorError, TryLater
 from clawstream.resources import how_to_install
@@ -29,16 +39,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("up", rich_help_panel="Run")(up.up)
-app.command("launch", rich_help_panel="Run")(launch.launch)
+app.command("launch", rich_help_panel="Run")(up.launch)
 app.command("demo", rich_help_panel="Run")(demo.demo)
 app.command("learn", rich_help_panel="Run")(learn.learn)
 app.command("status", rich_help_panel="Look")(status.status)
-read.register(app)
+status.register(app)
 topics.register(app)
 dlq.register(app)
 keys.register(app)
 policy.register(app)
-command.register(app)
+openclaw.register(app)
 replay.register(app)
 stages.register(app)
 audit.register(app)

@@ -113,7 +113,7 @@ def list_(context: typer.Context, as_json: AsJson = False) -> None:
 def compare(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
     """Say how a replay judged against what was judged live; a CSV of all turns and a plot go into the data folder."""
     from clawstream.replay.registry import Registry
-    from clawstream.replay.reporting import compared, write_csv, write_plot
+    from clawstream.replay.running import compared, write_csv, write_plot
 
     settings = _settings(context)
     folder = folder_of(settings, name)

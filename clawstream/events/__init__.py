@@ -14,15 +14,6 @@ from clawstream.events.base import (
     derived_id,
     float32,
 )
-from clawstream.events.control import (
-    OffsetRange,
-    ReplayEnded,
-    ReplayStarted,
-    RollbackAsked,
-    SamplesPromoted,
-    VersionPinned,
-    VotesFrom,
-)
 from clawstream.events.exchanges import (
     ExchangeCompleted,
     ExchangeFailed,
@@ -71,13 +62,20 @@ from clawstream.events.judging import (
 from clawstream.events.policy import (
     BaseNamed,
     BatchPlanned,
+    OffsetRange,
     PlannedTurn,
     PolicyActivated,
     PolicyPublished,
     PolicyRejected,
+    ReplayEnded,
+    ReplayStarted,
+    RollbackAsked,
+    SamplesPromoted,
     StepRejected,
     StepTaken,
     TopicOffset,
+    VersionPinned,
+    VotesFrom,
 )
 from clawstream.events.samples import (
     FOR_A_LATE_SAMPLE,

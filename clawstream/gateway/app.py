@@ -25,7 +25,7 @@ from clawstream.gateway.access.key_file import WatchedKeys
 from clawstream.gateway.access.owners import FOLDER as OWNERS
 from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.access.security import Guard
-from clawstream.gateway.answering.admission import Admission, epoch_ms
+from clawstream.gateway.answering.admission import Admission, PromptMaker, epoch_ms
 from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.engines import Engines, ServedEngine
 from clawstream.gateway.http.connection import connection_class
@@ -35,7 +35,6 @@ from clawstream.gateway.outbox.delivery import Delivery, SealedLog
 from clawstream.gateway.outbox.recorder import Recorder
 from clawstream.gateway.outbox.spool import Spool
 from clawstream.gateway.outbox.spool_file import FOLDER, Fsync, SpoolInUse
-from clawstream.gateway.prompting import PromptMaker
 from clawstream.gateway.sessions import Conversations, SampledAnswers, SessionIndex
 from clawstream.gateway.watching import FollowableLog, follow_policy, learn_owners, learn_sessions
 from clawstream.inference.engines.sglang import SglangEngine, engine_session

@@ -34,9 +34,8 @@ from clawstream.inference.engines.sglang import LOADS_WITHIN_S
 from clawstream.local.running import Addresses, alone_on, announced, settings_file
 from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka
-from clawstream.local.servers.ports import HOST, reserved
 from clawstream.local.servers.postgres import EmbeddedPostgres
-from clawstream.local.servers.server_process import answers
+from clawstream.local.servers.server_process import HOST, answers, reserved
 from clawstream.local.supervisor import Part, Patience, RestartableServer, Supervisor, keep
 from clawstream.projections import database
 from clawstream.stream.kafka import admin

@@ -21,8 +21,7 @@ from clawstream.inference.bases import ADAPTER_CONFIG
 from clawstream.inference.engines.behaviour import adapter_name
 from clawstream.inference.engines.engine import GenerateRequest, SamplingParams
 from clawstream.inference.engines.sglang import SglangEngine
-from clawstream.local.servers.ports import reserved
-from clawstream.local.servers.server_process import answers
+from clawstream.local.servers.server_process import answers, reserved
 from clawstream.local.supervisor import Part, Supervisor
 from clawstream.projections.look.sql import rows_of
 from clawstream.rendering.renderer import PromptRenderer

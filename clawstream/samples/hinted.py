@@ -28,8 +28,7 @@ from clawstream.conversation.continuing import (
     find_echoes,
 )
 from clawstream.conversation.history import WholeRequest, rebuild
-from clawstream.conversation.loops import loops
-from clawstream.conversation.messages import Message, dump, is_ephemeral, parse, role_of, text_of, tool_calls_of
+from clawstream.conversation.messages import Message, dump, is_ephemeral, loops, parse, role_of, text_of, tool_calls_of
 from clawstream.errors import UnrenderableRequest, UnusableExchange
 from clawstream.events import (
     ExchangeCompleted,

@@ -29,8 +29,7 @@ from clawstream.events import (
     TokenIds,
     TurnsSettled,
 )
-from clawstream.samples.due import Due, answered_anew, due
-from clawstream.samples.forgetting import rest
+from clawstream.samples.due import Due, answered_anew, due, rest
 from clawstream.samples.hinted import Scoring, hinted_prompt, mask
 from clawstream.samples.session import (
     FIRST_LOOK,

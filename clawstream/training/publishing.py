@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from math import comb, exp, isfinite, sqrt
 from typing import Any, NamedTuple
 
-from clawstream.conversation.loops import loops
+from clawstream.conversation.messages import loops
 from clawstream.events import SampleAssembled
 
 CANARIES = 4

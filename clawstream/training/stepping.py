@@ -22,7 +22,7 @@ from clawstream.training.batches.trainable import ModelLimits, flaw
 from clawstream.training.megatron.shape import configuration, frequencies, refuse_uneven, shape_of, sizes_of
 from clawstream.training.models.base_folder import refuse_quantized, threads_for
 from clawstream.training.models.checkpoints import Checkpoint, write
-from clawstream.training.parallel.team import Team, device_of
+from clawstream.training.processes import Team, device_of
 from clawstream.training.step.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:
         refuse_uneven(base, shape_of(base, config), sizes_of(training))
         frequencies(base, config)
     if training.trainer == "fsdp":
-        from clawstream.training.parallel.fsdp_model import refuse_what_is_not_cut
+        from clawstream.training.fsdp_model import refuse_what_is_not_cut
 
         refuse_what_is_not_cut(base, adapter=training.lora_rank is not None)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from clawstream.local.servers import accounts
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from tests.bench.processes import LOAD_CORE, fetched, started
 
 MODEL = "policy"

@@ -32,9 +32,8 @@ from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, PolicyActivated, PolicyPublished
 from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.sglang import SglangEngine
-from clawstream.local.servers.ports import reserved
-from clawstream.local.servers.server_process import die_with_parent
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.local.servers.server_process import die_with_parent, reserved
+from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from tests.bench.report import report

@@ -28,7 +28,7 @@ from sqlalchemy.engine import make_url
 from clawstream.config import Settings, dump
 from clawstream.events import BatchPlanned, Event, SampleAssembled, StepTaken, TurnPaired, VerdictReached
 from clawstream.inference.engines.scripted import serving
-from clawstream.local.servers.ports import HOST, reserved
+from clawstream.local.servers.server_process import HOST, reserved
 from clawstream.projections import database
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.kafka import admin

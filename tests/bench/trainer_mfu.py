@@ -22,7 +22,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from clawstream.training.models.model import Model
 from clawstream.training.models.torch_model import TorchModel
-from clawstream.training.parallel.processes import Processes, Start
+from clawstream.training.processes import Processes, Start
 from clawstream.training.step.losses import Suffix
 from tests.bench.trainer_shapes import loss
 

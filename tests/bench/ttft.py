@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 from clawstream.inference.engines.engine import GenerateRequest, SamplingParams
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.local.servers.kafka import EmbeddedKafka
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.kafka import admin
 from tests.bench.report import report

@@ -13,7 +13,7 @@ from typing import Any
 
 from clawstream.config import Settings, dump
 from clawstream.inference.engines.scripted import serving
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.projections import database
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.kafka import admin

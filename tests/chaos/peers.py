@@ -16,7 +16,7 @@ import orjson
 from aiohttp import web
 
 from clawstream.inference.engines.scripted import ScriptedAnswer, ScriptedBackend
-from clawstream.local.servers.ports import HOST
+from clawstream.local.servers.server_process import HOST
 from clawstream.rendering.renderer import PromptRenderer
 
 _TOKEN_S = 0.002

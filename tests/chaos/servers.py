@@ -16,8 +16,8 @@ from sqlalchemy.engine import make_url
 
 from clawstream.local.servers import kafka
 from clawstream.local.servers.kafka import EmbeddedKafka
-from clawstream.local.servers.ports import HOST
 from clawstream.local.servers.postgres import EmbeddedPostgres
+from clawstream.local.servers.server_process import HOST
 
 _PIECE_BYTES = 2**18
 _PRODUCE = 0  # the number of the request, in Kafka's protocol

@@ -15,7 +15,7 @@ import pytest
 from clawstream.config import Settings, load
 from clawstream.events import PolicyActivated
 from clawstream.local.installation import Installation, installation
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.local.supervisor import Part
 from clawstream.projections.look.sql import rows_of
 from clawstream.stream.kafka.connect import connected

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from tests.parts.engine.tiny_model import make_model
 
 # SGLang's arguments, of which the CPU engine knows two; it has no GPU to be given and says which it was.

@@ -1,13 +1,19 @@
 """From an HTTP request to an exchange that can be answered, or to a refusal, before anything is generated.
 
-The one rule: a request that is certain to fail (a key, a body, a model, a prompt too long, an engine known to be away,
+A request that is certain to fail (a key, a body, a model, a prompt too long, an engine known to be away,
 Kafka away and its spool full) is refused here, with nothing started and nothing recorded.
+
+The client decides how long a prompt takes, so large prompts have threads of their own and a time bound. A thread can't
+be ended, so one that is given up runs to its end. While all threads are busy, other large prompts are told to try
+again; streams and small prompts go on.
 """
 
+import asyncio
 import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -15,7 +21,7 @@ from typing import Any, NamedTuple
 from starlette.types import Receive, Scope
 
 from clawstream.config import GatewaySettings, PolicySettings
-from clawstream.conversation.continuing import Continued, Request
+from clawstream.conversation.continuing import Continued, Request, continue_prompt, find_echoes, num_new_bytes
 from clawstream.conversation.history import WholeRequest
 from clawstream.errors import TryLater, UnrenderableRequest
 from clawstream.events import Sampling, TokenIds, TurnType
@@ -28,7 +34,6 @@ from clawstream.gateway.engines import EngineAttempt, Engines
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.outbox.delivery import Delivery
 from clawstream.gateway.outbox.recorder import Recorder
-from clawstream.gateway.prompting import PromptMaker
 from clawstream.gateway.requests.body import read_body, read_headers, too_large
 from clawstream.gateway.requests.grouped import refuse_beside_choices
 from clawstream.gateway.requests.profiles import RequestIdentity, name_request
@@ -37,6 +42,46 @@ from clawstream.gateway.requests.sampling import of_the_policy, sampling_of
 from clawstream.gateway.requests.wire import ChatRequest, parse_body, scope_of, truthy
 from clawstream.gateway.sessions import Conversations, KnownSession, Recall, SampledAnswers, SessionIndex
 from clawstream.rendering.renderer import PromptRenderer
+
+_ASIDE_BYTES = 16_384  # a prompt with more new bytes is made in a thread, so that streams go on
+_THREADS = 4
+
+
+class PromptMaker:
+    """Makes prompts by `renderer`, each within `within_s`."""
+
+    def __init__(self, renderer: PromptRenderer, *, within_s: float) -> None:
+        self._renderer = renderer
+        self._within_s = within_s
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompts")
+
+    def close(self) -> None:
+        """Begin no more prompts."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def make(self, request: Request, known: KnownSession, *, context_length_tokens: int | None) -> Continued:
+        """Return the request's prompt. Raises UnrenderableRequest, or TryLater where no thread is free in time."""
+        echoes = find_echoes(request.messages, known.answers)
+
+        def make() -> Continued:
+            return continue_prompt(
+                self._renderer, request, echoes, known.prompts, context_length_tokens=context_length_tokens
+            )
+
+        if num_new_bytes(request, echoes, known.prompts) < _ASIDE_BYTES:
+            return make()
+        return await self._aside(make)
+
+    async def _aside(self, make: Callable[[], Continued]) -> Continued:
+        making = self._threads.submit(make)
+        try:
+            async with asyncio.timeout(self._within_s):
+                return await asyncio.wrap_future(making)
+        except TimeoutError as error:
+            if making.cancelled():  # the prompt was never begun
+                raise TryLater("prompts that take long to be made are under way") from error
+            raise UnrenderableRequest(f"its prompt was not made within {self._within_s:g} s; shorten it") from error
+
 
 CALLER = "clawstream.caller"  # the scope's key for the `Caller`, which the guard sets
 GROW = "clawstream.grow"  # and for the function that lets in more answers to the request

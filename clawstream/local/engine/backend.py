@@ -16,8 +16,8 @@ from clawstream.events import Shaping
 from clawstream.inference.engines.dialect import Call, RequestRefused, TokenDelta, check_fits
 from clawstream.inference.engines.service import CommandResult, Generation
 from clawstream.local.engine.core import Core, EngineWorker
-from clawstream.local.engine.job import Grammar, Job
 from clawstream.local.engine.model import RowModel
+from clawstream.local.engine.rows import Grammar, Job
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class CpuBackend:
                 "an answer that follows a grammar needs a tokenizer and a token that ends it where the grammar ends: "
                 "leave ignore_eos and min_new_tokens out"
             )
-        from clawstream.local.engine.grammar import grammars_of  # llguidance, for those who ask
+        from clawstream.local.engine.sampling import grammars_of  # llguidance, for those who ask
 
         def made() -> Grammar:
             return grammars_of(self._first_model_path, min(self._model.eos_token_ids)).matcher(shaping, stop_ids)

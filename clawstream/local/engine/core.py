@@ -21,10 +21,8 @@ import torch
 from torch import Tensor
 
 from clawstream.inference.engines.dialect import Logprob, TokenDelta
-from clawstream.local.engine.job import Decode, Job, finish_reason
-from clawstream.local.engine.lora import Adapters
-from clawstream.local.engine.model import RowModel, plan_step
-from clawstream.local.engine.rows import JobRows, KvRows
+from clawstream.local.engine.model import Adapters, RowModel, plan_step
+from clawstream.local.engine.rows import Decode, Job, JobRows, KvRows, finish_reason
 from clawstream.local.engine.sampling import draw, scaled_logprobs, shaped, top_logprobs
 
 # Prompt tokens that a step may compute: many when no job waits for a token, few while jobs stream.

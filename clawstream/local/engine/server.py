@@ -16,8 +16,8 @@ from clawstream.errors import PartUnavailable
 from clawstream.inference.engines.service import AppServer, build_app
 from clawstream.local.engine.backend import CpuBackend
 from clawstream.local.engine.core import Core, EngineWorker
-from clawstream.local.engine.job import Decode
 from clawstream.local.engine.model import RowModel
+from clawstream.local.engine.rows import Decode
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ from clawstream.errors import PartUnavailable
 from clawstream.local.servers import accounts
 from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.jars import KAFKA_REMEDIES, broker_jars, java
-from clawstream.local.servers.ports import HOST, reserved, reserved_again
-from clawstream.local.servers.server_process import ServerProcess
+from clawstream.local.servers.server_process import HOST, ServerProcess, reserved, reserved_again
 
 _USER = "clawstream"
 _MECHANISM = "SCRAM-SHA-256"

@@ -23,8 +23,7 @@ import psutil
 from clawstream.errors import PartUnavailable
 from clawstream.local.servers import accounts
 from clawstream.local.servers.accounts import Identity, identity_for, named
-from clawstream.local.servers.ports import HOST, reserved_again
-from clawstream.local.servers.server_process import ServerProcess
+from clawstream.local.servers.server_process import HOST, ServerProcess, reserved_again
 from clawstream.projections.accounts import url_of_owner
 from clawstream.resources import how_to_install
 

@@ -21,16 +21,23 @@ from clawstream.errors import PartUnavailable
 from clawstream.events import StepTaken
 from clawstream.local.installation import Installation, installation
 from clawstream.local.servers.accounts import write_private
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.local.supervisor import Part
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.runs import programs
-from clawstream.simulation.runs.counting import Counts, Footprint, counted
-from clawstream.simulation.runs.figures import Chat, Figures, VersionScore, longest_gap_during, percentiles
+from clawstream.simulation.runs.counting import (
+    Chat,
+    Counts,
+    Figures,
+    Footprint,
+    VersionScore,
+    counted,
+    longest_gap_during,
+    percentiles,
+)
 from clawstream.simulation.runs.own import MAX_TOKENS, blended, lent
-from clawstream.simulation.runs.programs import ScorerProcess, StudentProcess, program
+from clawstream.simulation.runs.programs import ScorerProcess, StudentProcess, Watch, program
 from clawstream.simulation.runs.scenarios import CASTS, ScenarioPrograms
-from clawstream.simulation.runs.watch import Watch
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
 

@@ -48,9 +48,9 @@ from clawstream.stream.log import (
     Start,
     StartAt,
     arrived,
+    subscription,
 )
 from clawstream.stream.schemas import all_schemas
-from clawstream.stream.subscription import subscription
 from clawstream.stream.topics import SCHEMAS_TOPIC
 
 _POLL_MS = 500

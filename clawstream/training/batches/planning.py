@@ -20,8 +20,7 @@ from clawstream.events import (
     SampleAssembled,
     TopicOffset,
 )
-from clawstream.training.batches.grouping import SettledGroups
-from clawstream.training.batches.trainable import ModelLimits, flaw, hint_counts
+from clawstream.training.batches.trainable import ModelLimits, SettledGroups, flaw, hint_counts
 
 _Judge = tuple[str, str]  # the judge and its prompt's version
 _Revision = tuple[bool, int, int]  # a later revision is greater

@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clawstream.errors import UnusableCheckpoint
+from clawstream.training import processes
 from clawstream.training.megatron import reducing
 from clawstream.training.megatron.layers import PiecewiseCache, gpt, read_by
 from clawstream.training.megatron.reducing import clip, part, reduce_gradients, run, spread
@@ -38,8 +39,7 @@ from clawstream.training.megatron.weights import (
 )
 from clawstream.training.models.base_folder import STEM, compute_again, copy_words, saved_name, stored_dtype
 from clawstream.training.models.model import Glance, Look, Model, Read, T, Top, Weights, head_pieces, stored
-from clawstream.training.parallel import exchange
-from clawstream.training.parallel.exchange import write_parts
+from clawstream.training.processes import write_parts
 from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import micro_batches, shares
 
@@ -230,11 +230,11 @@ class MegatronModel(Model):
 
     def together(self, found: Mapping[int, T]) -> dict[int, T]:
         """Return the results of all processes for the samples that `share` dealt out."""
-        return exchange.together(found)
+        return processes.together(found)
 
     def agreed(self, values: Tensor) -> Tensor:
         """Return the leading process' values in every process, so that all act alike."""
-        return exchange.agreed(values)
+        return processes.agreed(values)
 
     def clip(self, max_norm: float) -> float:
         """Scale the gradient down to the norm where it is larger; return its norm before."""

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from clawstream.local.servers.ports import HOST
+from clawstream.local.servers.server_process import HOST
 from tests.chaos.servers import Proxy, _Requests
 
 PRODUCE, FETCH = 0, 1

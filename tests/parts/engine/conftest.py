@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from clawstream.inference.engines import scripted
 from clawstream.inference.engines.scripted import ScriptedBackend
 from clawstream.inference.engines.sglang import SglangEngine
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from tests.parts.engine.process import cpu_engine
 from tests.parts.engine.tiny_model import make_model
 from tests.parts.sglang.process import sglang_engine

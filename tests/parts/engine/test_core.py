@@ -19,8 +19,8 @@ from clawstream.inference.engines.engine import GenerateRequest, SamplingParams
 from clawstream.local.engine import core as core_module
 from clawstream.local.engine import model as attention
 from clawstream.local.engine.core import Core
-from clawstream.local.engine.job import Job
 from clawstream.local.engine.model import RowModel, split_long_rows
+from clawstream.local.engine.rows import Job
 from tests.examples import examples
 
 VOCABULARY = 200

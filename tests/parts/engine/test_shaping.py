@@ -15,7 +15,7 @@ import torch
 from clawstream.events import ExchangeCompleted, Shaping, TokenBias
 from clawstream.inference.engines.dialect import Call, TokenDelta
 from clawstream.inference.engines.engine import GenerateRequest, SamplingParams
-from clawstream.local.engine.job import Job
+from clawstream.local.engine.rows import Job
 from clawstream.local.engine.sampling import draw, shaped
 from tests.parts.engine.conftest import ON_SGLANG, Subject
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until

@@ -20,7 +20,7 @@ from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.outbox.spool_file import Fsync
 from clawstream.inference.engines.scripted import ScriptedAnswer, ScriptedBackend, serving
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 
 E = TypeVar("E", bound=Event)

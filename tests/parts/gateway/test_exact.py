@@ -12,7 +12,7 @@ import pytest
 from clawstream.conversation.history import WholeRequest, history
 from clawstream.events import Event, ExchangeCompleted, Question, RefusalReason, SampleAssembled, SampleRefused
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.memory_log import MemoryLog
 from tests import recorded
 from tests.flow import Flow, Oracle
 from tests.parts.gateway.running_gateway import RunningGateway, everything, running_gateway

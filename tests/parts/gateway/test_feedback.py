@@ -12,7 +12,7 @@ from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.requests.feedback import MAX_TEXT
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from tests.parts.gateway.running_gateway import Response, RunningGateway, full_disk, read, running_gateway
 from tests.parts.gateway.test_promises import GatedLog

@@ -15,7 +15,7 @@ import pytest
 from clawstream.events import ExchangeCompleted, FeedbackGiven
 from clawstream.gateway.outbox.spool_file import spools_in
 from clawstream.local.servers.kafka import EmbeddedKafka
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record

@@ -20,7 +20,7 @@ from clawstream.gateway.app import serve
 from clawstream.gateway.sessions import Conversations, SampledAnswers, SessionIndex
 from clawstream.gateway.watching import SessionLearner, learn_sessions
 from clawstream.stream.log import Arrived, Start
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.memory_log import MemoryLog
 from tests import strategies
 from tests.parts.gateway.running_gateway import WITHIN_S, running_gateway
 from tests.sessions import Session, user

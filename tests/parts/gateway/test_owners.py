@@ -22,7 +22,7 @@ from clawstream.gateway.access.owners import Owners, SessionClaim, hashed
 from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.scripted import Fault
 from clawstream.stream.log import Raw, Start
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from tests.examples import examples
 from tests.parts.gateway.running_gateway import running_gateway, until

@@ -8,7 +8,7 @@ import pytest
 
 from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from tests import recorded
 from tests.parts.engine.process import cpu_engine
 from tests.parts.engine.tiny_model import make_model

@@ -22,7 +22,7 @@ from clawstream.events import (
 from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.scripted import Fault
 from clawstream.stream.log import Sealed
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from tests.parts.gateway.running_gateway import (
     QUESTION,

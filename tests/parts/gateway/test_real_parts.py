@@ -12,7 +12,7 @@ from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, PolicyActivated
 from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.sglang import SglangEngine
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog

@@ -14,7 +14,7 @@ from clawstream.gateway.requests.profiles import RequestIdentity, name_request
 from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import read_request
 from clawstream.gateway.sessions import SessionIndex
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.memory_log import MemoryLog
 from tests import recorded
 from tests.parts.gateway.running_gateway import QUESTION, RunningGateway, running_gateway
 from tests.sessions import user

@@ -14,7 +14,7 @@ from clawstream.judging.heuristics import DueTurn, FinishedTurn, Heuristic, Watc
 from clawstream.judging.heuristics_stage import heuristic_named, heuristics_stage
 from clawstream.replay.running import begin
 from clawstream.stream.dead_letters.records import Reason
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Stage
 from tests import recorded
 from tests.flow import Flow, Worker

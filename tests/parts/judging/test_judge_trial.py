@@ -19,7 +19,7 @@ from clawstream.judging.asking import Ballot
 from clawstream.judging.prompts import Prompt
 from clawstream.judging.stage import judging_stage
 from clawstream.local.running import NOTED_EVERY_MS, JudgeNotes, judge_of
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.monitoring.alarm import newest
 from tests.parts.judging.endpoint import completion, endpoint
 

@@ -22,8 +22,7 @@ from clawstream.errors import PartUnavailable
 from clawstream.inference.engines.sglang import LOADS_WITHIN_S
 from clawstream.local import installation
 from clawstream.local.installation import STAGES, _elsewhere, _with_database, _with_ports
-from clawstream.local.servers.ports import reserved
-from clawstream.local.servers.server_process import answers
+from clawstream.local.servers.server_process import answers, reserved
 from clawstream.local.supervisor import Patience, RestartableServer, Supervisor
 from clawstream.simulation.policy.base import base_policy
 

@@ -24,7 +24,7 @@ from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable
 from clawstream.local.servers import accounts, jars, kafka
 from clawstream.local.servers.kafka import EmbeddedKafka, access_to, answers
-from clawstream.local.servers.ports import HOST, reserved
+from clawstream.local.servers.server_process import HOST, reserved
 from clawstream.stream.kafka.client import Broker
 from clawstream.stream.kafka.connect import security_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers.ports import HOST, reserved, reserved_again
+from clawstream.local.servers.server_process import HOST, reserved, reserved_again
 
 
 def test_a_server_listens_on_its_reserved_port() -> None:

@@ -17,7 +17,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from clawstream.config import KafkaSettings, MonitorSettings, Settings
 from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.events import Event, VoteStatus
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.monitoring.app import answering, serve
 from clawstream.monitoring.live import Live
 from clawstream.monitoring.policy import PolicyBoard

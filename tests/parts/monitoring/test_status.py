@@ -16,7 +16,7 @@ from clawstream.cli.status import blocks, plain, shown
 from clawstream.config import KafkaSettings
 from clawstream.events import VoteStatus
 from clawstream.local.running import Addresses, PartState
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.monitoring.live import Live, as_json
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
 from clawstream.monitoring.status import GROUPED, REFRESHING, LogStatus, RecentVerdict, Status, read_log, status

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clawstream.events import VerdictReached, VerdictStatus
 from clawstream.replay.comparing import compare
-from clawstream.replay.reporting import write_csv, write_plot
+from clawstream.replay.running import write_csv, write_plot
 
 Scores = dict[str, int | None]
 SCORED = st.dictionaries(st.sampled_from(["a", "b", "c", "d", "e"]), st.sampled_from([-1, 0, 1, None]))

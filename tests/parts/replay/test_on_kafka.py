@@ -16,7 +16,7 @@ from clawstream.config import EngineSettings, JudgeSettings, KafkaSettings, Sett
 from clawstream.events import ReplayEnded
 from clawstream.inference.judge_client import judge_name
 from clawstream.replay.registry import Registry, promote
-from clawstream.replay.reporting import compared
+from clawstream.replay.running import compared
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Outgoing

@@ -18,8 +18,8 @@ from clawstream.samples.joining import SampleRules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.memory.memory_group import ConnectionCut
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_group import ConnectionCut
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Record, Stage
 from clawstream.turns.stage import turns_stage

@@ -10,7 +10,7 @@ import pytest
 
 from clawstream.config import EngineSettings, Settings, TrainingSettings, load
 from clawstream.inference.engines.sglang import SglangEngine, engine_session
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.simulation.learn.scoring import room
 from clawstream.simulation.runs.own import digest, lent
 from clawstream.simulation.runs.people import people_of

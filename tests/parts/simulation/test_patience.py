@@ -9,8 +9,8 @@ import pytest
 from clawstream.errors import PartUnavailable
 from clawstream.events import StepTaken
 from clawstream.simulation.runs import programs
+from clawstream.simulation.runs.programs import Watch
 from clawstream.simulation.runs.scenarios import CASTS
-from clawstream.simulation.runs.watch import Watch
 from tests.unit.monitoring.said import activated, plan, published
 from tests.unit.projections.logs import example
 
@@ -104,7 +104,7 @@ async def test_where_few_sessions_teach_more_are_held_until_a_batch_is_full_and_
 
 @pytest.mark.slow
 async def test_however_long_a_batch_takes_to_fill_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clawstream.simulation.runs.watch.UPDATE_WITHIN_S", 2.3)
+    monkeypatch.setattr("clawstream.simulation.runs.programs.UPDATE_WITHIN_S", 2.3)
     monkeypatch.setattr(programs, "PLANNED_WITHIN_S", 0.02)
     monkeypatch.setattr(programs, "AT_A_TIME", 1)
     world = World(one_in=4, session_s=0.05)

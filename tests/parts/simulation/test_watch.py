@@ -5,8 +5,8 @@ from typing import cast
 import pytest
 
 from clawstream.simulation.runs import programs
+from clawstream.simulation.runs.programs import Watch
 from clawstream.simulation.runs.scenarios import CASTS
-from clawstream.simulation.runs.watch import Watch
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.unit.monitoring.said import activated, plan, published, rejected
 

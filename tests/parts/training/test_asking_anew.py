@@ -9,7 +9,7 @@ import pytest
 from clawstream.events import BatchPlanned, Event, SampleAssembled
 from clawstream.stream.avro import codec, key_bytes
 from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, Start
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.topics import replay_topic, replay_topics
 from clawstream.training.batches.following import SAMPLES_TOPIC, retraining
 from clawstream.training.loop import train

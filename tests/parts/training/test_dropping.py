@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.following import LOST, WHY, grown
 from clawstream.training.batches.planning import DropReason
 from clawstream.training.loop import train

@@ -26,9 +26,8 @@ from clawstream.events import (
 )
 from clawstream.inference.judge_client import DEADLINE_S
 from clawstream.stream.log import Arrived, Start
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import HEARD_MS
-from clawstream.training.batches.grouping import SettledGroups
 from clawstream.training.batches.planning import (
     Arrival,
     Batch,
@@ -38,6 +37,7 @@ from clawstream.training.batches.planning import (
     resume_offsets,
     turn_of,
 )
+from clawstream.training.batches.trainable import SettledGroups
 from clawstream.training.loop import train
 from clawstream.training.step.trainer import Trainer
 from tests.parts.training import tiny

@@ -16,7 +16,7 @@ from clawstream.events import (
     SampleAssembled,
     StepTaken,
 )
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.training.batches.bookmark import POLICY_TOPIC
 from clawstream.training.batches.following import SAMPLES_TOPIC

@@ -9,7 +9,7 @@ import pytest
 from clawstream.errors import LogContradicted, SamplesGone
 from clawstream.events import BatchPlanned, Event
 from clawstream.stream.log import PartitionId
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.bookmark import put_trainers_back
 from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train

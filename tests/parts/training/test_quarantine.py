@@ -17,7 +17,7 @@ from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterId, Fat
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId, PlacedRecord
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.topics import replay_topic, replay_topics
 from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train

@@ -17,7 +17,7 @@ from clawstream.refresh.stage import refresh_stage
 from clawstream.rendering.renderer import ParsedAnswer
 from clawstream.samples.joining import SampleRules
 from clawstream.samples.stage import samples_stage
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.turns.stage import turns_stage
 from tests.flow import Oracle
 from tests.parts.training import tiny

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from clawstream.config import Settings
 from clawstream.events import BatchPlanned, Event, PolicyPublished, SampleAssembled, StepRejected, StepTaken
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.loop import train
 from clawstream.training.models.checkpoints import read
 from clawstream.training.step import schedule

@@ -14,7 +14,7 @@ from clawstream.events import BatchPlanned, PolicyPublished
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train
 from tests.parts.training import outside, tiny

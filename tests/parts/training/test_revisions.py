@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import NOBODY, BatchPlanned, SampleAssembled
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.planning import (
     Arrival,
     Batch,

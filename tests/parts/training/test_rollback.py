@@ -14,7 +14,7 @@ from clawstream.events import (
     StepTaken,
     VersionPinned,
 )
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.models.checkpoints import read
 from clawstream.training.step import schedule
 from tests.parts.training import tiny

@@ -21,10 +21,10 @@ from clawstream.events import (
 )
 from clawstream.inference.engines.sglang import SglangEngine, engine_session
 from clawstream.inference.teacher import TeacherClient
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import asking_stage, samples_stage
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.planning import Arrival, Batcher, DropReason
 from clawstream.training.batches.planning import BatchRules as BatchRules
 from clawstream.training.batches.trainable import ModelLimits, flaw

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, PolicyActivated
 from clawstream.inference.engines.sglang import SglangEngine
-from clawstream.local.servers.ports import reserved
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.local.servers.server_process import reserved
+from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from tests.bench.replicas import Replica, healthy

@@ -10,7 +10,7 @@ from clawstream.events import PolicyActivated, PolicyRejected
 from clawstream.inference.engines.engine import EngineRefused, GenerateRequest, SamplingParams
 from clawstream.inference.engines.scripted import counting, serving
 from clawstream.inference.engines.sglang import SglangEngine
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from clawstream.weights.taking import swap

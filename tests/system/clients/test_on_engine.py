@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clawstream.events import ExchangeCompleted
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.simulation.policy import base
 from tests.parts.engine.process import cpu_engine
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until

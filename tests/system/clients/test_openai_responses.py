@@ -15,7 +15,7 @@ from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.scripted import Fault
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.memory_log import MemoryLog
 from tests.parts.gateway.running_gateway import WITHIN_S, RunningGateway, running_gateway
 from tests.parts.gateway.test_promises import GatedLog
 from tests.system.clients.test_openai_sdk import CALL, PARAMETERS, call_first_then_say

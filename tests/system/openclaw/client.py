@@ -15,8 +15,7 @@ from pathlib import Path
 
 from clawstream import locks
 from clawstream.local.servers import accounts
-from clawstream.local.servers.ports import reserved
-from clawstream.local.servers.server_process import die_with_parent
+from clawstream.local.servers.server_process import die_with_parent, reserved
 
 VERSION = "2026.9.6"
 NODE = "24"

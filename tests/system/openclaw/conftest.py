@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from clawstream.inference.engines.scripted import Fault, ScriptedBackend, serving
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.projections import database
 from clawstream.projections.look.sql import rows_of
 from clawstream.rendering.renderer import PromptRenderer

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clawstream.conversation.messages import text_of
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from clawstream.projections import database
 from clawstream.rendering.renderer import PromptRenderer
 from tests.parts.sglang.process import sglang_engine

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.cli.openclaw.command import _served
+from clawstream.cli.openclaw import _served
 from tests.parts.engine.tiny_model import make_tokenizer
 from tests.parts.gateway.running_gateway import running_gateway
 

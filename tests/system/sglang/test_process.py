@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawstream.local.servers.ports import reserved
+from clawstream.local.servers.server_process import reserved
 from tests.parts.engine.tiny_model import make_model
 from tests.parts.sglang.process import sglang_engine
 

@@ -12,7 +12,7 @@ from clawstream.judging.stage import judging_stage
 from clawstream.samples.joining import SampleRules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.log import Outgoing
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Stage, Step
 from clawstream.turns.stage import turns_stage
 from tests.flow import Oracle

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.conversation.loops import LONGEST_CYCLE_TOKENS, LOOP_TIMES, LOOP_TOKENS, loops
+from clawstream.conversation.messages import LONGEST_CYCLE_TOKENS, LOOP_TIMES, LOOP_TOKENS, loops
 from clawstream.events import FinishReason, RefusalReason
 from clawstream.samples.hinted import mask
 from tests.sessions import Session, user

@@ -14,9 +14,9 @@ from clawstream.events import Event, GroupSettled, StepAdvantage, StepTaken
 from clawstream.simulation.chains import MAX_STEPS
 from clawstream.simulation.runs import programs
 from clawstream.simulation.runs.people import people_of
+from clawstream.simulation.runs.programs import Watch
 from clawstream.simulation.runs.run import Method, Plan, _settings
 from clawstream.simulation.runs.scenarios import CASTS, STEPS_A_ROUND
-from clawstream.simulation.runs.watch import Watch
 from clawstream.stream.stage import Record
 from tests.unit.monitoring.said import activated, plan, published
 from tests.unit.projections.logs import example
@@ -121,7 +121,7 @@ async def test_a_round_ends_with_all_that_its_steps_taught_however_late_the_trai
 
 
 async def test_a_batch_that_is_never_planned_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clawstream.simulation.runs.watch.UPDATE_WITHIN_S", 0.5)
+    monkeypatch.setattr("clawstream.simulation.runs.programs.UPDATE_WITHIN_S", 0.5)
     with pytest.raises(PartUnavailable, match="no plan of batch 1, whose samples are there, within"):
         await World(late_s=60).live(1)
 

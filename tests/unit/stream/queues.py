@@ -12,7 +12,7 @@ from clawstream.events import SessionDone, TurnPaired
 from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterMark, Fate, KnownDeadLetters, Reason
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record, Stage, Step
 from tests.unit.stream import toys
 

@@ -9,7 +9,7 @@ import pytest
 
 from clawstream.errors import NotYet, TooLate, TryLater
 from clawstream.events import Event, SessionDone, VoteCast, VoteStatus
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.breaker import FAILING_CALLS, LONGEST_WAIT_S, Breaker
 from clawstream.stream.runner.calling import StageCaller
 from clawstream.stream.runner.hosting import WorkerProgress

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from clawstream.errors import TryLater
 from clawstream.events import Event, SessionDone
-from clawstream.stream.memory.memory_group import ConnectionCut
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_group import ConnectionCut
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Stage
 from tests.examples import examples

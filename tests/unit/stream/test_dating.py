@@ -8,7 +8,7 @@ import pytest
 from clawstream.config import JudgeSettings
 from clawstream.events import TurnPaired, VerdictReached
 from clawstream.judging.stage import judging_stage
-from clawstream.stream.memory.memory_log import MemoryBroker, MemoryLog
+from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.clock import BELIEVED_MS, Dating, LogClock, capped
 from clawstream.stream.stage import DAY_MS
 from clawstream.turns.stage import turns_stage

@@ -23,7 +23,7 @@ from clawstream.events import (
 )
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Log
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.runner.hosting import RunnerIntervals, WorkerProgress, run
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
 

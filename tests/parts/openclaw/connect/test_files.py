@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.cli.openclaw import command
-from clawstream.cli.openclaw.command import openclaw_json
-from clawstream.cli.openclaw.openclaw_config import parse
+from clawstream.cli import openclaw
+from clawstream.cli.openclaw import openclaw_json
+from clawstream.cli.openclaw_config import parse
 from clawstream.errors import ConfigError
 from tests.unit.openclaw.connect.texts import COMMENTED, Run, render
 
@@ -121,9 +121,9 @@ def test_wherever_connecting_was_cut_it_is_undone(
         written.append(path)
         replace_file(path, text, mode)
 
-    replace_file = command._replace
+    replace_file = openclaw._replace
     with monkeypatch.context() as broken:
-        broken.setattr(command, "_replace", cut)
+        broken.setattr(openclaw, "_replace", cut)
         assert run("connect", "--write").exit_code == 1
     assert run("disconnect").exit_code == 0
     assert parse(file.read_text(), "") == parse(COMMENTED, "")

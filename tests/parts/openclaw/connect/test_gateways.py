@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.cli.openclaw.openclaw_config import too_few
+from clawstream.cli.openclaw_config import too_few
 from clawstream.errors import ConfigError
 from tests.parts.engine.tiny_model import make_tokenizer
 from tests.parts.gateway.running_gateway import running_gateway, until

@@ -10,7 +10,7 @@ from clawstream.errors import UnusableEvent
 from clawstream.events import Event, PolicyPublished
 from clawstream.stream.avro import codec
 from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, RecordBatch, Start
-from clawstream.stream.memory.memory_log import MemoryLog
+from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from tests.parts.stream.contract.conftest import AnyLog, Connect
 from tests.unit.stream import toys

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from clawstream.config import TrainingSettings
-from clawstream.training.parallel.processes import Processes, Start
-from clawstream.training.parallel.team import Team
+from clawstream.training.processes import Processes, Start, Team
 from tests.parts.training.parallel import families
 from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu
 

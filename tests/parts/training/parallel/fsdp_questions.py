@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import torch
 
-from clawstream.training.parallel.fsdp_model import FsdpModel
+from clawstream.training.fsdp_model import FsdpModel
 from clawstream.training.step.losses import Suffix
 from tests.parts.training import head_memory
 

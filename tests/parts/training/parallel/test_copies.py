@@ -13,8 +13,7 @@ from clawstream.config import TrainingSettings
 from clawstream.inference.bases import STATE_FOLDER
 from clawstream.training.megatron.reducing import part
 from clawstream.training.models.model import tensors_of
-from clawstream.training.parallel.processes import Processes, Start
-from clawstream.training.parallel.team import Team
+from clawstream.training.processes import Processes, Start, Team
 from clawstream.training.step.trainer import Trainer
 from tests.parts.training.parallel.conftest import QUESTIONS
 from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu

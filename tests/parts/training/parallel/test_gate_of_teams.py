@@ -10,8 +10,7 @@ import pytest
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
-from clawstream.training.parallel.processes import Processes, Start
-from clawstream.training.parallel.team import Team
+from clawstream.training.processes import Processes, Start, Team
 from clawstream.training.publishing import AnswerLikelihood
 from clawstream.training.step.trainer import Trainer
 from tests.parts.training import tiny
@@ -22,7 +21,7 @@ from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu
 pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
 
 GATING = "tests.parts.training.parallel.gating"
-MEMBER = "clawstream.training.parallel.processes"
+MEMBER = "clawstream.training.processes"
 FSDP = {"trainer": "fsdp", "processes": 2}
 MEGATRON = {"trainer": "megatron", "processes": 2}
 TENSOR = MEGATRON | {"tensor_parallel": 2}

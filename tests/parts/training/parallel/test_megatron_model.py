@@ -12,7 +12,7 @@ from clawstream.training.megatron.layers import PiecewiseCache
 from clawstream.training.megatron.shape import Sizes
 from clawstream.training.models.model import Look, tensors_of
 from clawstream.training.models.torch_model import TorchModel
-from clawstream.training.parallel.processes import Processes
+from clawstream.training.processes import Processes
 from clawstream.training.step.losses import Suffix
 from clawstream.training.writing import write
 from tests.parts.training import head_memory

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from clawstream.training.parallel.processes import Processes, Start
-from clawstream.training.parallel.team import Team
+from clawstream.training.processes import Processes, Start, Team
 from clawstream.training.step.trainer import Trainer
 from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu
 from tests.parts.training.parallel.test_precision import AGAIN, HALF, PARAMETRISATIONS, moved

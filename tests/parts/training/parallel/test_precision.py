@@ -9,8 +9,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from clawstream.training.megatron.shape import Sizes
 from clawstream.training.models.torch_model import TorchModel
-from clawstream.training.parallel.processes import Processes
-from clawstream.training.parallel.team import Team
+from clawstream.training.processes import Processes, Team
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
 from tests.parts.training.parallel import families

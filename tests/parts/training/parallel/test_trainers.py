@@ -28,8 +28,7 @@ from clawstream.inference.model_folder import weight_files
 from clawstream.training.models.base_folder import limits_of
 from clawstream.training.models.checkpoints import Checkpoint
 from clawstream.training.models.model import stored, tensors_of
-from clawstream.training.parallel.processes import Processes, Start
-from clawstream.training.parallel.team import Team
+from clawstream.training.processes import Processes, Start, Team
 from clawstream.training.step.trainer import StepSummary, Trainer
 from clawstream.training.stepping import Stepper, refuse_what_cannot_be
 from tests.parts.training import tiny
@@ -253,7 +252,7 @@ def test_trainers_that_went_on_and_that_were_started_again_write_the_same_bytes(
 
 PARENT = """
 import time
-from clawstream.training.parallel.processes import Processes, Start
+from clawstream.training.processes import Processes, Start
 def work(state):
     print("at work", flush=True)
     time.sleep(300)
@@ -406,7 +405,7 @@ def test_processes_that_are_stuck_are_ended_together(monkeypatch: pytest.MonkeyP
     pids = processes.pids
     for _, connection in processes._members:
         connection.send((f"{WAITING}:sleep", (60.0,)))
-    monkeypatch.setattr("clawstream.training.parallel.processes.JOIN_S", 1.5)
+    monkeypatch.setattr("clawstream.training.processes.JOIN_S", 1.5)
 
     started_s = time.monotonic()
     processes.close()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.cli.openclaw import openclaw_config
-from clawstream.cli.openclaw.openclaw_config import Config, parse
+from clawstream.cli import openclaw_config
+from clawstream.cli.openclaw_config import Config, parse
 from clawstream.errors import ConfigError
 from tests.unit.openclaw.connect.texts import COMMENTED, OURS, configs, connect, disconnect, primary, render, values
 

@@ -21,7 +21,7 @@ from clawstream.cli.process import Context
 from clawstream.errors import ConfigError
 
 if TYPE_CHECKING:
-    from clawstream.cli.openclaw.openclaw_config import Provider
+    from clawstream.cli.openclaw_config import Provider
     from clawstream.config import Settings
 
 openclaw = typer.Typer(help="Let OpenClaw on this machine talk to the gateway.", no_args_is_help=True)
@@ -45,7 +45,7 @@ def connect(
 ) -> None:
     """Show the change to openclaw.json that makes the gateway's model the primary one; with --write, make it."""
     assert isinstance(context.obj, Context)
-    from clawstream.cli.openclaw import openclaw_config as config
+    from clawstream.cli import openclaw_config as config
 
     gateway = _provider(context.obj.settings(), name=provider, url=url, key=key)
     file = _OpenClawFile.found()
@@ -70,7 +70,7 @@ def connect(
 @openclaw.command()
 def disconnect() -> None:
     """Undo what connect changed; what was edited since stays."""
-    from clawstream.cli.openclaw import openclaw_config as config
+    from clawstream.cli import openclaw_config as config
 
     file = _OpenClawFile.found()
     before = file.connection()
@@ -101,7 +101,7 @@ class _Before:
 
     def was_edited(self, base: str) -> bool:
         """Whether the file without the connection, `base`, is another than the one before it."""
-        from clawstream.cli.openclaw.openclaw_config import parse
+        from clawstream.cli.openclaw_config import parse
 
         return parse(base, "openclaw.json") != parse(self.first_text or "", "its backup")
 
@@ -128,7 +128,7 @@ class _OpenClawFile:
 
     def connection(self) -> _Before | None:
         """Return the connection there is; raises ConfigError where one of the files can't be read as JSON5."""
-        from clawstream.cli.openclaw.openclaw_config import parse
+        from clawstream.cli.openclaw_config import parse
 
         parse(self.text, str(self.path))
         written, first = _read(self.record), _read(self.backup)
@@ -190,7 +190,7 @@ def openclaw_json(environment: Mapping[str, str]) -> Path:
 
 
 def _provider(settings: "Settings", *, name: str, url: str | None, key: str | None) -> "Provider":
-    from clawstream.cli.openclaw.openclaw_config import Provider
+    from clawstream.cli.openclaw_config import Provider
 
     gateway = settings.gateway
     host = "127.0.0.1" if gateway.host in ("0.0.0.0", "::") else gateway.host

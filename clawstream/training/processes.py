@@ -1,4 +1,4 @@
-"""Processes that compute together, from both sides.
+"""Processes that compute together: started, asked, ended, and what they exchange.
 
 All of them are asked the same thing, one thing at a time. Where one of them ends, their common work is lost, so all of
 them are ended.
@@ -7,6 +7,7 @@ them are ended.
 import contextlib
 import ctypes
 import importlib
+import json
 import multiprocessing
 import os
 import signal
@@ -18,19 +19,57 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 from torch import distributed as dist
 
 from clawstream.config import TrainingSettings, stay_on_this_machine
-from clawstream.errors import OperatorError, PartUnavailable, StepRefused
+from clawstream.errors import ConfigError, OperatorError, PartUnavailable, StepRefused
 from clawstream.events import SampleAssembled
-from clawstream.training.models.model import Model
+from clawstream.inference.model_folder import INDEX
+from clawstream.training.models.base_folder import threads_for
+from clawstream.training.models.model import Model, T
 from clawstream.training.step.trainer import StepSummary, Trainer, load_options
+
+
+def together(found: Mapping[int, T]) -> dict[int, T]:
+    """Return the results of all processes; where several have the same key, all take one process' value."""
+    parts: list[Mapping[int, T]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(parts, dict(found))
+    return {number: value for part in parts for number, value in part.items()}
+
+
+def agreed(values: Tensor) -> Tensor:
+    """Return the first process' values."""
+    values = values.contiguous()
+    dist.broadcast(values, 0)
+    return values
+
+
+def write_parts(folder: Path, stem: str, mine: Mapping[str, Tensor]) -> None:
+    """Write this process' tensors, in main memory, to a numbered file; all processes call this, and wait for all.
+
+    Of a model's weights, `stem` being "model", the first process writes the index by which engines find each tensor.
+    """
+    rank, count = dist.get_rank(), dist.get_world_size()
+    file = f"{stem}-{rank + 1:05d}-of-{count:05d}.safetensors"
+    if mine:
+        save_file({name: value.contiguous() for name, value in mine.items()}, folder / file, metadata={"format": "pt"})
+    listed: list[list[str]] = [[] for _ in range(count)]
+    dist.all_gather_object(listed, [file, *mine])
+    if rank == 0 and stem == "model":
+        file_of = {name: names[0] for names in listed for name in names[1:]}
+        size = sum((folder / part).stat().st_size for part in set(file_of.values()))
+        body = {"metadata": {"total_size": size}, "weight_map": dict(sorted(file_of.items()))}
+        (folder / INDEX).write_text(json.dumps(body, indent=1))
+    dist.barrier()
 
 
 def begin(state: dict[str, Any], base: Path, settings: TrainingSettings, device: str) -> None:
@@ -64,7 +103,7 @@ def save(state: dict[str, Any], folder: Path) -> None:
 def _model(base: Path, settings: TrainingSettings, device: str) -> Model:
     options = load_options(settings, device)
     if settings.trainer == "fsdp":
-        from clawstream.training.parallel.fsdp_model import FsdpModel
+        from clawstream.training.fsdp_model import FsdpModel
 
         return FsdpModel.load(base, **options)
     from clawstream.training.megatron.model import MegatronModel, join
@@ -215,3 +254,80 @@ def _answer(work: str, state: dict[str, Any], args: Sequence[Any]) -> tuple[Exce
         return error, None
     except Exception:  # noqa: BLE001  # any error goes to the starting process, which raises it
         return RuntimeError(traceback.format_exc()), None
+
+
+_MEMBER = "clawstream.training.processes"
+
+
+class Team:
+    """The processes of a trainer; each holds a part of the policy, its moments and its reference.
+
+    All methods raise PartUnavailable where a process ended; then all processes are ended, and nothing more can be
+    asked.
+    """
+
+    def __init__(
+        self, base: Path, settings: TrainingSettings, *, device: str, processes: Processes | None = None
+    ) -> None:
+        """`device` is "cpu" or "cuda", where each process has a GPU of its own; without `processes` it starts them."""
+        start = Start(backend="nccl" if device == "cuda" else "gloo", threads=threads_for(base))
+        self._processes = processes or Processes(settings.processes, start)
+        self._processes.ask(f"{_MEMBER}:begin", base, settings, device)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of its members."""
+        return self._processes.pids
+
+    def update(
+        self,
+        samples: Sequence[SampleAssembled],
+        *,
+        version: int,
+        seed: int,
+        gated: bool = False,
+        num_rejected: int = 0,
+        advantages: Sequence[float] | None = None,
+    ) -> StepSummary:
+        """Take the steps that make `version`, as `Trainer.update` does; after StepRefused the processes are there."""
+        options = {
+            "version": version, "seed": seed, "gated": gated, "num_rejected": num_rejected, "advantages": advantages,
+        }  # fmt: skip
+        said: StepSummary | StepRefused = self._processes.ask(f"{_MEMBER}:update", tuple(samples), options)[0]
+        if isinstance(said, StepRefused):
+            raise said
+        return said
+
+    def save(self, folder: Path) -> None:
+        """Write the weights for engines, and beside them all that `restore` needs, in any number of processes."""
+        self._processes.ask(f"{_MEMBER}:save", folder)
+
+    def restore(self, folder: Path | None) -> None:
+        """Go on from a checkpoint of this policy, whichever trainer wrote it; None: from its start."""
+        self._processes.ask(f"{_MEMBER}:restore", folder)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._processes.close()
+
+
+def device_of(settings: TrainingSettings, named: str) -> str:
+    """Return the team's device, given the one that a single process would use; raises ConfigError if there is none."""
+    if settings.trainer == "megatron" and find_spec("megatron") is None:
+        raise ConfigError(
+            'training.trainer = "megatron" needs megatron-core, which is not installed. Nothing is trained. Install '
+            "clawstream with its extra megatron."
+        )
+    if named == "cpu":
+        if settings.trainer == "megatron":
+            raise ConfigError(
+                'training.trainer = "megatron" needs a GPU for each of its processes, and computes on none here '
+                '(torch sees no GPU). Nothing is trained. Take "fsdp", which needs none.'
+            )
+        return "cpu"
+    if settings.processes > torch.cuda.device_count():
+        raise ConfigError(
+            f"training.processes = {settings.processes}, and torch sees {torch.cuda.device_count()} GPUs. Nothing is "
+            "trained. Take as many processes as GPUs, or fewer."
+        )
+    return "cuda"

@@ -21,11 +21,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.model_folder import tensor_headers, weight_files
+from clawstream.training import processes
 from clawstream.training.models.base_folder import STEM, copy_words, saved_name, unread
 from clawstream.training.models.model import Look, Read, T, Weights, key, stored, tensors_of
 from clawstream.training.models.torch_model import TorchModel
-from clawstream.training.parallel import exchange
-from clawstream.training.parallel.exchange import write_parts
+from clawstream.training.processes import write_parts
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.packing import shares
 
@@ -104,11 +104,11 @@ class FsdpModel(TorchModel):
 
     def together(self, found: Mapping[int, T]) -> dict[int, T]:
         """Return the results of all processes for the samples that `share` dealt out."""
-        return exchange.together(found)
+        return processes.together(found)
 
     def agreed(self, values: Tensor) -> Tensor:
         """Return the leading process' values in every process, so that all act alike."""
-        return exchange.agreed(values)
+        return processes.agreed(values)
 
     def accumulate(
         self, groups: Sequence[Sequence[int]], suffixes: Sequence[Suffix], total_of: Callable[[Sequence[int]], Tensor]

@@ -35,9 +35,9 @@ from clawstream.stream.log import (
     Start,
     StartAt,
     arrived,
+    subscription,
 )
-from clawstream.stream.memory.memory_group import ConnectionCut, MemoryGroup, MemoryMember
-from clawstream.stream.subscription import subscription
+from clawstream.stream.memory_group import ConnectionCut, MemoryGroup, MemoryMember
 from clawstream.stream.topics import Topic, all_topics, count_of, topic_of
 
 

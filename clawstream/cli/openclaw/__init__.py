@@ -1,1 +1,0 @@
-"""`clawstream openclaw` and the configuration that it edits."""
