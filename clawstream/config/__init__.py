@@ -1,0 +1,255 @@
+"""Settings: one TOML, read once by the command line, overridden by CLAWSTREAM_* variables.
+
+Nothing else reads the environment. An unknown key is an error. Every stage gets its own section and nothing else.
+`CLAWSTREAM_GATEWAY__PORT=8080` overrides `port` under `[gateway]`; CLAWSTREAM_KAFKA and CLAWSTREAM_POSTGRES are
+short for the addresses of the two servers.
+"""
+
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from clawstream.config.sections import (
+    EXAMPLE_KEY,
+    LOOPBACK,
+    EngineSettings,
+    GatewaySettings,
+    JudgeSettings,
+    KafkaSettings,
+    MonitorSettings,
+    PolicySettings,
+    PostgresSettings,
+    Section,
+    TeacherSettings,
+    WeightsSettings,
+)
+from clawstream.config.training import IDLE, RewardsSettings, SamplesSettings, TrainingSettings
+from clawstream.errors import ConfigError
+
+__all__ = [
+    "EXAMPLE_KEY",
+    "IDLE",
+    "LOOPBACK",
+    "PREFIX",
+    "EngineSettings",
+    "GatewaySettings",
+    "JudgeSettings",
+    "KafkaSettings",
+    "MonitorSettings",
+    "PolicySettings",
+    "PostgresSettings",
+    "RewardsSettings",
+    "SamplesSettings",
+    "Section",
+    "Settings",
+    "TeacherSettings",
+    "TrainingSettings",
+    "WeightsSettings",
+    "dump",
+    "inherited_environment",
+    "load",
+    "quiet_transformers",
+    "stay_on_this_machine",
+]
+
+PREFIX = "CLAWSTREAM_"
+
+
+class _Environment(EnvSettingsSource):
+    """The CLAWSTREAM_* variables, with the two servers' addresses by their short names."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        short = {"kafka": "bootstrap", "postgres": "url"}.get(field_name)
+        if short is not None and not value.startswith("{"):
+            return {short: value}
+        return super().decode_complex_value(field_name, field, value)
+
+
+class Settings(BaseSettings):
+    """Everything, as one frozen value."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+    )
+
+    environment: bool = Field(True, description="whether CLAWSTREAM_* variables override what stands here")
+    data_dir: Path = Field(
+        default_factory=lambda: Path(platformdirs.user_data_dir("clawstream")),
+        description="where the log, the rows, keys and versions of this machine lie",
+    )
+    cache_dir: Path = Field(
+        default_factory=lambda: Path(platformdirs.user_cache_dir("clawstream")),
+        description="where what can be fetched or made again lies",
+    )
+    kafka: KafkaSettings = KafkaSettings()
+    postgres: PostgresSettings = PostgresSettings()
+    engine: EngineSettings = EngineSettings()
+    policy: PolicySettings = PolicySettings()
+    gateway: GatewaySettings = GatewaySettings()
+    judge: JudgeSettings = JudgeSettings()
+    teacher: TeacherSettings = TeacherSettings()
+    samples: SamplesSettings = SamplesSettings()
+    rewards: RewardsSettings = RewardsSettings()
+    training: TrainingSettings = TrainingSettings()
+    weights: WeightsSettings = WeightsSettings()
+    monitor: MonitorSettings = MonitorSettings()
+
+    @model_validator(mode="after")
+    def _hints_alone_count_where_whole_distributions_are_held_against_each_other(self) -> "Settings":
+        method = self.training.method
+        if method == "topk" or self.samples.off_distribution != "hint_only":
+            return self
+        if self.training.weights[1] == 0:
+            why = f"hints have no weight under training.method = {method!r} with w_opd = {self.training.w_opd:g}"
+        else:
+            why = (
+                f"training.method = {method!r} weighs them, whatever its w_topk, by the log-probs of tokens that were "
+                "not drawn by those"
+            )
+        raise ValueError(
+            f"samples.off_distribution = 'hint_only' lets hints count where rewards don't, and {why}: say 'refuse' or "
+            "'gateway_override', or take training.method = 'topk'"
+        )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003  # pydantic's own; ours stands in for it
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Put the environment before the file (which `load` passes as arguments), unless the file shuts it out."""
+        if init_settings().get("environment") is False:
+            return (init_settings,)
+        return _Environment(settings_cls), init_settings
+
+    @model_validator(mode="after")
+    def _an_engine_is_named_where_it_is_the_teacher(self) -> "Settings":
+        if (self.teacher.url is not None) != self.training.by_engine:
+            found = "not set" if self.teacher.url is None else "set"
+            raise ValueError(
+                f"teacher.url is {found} and training.teacher is {self.training.teacher!r}: an engine is asked for a "
+                "teacher's scores where it is 'engine' and teacher.url says where. Set both, or neither"
+            )
+        return self
+
+    @property
+    def keys_file(self) -> Path:
+        """Where the keys of clients are kept."""
+        return self.gateway.keys_file or self.data_dir / "keys.json"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """Where the versions of this policy are kept."""
+        return (self.training.save_dir or self.data_dir / "policies") / self.policy.id
+
+
+def load(path: Path | None) -> Settings:
+    """Return the settings in the file (TOML, or JSON as `dump` writes it), or the defaults, and what overrides them.
+
+    Raises ConfigError naming the key, what was found and what is allowed.
+    """
+    values = {} if path is None else _read(path)
+    if values.get("environment") is not False:
+        _refuse_unknown_variables()
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        problems = "; ".join(f"{_origin(item['loc'], path, values)}{_problem(dict(item))}" for item in error.errors())
+        raise ConfigError(f"{problems}. Nothing was started.") from error
+    return settings
+
+
+def _origin(location: tuple[int | str, ...], path: Path | None, values: Mapping[str, Any]) -> str:
+    """Return where the value was set: by a variable, which overrides the file, or in the file."""
+    names = [PREFIX + "__".join(map(str, location[:depth])).upper() for depth in (1, 2)] if location else []
+    if values.get("environment") is not False:
+        for name in os.environ:
+            if name.upper() in names:
+                return f"{name}: "
+    return f"{path}: " if path else ""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file; name an existing one with --config, or leave it out") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+    assert isinstance(found, dict)
+    return found
+
+
+def _refuse_unknown_variables() -> None:
+    """Refuse CLAWSTREAM_* variables that override nothing, as they are typing errors."""
+    fields = Settings.model_fields
+    known = {f"{PREFIX}{name}".upper() for name in fields}
+    for name, field in fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            known |= {f"{PREFIX}{name}__{key}".upper() for key in section.model_fields}
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name.upper() not in known)
+    if unknown:
+        raise ConfigError(
+            f"unknown variable {', '.join(unknown)}: it overrides nothing. Unset it, or see `clawstream config` for "
+            "the keys there are (CLAWSTREAM_GATEWAY__PORT is `port` under `[gateway]`). Nothing was started."
+        )
+
+
+def _problem(item: dict[str, object]) -> str:
+    location = item.get("loc", ())
+    key = ".".join(map(str, location)) if isinstance(location, tuple) else str(location)
+    if item.get("type") == "extra_forbidden":
+        return f"unknown key {key}: remove it, or see `clawstream config` for the keys there are"
+    found = item.get("input")
+    hidden = isinstance(found, dict) or "@" in repr(found) or key.endswith(("api_key", "password"))
+    where = f"{key}: " if key else ""  # no key: the error is about several
+    return f"{where}{item.get('msg')}" + ("" if hidden else f" (found {found!r})")
+
+
+def dump(settings: Settings) -> str:
+    """Return the settings as JSON that `load` reads, passwords in clear; no variable overrides that JSON."""
+    return json.dumps(_revealed(settings.model_dump() | {"environment": False}))
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return the environment for a child whose settings stand in a file."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+
+
+def _revealed(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _revealed(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_revealed(item) for item in value]
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return str(value) if isinstance(value, Path) else value
+
+
+def quiet_transformers() -> None:
+    """Let transformers, once imported, log errors only; its advice is for people who write models."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def stay_on_this_machine() -> None:
+    """Let torch's processes find each other on the loopback alone, whatever the host's name resolves to."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, "lo0" if sys.platform == "darwin" else "lo")

@@ -1,0 +1,216 @@
+"""The sections of the settings, but for training's: what each key is, and which combinations are refused."""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from clawstream.errors import ConfigError
+
+EXAMPLE_KEY = "change-me"
+_USERINFO = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*://)?[^/?#]*@")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def _refuse_userinfo(name: str, url: str, key: str) -> None:
+    """Addresses are shown in pages, logs and events."""
+    if _USERINFO.match(url):
+        raise ValueError(
+            f"{name} holds a user name or a password, and addresses are shown in logs, pages and events: take it out "
+            f"of the address and set {key}"
+        )
+
+
+class Section(BaseModel):
+    """A part of the settings: frozen, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
+
+
+class KafkaSettings(Section):
+    """The broker."""
+
+    bootstrap: str | None = Field(None, description="host:port[,host:port]; none: a broker of our own is started")
+    prefix: str = Field("", description="put before every topic and group name", pattern=r"^[A-Za-z0-9._-]*$")
+    instance: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="names this process among those of its stage; after a restart it has its partitions back at once",
+    )
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="how the broker is reached; a broker of our own says so itself"
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = Field(
+        None, description="how the account proves itself, with the SASL protocols"
+    )
+    sasl_username: str | None = Field(None, description="the account at the broker, with the SASL protocols")
+    sasl_password: SecretStr | None = Field(None, description="of that account")
+    ca_file: Path | None = Field(
+        None, description="PEM of who signed the broker's certificate; none: the system's authorities"
+    )
+
+
+class PostgresSettings(Section):
+    """The database."""
+
+    url: SecretStr | None = Field(None, description="an SQLAlchemy URL; none: a database of our own is started")
+
+
+class EngineSettings(Section):
+    """The inference engine, and the policy that it serves."""
+
+    urls: tuple[str, ...] = Field((), description="SGLang servers; none: the embedded CPU engine is started")
+    api_key: SecretStr | None = Field(None, description="what the engines were started with as --api-key, if anything")
+    model_path: Path | None = Field(None, description="the Hugging Face folder of the base policy")
+    port: int = Field(30010, ge=0, le=65535, description="of the embedded engine; 0: any free one")
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of the engines in force: `urls`, or the embedded engine's."""
+        return self.urls or (f"http://127.0.0.1:{self.port}",)
+
+    @property
+    def base_policy(self) -> Path:
+        """The folder of the base policy; raises ConfigError where none is set."""
+        if self.model_path is None:
+            raise ConfigError("engine.model_path is not set: name the Hugging Face folder of the policy")
+        return self.model_path
+
+    @model_validator(mode="after")
+    def _addresses_are_no_secrets(self) -> "EngineSettings":
+        for number, url in enumerate(self.urls):
+            _refuse_userinfo(f"engine.urls[{number}]", url, "engine.api_key")
+        return self
+
+
+class PolicySettings(Section):
+    """What learns."""
+
+    id: str = Field("policy", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", description="names the policy on the log")
+    served_model: str = Field("policy", description="the model name that clients ask for")
+    renderer: str = Field("auto", description="the chat template's family, as the renderers package names it")
+    enable_thinking: bool | None = Field(None, description="for families that can think; none: the template's default")
+    trust_tokenizer_code: bool = Field(False, description="run the model folder's Python tokenizer, as Kimi K2 has one")
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the policy has an id other than the default."""
+        return bool(self.id != type(self).model_fields["id"].default)
+
+
+class GatewaySettings(Section):
+    """The HTTP gateway that clients talk to."""
+
+    host: str = Field("127.0.0.1", description="the address that it listens on; any but this machine's own wants a key")
+    port: int = Field(30000, ge=0, le=65535, description="that it listens on; 0: any free one")
+    api_key: SecretStr | None = Field(None, description="a key named default; without any only this machine is served")
+    keys_file: Path | None = Field(None, description="of `clawstream keys`; none: keys.json in the data folder")
+    max_concurrent_per_key: int | None = Field(None, ge=1, description="requests in flight; none: no limit")
+    requests_per_minute_per_key: int | None = Field(None, ge=1, description="none: no limit")
+    share_prefix_cache: bool = Field(
+        False, description="between keys: less to prefill, and a key can find out what others asked"
+    )
+    max_in_flight: int = Field(1024, ge=1, description="requests at once; one more is a 503 with Retry-After")
+    default_max_tokens: int | None = Field(
+        None, ge=1, description="where the client names no limit; unset: what the context leaves"
+    )
+    default_temperature: float = Field(0.7, ge=0, le=2, description="where the client names none")
+    spool_bytes: int = Field(2**30, ge=2**16, description="may wait on disk for Kafka; beyond them requests are a 503")
+
+    @model_validator(mode="after")
+    def _a_key_guards_other_addresses(self) -> "GatewaySettings":
+        if self.host not in LOOPBACK and self.api_key is None and self.keys_file is None:
+            raise ValueError(
+                f"host {self.host} can be reached from outside: set gateway.api_key, or gateway.keys_file to a file "
+                "with a key in it (clawstream keys add NAME), or listen on 127.0.0.1"
+            )
+        if self.api_key is not None and self.api_key.get_secret_value() == EXAMPLE_KEY:
+            raise ValueError(
+                f"api_key is {EXAMPLE_KEY!r}, as in the examples, which everybody knows: set one of your own "
+                "(gateway.api_key, CLAWSTREAM_GATEWAY__API_KEY, or SGLANG_API_KEY under Compose and launch)"
+            )
+        return self
+
+
+class JudgeSettings(Section):
+    """The judges: any OpenAI-compatible endpoint."""
+
+    url: str | None = Field(None, description="base URL ending in /v1; none: nothing is judged")
+    model: str = Field("judge", description="the name by which the endpoint knows it, on the log too")
+    api_key: SecretStr | None = Field(None, description="of the endpoint, if it asks for one")
+    votes: int = Field(3, ge=1, le=15, description="per question and turn")
+    hint_quorum: int | None = Field(
+        None, ge=1, description="votes that must offer a hint, or there is none; 1: any; none: a majority of votes"
+    )
+    max_tokens: int = Field(1024, ge=16, description="of a vote, its reasoning included")
+
+    @model_validator(mode="after")
+    def _its_address_is_no_secret(self) -> "JudgeSettings":
+        _refuse_userinfo("judge.url", self.url or "", "judge.api_key")
+        return self
+
+    @property
+    def needed(self) -> int:
+        """Readable votes that a verdict needs: a majority."""
+        return self.votes // 2 + 1
+
+    @property
+    def needed_for_a_hint(self) -> int:
+        """The hints' quorum in force."""
+        return self.needed if self.hint_quorum is None else self.hint_quorum
+
+
+class TeacherSettings(Section):
+    """An engine that is the teacher, in place of the trainer: SGLang's dialect, and the policy's own tokenizer."""
+
+    url: str | None = Field(None, description='of the engine that training.teacher = "engine" has weigh hints')
+    model: str = Field("teacher", description="names it on the log, with its address")
+    api_key: SecretStr | None = Field(None, description="of the engine, if it asks for one")
+
+    @model_validator(mode="after")
+    def _its_address_is_no_secret(self) -> "TeacherSettings":
+        _refuse_userinfo("teacher.url", self.url or "", "teacher.api_key")
+        return self
+
+
+class WeightsSettings(Section):
+    """Versions on their way from the trainer to engines on another machine."""
+
+    offer: str | None = Field(
+        None,
+        pattern=r"^\S+:\d{1,5}$",
+        description="HOST:PORT at which the trainer offers its versions' files, any host but this machine's own with "
+        "weights.api_key; none: engines see its disk",
+    )
+    url: str | None = Field(
+        None,
+        description="of the trainer that offers them, and `up` starts none; none: versions lie where they were written",
+    )
+    api_key: SecretStr | None = Field(None, description="of the offer, the same on both machines")
+
+    @model_validator(mode="after")
+    def _a_key_guards_other_addresses(self) -> "WeightsSettings":
+        _refuse_userinfo("weights.url", self.url or "", "weights.api_key")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"weights.url is {self.url!r}, expected http://HOST:PORT")
+        if self.url is not None and self.offer is not None:
+            raise ValueError(
+                "weights.url says that the trainer is elsewhere, and weights.offer that it is here: name one"
+            )
+        if self.api_key is not None and self.api_key.get_secret_value() == EXAMPLE_KEY:
+            raise ValueError(
+                f"weights.api_key is {EXAMPLE_KEY!r}, as in the examples, which everybody knows: set another"
+            )
+        if self.offer and self.offer.rpartition(":")[0].strip("[]") not in LOOPBACK and self.api_key is None:
+            raise ValueError(
+                f"weights.offer {self.offer} can be reached from outside: set weights.api_key on both machines, or "
+                "listen on 127.0.0.1 and bring the port over with ssh"
+            )
+        return self
+
+
+class MonitorSettings(Section):
+    """The live windows; they are for this machine, at 127.0.0.1 and behind no key."""
+
+    port: int = Field(30066, ge=0, le=65535, description="that it listens on; 0: any free one")

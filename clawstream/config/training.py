@@ -1,0 +1,225 @@
+"""What becomes a sample, how rewards add up, and how batches are trained on: the settings and their clashes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from clawstream.config.sections import Section
+
+IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method
+    "topk": (
+        ("loss", "w_binary"),
+        "how advantages act, and method = 'topk' has none: it brings whole distributions together",
+    ),
+    "stepwise": (
+        ("w_opd", "teacher"),
+        "how hints act, and method = 'stepwise' holds a group's attempts against each other",
+    ),
+    "binary": (("w_opd", "teacher"), "how hints act, and method = 'binary' learns from rewards alone"),
+    "opd": (("w_binary",), "how rewards act, and method = 'opd' learns from hints alone"),
+}
+
+
+class SamplesSettings(Section):
+    """What becomes a sample."""
+
+    off_distribution: Literal["refuse", "hint_only", "gateway_override"] = Field(
+        "refuse",
+        description="answers sampled with temperature 0, top_p, top_k, penalties or a grammar, so not by the policy's "
+        "own probabilities: no sample, one without its reward (with method = topk alone: others weigh hints by "
+        "log-probs too), or the gateway samples main turns from the whole distribution whatever the client asks, and "
+        "refuses grammars",
+    )
+    interrupted: bool = Field(
+        False,
+        description="train on answers that people stopped, as far as they had got them; they are judged in any case",
+    )
+
+
+class RewardsSettings(Section):
+    """How much each source counts in a sample's reward: the weighted sum of those that said something, -1 to 1."""
+
+    judge: float = Field(1.0, ge=0, description="0: it is recorded alone, as with all four")
+    person: float = Field(1.0, ge=0, description="of thumbs and scores that people give")
+    environment: float = Field(1.0, ge=0, description="of outcomes that environments report")
+    heuristic: float = Field(1.0, ge=0, description="of heuristic_function's scores")
+    heuristic_function: str | None = Field(
+        None,
+        description="an entry point of the group clawstream.heuristics that scores finished turns; none: none does",
+    )
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """By source."""
+        return self.model_dump(include={"judge", "person", "environment", "heuristic"})
+
+
+class TrainingSettings(Section):
+    """Micro-batches and losses: docs/training.md."""
+
+    batch_samples: int = Field(16, ge=1, description="a step is taken on so many, or on fewer after max_wait_s")
+    max_wait_s: float = Field(3600.0, gt=0, description="since the oldest waiting sample; then a smaller batch fires")
+    group_wait_s: float = Field(
+        1800.0,
+        gt=600,  # after which judges say nothing new of an attempt
+        le=7 * 86_400,  # for which an attempt is known
+        description="after a group's first attempt ended, for the others to end and for outcomes",
+    )
+    max_versions_behind: int | None = Field(None, ge=0, description="older samples are dropped; none: never")
+    late: Literal["record", "refresh"] = Field(
+        "record",
+        description="what becomes of a sample whose turn was trained on before it came: it is recorded alone; or, with "
+        "a hint, the policy answers its prompt again, unseen, and that answer is trained on",
+    )
+    answers_per_hint: int = Field(
+        1, ge=1, le=64, description="the turn's own among them; the policy gives the others unseen"
+    )
+    max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
+    method: Literal["combined", "binary", "opd", "topk", "stepwise"] = Field(
+        "combined",
+        description="what is learned from: verdicts and hints, verdicts, hints (two ways), or steps of agents",
+    )
+    loss: Literal["ppo", "importance_sampling", "cispo"] = Field(
+        "ppo", description="how advantages act: clipped, unclipped, or with the ratio alone clipped"
+    )
+    w_binary: float = Field(1.0, ge=0, description="weight of the reward in an advantage; 0: rewards teach nothing")
+    w_opd: float = Field(1.0, ge=0, description="weight of the hint in an advantage; 0: hints teach nothing")
+    w_topk: float | None = Field(
+        None,
+        ge=0,
+        description="combined: of the divergence from the teacher's 50 likeliest tokens, always forward; none: 1, or "
+        "0 where there is no such divergence",
+    )
+    kl: float = Field(
+        0.02, ge=0, description="weight of the divergence from the base that holds the policy back; 0: none"
+    )
+    epochs: int = Field(1, ge=1, description="passes over each batch")
+    teacher: Literal["reference", "ema", "current", "engine"] = Field(
+        "reference",
+        description="who weighs hints: the base, a moving average of the policy, the policy itself, or teacher.url",
+    )
+    learning_rate: float = Field(1e-5, ge=0, description="0: every version is the base, a control")
+    gate: bool = Field(True, description="a step that does harm is not published; its samples are used up by it")
+    lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
+    trainer: Literal["torch", "fsdp", "megatron"] = Field("torch", description="torch is one process")
+    processes: int = Field(1, ge=1, description="of the trainer, on this machine; each has a GPU of its own, if any")
+    tensor_parallel: int = Field(
+        1, ge=1, description="megatron: processes that share each matrix, and the tokens in between"
+    )
+    pipeline_parallel: int = Field(1, ge=1, description="megatron: processes that have the layers one after the other")
+    micro_batch_tokens: int = Field(16_384, ge=64, description="in one pass; what answers begin with alike counts once")
+    gradient_checkpointing: bool = Field(False, description="less memory, more time: layers are computed twice")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="of matrix products; weights, sums of their gradients, optimizer and log-softmax are float32",
+    )
+    keep_checkpoints: int = Field(5, ge=1, description="newest versions that a rollback reaches, beside pinned ones")
+    seed: int = Field(0, description="of an adapter's first weights, and of what the gate has a policy write")
+    save_dir: Path | None = Field(None, description="where versions are kept; none: in the data folder")
+
+    @model_validator(mode="after")
+    def _known_together(self) -> "TrainingSettings":
+        names, why = IDLE.get(self.method, ((), ""))
+        if idle := [name for name in names if self._is_said(name)]:
+            raise ValueError(f"{', '.join(idle)}: these say {why}. Leave them out, or take another method")
+        if not any(self.weights):
+            raise ValueError(
+                f"w_binary = {self.w_binary:g}, w_opd = {self.w_opd:g} with method = {self.method!r}: nothing that it "
+                "learns from has a weight. Give it one above 0; learning_rate = 0 is how a policy stays as it is"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_whole_distribution_where_there_is_one(self) -> "TrainingSettings":
+        if self.w_topk and not self._can_diverge:
+            raise ValueError(
+                f"w_topk = {self.w_topk:g} weighs the teacher's whole distribution beside the gaps of its tokens, and "
+                f"method = {self.method!r}, teacher = {self.teacher!r}, w_opd = {self.w_opd:g} do not "
+                "have both: leave it out, or take method = 'combined', another teacher than 'engine' and w_opd above 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_teacher_for_hints(self) -> "TrainingSettings":
+        if self.by_engine and self.method == "topk":
+            raise ValueError(
+                "teacher = 'engine' gives the log-probs of the tokens sampled, and method = 'topk' needs those of the "
+                "teacher's likeliest: take 'opd' or 'combined', or another teacher"
+            )
+        if self.by_engine and self.w_opd == 0:
+            raise ValueError(
+                "teacher = 'engine' weighs hints, and with w_opd = 0 they count nothing: leave it out, or take w_opd "
+                "above 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _answers_anew_for_hints(self) -> "TrainingSettings":
+        if self.refreshes and self.weights[1] == 0:
+            raise ValueError(
+                f"late is {self.late!r} and answers_per_hint is {self.answers_per_hint}: an answer given anew teaches "
+                f"by its hint alone, and hints have no weight under method = {self.method!r} with w_opd = "
+                f"{self.w_opd:g}. Say late = 'record' and answers_per_hint = 1, or take another method"
+            )
+        return self
+
+    @property
+    def by_engine(self) -> bool:
+        """Whether the teacher is an engine, at teacher.url."""
+        return self.teacher == "engine"
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether prompts of the past are answered again."""
+        return self.late == "refresh" or self.answers_per_hint > 1
+
+    def _is_said(self, name: str) -> bool:
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
+
+    @model_validator(mode="after")
+    def _cut_as_the_trainer_can(self) -> "TrainingSettings":
+        cut = self.tensor_parallel * self.pipeline_parallel
+        if self.trainer == "torch" and self.processes > 1:
+            raise ValueError(f"trainer = 'torch' is one process, not {self.processes}. Take 'fsdp' or 'megatron'")
+        if self.trainer != "megatron" and cut > 1:
+            raise ValueError(
+                f"trainer = {self.trainer!r} cuts no matrices or layers: tensor_parallel and pipeline_parallel are "
+                "megatron's. Leave them out, or take 'megatron'"
+            )
+        if self.processes % cut:
+            raise ValueError(
+                f"processes = {self.processes} is no multiple of tensor_parallel * pipeline_parallel = {cut}: each "
+                "copy of the model needs so many"
+            )
+        return self
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """(binary, opd), as the method says."""
+        binary = 0.0 if self.method in ("opd", "topk") else self.w_binary
+        opd = 0.0 if self.method in ("binary", "stepwise") else self.w_opd
+        return binary, opd
+
+    @property
+    def divergence_weight(self) -> float:
+        """How much the distance from the teacher's whole distribution counts."""
+        if self.method == "topk":
+            return self.w_opd
+        return float(self._can_diverge) if self.w_topk is None else self.w_topk
+
+    @property
+    def resolved(self) -> "TrainingSettings":
+        """The same settings with every derived value written out, so that later releases read them alike."""
+        return self if self.w_topk is not None else self.model_copy(update={"w_topk": float(self._can_diverge)})
+
+    @property
+    def _can_diverge(self) -> bool:
+        """Whether the teacher's whole distribution can count beside the gaps of its tokens."""
+        return self.method == "combined" and not self.by_engine and self.w_opd > 0
+
+    @property
+    def asks_likeliest(self) -> bool:
+        """Whether the teacher is asked for its likeliest tokens."""
+        return self.method == "topk" or self.divergence_weight > 0
