@@ -211,7 +211,7 @@ def _reach(settings: Settings, reached: "Sequence[int] | None", kept: frozenset[
 def _told(settings: Settings) -> "tuple[dict[int, VersionFacts], frozenset[int]]":
     """Return the policy's versions, and which of them are pinned."""
     from clawstream.events import VersionPinned
-    from clawstream.events.policy import pinned
+    from clawstream.events.control import pinned
 
     with broker(settings) as kafka:
         known, asked = asyncio.run(_both(settings, kafka))

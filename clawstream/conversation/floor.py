@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from clawstream.events.base import Event
-from clawstream.events.exchanges import TurnPaired, TurnsSettled
 from clawstream.events.judging import HintAbsent, HintFound, TeacherScored, VerdictReached, VoteCast
+from clawstream.events.turns import TurnPaired, TurnsSettled
 
 Hint = HintFound | HintAbsent
 Over = Mapping[str, None]  # ids of past lives' turns, and of exchanges they were settled after, the oldest first

@@ -14,21 +14,26 @@ from clawstream.events.base import (
     derived_id,
     float32,
 )
+from clawstream.events.control import (
+    OffsetRange,
+    ReplayEnded,
+    ReplayStarted,
+    RollbackAsked,
+    SamplesPromoted,
+    VersionPinned,
+    VotesFrom,
+)
 from clawstream.events.exchanges import (
     ExchangeCompleted,
     ExchangeFailed,
     FailureReason,
     FinishReason,
-    OrphanReason,
     RequestDelta,
     Sampling,
     SessionDone,
     SessionIdle,
     Shaping,
     TokenBias,
-    TurnOrphaned,
-    TurnPaired,
-    TurnsSettled,
     TurnType,
     VersionSpan,
 )
@@ -62,32 +67,24 @@ from clawstream.events.judging import (
 from clawstream.events.policy import (
     BaseNamed,
     BatchPlanned,
-    OffsetRange,
     PlannedTurn,
     PolicyActivated,
     PolicyPublished,
     PolicyRejected,
-    ReplayEnded,
-    ReplayStarted,
-    RollbackAsked,
-    SamplesPromoted,
     StepRejected,
     StepTaken,
     TopicOffset,
-    VersionPinned,
-    VotesFrom,
 )
+from clawstream.events.refreshing import FOR_A_LATE_SAMPLE, AnswerRefreshed, RefreshAsked
 from clawstream.events.samples import (
-    FOR_A_LATE_SAMPLE,
     NOBODY,
-    AnswerRefreshed,
     OffDistribution,
-    RefreshAsked,
     RefusalReason,
     RewardWeights,
     SampleAssembled,
     SampleRefused,
 )
+from clawstream.events.turns import OrphanReason, TurnOrphaned, TurnPaired, TurnsSettled
 
 EVENTS: tuple[type[Event], ...] = (
     ExchangeCompleted,

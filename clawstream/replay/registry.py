@@ -9,7 +9,7 @@ from typing import Protocol
 
 from clawstream.errors import ConfigError
 from clawstream.events import Event, OffsetRange, ReplayEnded, ReplayStarted, SamplesPromoted, VotesFrom
-from clawstream.events.policy import promotions
+from clawstream.events.control import promotions
 from clawstream.projections.look.tail import start_ms
 from clawstream.stream.log import Arrived, PartitionId, Start
 from clawstream.stream.stage import Record

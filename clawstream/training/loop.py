@@ -18,7 +18,7 @@ from pathlib import Path
 from clawstream.config import Settings
 from clawstream.errors import SamplesGone, UnusableCheckpoint
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
-from clawstream.events.policy import pinned
+from clawstream.events.control import pinned
 from clawstream.training.batches.bookmark import POLICY_TOPIC
 from clawstream.training.batches.following import Following, Retraining, TrainingLog, first_publication
 from clawstream.training.batches.planning import Batch, Batcher, turn_of

@@ -33,10 +33,10 @@ from clawstream.events import ExchangeCompleted, PolicyActivated, PolicyPublishe
 from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.local.servers.server_process import die_with_parent, reserved
-from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from tests.bench.report import report
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.engine.tiny_model import make_model
 from tests.parts.gateway.running_gateway import running
 

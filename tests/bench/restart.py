@@ -27,7 +27,6 @@ from sqlalchemy.engine import make_url
 
 from clawstream.config import Settings, dump
 from clawstream.events import BatchPlanned, Event, SampleAssembled, StepTaken, TurnPaired, VerdictReached
-from clawstream.inference.engines.scripted import serving
 from clawstream.local.servers.server_process import HOST, reserved
 from clawstream.projections import database
 from clawstream.rendering.renderer import PromptRenderer
@@ -40,6 +39,7 @@ from tests.bench.processes import usage
 from tests.bench.report import report
 from tests.bench.slot import Slot
 from tests.chaos.peers import engine
+from tests.fakes.scripted_engine import serving
 from tests.parts.engine.tiny_model import make_model
 
 STAGES = ("gateway", "turns", "judging", "samples", "project", "train")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from clawstream.config import Settings, dump
-from clawstream.inference.engines.scripted import serving
 from clawstream.local.servers.server_process import reserved
 from clawstream.projections import database
 from clawstream.rendering.renderer import PromptRenderer
@@ -21,6 +20,7 @@ from tests.chaos.parts import Part, preload
 from tests.chaos.peers import Judges, engine
 from tests.chaos.plan import Plan
 from tests.chaos.servers import Broker, Database, Proxy
+from tests.fakes.scripted_engine import serving
 
 _CONTEXT_TOKENS = 4096
 _NO_ROOM_FOR_S = 3.0  # after a disk was full: what was refused then is told now

@@ -15,9 +15,9 @@ from itertools import count
 import orjson
 from aiohttp import web
 
-from clawstream.inference.engines.scripted import ScriptedAnswer, ScriptedBackend
 from clawstream.local.servers.server_process import HOST
 from clawstream.rendering.renderer import PromptRenderer
+from tests.fakes.scripted_engine import ScriptedAnswer, ScriptedBackend
 
 _TOKEN_S = 0.002
 _SLEEP_S = 4.0

@@ -20,7 +20,7 @@ from clawstream.local.needs import refuse_what_is_missing
 from clawstream.resources import own_checkout
 
 if TYPE_CHECKING:
-    from clawstream.simulation.runs.counting import Figures
+    from clawstream.simulation.runs.figures import Figures
 
 
 class DemoMethod(StrEnum):

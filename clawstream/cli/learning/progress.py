@@ -23,7 +23,7 @@ from clawstream.simulation.learn.report import (
     gains,
     steadiness,
 )
-from clawstream.simulation.runs.counting import VersionScore
+from clawstream.simulation.runs.figures import VersionScore
 
 if TYPE_CHECKING:
     from clawstream.simulation.runs.run import RunProgress as Step

@@ -18,7 +18,7 @@ from clawstream.errors import OperatorError, TryLater
 from clawstream.simulation.learn.grid import Cell, cell_of
 from clawstream.simulation.learn.outcome import CellOutcome, median, update_of
 from clawstream.simulation.learn.scoring import TEMPERATURE, CheckpointScoring, room
-from clawstream.simulation.runs.counting import VersionScore, at_share
+from clawstream.simulation.runs.figures import VersionScore, at_share
 from clawstream.simulation.runs.run import People, Plan, RunProgress, RunRecord, simulate
 
 ORDER, OUTCOME = "order.json", "outcome.json"

@@ -18,7 +18,7 @@ from clawstream.simulation.learn.cell import OUTCOME, Order
 from clawstream.simulation.learn.grid import Cell
 from clawstream.simulation.learn.outcome import CellOutcome, Reference, ReportRow, outcome_of
 from clawstream.simulation.learn.scoring import room
-from clawstream.simulation.runs.counting import VersionScore
+from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.programs import program
 from clawstream.simulation.runs.run import People, RunProgress
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from clawstream.events import StepTaken
 from clawstream.simulation.learn.grid import UNTAUGHT, Cell
-from clawstream.simulation.runs.counting import VersionScore
+from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.scenarios import CASTS
 
 

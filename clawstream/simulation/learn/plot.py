@@ -7,7 +7,7 @@ from typing import Any
 
 from clawstream.simulation.learn.outcome import Reference
 from clawstream.simulation.learn.report import Curve, Mean, Point
-from clawstream.simulation.runs.counting import Figures
+from clawstream.simulation.runs.figures import Figures
 
 COLOURS = ("#1f6feb", "#d1570a", "#1a7f37", "#8250df", "#bf3989", "#9a6700", "#0e7490", "#57606a")
 DASHES = {None: "-", "shuffled": "--", "coin": ":", "frozen": "-."}

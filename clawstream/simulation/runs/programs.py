@@ -13,7 +13,7 @@ from clawstream.errors import PartUnavailable
 from clawstream.events import BatchPlanned, GroupSettled, PolicyActivated, PolicyPublished, StepRejected, StepTaken
 from clawstream.local.servers.server_process import die_with_parent
 from clawstream.simulation.chains import MAX_STEPS
-from clawstream.simulation.runs.counting import Chat, VersionScore
+from clawstream.simulation.runs.figures import Chat, VersionScore
 from clawstream.simulation.runs.scenarios import STEPS_A_ROUND, ScenarioPrograms
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record

@@ -25,16 +25,8 @@ from clawstream.local.servers.server_process import reserved
 from clawstream.local.supervisor import Part
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.runs import programs
-from clawstream.simulation.runs.counting import (
-    Chat,
-    Counts,
-    Figures,
-    Footprint,
-    VersionScore,
-    counted,
-    longest_gap_during,
-    percentiles,
-)
+from clawstream.simulation.runs.counting import Counts, Footprint, counted
+from clawstream.simulation.runs.figures import Chat, Figures, VersionScore, longest_gap_during, percentiles
 from clawstream.simulation.runs.own import MAX_TOKENS, blended, lent
 from clawstream.simulation.runs.programs import ScorerProcess, StudentProcess, Watch, program
 from clawstream.simulation.runs.scenarios import CASTS, ScenarioPrograms

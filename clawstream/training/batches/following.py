@@ -28,7 +28,7 @@ from clawstream.events import (
     SamplesPromoted,
     VersionPinned,
 )
-from clawstream.events.policy import promotions
+from clawstream.events.control import promotions
 from clawstream.inference.bases import version_name
 from clawstream.stream.log import Arrived, PartitionId, Start, Undecodable
 from clawstream.stream.runner.offset_reset import ResettableLog

@@ -24,8 +24,9 @@ from torch.utils.checkpoint import checkpoint
 from clawstream.errors import UnusableCheckpoint
 from clawstream.training import processes
 from clawstream.training.megatron import reducing
-from clawstream.training.megatron.layers import PiecewiseCache, gpt, read_by
-from clawstream.training.megatron.reducing import clip, part, reduce_gradients, run, spread
+from clawstream.training.megatron.copies import part, spread
+from clawstream.training.megatron.layers import gpt, read_by
+from clawstream.training.megatron.reducing import clip, reduce_gradients, run
 from clawstream.training.megatron.shape import Shape, Sizes, configuration, frequencies, refuse_uneven, shape_of
 from clawstream.training.megatron.weights import (
     Folder,
@@ -42,6 +43,7 @@ from clawstream.training.models.model import Glance, Look, Model, Read, T, Top, 
 from clawstream.training.processes import write_parts
 from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import micro_batches, shares
+from clawstream.training.writing import PiecewiseCache
 
 
 def join(sizes: Sizes) -> None:

@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.inference.model_folder import weight_files
-from clawstream.training.megatron.reducing import together
+from clawstream.training.megatron.copies import together
 from clawstream.training.megatron.shape import Shape
 from clawstream.training.models.base_folder import unread, with_adapter
 from clawstream.training.models.model import key, tensors_of

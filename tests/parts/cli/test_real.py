@@ -22,12 +22,12 @@ from clawstream.cli.learning.real import UNRELATED, RealComparison, _choose
 from clawstream.config import Settings
 from clawstream.errors import OperatorError
 from clawstream.inference.engines.dialect import Call
-from clawstream.inference.engines.scripted import ScriptedAnswer, ScriptedBackend, serving
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.projections import database
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.replay import past_requests
 from clawstream.replay.blind import Choice, Pair
+from tests.fakes.scripted_engine import ScriptedAnswer, ScriptedBackend, serving
 from tests.parts.engine.tiny_model import make_config
 from tests.parts.projections.reading import write_all
 from tests.parts.replay.past import conversation, made, published

@@ -21,7 +21,7 @@ from clawstream.local import installation
 from clawstream.local.installation import Installation
 from clawstream.local.running import Addresses, JudgeNotes
 from clawstream.stream.kafka import connect
-from clawstream.stream.memory_log import MemoryLog
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.judging.endpoint import endpoint
 from tests.parts.judging.test_judge_trial import saying
 from tests.unit.monitoring.said import activated

@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 from tokenizers import Tokenizer
 
-from clawstream.inference.engines import scripted
-from clawstream.inference.engines.scripted import ScriptedBackend
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
+from tests.fakes import scripted_engine
+from tests.fakes.scripted_engine import ScriptedBackend
 from tests.parts.engine.process import cpu_engine
 from tests.parts.engine.tiny_model import make_model
 from tests.parts.sglang.process import sglang_engine
@@ -70,10 +70,10 @@ def sglang_url(models: tuple[Path, Path]) -> Iterator[str]:
         yield url
 
 
-def long_speech(input_ids: object) -> scripted.ScriptedAnswer:
+def long_speech(input_ids: object) -> scripted_engine.ScriptedAnswer:
     """Enough tokens for every test, none of them an end of text."""
     del input_ids
-    return scripted.ScriptedAnswer(token_ids=tuple(range(33, 127)) * 20)
+    return scripted_engine.ScriptedAnswer(token_ids=tuple(range(33, 127)) * 20)
 
 
 def as_characters(token_ids: Sequence[int]) -> str:
@@ -105,7 +105,7 @@ async def subject(request: pytest.FixtureRequest, models: tuple[Path, Path]) -> 
                 model_path=str(models[0]),
                 version="1",
             )
-            url = await stack.enter_async_context(scripted.serving(backend))
+            url = await stack.enter_async_context(scripted_engine.serving(backend))
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         yield Subject(
             engine=SglangEngine(session, url, silence_s=30, control_s=30),

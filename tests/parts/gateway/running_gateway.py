@@ -18,10 +18,10 @@ from clawstream.events import Event, ExchangeCompleted
 from clawstream.gateway.app import BOUNDS, GatewayLog, serve
 from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.outbox.spool_file import Fsync
-from clawstream.inference.engines.scripted import ScriptedAnswer, ScriptedBackend, serving
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
+from tests.fakes.memory_log import MemoryLog
+from tests.fakes.scripted_engine import ScriptedAnswer, ScriptedBackend, serving
 
 E = TypeVar("E", bound=Event)
 Json = dict[str, Any]

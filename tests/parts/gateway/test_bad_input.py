@@ -15,7 +15,7 @@ from clawstream.gateway.app import serve
 from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import read_request
-from clawstream.stream.memory_log import MemoryLog
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.gateway.running_gateway import QUESTION, RunningGateway, running_gateway
 
 TOOL_MESSAGE = {"role": "tool", "content": "x"}

@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletionFunctionToolParam
 
 from clawstream.config import SamplesSettings
 from clawstream.events import ExchangeCompleted, FinishReason, SessionDone, TurnType, VersionSpan
-from clawstream.inference.engines.scripted import token_logprob
+from tests.fakes.scripted_engine import token_logprob
 from tests.parts.gateway.running_gateway import QUESTION, RunningGateway, running_gateway
 
 CALL = '<tool_call>\n{"name": "exec", "arguments": {"command": "ls"}}\n</tool_call>'

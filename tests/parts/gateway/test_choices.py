@@ -22,7 +22,7 @@ from clawstream.events import (
 )
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
-from clawstream.inference.engines.scripted import Fault, ScriptedAnswer
+from tests.fakes.scripted_engine import Fault, ScriptedAnswer
 from tests.parts.gateway.running_gateway import QUESTION, Response, RunningGateway, everything, running_gateway, until
 from tests.parts.gateway.test_feedback import given
 from tests.sessions import assistant, user

@@ -16,7 +16,7 @@ from clawstream.gateway.outbox.delivery import Delivery
 from clawstream.gateway.outbox.spool import Spool
 from clawstream.gateway.outbox.spool_file import Fsync
 from clawstream.stream.log import Sealed
-from clawstream.stream.memory_log import MemoryLog
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.gateway.running_gateway import WITHIN_S, everything, full_disk
 from tests.unit.stream.toys import done, number_of
 

@@ -12,8 +12,8 @@ import pytest
 from clawstream.conversation.history import WholeRequest, history
 from clawstream.events import Event, ExchangeCompleted, Question, RefusalReason, SampleAssembled, SampleRefused
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.stream.memory_log import MemoryLog
 from tests import recorded
+from tests.fakes.memory_log import MemoryLog
 from tests.flow import Flow, Oracle
 from tests.parts.gateway.running_gateway import RunningGateway, everything, running_gateway
 from tests.sessions import Json, assistant, user

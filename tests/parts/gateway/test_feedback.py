@@ -12,8 +12,8 @@ from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.requests.feedback import MAX_TEXT
-from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.gateway.running_gateway import Response, RunningGateway, full_disk, read, running_gateway
 from tests.parts.gateway.test_promises import GatedLog
 

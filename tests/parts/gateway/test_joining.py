@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.sessions import SessionIndex
-from clawstream.stream.memory_log import MemoryLog
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway
 from tests.parts.gateway.test_keys import bearer
 from tests.sessions import Json, user

@@ -27,7 +27,7 @@ from clawstream.gateway.access.security import Guard
 from clawstream.gateway.app import serve
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.requests.refusal import BadRequest
-from clawstream.stream.memory_log import MemoryLog
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.gateway.running_gateway import QUESTION, running_gateway, until
 from tests.sessions import user
 

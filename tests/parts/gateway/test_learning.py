@@ -20,8 +20,8 @@ from clawstream.gateway.app import serve
 from clawstream.gateway.sessions import Conversations, SampledAnswers, SessionIndex
 from clawstream.gateway.watching import SessionLearner, learn_sessions
 from clawstream.stream.log import Arrived, Start
-from clawstream.stream.memory_log import MemoryLog
 from tests import strategies
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.gateway.running_gateway import WITHIN_S, running_gateway
 from tests.sessions import Session, user
 

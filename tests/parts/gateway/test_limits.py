@@ -15,7 +15,7 @@ from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance, Caller
 from clawstream.gateway.access.limits import Limits, Rate, TooMuch, duration
 from clawstream.gateway.bounds import Bounds
-from clawstream.inference.engines.scripted import Fault
+from tests.fakes.scripted_engine import Fault
 from tests.parts.gateway.running_gateway import QUESTION, RunningGateway, running_gateway, until
 
 ANNA, BEN, NOBODY = Caller(name="anna"), Caller(name="ben"), Caller(name=None)

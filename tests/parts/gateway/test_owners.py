@@ -20,11 +20,11 @@ from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.access.owners import Owners, SessionClaim, hashed
 from clawstream.gateway.bounds import Bounds
-from clawstream.inference.engines.scripted import Fault
 from clawstream.stream.log import Raw, Start
-from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from tests.examples import examples
+from tests.fakes.memory_log import MemoryLog
+from tests.fakes.scripted_engine import Fault
 from tests.parts.gateway.running_gateway import running_gateway, until
 from tests.parts.gateway.test_keys import bearer
 from tests.sessions import Session, user

@@ -20,10 +20,10 @@ from clawstream.events import (
     VersionSpan,
 )
 from clawstream.gateway.bounds import Bounds
-from clawstream.inference.engines.scripted import Fault
 from clawstream.stream.log import Sealed
-from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
+from tests.fakes.memory_log import MemoryLog
+from tests.fakes.scripted_engine import Fault
 from tests.parts.gateway.running_gateway import (
     QUESTION,
     WITHIN_S,

@@ -11,9 +11,9 @@ import pytest
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, PolicyActivated
 from clawstream.inference.engines.dialect import Call, TokenDelta
-from clawstream.inference.engines.scripted import Fault, ScriptedAnswer, ScriptedBackend, serving
 from clawstream.inference.engines.service import Generation
 from tests.bench.replicas import one_fails
+from tests.fakes.scripted_engine import Fault, ScriptedAnswer, ScriptedBackend, serving
 from tests.parts.gateway.running_gateway import Response, RunningGateway, running_gateway, until
 
 

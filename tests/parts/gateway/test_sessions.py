@@ -14,8 +14,8 @@ from clawstream.gateway.requests.profiles import RequestIdentity, name_request
 from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import read_request
 from clawstream.gateway.sessions import SessionIndex
-from clawstream.stream.memory_log import MemoryLog
 from tests import recorded
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.gateway.running_gateway import QUESTION, RunningGateway, running_gateway
 from tests.sessions import user
 

@@ -16,7 +16,7 @@ from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.outbox.delivery import Delivery
 from clawstream.gateway.outbox.spool import Spool
 from clawstream.stream.log import Sealed
-from clawstream.stream.memory_log import MemoryLog
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.gateway.running_gateway import WITHIN_S
 from tests.unit.stream.toys import done
 

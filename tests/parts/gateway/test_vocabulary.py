@@ -11,7 +11,7 @@ from clawstream.errors import ConfigError
 from clawstream.gateway import engines
 from clawstream.gateway.app import serve
 from clawstream.inference.model_folder import largest_token_id, too_small_for
-from clawstream.stream.memory_log import MemoryLog
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.engine.tiny_model import make_tokenizer
 from tests.parts.gateway.running_gateway import WITHIN_S, running_gateway, until
 

@@ -20,7 +20,7 @@ from clawstream.events import ExchangeFailed, FailureReason
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.bounds import Bounds
-from clawstream.inference.engines.scripted import ScriptedAnswer
+from tests.fakes.scripted_engine import ScriptedAnswer
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until
 from tests.parts.hostile.raw import Wire, post, question, wire
 

@@ -14,7 +14,7 @@ from clawstream.events import ExchangeCompleted
 from clawstream.projections import database
 from clawstream.projections.text import original_json
 from clawstream.projections.write.stage import project
-from clawstream.stream.memory_log import MemoryLog
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.gateway.running_gateway import QUESTION, running_gateway, until
 
 pytestmark = pytest.mark.slow

@@ -8,13 +8,13 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from clawstream.config import MonitorSettings
-from clawstream.inference.engines.scripted import ScriptedBackend, counting, serving
 from clawstream.inference.http_borders import refusal
 from clawstream.monitoring.app import answering
 from clawstream.monitoring.live import MonitorReport
 from clawstream.simulation.judge import Service
 from clawstream.simulation.opinions import SimulatedJudge
 from clawstream.training.offering import _application
+from tests.fakes.scripted_engine import ScriptedBackend, counting, serving
 
 EVIL = {"Origin": "https://evil.example"}
 REBOUND = {"Host": "evil.example:30100"}

@@ -14,9 +14,9 @@ from clawstream.judging.heuristics import DueTurn, FinishedTurn, Heuristic, Watc
 from clawstream.judging.heuristics_stage import heuristic_named, heuristics_stage
 from clawstream.replay.running import begin
 from clawstream.stream.dead_letters.records import Reason
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Stage
 from tests import recorded
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Flow, Worker
 from tests.sessions import EXCHANGES, FEEDBACK, SAMPLES, TURNS, Session, user
 from tests.unit.replay.recorded import SETTINGS, own, said, wanted, work, written

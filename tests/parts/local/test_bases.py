@@ -32,8 +32,8 @@ from clawstream.local.running import policy_of, read_parts, settings_file
 from clawstream.simulation.policy.recipe import LEARNING_RATE
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
+from tests.fakes.memory_log import MemoryLog
 from tests.unit.monitoring.said import published, sample
 
 

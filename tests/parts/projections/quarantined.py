@@ -17,9 +17,9 @@ from clawstream.projections.write.sorting import GROUP
 from clawstream.projections.write.stage import project
 from clawstream.stream.dead_letters.records import DeadLetterMark, Fate, Reason
 from clawstream.stream.log import PartitionId
-from clawstream.stream.memory_group import ConnectionCut
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record
+from tests.fakes.memory_group import ConnectionCut
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.projections import one_session
 from tests.parts.projections.reading import empty
 from tests.parts.projections.test_stage import projecting

@@ -20,7 +20,7 @@ from clawstream.projections.write.projector import Projector, in_batches
 from clawstream.projections.write.writer import TableWriter
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId, Raw
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.projections import one_session
 from tests.parts.projections.reading import contents
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine
 
 from clawstream.events import Event, TurnPaired, TurnsSettled
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.projections import one_session
 from tests.parts.projections.test_audit import audited, projected
 

@@ -12,8 +12,8 @@ from clawstream.stream.dead_letters.records import Reason
 from clawstream.stream.dead_letters.rulings import dead_letters
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from tests.examples import examples
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.projections.quarantined import (
     CUTS,
     NONSENSE,

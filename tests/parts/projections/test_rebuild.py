@@ -25,7 +25,7 @@ from clawstream.projections.write.projector import Projector, in_batches
 from clawstream.projections.write.writer import TableWriter
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId
-from clawstream.stream.memory_log import MemoryLog
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.projections.reading import contents
 from tests.parts.projections.test_audit import MANY, audited, projected, session, tampered
 from tests.parts.projections.test_stage import caught_up, projecting

@@ -19,8 +19,8 @@ from clawstream.projections.write.stage import project
 from clawstream.projections.write.writer import TableWriter
 from clawstream.stream.dead_letters.records import EXPIRED, DeadLetterId, DeadLetterMark, Fate, Reason
 from clawstream.stream.log import Arrived, PartitionId, Raw, Start
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.breaker import FailureRate
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.projections import one_session
 from tests.parts.projections.quarantined import (
     NONSENSE,

@@ -17,8 +17,8 @@ from clawstream.stream.dead_letters.records import Fate, Reason
 from clawstream.stream.dead_letters.rulings import dead_letters, rule
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId
-from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.runner.breaker import FEWEST
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.projections import one_session
 from tests.parts.projections.reading import contents
 from tests.parts.stream.raw import append_bytes

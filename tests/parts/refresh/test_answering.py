@@ -12,12 +12,12 @@ from clawstream.errors import NotYet, TryLater
 from clawstream.events import AnswerRefreshed, FinishReason, Sampling, Shaping, VersionSpan
 from clawstream.inference.engines.behaviour import cache_key
 from clawstream.inference.engines.dialect import Call
-from clawstream.inference.engines.scripted import Fault, ScriptedAnswer, ScriptedBackend, counting, serving
 from clawstream.inference.engines.service import Generation
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.refresh.answering import Refresher
 from clawstream.refresh.asking import RefreshRequest
 from clawstream.rendering.renderer import ParsedAnswer
+from tests.fakes.scripted_engine import Fault, ScriptedAnswer, ScriptedBackend, counting, serving
 from tests.parts.gateway.test_replicas import Cached
 
 PROMPT = (5, 6, 7)

@@ -11,9 +11,9 @@ from clawstream.replay import work
 from clawstream.replay.stages import EXPIRE_EVERY, Host, following
 from clawstream.replay.work import ReplayWorker
 from clawstream.stream.log import PartitionId, PlacedRecord
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record, Stage, Step
 from clawstream.stream.topics import replay_topic, replay_topics
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.unit.stream import toys
 
 RETAIN_MS = 1000

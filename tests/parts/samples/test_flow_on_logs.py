@@ -18,13 +18,13 @@ from clawstream.samples.joining import SampleRules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.memory_group import ConnectionCut
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Record, Stage
 from clawstream.turns.stage import turns_stage
 from tests import recorded
 from tests.examples import examples
+from tests.fakes.memory_group import ConnectionCut
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Flow, Oracle
 from tests.parts.judging.endpoint import endpoint
 from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters, Session

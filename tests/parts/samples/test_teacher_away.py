@@ -20,9 +20,9 @@ from clawstream.inference.engines.engine import ScoreRequest, Scores
 from clawstream.inference.teacher import TeacherClient as EngineTeacher
 from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import ScoringTeacher, asking_stage, samples_stage
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.breaker import FAILING_CALLS
 from clawstream.stream.runner.hosting import RunnerIntervals
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Flow, Oracle
 from tests.parts.inference.test_teacher import Engine
 from tests.sessions import HINTS, SAMPLES, Letters, Session, assistant, user

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer
 
 from clawstream.config import EngineSettings, KafkaSettings, PolicySettings, Settings, TeacherSettings, dump
 from clawstream.events import SampleAssembled, SampleRefused, TeacherScored, VoteCast, float32
-from clawstream.inference.engines.scripted import ScriptedBackend, counting, serving, token_logprob
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
+from tests.fakes.scripted_engine import ScriptedBackend, counting, serving, token_logprob
 from tests.flow import Flow
 from tests.parts.engine.tiny_model import make_config
 from tests.parts.inference.test_teacher import with_another_vocabulary

@@ -14,7 +14,7 @@ from clawstream.simulation.learn.cell import OUTCOME
 from clawstream.simulation.learn.grid import Cell
 from clawstream.simulation.learn.learning import Grid
 from clawstream.simulation.learn.outcome import Reference
-from clawstream.simulation.runs.counting import VersionScore
+from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.people import people_of
 from clawstream.simulation.runs.run import People, RunProgress
 from tests.unit.simulation.outcomes import REFERENCE, cell, outcome

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from clawstream.stream.kafka.appending import EncodedRecord
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.memory_log import MemoryLog
+from tests.fakes.memory_log import MemoryLog
 
 
 async def append_bytes(

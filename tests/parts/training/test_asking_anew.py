@@ -9,10 +9,10 @@ import pytest
 from clawstream.events import BatchPlanned, Event, SampleAssembled
 from clawstream.stream.avro import codec, key_bytes
 from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, Start
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.topics import replay_topic, replay_topics
 from clawstream.training.batches.following import SAMPLES_TOPIC, retraining
 from clawstream.training.loop import train
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training.test_following import pointer
 from tests.parts.training.test_loop import said, settings, trained_until
 from tests.parts.training.test_refreshed import asked, sample

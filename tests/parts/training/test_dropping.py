@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.following import LOST, WHY, grown
 from clawstream.training.batches.planning import DropReason
 from clawstream.training.loop import train
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
 from tests.parts.training.test_loop import settings
 

@@ -26,7 +26,6 @@ from clawstream.events import (
 )
 from clawstream.inference.judge_client import DEADLINE_S
 from clawstream.stream.log import Arrived, Start
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import HEARD_MS
 from clawstream.training.batches.planning import (
     Arrival,
@@ -40,6 +39,7 @@ from clawstream.training.batches.planning import (
 from clawstream.training.batches.trainable import SettledGroups
 from clawstream.training.loop import train
 from clawstream.training.step.trainer import Trainer
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
 from tests.parts.training.test_loop import settings, trained_until
 from tests.parts.training.test_methods import gradient_of

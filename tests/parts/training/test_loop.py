@@ -16,12 +16,12 @@ from clawstream.events import (
     SampleAssembled,
     StepTaken,
 )
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.training.batches.bookmark import POLICY_TOPIC
 from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train
 from clawstream.training.models.checkpoints import alone_on, latest, read
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
 
 SAMPLES = [tiny.sample(f"s{i}", reward=1 if i % 2 else -1, hinted=i % 3 == 0) for i in range(9)]

@@ -9,10 +9,10 @@ import pytest
 from clawstream.errors import LogContradicted, SamplesGone
 from clawstream.events import BatchPlanned, Event
 from clawstream.stream.log import PartitionId
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.bookmark import put_trainers_back
 from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
 from tests.parts.training.test_loop import names, settings, trained_until
 from tests.parts.training.test_retention import Rig, rig

@@ -17,11 +17,11 @@ from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterId, Fat
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId, PlacedRecord
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.topics import replay_topic, replay_topics
 from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train
 from clawstream.training.models.checkpoints import latest
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.stream.raw import append_bytes
 from tests.parts.training import outside, tiny
 from tests.parts.training.test_loop import names, said, settings, trained_until

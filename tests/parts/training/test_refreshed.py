@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from clawstream.config import TrainingSettings
 from clawstream.events import NOBODY, BatchPlanned, RefreshAsked, SampleAssembled, Sampling
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.planning import Arrival, Batcher, DropReason, resume_offsets
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
 from tests.parts.training.test_loop import settings, trained_until
 from tests.parts.training.test_revisions import RULES, arrival, plan_of

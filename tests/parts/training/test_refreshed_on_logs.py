@@ -9,7 +9,6 @@ import aiohttp
 
 from clawstream.config import JudgeSettings
 from clawstream.events import AnswerRefreshed, BatchPlanned, SampleAssembled, StepTaken, VersionSpan
-from clawstream.inference.engines.scripted import Fault, ScriptedAnswer, ScriptedBackend, serving
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.judging.stage import judging_stage
 from clawstream.refresh.answering import Refresher
@@ -17,8 +16,9 @@ from clawstream.refresh.stage import refresh_stage
 from clawstream.rendering.renderer import ParsedAnswer
 from clawstream.samples.joining import SampleRules
 from clawstream.samples.stage import samples_stage
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.turns.stage import turns_stage
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
+from tests.fakes.scripted_engine import Fault, ScriptedAnswer, ScriptedBackend, serving
 from tests.flow import Oracle
 from tests.parts.training import tiny
 from tests.parts.training.test_loop import settings, trained_until

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from clawstream.config import Settings
 from clawstream.events import BatchPlanned, Event, PolicyPublished, SampleAssembled, StepRejected, StepTaken
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.loop import train
 from clawstream.training.models.checkpoints import read
 from clawstream.training.step import schedule
 from clawstream.training.step.trainer import Trainer
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
 from tests.parts.training.test_loop import names, said, settings, trained_until, trained_until_idle
 

@@ -14,9 +14,9 @@ from clawstream.events import BatchPlanned, PolicyPublished
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import outside, tiny
 from tests.parts.training.test_loop import settings, trained_until
 

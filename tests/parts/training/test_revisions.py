@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import NOBODY, BatchPlanned, SampleAssembled
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.planning import (
     Arrival,
     Batch,
@@ -20,6 +19,7 @@ from clawstream.training.batches.planning import (
     resume_offsets,
     turn_of,
 )
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
 from tests.parts.training.test_loop import settings, trained_until
 

@@ -14,9 +14,9 @@ from clawstream.events import (
     StepTaken,
     VersionPinned,
 )
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.models.checkpoints import read
 from clawstream.training.step import schedule
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
 from tests.parts.training.test_loop import names, settings, trained_until
 from tests.parts.training.test_rejected_steps import of

@@ -24,11 +24,11 @@ from clawstream.inference.teacher import TeacherClient
 from clawstream.local.servers.server_process import reserved
 from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import asking_stage, samples_stage
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.training.batches.planning import Arrival, Batcher, DropReason
 from clawstream.training.batches.planning import BatchRules as BatchRules
 from clawstream.training.batches.trainable import ModelLimits, flaw
 from clawstream.training.step.trainer import StepSummary, Trainer
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Flow
 from tests.parts.engine.process import cpu_engine
 from tests.parts.engine.tiny_model import make_model

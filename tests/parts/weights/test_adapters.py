@@ -15,10 +15,10 @@ from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, PolicyActivated
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
-from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from tests.bench.replicas import Replica, healthy
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.engine.test_adapters import save_adapter
 from tests.parts.engine.tiny_model import make_model
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until

@@ -8,12 +8,12 @@ import pytest
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyRejected
 from clawstream.inference.engines.engine import EngineRefused, GenerateRequest, SamplingParams
-from clawstream.inference.engines.scripted import counting, serving
 from clawstream.inference.engines.sglang import SglangEngine
-from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from clawstream.weights.taking import swap
+from tests.fakes.memory_log import MemoryLog
+from tests.fakes.scripted_engine import counting, serving
 from tests.unit.monitoring.said import activated, published
 from tests.unit.weights.engines import WITHIN_S, Engine, Hangs, PolicyTopic, Watched, Weights, engine, keeping
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.inference.engines.scripted import ScriptedAnswer
+from tests.fakes.scripted_engine import ScriptedAnswer
 from tests.parts.engine.tiny_model import make_tokenizer
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until
 

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, SessionDone
 from clawstream.gateway.bounds import Bounds
-from clawstream.inference.engines.scripted import Fault
 from clawstream.rendering.renderer import PromptRenderer
+from tests.fakes.scripted_engine import Fault
 from tests.parts.gateway.running_gateway import WITHIN_S, RunningGateway, full_disk, running_gateway
 from tests.parts.gateway.test_promises import GatedLog
 from tests.system.clients.conftest import TOTAL

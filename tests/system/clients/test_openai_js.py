@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason
-from clawstream.inference.engines.scripted import Fault
+from tests.fakes.scripted_engine import Fault
 from tests.parts.gateway.running_gateway import RunningGateway
 from tests.system.clients import javascript
 from tests.system.clients.test_openai_sdk import CALL, call_first_then_say

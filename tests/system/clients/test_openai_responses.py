@@ -14,8 +14,8 @@ from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, 
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.bounds import Bounds
-from clawstream.inference.engines.scripted import Fault
-from clawstream.stream.memory_log import MemoryLog
+from tests.fakes.memory_log import MemoryLog
+from tests.fakes.scripted_engine import Fault
 from tests.parts.gateway.running_gateway import WITHIN_S, RunningGateway, running_gateway
 from tests.parts.gateway.test_promises import GatedLog
 from tests.system.clients.test_openai_sdk import CALL, PARAMETERS, call_first_then_say

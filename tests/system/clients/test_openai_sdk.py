@@ -15,7 +15,7 @@ from openai.types.chat import (
 )
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason
-from clawstream.inference.engines.scripted import Fault, ScriptedAnswer
+from tests.fakes.scripted_engine import Fault, ScriptedAnswer
 from tests.parts.gateway.running_gateway import RunningGateway
 from tests.system.clients.turns import paired
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from clawstream.inference.engines.scripted import Fault, ScriptedBackend, serving
 from clawstream.local.servers.server_process import reserved
 from clawstream.projections import database
 from clawstream.projections.look.sql import rows_of
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.kafka import admin
 from tests import servers
+from tests.fakes.scripted_engine import Fault, ScriptedBackend, serving
 from tests.system.openclaw import dialogue
 from tests.system.openclaw.client import OpenClaw, openclaw, openclaw_installation
 from tests.system.openclaw.policy import Script, make_tokenizer

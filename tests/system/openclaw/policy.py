@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from clawstream.inference.engines.scripted import ScriptedAnswer
 from clawstream.rendering.renderer import PromptRenderer
+from tests.fakes.scripted_engine import ScriptedAnswer
 from tests.parts.engine.disjoint_models import save_model_that_says
 from tests.parts.engine.tiny_model import SPECIAL_TOKENS
 

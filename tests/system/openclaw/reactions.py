@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from clawstream.inference.engines.scripted import ScriptedBackend
+from tests.fakes.scripted_engine import ScriptedBackend
 from tests.system.openclaw.chatting import Chat
 from tests.system.openclaw.dialogue import COUNTED, DELEGATING, REPORTED, SUMMED_UP, UNDER_WAY
 from tests.system.openclaw.policy import Line, Script

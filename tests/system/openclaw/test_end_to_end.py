@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from clawstream.conversation.messages import is_ephemeral, role_of, text_of
-from clawstream.inference.engines.scripted import token_logprob
+from tests.fakes.scripted_engine import token_logprob
 from tests.system.openclaw import dialogue
 from tests.system.openclaw.conftest import Played
 from tests.system.openclaw.policy import Line

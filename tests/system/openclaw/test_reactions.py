@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from clawstream.conversation.messages import text_of
-from clawstream.inference.engines.scripted import ScriptedBackend, serving
 from clawstream.projections import database
 from clawstream.rendering.renderer import PromptRenderer
 from tests import servers
+from tests.fakes.scripted_engine import ScriptedBackend, serving
 from tests.sessions import Json
 from tests.system.openclaw import reactions
 from tests.system.openclaw.chatting import chatting

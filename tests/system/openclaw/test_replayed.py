@@ -11,10 +11,10 @@ from clawstream.conversation.history import rebuild
 from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, TurnOrphaned, TurnPaired
 from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.requests.profiles import openclaw_session
-from clawstream.inference.engines.scripted import ScriptedAnswer
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.turns.stage import turns_stage
+from tests.fakes.scripted_engine import ScriptedAnswer
 from tests.parts.engine.tiny_model import make_tokenizer
 from tests.parts.gateway.running_gateway import WITHIN_S, RunningGateway, everything, running_gateway
 from tests.sessions import TURNS, Json

@@ -15,7 +15,7 @@ from clawstream.events import (
     VersionSpan,
 )
 from clawstream.gateway.outbox.recorder import PARENT_FOR_MS, Recorder
-from clawstream.stream.memory_log import MemoryLog
+from tests.fakes.memory_log import MemoryLog
 
 REQUEST = WholeRequest(messages=(b'{"role":"user","content":"hi"}',), token_ids=(1, 2, 3), options=b"{}")
 

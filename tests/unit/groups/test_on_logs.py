@@ -12,9 +12,9 @@ from clawstream.judging.stage import judging_stage
 from clawstream.samples.joining import SampleRules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.log import Outgoing
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Stage, Step
 from clawstream.turns.stage import turns_stage
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Oracle
 from tests.sessions import Letters
 from tests.unit.groups.attempts import attempt

@@ -11,9 +11,9 @@ from clawstream.replay.running import ReplayRequest, begin, shares, work_through
 from clawstream.replay.stages import hosted
 from clawstream.replay.work import ReplayWorker, WorkerResult
 from clawstream.stream.log import Outgoing, PartitionId
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import replay_topic, replay_topics
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Flow, Oracle, Tutor
 from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, Letters
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.grid import Cell
 from clawstream.simulation.learn.outcome import CellOutcome, Reference, ReportRow, StepFigures
-from clawstream.simulation.runs.counting import VersionScore
+from clawstream.simulation.runs.figures import VersionScore
 
 STEP = StepFigures(
     update=16, loss_tokens=500, samples=16, kl=0.06, entropy=0.5, mean_length=30.5, mean_reward=0.75, grad_norm=0.4,

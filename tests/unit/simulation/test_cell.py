@@ -10,7 +10,8 @@ import pytest
 from clawstream.events import StepTaken
 from clawstream.simulation.learn import cell
 from clawstream.simulation.learn.cell import Order, _outcome, _scores
-from clawstream.simulation.runs.counting import Chat, Counts, VersionScore
+from clawstream.simulation.runs.counting import Counts
+from clawstream.simulation.runs.figures import Chat, VersionScore
 from clawstream.simulation.runs.run import People, RunRecord
 from tests.unit.projections.logs import example
 from tests.unit.simulation.outcomes import cell as cell_of

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.simulation.runs.counting import Chat, longest_gap_during, percentiles
+from clawstream.simulation.runs.figures import Chat, longest_gap_during, percentiles
 
 
 def chat(*gaps: tuple[float, float]) -> Chat:

@@ -12,8 +12,8 @@ from clawstream.events import SessionDone, TurnPaired
 from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterMark, Fate, KnownDeadLetters, Reason
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId
-from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record, Stage, Step
+from tests.fakes.memory_log import MemoryLog
 from tests.unit.stream import toys
 
 PLACE = PartitionId(toys.EXCHANGES, 0)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from clawstream.errors import TryLater
 from clawstream.events import Event, SessionDone
-from clawstream.stream.memory_group import ConnectionCut
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Stage
 from tests.examples import examples
+from tests.fakes.memory_group import ConnectionCut
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.unit.stream import toys
 
 CUTS = st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=4)

@@ -8,10 +8,10 @@ import pytest
 from clawstream.config import JudgeSettings
 from clawstream.events import TurnPaired, VerdictReached
 from clawstream.judging.stage import judging_stage
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.clock import BELIEVED_MS, Dating, LogClock, capped
 from clawstream.stream.stage import DAY_MS
 from clawstream.turns.stage import turns_stage
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Oracle
 from tests.sessions import TURNS, VERDICTS, Json, Session, assistant, user
 from tests.unit.stream import toys

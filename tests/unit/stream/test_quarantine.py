@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from clawstream.errors import ParkedRecord, TryLater
 from clawstream.stream.dead_letters.records import EXPIRED, DeadLetterId, DeadLetterMark, Fate
 from clawstream.stream.log import Arrived, PartitionId
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.hosting import WorkerProgress
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.unit.stream import queues, toys
 
 

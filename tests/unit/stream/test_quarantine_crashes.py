@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from clawstream.events import SessionDone
 from clawstream.stream.dead_letters.records import Fate
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from tests.examples import examples
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.unit.stream import queues, toys
 from tests.unit.stream.test_crashes import CUTS, HURRY, PARTITIONS, SESSIONS, numbered, pieces, survive
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from clawstream.errors import TryLater
 from clawstream.stream.log import Outgoing
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.pending_records import EventWriter, WriteRequest
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.unit.stream import toys
 
 

@@ -23,9 +23,9 @@ from clawstream.events import (
 )
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Log
-from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.runner.hosting import RunnerIntervals, WorkerProgress, run
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
+from tests.fakes.memory_log import MemoryLog
 
 EXCHANGES, TURNS, VOTES, HINTS = (f"clawstream.{name}.v1" for name in ("exchanges", "turns", "votes", "hints"))
 HASTE = RunnerIntervals(poll_records=7, poll_s=0.02, commit_s=0.0, tick_s=0.05, retry_s=0.001, drain_s=2.0)

@@ -9,13 +9,13 @@ import aiohttp
 from clawstream.errors import TryLater
 from clawstream.events import Event, PolicyActivated, PolicyPublished
 from clawstream.inference.engines.engine import ServerInfo
-from clawstream.inference.engines.scripted import ScriptedBackend, counting, serving
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
 from clawstream.weights.fetching import Fetcher
 from clawstream.weights.stage import POLICY_TOPIC, keep_current
 from clawstream.weights.taking import SwappingEngine
+from tests.fakes.scripted_engine import ScriptedBackend, counting, serving
 
 WITHIN_S = 10.0
 Weights = Callable[[int], PolicyPublished]

@@ -7,7 +7,7 @@ import pytest
 
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 
 AnyLog = KafkaLog | MemoryLog
 Connect = Callable[[], AbstractAsyncContextManager[AnyLog]]

@@ -10,8 +10,8 @@ from clawstream.errors import UnusableEvent
 from clawstream.events import Event, PolicyPublished
 from clawstream.stream.avro import codec
 from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, RecordBatch, Start
-from clawstream.stream.memory_log import MemoryLog
 from clawstream.stream.stage import Record
+from tests.fakes.memory_log import MemoryLog
 from tests.parts.stream.contract.conftest import AnyLog, Connect
 from tests.unit.stream import toys
 

@@ -7,9 +7,9 @@ import pytest
 
 from clawstream.errors import LogContradicted, PartUnavailable
 from clawstream.stream.log import Commit, PartitionId
-from clawstream.stream.memory_log import MemoryBroker, MemoryLog
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.runner.offset_reset import put_back
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.stream.contract.conftest import AnyLog
 from tests.unit.stream import toys
 

@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from clawstream.config import TrainingSettings
 from clawstream.inference.bases import STATE_FOLDER
-from clawstream.training.megatron.reducing import part
+from clawstream.training.megatron.copies import part
 from clawstream.training.models.model import tensors_of
 from clawstream.training.processes import Processes, Start, Team
 from clawstream.training.step.trainer import Trainer

@@ -8,13 +8,12 @@ import torch
 
 from clawstream.errors import ConfigError
 from clawstream.inference.model_folder import weight_files
-from clawstream.training.megatron.layers import PiecewiseCache
 from clawstream.training.megatron.shape import Sizes
 from clawstream.training.models.model import Look, tensors_of
 from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.processes import Processes
 from clawstream.training.step.losses import Suffix
-from clawstream.training.writing import write
+from clawstream.training.writing import PiecewiseCache, write
 from tests.parts.training import head_memory
 from tests.parts.training.parallel import families
 from tests.parts.training.parallel.conftest import QUESTIONS

@@ -37,8 +37,8 @@ from clawstream.stream.log import (
     arrived,
     subscription,
 )
-from clawstream.stream.memory_group import ConnectionCut, MemoryGroup, MemoryMember
 from clawstream.stream.topics import Topic, all_topics, count_of, topic_of
+from tests.fakes.memory_group import ConnectionCut, MemoryGroup, MemoryMember
 
 
 class MemoryBroker:

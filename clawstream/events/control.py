@@ -1,0 +1,137 @@
+"""What operators order: replays of the log, the samples a policy is trained on, rollbacks and pinned versions."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from clawstream.events.base import Event, PolicyEvent
+from clawstream.events.samples import OffDistribution, RewardWeights
+
+
+class VotesFrom(StrEnum):
+    """Where a replay has its votes from."""
+
+    LOG = "log"  # the recorded votes are aggregated again
+    NEW = "new"  # a judge is asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRange:
+    """The records of a partition that are read: from the first offset up to and without the end."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayEvent(Event):
+    """A fact about one replay."""
+
+    IDENTITY: ClassVar = ("replay",)
+
+    replay: str  # its name
+
+    @property
+    def key(self) -> str:
+        """The replay."""
+        return self.replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayStarted(ReplayEvent):
+    """What a replay reads and how it judges. This event, the log and any new votes determine all of its output."""
+
+    votes_from: VotesFrom
+    judge: str | None  # who is asked, or the only judge whose votes count; None: all votes on the log count
+    prompt_version: str | None  # of the judge's prompts; None: no votes are asked for
+    session_id: str | None  # None: all
+    num_votes: int  # per question and turn
+    quorum: int
+    ranges: tuple[OffsetRange, ...]
+    started_at_ms: int  # since the epoch, UTC
+    off_distribution: OffDistribution | None = None  # None: off-distribution answers are samples
+    reward_weights: RewardWeights | None = None  # None: it began before feedback counted
+    hint_quorum: int | None = None  # None: it began when one vote's hint was enough
+    teacher: str | None = None  # the engine whose recorded scores weigh hints; None: the trainer's own do
+    heuristic_function: str | None = None  # scores turns besides the log's scores; None: none is used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayEnded(ReplayEvent):
+    """All of the replay's output is on its topics."""
+
+    num_exchanges: int
+    num_turns: int  # paired
+    num_verdicts: int
+    num_hints: int  # found
+    num_samples: int
+    num_refused: int
+    num_calls: int  # to the judge, by the run that ended it
+    num_unusable: int  # records that were skipped
+    samples_sha256: str  # over the sha256 of each sample's bytes, in the order of the samples' ids
+    ended_at_ms: int  # since the epoch, UTC
+    num_votes_cast: int | None  # by the judge, over all of its runs; None: it ended before votes were counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesPromoted(PolicyEvent):
+    """From its next batch on the policy is trained on these samples."""
+
+    IDENTITY: ClassVar = ("policy_id", "number")
+
+    number: int  # 1, 2, .. for each policy
+    replay: str | None  # whose samples; None: the live ones
+    undoes: int | None  # the number of the promotion rolled back; None: this is no rollback
+    promoted_at_ms: int  # since the epoch, UTC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackAsked(PolicyEvent):
+    """The policy is to return to an earlier version: its trainer's next version has that version's weights."""
+
+    IDENTITY: ClassVar = ("policy_id", "number")
+
+    number: int  # 1, 2, .. for each policy
+    to_version: int
+    asked_at_ms: int  # since the epoch, UTC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionPinned(PolicyEvent):
+    """A version's weights are kept for a rollback, however many versions follow; not `pinned`: no longer."""
+
+    IDENTITY: ClassVar = ("policy_id", "number")
+
+    number: int  # 1, 2, .. for each policy
+    policy_version: int
+    pinned: bool
+    asked_at_ms: int  # since the epoch, UTC
+
+
+def pinned(events: Iterable[VersionPinned]) -> frozenset[int]:
+    """Return the versions of a policy that are pinned; of two events with one number the first counts."""
+    first: dict[int, VersionPinned] = {}
+    for event in events:
+        first.setdefault(event.number, event)
+    newest = {event.policy_version: event.pinned for _, event in sorted(first.items())}
+    return frozenset(version for version, is_pinned in newest.items() if is_pinned)
+
+
+def promotions(events: Iterable[SamplesPromoted]) -> list[SamplesPromoted]:
+    """Return the promotions in force for a policy, the newest last.
+
+    Of two events with one number the first counts. Where none is in force, the live samples are used.
+    """
+    first: dict[int, SamplesPromoted] = {}
+    for event in events:
+        first.setdefault(event.number, event)
+    standing: list[SamplesPromoted] = []
+    for event in first.values():
+        if event.undoes is None:
+            standing.append(event)
+        else:
+            standing = [other for other in standing if other.number != event.undoes]
+    return standing

@@ -1,0 +1,98 @@
+"""The measurements of a demonstration run, as one value; the score's plot and table come from it. Simulates nothing.
+
+Pure: lists of measurements in, figures out. A figure that was not measured is None.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionScore:
+    """Share of held-out problems whose first answer is right and in the wanted style, at one policy version."""
+
+    update: int
+    score: float
+    low: float  # 95 % interval
+    high: float
+    num_problems: int
+    num_right: int | None = None  # in whatever style; None, here and below: measured by an older version
+    num_styled: int | None = None  # right or not
+    by_persona: Mapping[str, float] | None = None  # each person's share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Percentiles:
+    """Of a list of durations in ms."""
+
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """What one request of a student looked like from outside."""
+
+    started_at_ms: float
+    finished_at_ms: float
+    ttft_ms: float | None
+    gaps: tuple[tuple[float, float], ...]  # (when the gap ended, its length in ms), between chunks of content
+    failed: bool
+    first_answer: bool
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The content of `demo.json`."""
+
+    method: str
+    seed: int
+    baseline_score: float
+    ceiling_score: float
+    scores: tuple[VersionScore, ...]
+    sessions: int
+    turns: int
+    samples: int
+    policy_versions: int
+    requests: int
+    requests_failed: int
+    max_stream_gap_ms_during_swap: float | None
+    ttft_ms: Percentiles
+    exchange_to_row_ms: Percentiles
+    problems: int
+    samples_first_answer: int
+    versions_behind_mean: float
+    versions_behind_max: int
+    peak_mb: float
+    wall_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures under the names that `demo.json` has."""
+        found = asdict(self)
+        behind = {"mean": found.pop("versions_behind_mean"), "max": found.pop("versions_behind_max")}
+        return found | {"versions_behind": behind}
+
+
+def percentiles(values: Sequence[float]) -> Percentiles:
+    """Return the nearest-rank percentiles of at least one value."""
+    return Percentiles(p50=at_share(values, 0.50), p99=at_share(values, 0.99))
+
+
+def at_share(values: Sequence[float], share: float) -> float:
+    """Return the nearest-rank value that `share` of them do not exceed; there has to be one."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+
+
+def longest_gap_during(chats: Sequence[Chat], swaps: Sequence[tuple[float, float]]) -> float | None:
+    """Return the longest gap in any stream that overlaps a swap (start, end in ms); None where none does."""
+    gaps = [
+        length
+        for chat in chats
+        for end, length in chat.gaps
+        if any(end - length < swap_end and swap_start < end for swap_start, swap_end in swaps)
+    ]
+    return max(gaps, default=None)
