@@ -297,7 +297,7 @@ chain_blocks = Table(
 )
 
 set_aside = Table(
-    "set_aside",  # records that were read and have no row; see clawstream/projections/write/sorting.py
+    "set_aside",  # records that were read and have no row; see clawstream/projections/write/quarantine.py
     metadata,
     _must("topic", Text),
     _must("partition", Integer),

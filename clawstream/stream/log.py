@@ -156,7 +156,7 @@ class Member(Protocol):
 
 
 class Log(Protocol):
-    """What the runner needs of a log."""
+    """What runner, projector and trainer need of a log."""
 
     async def write(self, outgoing: Sequence[Outgoing]) -> None:
         """Return when all are acknowledged, in this order per key.

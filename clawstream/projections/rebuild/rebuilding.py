@@ -304,7 +304,7 @@ class _Build:
                     await asyncio.to_thread(self._put, place, rows)
 
     def _put(self, place: PartitionId, rows: Sequence[TableRow]) -> None:
-        release = Release(rows=rows, used=(), discarded=(), again=None, closed=())
+        release = Release(rows=rows)
         if not self._writer.release(place, self._claims[place], release):
             raise _rivalled()
 

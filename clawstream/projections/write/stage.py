@@ -8,18 +8,16 @@ as quarantine.py says. A flood of such records stops the projector, as it does a
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
 
 from clawstream.errors import TryLater
 from clawstream.projections import database
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.progress import refuse_another_log
 from clawstream.projections.write.projector import Projector
-from clawstream.projections.write.quarantine import DeadLetterLog, ProjectionQuarantine
+from clawstream.projections.write.quarantine import ProjectionQuarantine
 from clawstream.projections.write.sorting import GROUP
 from clawstream.projections.write.writer import TableWriter
-from clawstream.stream.log import Arrived, Commit, Listener, Member, PartitionId, RecordBatch
+from clawstream.stream.log import Arrived, Commit, Log, Member, PartitionId, RecordBatch
 from clawstream.stream.runner.breaker import FailureRate, flooded
 
 POLL_S = 0.2
@@ -30,22 +28,7 @@ RETRY_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-class GroupLog(DeadLetterLog, Protocol):
-    """The part of a log that the projector needs."""
-
-    def join(
-        self, group: str, topics: Sequence[str], listener: Listener, *, instance_id: str | None = None
-    ) -> AbstractAsyncContextManager[Member]:
-        """Be a member of `group` for the length of the block."""
-
-    async def begin_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
-        """Return the oldest offset that each partition still has."""
-
-    async def end_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
-        """Return the offset that each partition's next record will have."""
-
-
-async def project(url: str, log: GroupLog, *, stop: asyncio.Event, instance_id: str | None = None) -> None:
+async def project(url: str, log: Log, *, stop: asyncio.Event, instance_id: str | None = None) -> None:
     """Keep the tables at `url` equal to the log until `stop`; a database or broker that goes away is waited for.
 
     Where a rebuild has rewritten the recorded offsets of our partitions, this leaves the group, joins it again and goes
@@ -55,27 +38,26 @@ async def project(url: str, log: GroupLog, *, stop: asyncio.Event, instance_id: 
     engine = database.connect(url, application="clawstream project")
     projector = Projector(TableWriter(engine), stop)
     failures = FailureRate(asyncio.get_running_loop().time)
-    quarantine = ProjectionQuarantine(projector, log, stop, failures)
-    listener = _ProjectorAssignment(projector, quarantine, log)
+    assignment = _ProjectorAssignment(projector, log, stop, failures)
     try:
         await asyncio.to_thread(database.check, engine)
         while not stop.is_set():
             try:
-                async with log.join(GROUP, TOPICS, listener, instance_id=instance_id) as member:
-                    await _follow(member, projector, quarantine, stop, failures)
+                async with log.join(GROUP, TOPICS, assignment, instance_id=instance_id) as member:
+                    await _follow(member, projector, assignment, stop, failures)
             except TryLater as error:
                 # A member that was once refused its partitions never gets them; a new member does.
                 _log.warning("state=waiting_for_kafka reason=%r", str(error))
                 await _pause(stop, RETRY_S)
-            quarantine.end()
+            assignment.end()
             projector.leave()
     finally:
-        quarantine.end()
+        assignment.end()
         engine.dispose()
 
 
 async def _follow(
-    member: Member, projector: Projector, quarantine: ProjectionQuarantine, stop: asyncio.Event, failures: FailureRate
+    member: Member, projector: Projector, assignment: "_ProjectorAssignment", stop: asyncio.Event, failures: FailureRate
 ) -> None:
     """Return once `stop` is set, or where partitions are to be claimed again.
 
@@ -89,12 +71,14 @@ async def _follow(
         if found:
             for _ in (record for records in found.values() for record in records):
                 failures.read()
-            await quarantine.take([_batch(place, records) for place, records in found.items()])
+            if assignment.quarantine is not None:
+                await assignment.quarantine.take([_batch(place, records) for place, records in found.items()])
             too_many = failures.too_many()
             if too_many is not None:
                 await _note(member, projector.positions(), noted)
                 raise flooded(GROUP, *too_many)
-        await quarantine.release()
+        if assignment.quarantine is not None:
+            await assignment.quarantine.release()
         if not found or clock() - noted_at_s > NOTE_EVERY_S:
             noted = await _note(member, projector.positions(), noted)
             noted_at_s = clock()
@@ -129,20 +113,23 @@ async def _pause(stop: asyncio.Event, wait_s: float) -> None:
 class _ProjectorAssignment:
     """Tells the projector which partitions are ours."""
 
-    def __init__(self, projector: Projector, quarantine: ProjectionQuarantine, log: GroupLog) -> None:
+    def __init__(self, projector: Projector, log: Log, stop: asyncio.Event, failures: FailureRate) -> None:
         self._projector = projector
-        self._quarantine = quarantine
-        self._offsets = log
+        self._log = log
+        self._stop = stop
+        self._failures = failures
+        self.quarantine: ProjectionQuarantine | None = None  # None: no partition is ours
 
     async def assigned(self, committed: Mapping[PartitionId, Commit | None]) -> Mapping[PartitionId, int]:
         """Start where the tables end, or where the log begins if retention has taken more than they have."""
-        self._quarantine.end()
-        begins = await self._offsets.begin_offsets(TOPICS)
+        self.end()
+        begins = await self._log.begin_offsets(TOPICS)
         claimed = await self._projector.claim(committed)
         # After the claim, which lasts while the database is away: another projector may write meanwhile.
-        ends = await self._offsets.end_offsets(TOPICS)
+        ends = await self._log.end_offsets(TOPICS)
         refuse_another_log(claimed, ends)
-        await self._quarantine.begin()
+        waiting = await self._projector.waiting()
+        self.quarantine = ProjectionQuarantine(self._projector, self._log, self._stop, self._failures, waiting)
         for place, offset in claimed.items():
             if offset < begins[place]:
                 _log.warning("partition=%s-%s state=gap from=%d to=%d reason=retention", *place, offset, begins[place])
@@ -150,5 +137,11 @@ class _ProjectorAssignment:
 
     async def revoked(self, places: frozenset[PartitionId]) -> None:
         """Give the partitions up; a write under way fails at the recorded offsets if another projector claims first."""
-        self._quarantine.end()
+        self.end()
         self._projector.release(places)
+
+    def end(self) -> None:
+        """Decide nothing more about records that are set aside, as partitions are being reassigned."""
+        if self.quarantine is not None:
+            self.quarantine.end()
+        self.quarantine = None

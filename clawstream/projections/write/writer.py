@@ -214,10 +214,10 @@ class TableWriter:
             if cursor.rowcount != 1:
                 return False
             _merge(cursor, release.rows)
-            cursor.execute(_USED, (*place, list(release.used)))
-            cursor.execute(_DISCARDED, (Fate.DISCARDED, *place, list(release.discarded)))
+            for query, fate in ((_USED, Fate.REPLAYED), (_DISCARDED, Fate.DISCARDED)):
+                cursor.execute(query, (*place, [mark.id.offset for mark in release.closed if mark.fate is fate]))
             if release.again is not None:
-                cursor.execute(_SET_ASIDE, _noted(release.again.dead_letter))
+                cursor.execute(_SET_ASIDE, _noted(release.again[0]))
             return True
 
     @contextmanager
@@ -274,7 +274,7 @@ _SET_ASIDE = """
 """
 _HELD = "UPDATE offsets SET epoch = epoch WHERE topic = %s AND partition = %s AND epoch = %s"
 _USED = "DELETE FROM set_aside WHERE topic = %s AND partition = %s AND source_offset = ANY(%s)"
-_DISCARDED = "UPDATE set_aside SET fate = %s WHERE topic = %s AND partition = %s AND source_offset = ANY(%s)"
+_DISCARDED = "UPDATE set_aside SET fate = 'discarded' WHERE topic = %s AND partition = %s AND source_offset = ANY(%s)"
 _COMMITTED = """
     INSERT INTO commits (topic, partition, next_offset, first_offset, committed_at)
     VALUES (%s, %s, %s, %s, clock_timestamp())

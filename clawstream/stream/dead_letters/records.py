@@ -6,14 +6,14 @@ all there is to know.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
 from clawstream.errors import ParkedRecord, TopicMismatch, UndecodableRecord, UnusableEvent
 from clawstream.stream.avro import Headers, key_bytes
-from clawstream.stream.log import Arrived, PartitionId, Raw, key_of
+from clawstream.stream.log import PartitionId, Raw
 from clawstream.stream.topics import dead_letter_topic
 
 MESSAGE_CHARACTERS = 500
@@ -80,6 +80,17 @@ class DeadLetter:
         """Whether the stage has used the record after all."""
         return self.fate is Fate.REPLAYED
 
+    @property
+    def closed(self) -> "DeadLetterMark":
+        """The mark that says that it was discarded as asked, or else used."""
+        fate = Fate.DISCARDED if self.fate is Fate.DISCARD else Fate.REPLAYED
+        return DeadLetterMark(id=self.id, key=self.key, attempt=self.attempt, fate=fate, because=self.because)
+
+    def again(self, error: Exception) -> "DeadLetter":
+        """Return it as it is set aside again, having been replayed."""
+        said = f"{type(error).__name__}: {error}"
+        return replace(self, attempt=self.attempt + 1, reason=reason_of(error), error=said, fate=Fate.OPEN)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterMark:
@@ -120,7 +131,7 @@ class KnownDeadLetters:
         if found is None or self._group not in (None, found.id.group):
             return
         if isinstance(found, DeadLetterMark):
-            self.mark(found.id, found.attempt, found.fate, found.because, raw.timestamp_ms)
+            self.mark(found, raw.timestamp_ms)
         else:
             self.add(found)
 
@@ -134,16 +145,12 @@ class KnownDeadLetters:
         self._dead_letters[dead_letter.id] = dead_letter
         self.changes += 1
 
-    def mark(
-        self, dead_letter_id: DeadLetterId, attempt: int, fate: Fate, because: str | None, at_ms: int | None
-    ) -> None:
-        """Something is said of a dead letter; of an attempt that is over, or of no dead letter that we know, it is
-        nothing.
-        """
-        known = self._dead_letters.get(dead_letter_id)
-        if known is not None and known.attempt == attempt and known.waits:
-            self._dead_letters[dead_letter_id] = replace(
-                known, fate=fate, because=because or known.because, ruled_at_ms=at_ms
+    def mark(self, mark: DeadLetterMark, at_ms: int | None = None) -> None:
+        """Take in a mark; one of an attempt that is over, or of no dead letter that we know, changes nothing."""
+        known = self._dead_letters.get(mark.id)
+        if known is not None and known.attempt == mark.attempt and known.waits:
+            self._dead_letters[mark.id] = replace(
+                known, fate=mark.fate, because=mark.because or known.because, ruled_at_ms=at_ms
             )
             self.changes += 1
 
@@ -190,12 +197,6 @@ class KnownDeadLetters:
         ]
 
 
-def parked(dead_letters: KnownDeadLetters, place: PartitionId, key: bytes | None, offset: int) -> ParkedRecord | None:
-    """Return why the record at `offset` has to wait; None: it need not."""
-    first = dead_letters.blocks(place, key, offset)
-    return None if first is None else ParkedRecord(f"it waits behind {first.topic}-{first.partition}-{first.offset}")
-
-
 def reason_of(error: Exception) -> Reason:
     """Return the reason that an error stands for."""
     if isinstance(error, ParkedRecord):
@@ -205,25 +206,12 @@ def reason_of(error: Exception) -> Reason:
     return Reason.UNUSABLE if isinstance(error, UnusableEvent) else Reason.FAILED
 
 
-def dead_letter_of(
-    dead_letter_id: DeadLetterId,
-    record: Arrived,
-    error: Exception,
-    *,
-    attempt: int,
-    rebuild_offsets: Mapping[str, int] | None = None,
-) -> DeadLetter:
-    """Return the dead letter of a record that is being set aside; its copy may not stand in the queue yet."""
-    return DeadLetter(
-        id=dead_letter_id,
-        key=key_of(record),
-        timestamp_ms=record.timestamp_ms,
-        reason=reason_of(error),
-        error=f"{type(error).__name__}: {error}",
-        attempt=attempt,
-        rebuild_offsets=rebuild_offsets or {},
-        set_aside_at_ms=record.timestamp_ms,
-    )
+def expired(ready: Iterable[DeadLetter], found: Container[DeadLetterId]) -> list[DeadLetter]:
+    """Return the dead letters, to be discarded where the log has lost the record: it can never be used."""
+    return [
+        one if one.id in found or one.fate is Fate.DISCARD else replace(one, fate=Fate.DISCARD, because=EXPIRED)
+        for one in ready
+    ]
 
 
 def dead_letter_headers(

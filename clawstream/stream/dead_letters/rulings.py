@@ -1,20 +1,14 @@
-"""One stage's dead letters, as its queues say, and where a person rules about them.
+"""Where a person rules about dead letters: lists them, shows one, says what is to become of it.
 
-A reader adds the records that it sets aside itself at once; when the queue delivers them later, nothing changes.
-
-A person only asks, and the stage does it; nothing is moved here. A parked record is not ruled about: it
+The one rule: a person only asks, and the stage does it; nothing is moved here. A parked record is not ruled about: it
 shares the fate of the record that it waits behind.
 """
 
-import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
-from clawstream.errors import OperatorError, TryLater, UndecodableRecord
+from clawstream.errors import OperatorError, UndecodableRecord
 from clawstream.stream.avro import codec
 from clawstream.stream.dead_letters.records import (
     DeadLetter,
@@ -24,82 +18,17 @@ from clawstream.stream.dead_letters.records import (
     KnownDeadLetters,
     Reason,
 )
-from clawstream.stream.log import Raw
-from clawstream.stream.runner.calling import wait_before
+from clawstream.stream.log import Log, Raw
 from clawstream.stream.topics import DLQ_SUFFIX, all_topics, dead_letter_topic
 
-log = logging.getLogger(__name__)
 
-
-class DeadLetterQueues(Protocol):
-    """The part of a log that is needed."""
-
-    def follow_raw(self, topics: Sequence[str], *, until_end: bool = False) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes on the topics from their beginning, then what arrives."""
-
-
-class DeadLetterReader:
-    """The dead letters of the stage `name`, which reads `topics`; `on_change` is called after each change."""
-
-    def __init__(
-        self,
-        name: str,
-        topics: Iterable[str],
-        to: DeadLetterQueues,
-        *,
-        retry_s: float,
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._name = name
-        self._log = to
-        self._retry_s = retry_s
-        self._on_change = on_change
-        self._queues = [queue for queue in map(dead_letter_topic, topics) if queue is not None]
-        self.dead_letters = KnownDeadLetters(name)
-        self.current = asyncio.Event()  # set once everything that stood in the queues when `follow` began is read
-
-    async def follow(self) -> None:
-        """Read the queues, then what arrives, until cancelled."""
-        attempt = 0
-        while self._queues:
-            try:
-                async with aclosing(self._log.follow_raw(self._queues, until_end=True)) as there:
-                    async for raws in there:
-                        self._take(raws)
-                self.current.set()
-                self._on_change()
-                async with aclosing(self._log.follow_raw(self._queues)) as coming:
-                    async for raws in coming:
-                        self._take(raws)
-            except TryLater as error:
-                log.warning("stage=%s dead_letters=unread reason=%s", self._name, error)
-                await asyncio.sleep(wait_before(attempt, self._retry_s))
-                attempt += 1
-        self.current.set()
-
-    def _take(self, raws: Sequence[Raw]) -> None:
-        for raw in raws:
-            self.dead_letters.read(raw)
-        self._on_change()
-
-
-class RulingLog(Protocol):
-    """The part of a log that is needed."""
-
-    def follow_raw(self, topics: Sequence[str], *, until_end: bool = False) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes on the topics from their beginning."""
-
-    async def mark(self, marks: Sequence[DeadLetterMark]) -> None:
-        """Write marks into the dead letters' queues, acknowledged."""
-
-
-async def dead_letters(log: RulingLog) -> list[DeadLetter]:
+async def dead_letters(log: Log) -> list[DeadLetter]:
     """Return all dead letters of all queues, in the order in which they were set aside."""
     found, _ = await _read(log, None)
     return sorted(found, key=lambda dead_letter: (dead_letter.set_aside_at_ms, dead_letter.id))
 
 
-async def shown(log: RulingLog, name: str) -> dict[str, Any]:
+async def shown(log: Log, name: str) -> dict[str, Any]:
     """Return all that is known of a dead letter, its record included; raises OperatorError if there is none."""
     dead_letter_id = dead_letter_id_of(name)
     found, raw = await _read(log, dead_letter_id)
@@ -114,7 +43,7 @@ async def shown(log: RulingLog, name: str) -> dict[str, Any]:
 
 
 async def rule(
-    log: RulingLog, fate: Fate, *, dead_letter: str | None, stage: str | None, because: str | None
+    log: Log, fate: Fate, *, dead_letter: str | None, stage: str | None, because: str | None
 ) -> list[DeadLetter]:
     """Ask for a fate of one dead letter, or of all of a stage's that wait to be ruled about; return them.
 
@@ -188,7 +117,7 @@ def _open(dead_letter: DeadLetter) -> bool:
     return dead_letter.fate is Fate.OPEN and dead_letter.reason is not Reason.PARKED
 
 
-async def _read(log: RulingLog, wanted: DeadLetterId | None) -> tuple[KnownDeadLetters, Raw | None]:
+async def _read(log: Log, wanted: DeadLetterId | None) -> tuple[KnownDeadLetters, Raw | None]:
     """Return all dead letters, and the newest copy of the wanted one."""
     found, copy = KnownDeadLetters(), None
     queues = [topic.name for topic in all_topics() if topic.name.endswith(DLQ_SUFFIX)]

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 S = TypeVar("S")
 C = TypeVar("C")
+T = TypeVar("T")
 
 LONGEST_WAIT_S = 30.0
 
@@ -29,6 +30,26 @@ LONGEST_WAIT_S = 30.0
 def wait_before(attempt: int, retry_s: float) -> float:
     """Return how long to wait after failed attempt 0, 1, ..: anything up to a bound that doubles (full jitter)."""
     return random.uniform(0, min(LONGEST_WAIT_S, retry_s * 2 ** min(attempt, 20)))
+
+
+async def until_done(
+    work: Callable[[], Awaitable[T]], failed: str, *, retry_s: float, stop: asyncio.Event | None = None
+) -> T:
+    """Return what `work` returns, tried again while it raises TryLater; that is raised only once `stop` is set."""
+    stop = stop or asyncio.Event()
+    attempt = 0
+    while True:
+        try:
+            return await work()
+        except TryLater as error:
+            if stop.is_set():
+                raise
+            wait_s = wait_before(attempt, retry_s)
+            log.warning("%s wait_s=%.2f reason=%s", failed, wait_s, error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await stop.wait()
+        attempt += 1
 
 
 class StageCaller(Generic[S, C]):

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from clawstream.errors import TopicMismatch, TryLater, UndecodableRecord
-from clawstream.stream.log import Arrived, Commit, Log, Member, PartitionId, Undecodable, refuse
+from clawstream.errors import TopicMismatch, TryLater
+from clawstream.stream.log import Arrived, Commit, Log, Member, PartitionId, refuse
 from clawstream.stream.runner.breaker import flooded
-from clawstream.stream.runner.calling import wait_before
+from clawstream.stream.runner.calling import until_done
 from clawstream.stream.runner.fold import in_clock_order
 from clawstream.stream.runner.offset_reset import TRUST_LOG, contradicted
 from clawstream.stream.runner.partition_state import PartitionState, PendingRecord
 from clawstream.stream.runner.pending_records import PendingRecords, WorkerCounts
-from clawstream.stream.runner.quarantine import StageQuarantine
+from clawstream.stream.runner.quarantine import StageQuarantine, key_text
 from clawstream.stream.stage import Stage, Step
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,6 @@ class _Worker(Generic[S, C]):
         self.pending_records = PendingRecords(
             self._stage, self._log, tasks, tally=self.tally, retry_s=self._pace.retry_s, on_done=self.room.set
         )
-        self.quarantine = StageQuarantine(self._stage, self._log, self.pending_records, retry_s=self._pace.retry_s)
 
     def end(self) -> None:
         if self._following is not None:
@@ -182,31 +181,22 @@ class _Worker(Generic[S, C]):
 
     async def _rebuild(self, partition: PartitionState[S, C]) -> None:
         """Fold the committed records without writing or calling anything; then the partition is live."""
-        attempt = 0
         async with self._one_rebuild:
-            while not partition.live:
-                partition.forget()
-                await self.quarantine.current()
-                try:
-                    await self._remember(partition)
-                except TryLater as error:
-                    log.warning(
-                        "stage=%s partition=%d rebuild=failed reason=%s", self._stage.name, partition.number, error
-                    )
-                    await asyncio.sleep(wait_before(attempt, self._pace.retry_s))
-                    attempt += 1
-                else:
-                    partition.go_live(self._now_s())
+            await self.quarantine.current.wait()
+            failed = f"stage={self._stage.name} partition={partition.number} rebuild=failed"
+            await until_done(lambda: self._remember(partition), failed, retry_s=self._pace.retry_s)
+            partition.go_live(self._now_s())
         self.member.resume(partition.places)
 
     async def _remember(self, partition: PartitionState[S, C]) -> None:
+        partition.forget()
         async with contextlib.AsyncExitStack() as stack:
             streams = [
                 await stack.enter_async_context(contextlib.aclosing(self._log.replay({place: ends}, digest=False)))
                 for place, ends in partition.to_rebuild().items()
             ]
             async for records in in_clock_order(streams):
-                partition.remember(records, self._now_s(), unused=self.quarantine.unused)
+                partition.remember(records, self._now_s(), unused=self.quarantine.is_unused)
                 self.tally.rebuilt_records += len(records)
                 await asyncio.sleep(0)
 
@@ -243,26 +233,17 @@ class _Worker(Generic[S, C]):
     def _fold(self, partition: PartitionState[S, C], place: PartitionId, found: Arrived) -> None:
         record = partition.read(place, found, self._now_s())
         self.tally.records += 1
-        pending = PendingRecord(
-            place=place, offset=record.offset, key="" if isinstance(record, Undecodable) else record.key
-        )
+        pending = PendingRecord(place=place, offset=record.offset, key=key_text(record))
         self.pending_records.failures.read()
-        if self.quarantine.unused(record):
-            self.pending_records.follow_up(partition, pending, Step(None))  # set aside before this worker came
-            return
-        parked = self.quarantine.blocked(place, record)
-        if parked is not None:
-            self.quarantine.set_aside(partition, pending, record, parked)
-            return
-        if isinstance(record, Undecodable):
-            self.quarantine.set_aside(partition, pending, record, UndecodableRecord(record.reason))
-            return
-        pending.traceparent = record.traceparent
-        try:
-            step = partition.fold.apply(record)
-        except Exception as error:  # noqa: BLE001  # a record that breaks the stage would break each worker in turn
-            self.quarantine.set_aside(partition, pending, record, error)
-            return
+        step: Step[S, C] = Step(None)
+        if not self.quarantine.is_unused(record):  # else it was set aside before this worker came
+            try:
+                usable = self.quarantine.usable(record)
+                pending.traceparent = usable.traceparent
+                step = partition.fold.apply(usable)
+            except Exception as error:  # noqa: BLE001  # a record that breaks the stage would break each worker in turn
+                self.quarantine.refuse(partition, pending, record, error)
+                return
         self.pending_records.follow_up(partition, pending, step)
 
     async def _refuse_a_flood(self) -> None:

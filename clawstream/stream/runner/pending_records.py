@@ -9,20 +9,18 @@ A pending record ends exactly once, when all that it led to has ended; its recor
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from clawstream.errors import ParkedRecord, TryLater, UnusableEvent
+from clawstream.errors import ParkedRecord, UnusableEvent
 from clawstream.events import Event
 from clawstream.stream.dead_letters.records import DeadLetterId
 from clawstream.stream.log import Log, Outgoing
 from clawstream.stream.runner.breaker import FailureRate
-from clawstream.stream.runner.calling import StageCaller, wait_before
+from clawstream.stream.runner.calling import StageCaller, until_done
 from clawstream.stream.runner.partition_state import PartitionState, PendingRecord
 from clawstream.stream.stage import Stage, Step
-
-log = logging.getLogger(__name__)
 
 GROUP_EVENTS = 1000
 
@@ -72,7 +70,10 @@ class EventWriter:
 
     async def _write(self, requests: Sequence[WriteRequest]) -> None:
         try:
-            await self._until_taken([one for request in requests for one in request.outgoing])
+            outgoing = [one for request in requests for one in request.outgoing]
+            if outgoing:
+                failed = f"write=failed events={len(outgoing)}"
+                await until_done(lambda: self._log.write(outgoing), failed, retry_s=self._retry_s)
         except UnusableEvent as error:
             if len(requests) == 1:
                 requests[0].refused(error)
@@ -83,19 +84,8 @@ class EventWriter:
         for request in requests:
             request.written()
 
-    async def _until_taken(self, outgoing: Sequence[Outgoing]) -> None:
-        attempt = 0
-        while outgoing:
-            try:
-                await self._log.write(outgoing)
-            except TryLater as error:
-                wait_s = wait_before(attempt, self._retry_s)
-                log.warning("write=failed events=%d wait_s=%.2f reason=%s", len(outgoing), wait_s, error)
-                await asyncio.sleep(wait_s)
-                attempt += 1
-            else:
-                return
 
+log = logging.getLogger(__name__)
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -217,23 +207,15 @@ class PendingRecords(Generic[S, C]):
         rebuild_offsets = pending.rebuild_offsets or partition.fold.rebuild_offsets(pending.key)
         # One after the other: a parked record in the queue needs the record that it waits behind to be there.
         async with partition.copying:
-            await self._until_set_aside(dead_letter_id, error, attempt=pending.attempt, rebuild_offsets=rebuild_offsets)
+            await until_done(
+                lambda: self._log.set_aside(
+                    dead_letter_id, error=error, attempt=pending.attempt, rebuild_offsets=rebuild_offsets
+                ),
+                f"stage={self._stage.name} record={where} dead_letter=failed",
+                retry_s=self._retry_s,
+            )
         self._tally.dead_letters += 1
         self._ended(partition, pending)
-
-    async def _until_set_aside(
-        self, dead_letter_id: DeadLetterId, error: Exception, *, attempt: int, rebuild_offsets: Mapping[str, int]
-    ) -> None:
-        tries = 0
-        while True:
-            try:
-                await self._log.set_aside(dead_letter_id, error=error, attempt=attempt, rebuild_offsets=rebuild_offsets)
-            except TryLater as away:
-                log.warning("stage=%s record=%s dead_letter=failed reason=%s", self._stage.name, dead_letter_id, away)
-                await asyncio.sleep(wait_before(tries, self._retry_s))
-                tries += 1
-            else:
-                return
 
     def _ended(self, partition: PartitionState[S, C], pending: PendingRecord) -> None:
         pending.left -= 1

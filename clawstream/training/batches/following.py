@@ -244,7 +244,7 @@ class Following:
         return [self._topic, GROUPS_TOPIC] if self._is_grouped else [self._topic]
 
     async def _read(self, topics: Sequence[str], batcher: Batcher, executed_version: int) -> None:
-        await self.quarantine.current()
+        await self.quarantine.current.wait()
         stopped = await self._bookmark.stopped(topics, self._progress.plans, executed_version)
         executed = resume_offsets(self._progress.plans, executed_version)
         batcher.read_again({place: offset for place, offset in stopped.items() if offset < executed[place]})

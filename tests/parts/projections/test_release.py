@@ -80,7 +80,11 @@ async def test_who_does_not_own_the_partition_any_more_releases_nothing(emptied:
     claim = old.claim([PLACE])[PLACE]
     ours = new.claim([PLACE])[PLACE]
     made = sorting.rows_of([one async for some in waiting.replay({PLACE: (2, 3)}) for one in some])
-    release = Release(rows=made, used=[2], discarded=[1], again=None, closed=())
+    closed = [
+        DeadLetterMark(id=DeadLetterId(GROUP, *PLACE, offset), key=b"a", attempt=1, fate=fate)
+        for offset, fate in ((1, Fate.DISCARDED), (2, Fate.REPLAYED))
+    ]
+    release = Release(rows=made, closed=closed)
     before = contents(emptied)
     assert not old.release(PLACE, claim, release)
     assert contents(emptied) == before
@@ -134,27 +138,24 @@ async def test_what_was_decided_before_the_partitions_were_given_anew_is_not_wri
             rebuild_offsets: Mapping[str, int] | None = None,
         ) -> None:
             await super().set_aside(dead_letter_id, error=error, attempt=attempt, rebuild_offsets=rebuild_offsets)
-            quarantine.end()
+            decided.end()
             await projector.claim([PLACE])
-            await quarantine.begin()
 
     log = Rebalancing(MemoryBroker(partitions=1))
     stop = asyncio.Event()
     projector = Projector(TableWriter(emptied), stop)
-    quarantine = ProjectionQuarantine(projector, log, stop, FailureRate(lambda: 0.0))
     await tell(log, [("b", 0), ("a", NONSENSE)])
     read = [one async for some in log.replay({PLACE: (0, 2)}) for one in some]
     await projector.claim([PLACE])
-    await quarantine.begin()
-    try:
-        await quarantine.take(in_batches(read))
-        assert projector.positions() == {PLACE: 0}
-        assert exchanges(emptied) == []
-        await quarantine.take(in_batches(read))
-        assert projector.positions() == {PLACE: 2}
-        assert exchanges(emptied) == ["b0"]
-    finally:
-        quarantine.end()
+    decided = ProjectionQuarantine(projector, log, stop, FailureRate(lambda: 0.0))
+    await decided.take(in_batches(read))
+    assert projector.positions() == {PLACE: 0}
+    assert exchanges(emptied) == []
+    anew = ProjectionQuarantine(projector, log, stop, FailureRate(lambda: 0.0))
+    await anew.take(in_batches(read))
+    anew.end()
+    assert projector.positions() == {PLACE: 2}
+    assert exchanges(emptied) == ["b0"]
 
 
 async def test_nothing_is_decided_before_all_that_stands_in_the_queues_is_known(

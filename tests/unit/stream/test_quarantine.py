@@ -1,12 +1,14 @@
-"""The order in which a worker writes to its dead-letter queues."""
+"""When a worker writes to its dead-letter queues, and what the keys of released records know then."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
-from clawstream.errors import ParkedRecord, TryLater
+from clawstream.errors import ParkedRecord, TryLater, UnusableEvent
+from clawstream.events import Event, SessionDone
 from clawstream.stream.dead_letters.records import EXPIRED, DeadLetterId, DeadLetterMark, Fate
 from clawstream.stream.log import Arrived, PartitionId
 from clawstream.stream.runner.hosting import WorkerProgress
+from clawstream.stream.stage import Record, Stage, Step
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.unit.stream import queues, toys
 
@@ -96,13 +98,130 @@ async def test_nothing_is_said_of_a_letter_in_its_queue_before_its_copy_stands_t
         bad.clear()
         await queues.rule(log, Fate.REPLAY)
         await toys.until(is_used)
-        before = len(progress)
-
-        async def went_on() -> bool:
-            return len(progress) > before + 1
-
-        await toys.until(went_on)
+        await _goes_on(progress)
         assert slow.marked == []
         slow.may.set()
         await toys.until(queues.closed(log))
     assert {dead_letter.fate for dead_letter in await queues.dead_letters(log)} == {Fate.REPLAYED}
+
+
+async def _goes_on(progress: Sequence[WorkerProgress]) -> None:
+    """Return once the worker has polled, released and ticked again."""
+    before = len(progress)
+
+    async def went_on() -> bool:
+        return len(progress) > before + 1
+
+    await toys.until(went_on)
+
+
+async def test_a_replay_is_not_said_to_be_done_before_the_call_that_it_leads_to_has_returned() -> None:
+    bad, asked, may = {"on"}, asyncio.Event(), asyncio.Event()
+    progress: list[WorkerProgress] = []
+
+    async def perform(call: SessionDone) -> Sequence[Event]:
+        if bad:
+            raise KeyError("choices")
+        asked.set()
+        await may.wait()
+        return await toys.answered(call)
+
+    log = MemoryLog()
+    await log.append([toys.done("a", 0)])
+    async with toys.running(toys.asks(perform), log, progress=progress):
+        await toys.settled(log, "asks")
+        bad.clear()
+        await queues.rule(log, Fate.REPLAY)
+        await asked.wait()
+        await _goes_on(progress)
+        assert [dead_letter.fate for dead_letter in await queues.dead_letters(log)] == [Fate.REPLAY]
+        may.set()
+        await toys.until(queues.closed(log))
+
+
+def _counts(bad: Collection[Event] = ()) -> Stage[int, None]:
+    """Writes how many records of the session were folded; refuses the `bad` events."""
+
+    def step(before: int | None, record: Record) -> Step[int, None]:
+        if record.event in bad:
+            raise UnusableEvent("bad")
+        seen = (before or 0) + 1
+        return Step(seen, [toys.joined(record.key, seen)])
+
+    return Stage(name="counts", reads=(toys.EXCHANGES, toys.TURNS), step=step, ordered=True)
+
+
+async def test_a_replay_that_fails_again_leaves_what_the_session_knows_from_another_topic() -> None:
+    async def failed_again() -> bool:
+        return any(dead_letter.attempt == 2 for dead_letter in await queues.dead_letters(log))
+
+    log = MemoryLog()
+    async with toys.running(_counts([toys.paired("a", 0)]), log):
+        await log.append([toys.paired("a", 0)])
+        await toys.settled(log, "counts")
+        await log.append([toys.done("a", 0)])
+        await toys.settled(log, "counts")
+        await queues.rule(log, Fate.REPLAY)
+        await toys.until(failed_again)
+        await log.append([toys.done("a", 1)])
+        await toys.settled(log, "counts")
+    assert await toys.written(log, toys.HINTS) == toys.ids([toys.joined("a", 1), toys.joined("a", 2)])
+
+
+async def test_a_ruling_about_a_record_without_a_key_leaves_the_sessions_around_it_as_they_are() -> None:
+    log = MemoryLog(MemoryBroker(partitions=1))
+    await log.append([toys.done("a", 0)])
+    log.broker.put(queues.PLACE, None, b"nonsense", [])
+    await log.append([toys.done("a", 1)])
+    async with toys.running(_counts(), log):
+        await toys.settled(log, "counts")
+        await queues.rule(log, Fate.DISCARD)
+        await toys.until(queues.closed(log))
+        await log.append([toys.done("a", 2)])
+        await toys.settled(log, "counts")
+    assert await toys.written(log, toys.HINTS) == toys.ids(toys.joined("a", seen) for seen in (1, 2, 3))
+
+
+async def test_a_ruling_about_a_record_that_is_still_to_be_read_again_waits_for_it() -> None:
+    log = MemoryLog(MemoryBroker(partitions=1))
+    await log.append([toys.done("a", number) for number in range(40)])
+    await log.set_aside(DeadLetterId("chain", *queues.PLACE, 30), error=UnusableEvent("by a life before"))
+    await queues.rule(log, Fate.REPLAY)
+    async with toys.running(queues.chain(), log):
+        await toys.until(queues.closed(log))
+        await toys.settled(log, "chain")
+        await toys.until(queues.closed(log))
+    assert {(dead_letter.attempt, dead_letter.fate) for dead_letter in await queues.dead_letters(log)} == {
+        (1, Fate.REPLAYED)
+    }
+    assert await queues.chained(log) == {"a": list(range(39))}
+
+
+async def test_a_discarded_record_stays_left_out_where_a_later_one_of_its_session_is_replayed() -> None:
+    log, bad = MemoryLog(), [toys.done("a", 1)]
+    async with toys.running(_counts(bad), log):
+        await log.append([toys.done("a", number) for number in range(3)])
+        await toys.settled(log, "counts")
+        await queues.rule(log, Fate.DISCARD)
+        await toys.until(queues.closed(log))
+        bad[:] = [toys.done("a", 3)]
+        await log.append([toys.done("a", 3)])
+        await toys.settled(log, "counts")
+        bad.clear()
+        await queues.rule(log, Fate.REPLAY)
+        await toys.until(queues.closed(log))
+    assert await toys.written(log, toys.HINTS) == toys.ids(toys.joined("a", seen) for seen in (1, 2, 3))
+
+
+async def test_a_record_that_was_replayed_and_is_refused_when_it_is_read_again_waits_to_be_ruled_about() -> None:
+    log = MemoryLog(MemoryBroker(partitions=1))
+    await log.append([toys.done("a", number) for number in range(3)])
+    before = DeadLetterId("chain", *queues.PLACE, 1)
+    await log.set_aside(before, error=UnusableEvent("by a life before"))
+    await log.mark([DeadLetterMark(id=before, key=b"a", attempt=1, fate=Fate.REPLAYED)])
+    async with toys.running(queues.chain({("a", 1)}), log):
+        await toys.settled(log, "chain")
+    assert [(one.id.offset, one.attempt, one.fate) for one in await queues.dead_letters(log)] == [
+        (1, 2, Fate.OPEN),
+        (2, 1, Fate.OPEN),
+    ]

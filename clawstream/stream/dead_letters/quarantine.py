@@ -1,0 +1,158 @@
+"""What every reader of the log does about records that are set aside: runner, projector and trainer.
+
+The one rule: a record is in its queue, acknowledged, before its reader moves past it, and a ruling is carried out
+before the queue says that it is done. So a reader that is cut off in between finds in the queue what is left to do.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+
+from clawstream.errors import ParkedRecord, TryLater, UndecodableRecord
+from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterId, DeadLetterMark, KnownDeadLetters, reason_of
+from clawstream.stream.log import Arrived, Log, PartitionId, Undecodable, key_of
+from clawstream.stream.runner.calling import until_done
+from clawstream.stream.stage import Record
+from clawstream.stream.topics import dead_letter_topic
+
+log = logging.getLogger(__name__)
+
+
+class Quarantine:
+    """The dead letters of the reader `name` of `topics`; where it is `ordered`, a key's later records wait behind them.
+
+    `known` has the dead letters as the queues say; a reader adds those that it sets aside itself at once. `on_change`
+    is called when the queues say something new. A wait for the queues ends with TryLater once `stop` is set.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        topics: Iterable[str],
+        to: Log,
+        *,
+        ordered: bool,
+        retry_s: float,
+        stop: asyncio.Event | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self.ordered = ordered
+        self.known = KnownDeadLetters(name)
+        self.current = asyncio.Event()  # set once everything that stood in the queues when `follow` began is read
+        self._log = to
+        self._retry_s = retry_s
+        self._stop = stop or asyncio.Event()
+        self._on_change = on_change
+        self._queues = [queue for queue in map(dead_letter_topic, topics) if queue is not None]
+        self._carried_out: dict[int, int] = {}  # by partition: the value of `known.changes` up to which all is done
+
+    async def follow(self) -> None:
+        """Read the queues, then what arrives, until cancelled."""
+        if self._queues:
+            await until_done(self._follow, f"stage={self.name} dead_letters=unread", retry_s=self._retry_s)
+        self.current.set()
+
+    async def _follow(self) -> None:
+        await self._read_queues(until_end=True)
+        self.current.set()
+        self._on_change()
+        await self._read_queues(until_end=False)
+
+    async def _read_queues(self, *, until_end: bool) -> None:
+        async with aclosing(self._log.follow_raw(self._queues, until_end=until_end)) as there:
+            async for raws in there:
+                for raw in raws:
+                    self.known.read(raw)
+                self._on_change()
+
+    def id_of(self, record: Arrived) -> DeadLetterId:
+        """Return the name of the record's dead letter."""
+        return DeadLetterId(self.name, record.topic, record.partition, record.offset)
+
+    def is_unused(self, record: Arrived) -> bool:
+        """Return whether the record is set aside and was not used since."""
+        dead_letter = self.known.get(self.id_of(record))
+        return dead_letter is not None and not dead_letter.applied
+
+    def usable(self, record: Arrived) -> Record:
+        """Return the record; raises ParkedRecord where it has to wait, UndecodableRecord where it can't be read."""
+        if self.ordered:
+            first = self.known.blocks(PartitionId(record.topic, record.partition), key_of(record), record.offset)
+            if first is not None:
+                raise ParkedRecord(f"it waits behind {first.topic}-{first.partition}-{first.offset}")
+        return readable(record)
+
+    def dead_letter(
+        self, record: Arrived, error: Exception, rebuild_offsets: Mapping[str, int] | None = None
+    ) -> DeadLetter:
+        """Return the dead letter of a record that is to be set aside; nothing is known of it yet."""
+        known = self.known.get(self.id_of(record))
+        return DeadLetter(
+            id=self.id_of(record),
+            key=key_of(record),
+            timestamp_ms=record.timestamp_ms,
+            reason=reason_of(error),
+            error=f"{type(error).__name__}: {error}",
+            attempt=1 if known is None else known.attempt + 1,
+            rebuild_offsets=rebuild_offsets or {},
+            set_aside_at_ms=record.timestamp_ms,
+        )
+
+    async def set_aside(self, dead_letter: DeadLetter, error: Exception) -> None:
+        """Copy the record to its queue, acknowledged, and only then know of it: who is cut off does it again."""
+        level = logging.WARNING if isinstance(error, ParkedRecord) else logging.ERROR
+        log.log(level, "record=%s-%s-%s dead_letter=%r", *dead_letter.id[1:], dead_letter.error)
+        await self._until_done(lambda: self._log.set_aside(dead_letter.id, error=error, attempt=dead_letter.attempt))
+        self.known.add(dead_letter)
+
+    async def close(self, marks: Sequence[DeadLetterMark]) -> None:
+        """Say in the queues what became of dead letters."""
+        await self._until_done(lambda: self._log.mark(marks))
+        for mark in marks:
+            self.known.mark(mark)
+
+    async def carry_out(
+        self,
+        number: int,
+        positions: Mapping[PartitionId, int],
+        use: Callable[[Sequence[DeadLetter]], Awaitable[bool]],
+    ) -> None:
+        """Call `use` with each key's dead letters of the partition that are ruled about, in the log's order.
+
+        Only those before the reader's `positions` are given. Where `use` returns False or raises TryLater, it is called
+        again at the next time.
+        """
+        changes = self.known.changes
+        if self._carried_out.get(number) == changes:
+            return
+        for key in self.known.due(number):
+            ready = self.known.ready(number, key)
+            reached = [one for one in ready if one.id.offset < positions.get(one.id.place, 0)]
+            try:
+                if reached and not await use(reached):
+                    return
+            except TryLater as error:
+                log.warning("stage=%s partition=%d release=failed reason=%s", self.name, number, error)
+                return
+            if reached != ready:
+                changes = -1  # the rest is carried out once the reader is there
+        self._carried_out[number] = changes
+
+    async def read(self, dead_letters: Sequence[DeadLetter]) -> dict[DeadLetterId, Arrived]:
+        """Return the records of dead letters of one key and partition; those that the log has lost are missing."""
+        offsets = [dead_letter.id.offset for dead_letter in dead_letters]
+        ranges = {dead_letters[0].id.place: (min(offsets), max(offsets) + 1)}
+        async with aclosing(self._log.replay(ranges, key=dead_letters[0].key)) as there:
+            return {self.id_of(record): record async for records in there for record in records}
+
+    async def _until_done(self, work: Callable[[], Awaitable[None]]) -> None:
+        await until_done(work, f"stage={self.name} dead_letter=failed", retry_s=self._retry_s, stop=self._stop)
+
+
+def readable(record: Arrived) -> Record:
+    """Return the record; raises UndecodableRecord where it can't be read."""
+    if isinstance(record, Undecodable):
+        raise UndecodableRecord(record.reason)
+    return record
